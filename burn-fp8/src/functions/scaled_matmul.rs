@@ -75,7 +75,13 @@ pub fn scaled_matmul<const D: usize>(
         launch(lhs.codes(), rhs.codes(), scales, None, raw)
     });
     let product = match bias {
-        Some(bias) => product + bias.without_autodiff().cast(FloatDType::F32).unsqueeze::<D>(),
+        Some(bias) => {
+            product
+                + bias
+                    .without_autodiff()
+                    .cast(FloatDType::F32)
+                    .unsqueeze::<D>()
+        }
         None => product,
     };
     Ok(product.cast(dtype))

@@ -1,5 +1,5 @@
-use burn_backend::cubecl::dtype_to_storage_type;
 use burn::backend::TensorMetadata;
+use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 

@@ -30,7 +30,7 @@ pub(crate) fn quantize(
         dim,
         buffer::elements(input),
         buffer::elements(scale),
-        buffer::raw(codes.handle.clone(), buffer::words(length)),
+        buffer::code_words(&codes),
         buffer::raw(amax.handle.clone(), 1),
         cube_format(format),
         dtype,

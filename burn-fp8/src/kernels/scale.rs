@@ -23,7 +23,10 @@ pub(crate) fn update_scale(
         buffer::elements(history),
         buffer::elements(scale),
         buffer::elements(amax),
-        buffer::raw(new_history.handle.clone(), new_history.shape().num_elements()),
+        buffer::raw(
+            new_history.handle.clone(),
+            new_history.shape().num_elements(),
+        ),
         buffer::raw(new_scale.handle.clone(), 1),
         update.fp8_max,
         2f32.powi(-update.margin),
