@@ -52,6 +52,6 @@ fn dequantize_kernel<F: Numeric>(
     let mut index = ABSOLUTE_POS;
     while index < output.len() {
         output[index] = float_to::<F>(load(codes, index, format) * inverse, bf16);
-        index += CUBE_COUNT as usize * CUBE_DIM as usize;
+        index += CUBE_COUNT * CUBE_DIM as usize;
     }
 }

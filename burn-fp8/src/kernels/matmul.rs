@@ -157,7 +157,7 @@ fn matmul_kernel<F: Numeric>(
                 }
             }
         }
-        tile += CUBE_COUNT as usize * CUBE_DIM as usize;
+        tile += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
 

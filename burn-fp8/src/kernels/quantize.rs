@@ -63,7 +63,7 @@ fn quantize_kernel<F: Numeric>(
             }
         }
         codes[word] = packed;
-        word += CUBE_COUNT as usize * CUBE_DIM as usize;
+        word += CUBE_COUNT * CUBE_DIM as usize;
     }
     raise(amax, max);
 }

@@ -37,6 +37,7 @@ pub(crate) fn update_scale(
 
 /// One unit, for a history is short. Comparisons are on bits: they put NaN above everything, fast-math or not.
 #[cube(launch)]
+#[allow(clippy::manual_memcpy, clippy::needless_range_loop)] // A kernel has neither.
 fn update_kernel(
     history: &[f32],
     scale: &[f32],

@@ -22,11 +22,11 @@ use crate::{Fp8Error, Fp8Format, Fp8Ops, functions};
 /// use burn::tensor::{Device, FloatDType, Tensor};
 /// use burn_fp8::{Fp8Format, Fp8Tensor};
 ///
-/// let x = Tensor::<2>::from_floats([[1.0, -2.0], [3.0, 4.0]], &Device::flex());
+/// let x = Tensor::<2>::from_floats([[1.0, -2.0], [0.5, 4.0]], &Device::flex());
 /// let q = Fp8Tensor::quantize(x, Fp8Format::E4M3);
 /// assert_eq!(q.scale().into_scalar::<f32>(), 448.0 / 4.0);
 /// let y = q.dequantize(FloatDType::F32).into_data().try_to_vec::<f32>().unwrap();
-/// assert_eq!(y, [1.0, -2.0, 3.0, 4.0]);
+/// assert_eq!(y, [1.0, -2.0, 0.5, 4.0]);
 /// ```
 #[derive(Clone)]
 pub struct Fp8Tensor<const D: usize> {

@@ -97,7 +97,7 @@ fn random_floats_round_to_the_nearest_value() {
             let nearest = match () {
                 () if down < up => lower,
                 () if up < down => upper,
-                () if table[lower].1 % 2 == 0 => lower,
+                () if table[lower].1.is_multiple_of(2) => lower,
                 () => upper,
             };
             let sign = if value.is_sign_negative() { 0x80 } else { 0 };

@@ -331,7 +331,7 @@ fn any_leading_dimensions_and_dtypes() {
         let deep = layer.forward(x.clone().reshape([2, 3, 2, 6]));
         assert_eq!(deep.dims(), [2, 3, 2, 5]);
         assert_eq!(values(deep), flat);
-        let row = layer.forward(x.clone().slice([0..1]).reshape([6]));
+        let row = layer.forward(x.clone().slice_dim(0, 0..1).reshape([6]));
         assert_eq!(row.dims(), [5]);
         let half = layer.forward(x.cast(FloatDType::F16));
         assert_eq!(half.dtype(), burn::tensor::DType::F16);
