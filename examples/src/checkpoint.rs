@@ -92,8 +92,28 @@ impl Checkpoints {
     pub fn open(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir).map_err(io_error(dir))?;
         Ok(Self {
-            dir: dir.to_owned(),
+            // Without a slash at its end, so that a folder beside it can be named after it.
+            dir: dir.components().collect(),
         })
+    }
+
+    /// Makes room for another run: what is in the folder goes to one beside it, whose name ends in `.previous`,
+    /// in place of what is there.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`]
+    pub fn set_aside(&self) -> Result<()> {
+        if self.entries()?.is_empty() {
+            return Ok(());
+        }
+        let mut name = self.dir.clone().into_os_string();
+        name.push(".previous");
+        let previous = PathBuf::from(name);
+        match fs::remove_dir_all(&previous) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&previous)(error))?,
+            _ => fs::rename(&self.dir, &previous).map_err(io_error(&previous))?,
+        }
+        fs::create_dir(&self.dir).map_err(io_error(&self.dir))
     }
 
     /// Writes the checkpoint of `step` and removes the oldest ones. A checkpoint of this step that is already there
@@ -319,6 +339,23 @@ mod tests {
         let steps: Vec<usize> = checkpoints.all().unwrap().iter().map(|c| c.step).collect();
         assert_eq!(steps, [2, 10]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn another_run_sets_the_last_ones_checkpoints_aside() {
+        let parent = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(&parent.path().join("run")).unwrap();
+        checkpoints.set_aside().unwrap();
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1, "nothing to set aside");
+        let (model, sgd) = (new_model(), optimizer());
+        for step in [5, 6] {
+            checkpoints.save(step, &model, &sgd, &step).unwrap();
+            checkpoints.set_aside().unwrap();
+            assert_eq!(checkpoints.latest().unwrap(), None);
+            let previous = Checkpoints::open(&parent.path().join("run.previous")).unwrap();
+            assert_eq!(previous.all().unwrap().len(), 1);
+            assert_eq!(previous.latest().unwrap().unwrap().step, step);
+        }
     }
 
     #[test]

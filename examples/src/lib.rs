@@ -13,3 +13,4 @@ pub mod plot;
 pub mod progress;
 pub mod resnet;
 pub mod schedule;
+pub mod text;

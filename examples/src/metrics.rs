@@ -1,6 +1,7 @@
 //! `metrics.csv`: one row a step, written as it happens.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -59,35 +60,24 @@ pub struct Metrics {
 
 impl Metrics {
     /// Begins the file at `path`, keeping of an earlier one the rows up to `step`: those that a resumed run will
-    /// not write again.
+    /// not write again. The earlier file is there until the new one takes its place.
     ///
     /// # Errors
     /// When the file cannot be written.
     pub fn create(path: &Path, step: usize) -> Result<Self, MetricsError> {
-        let error = |source: csv::Error| MetricsError {
-            path: path.to_owned(),
-            source,
-        };
-        let mut kept = if step > 0 {
-            Self::read(path)
-        } else {
-            Vec::new()
-        };
+        let mut kept = if step > 0 { Self::read(path) } else { Vec::new() };
         kept.retain(|row| row.step <= step);
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(path)
-            .map_err(|e| error(e.into()))?;
+        let partial = path.with_extension("csv.partial");
+        let error = |source: io::Error| MetricsError { path: path.to_owned(), source: source.into() };
         let mut metrics = Self {
             path: path.to_owned(),
             rows: Vec::new(),
-            writer: csv::Writer::from_writer(file),
+            writer: csv::Writer::from_writer(File::create(&partial).map_err(error)?),
         };
         for row in kept {
             metrics.push(row)?;
         }
+        fs::rename(&partial, path).map_err(error)?;
         Ok(metrics)
     }
 
