@@ -1,1 +1,20 @@
-//! placeholder
+#![doc = include_str!("../README.md")]
+
+mod call;
+mod collective;
+mod element;
+mod environment;
+mod error;
+mod group;
+pub mod launch;
+mod local;
+mod sampler;
+mod tcp;
+mod transport;
+
+pub use call::{Call, CallKind};
+pub use element::{Element, ElementType, ReduceOp};
+pub use error::DdpError;
+pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
+pub use local::LocalGroup;
+pub use sampler::DistributedSampler;
