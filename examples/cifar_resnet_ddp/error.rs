@@ -2,8 +2,8 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
+use burn_ddp::{DdpError, ProcessGroup};
 use examples::checkpoint::CheckpointError;
 use examples::images::DataError;
 use examples::metrics::MetricsError;
@@ -43,26 +43,59 @@ pub(crate) enum Error {
         checkpoint: Value,
         run: Value,
     },
+    /// A checkpoint cannot be gone on from.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A checkpoint cannot be written.
+    #[error(transparent)]
+    Save(CheckpointError),
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     #[error(transparent)]
     Plot(#[from] PlotError),
+    #[error(transparent)]
+    Ranks(#[from] DdpError),
+    /// Something went wrong on one of several ranks.
+    #[error("rank {rank}: {source}")]
+    OnRank { rank: usize, source: Box<Error> },
+    /// A rank that was started has said what went wrong, and ended with this exit code.
+    #[error("a rank ended with exit code {0}")]
+    Said(u8),
 }
 
 impl Error {
+    /// The error, with the rank that it befell where there are several.
+    pub(crate) fn on(self, group: &ProcessGroup) -> Self {
+        match group.world_size() {
+            1 => self,
+            _ => Self::OnRank {
+                rank: group.rank(),
+                source: Box::new(self),
+            },
+        }
+    }
+
+    /// Prints one line, unless a rank has done it.
+    pub(crate) fn say(&self) {
+        if !matches!(self, Self::Said(_)) {
+            eprintln!("error: {self}");
+        }
+    }
+
     /// 2 when the run could not be set up as asked for, 1 when it failed.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Metrics(_) | Self::Plot(_) => ExitCode::from(1),
             Self::Data(_)
             | Self::NotCompiledIn(_)
             | Self::BatchTooLarge { .. }
             | Self::Output { .. }
             | Self::NothingToResume(_)
             | Self::OtherSettings { .. }
-            | Self::Checkpoint(_) => ExitCode::from(2),
+            | Self::Checkpoint(_) => 2,
+            Self::Ranks(error) if error.is_setup() => 2,
+            Self::Save(_) | Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => 1,
+            Self::OnRank { source, .. } => source.exit_code(),
+            Self::Said(code) => *code,
         }
     }
 }

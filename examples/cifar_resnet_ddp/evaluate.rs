@@ -2,12 +2,12 @@
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::Device;
+use burn_ddp::{DistributedSampler, ProcessGroup, ReduceOp};
 use examples::batch::Batcher;
 use examples::images::Images;
 use examples::resnet::ResNet;
 
 use crate::error::Error;
-use crate::ranks::Ranks;
 
 /// Images a rank evaluates at a time.
 const BATCH: usize = 128;
@@ -30,37 +30,38 @@ impl HeldOut {
     }
 }
 
-/// Evaluates `model`: rank r takes the images r, r + N, r + 2N, ... and the counts are summed over the ranks.
+/// Evaluates `model`: each rank takes its share of `images`, and the counts are summed over the ranks.
 pub(crate) fn evaluate(
     model: &ResNet,
     images: &Images,
     batcher: &Batcher,
     device: &Device,
-    ranks: &Ranks,
+    group: &ProcessGroup,
 ) -> Result<HeldOut, Error> {
     let loss = CrossEntropyLossConfig::new().init(device);
-    let mine: Vec<usize> = (ranks.rank()..images.len())
-        .step_by(ranks.count())
-        .collect();
-    let (mut loss_sum, mut right) = (0.0, 0);
-    for indices in mine.chunks(BATCH) {
+    let share =
+        DistributedSampler::evaluation(images.len(), group.rank(), group.world_size()).indices();
+    // Loss, images classified rightly, images.
+    let mut sums = [0.0, 0.0, share.len() as f64];
+    for indices in share.chunks(BATCH) {
         let batch = batcher.eval(images, indices, device);
         let logits = model.forward(batch.images);
         let mean: f32 = loss
             .forward(logits.clone(), batch.labels.clone())
             .into_scalar();
-        loss_sum += f64::from(mean) * indices.len() as f64;
-        right += logits
+        let right = logits
             .argmax(1)
             .squeeze_dim::<1>(1)
             .equal(batch.labels)
             .int()
-            .sum()
-            .into_scalar::<i64>() as usize;
+            .sum();
+        sums[0] += f64::from(mean) * indices.len() as f64;
+        sums[1] += right.into_scalar::<i64>() as f64;
     }
-    let [loss_sum, right, count] = ranks.sum([loss_sum, right as f64, mine.len() as f64])?;
+    group.all_reduce(&mut sums, ReduceOp::Sum)?;
+    let [loss, right, count] = sums;
     Ok(HeldOut {
-        loss: loss_sum / count,
+        loss: loss / count,
         right: right as usize,
         images: count as usize,
     })

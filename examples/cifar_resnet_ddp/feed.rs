@@ -36,6 +36,7 @@ impl<'a> Feed<'a> {
             batcher,
             device: device.clone(),
             sampler: DistributedSampler::new(images.len(), group.rank(), group.world_size())
+                .shuffle(true)
                 .seed(args.seed)
                 .drop_last(true),
             batch_size: args.batch_size,
@@ -48,14 +49,22 @@ impl<'a> Feed<'a> {
     /// The batches of `step`, as many as are accumulated.
     pub(crate) fn batches(&mut self, step: usize) -> impl ExactSizeIterator<Item = Batch> {
         let (epoch, step) = (step / self.steps_per_epoch, step % self.steps_per_epoch);
-        if self.order.as_ref().is_none_or(|(ordered, _)| *ordered != epoch) {
+        if self
+            .order
+            .as_ref()
+            .is_none_or(|(ordered, _)| *ordered != epoch)
+        {
             self.sampler.set_epoch(epoch as u64);
             self.order = Some((epoch, self.sampler.indices()));
         }
-        let (_, order) = self.order.as_ref().expect("an order was just drawn");
-        let images = self.batch_size * self.accumulate;
+        let feed: &Self = self;
+        let (_, order) = feed.order.as_ref().expect("an order was just drawn");
+        let images = feed.batch_size * feed.accumulate;
         order[step * images..(step + 1) * images]
-            .chunks(self.batch_size)
-            .map(move |indices| self.batcher.train(self.images, indices, epoch, &self.device))
+            .chunks(feed.batch_size)
+            .map(move |indices| {
+                feed.batcher
+                    .train(feed.images, indices, epoch, &feed.device)
+            })
     }
 }

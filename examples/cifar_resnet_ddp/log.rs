@@ -1,15 +1,16 @@
 //! What a run says of itself while it trains.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use examples::metrics::{Metrics, MetricsError, Row};
 use examples::progress::{Progress, StepStatus};
 
+use crate::cli::Args;
 use crate::evaluate::HeldOut;
 
 /// The progress and the metrics of a run; on rank 0.
 pub(crate) struct Log {
-    pub(crate) metrics: Metrics,
+    metrics: Metrics,
     progress: Progress,
     epochs: usize,
     started: Instant,
@@ -18,7 +19,6 @@ pub(crate) struct Log {
 }
 
 /// One step, for the log.
-#[derive(Clone, Copy)]
 pub(crate) struct Step {
     /// Steps done.
     pub(crate) done: usize,
@@ -32,21 +32,46 @@ pub(crate) struct Step {
 }
 
 impl Log {
-    pub(crate) fn new(metrics: Metrics, progress: Progress, epochs: usize) -> Self {
-        Self { metrics, progress, epochs, started: Instant::now(), losses: Vec::new() }
+    /// The log of the steps from `first` to `last`.
+    pub(crate) fn new(args: &Args, first: usize, last: usize) -> Result<Self, MetricsError> {
+        Ok(Self {
+            metrics: Metrics::create(&args.out.join("metrics.csv"), first)?,
+            progress: if args.quiet {
+                Progress::quiet()
+            } else {
+                Progress::new(last, first)
+            },
+            epochs: args.epochs,
+            started: Instant::now(),
+            losses: Vec::new(),
+        })
     }
 
     /// Shows and writes a step, and a line where an epoch ends.
     pub(crate) fn step(&mut self, step: Step) -> Result<(), MetricsError> {
-        let Step { done, epoch, lr, loss, images_per_second, held_out } = step;
+        let Step {
+            done,
+            epoch,
+            lr,
+            loss,
+            images_per_second,
+            held_out,
+        } = step;
+        self.progress.step(StepStatus {
+            step: done,
+            loss,
+            lr,
+            images_per_second,
+        });
         self.losses.push(loss);
-        self.progress.step(StepStatus { step: done, loss, lr, images_per_second });
         if let Some(held_out) = &held_out {
             let losses = std::mem::take(&mut self.losses);
             let mean = losses.iter().sum::<f64>() / losses.len() as f64;
             self.progress.line(&format!(
                 "epoch {epoch:>3} of {}  loss {mean:.4}  held out: loss {:.4}, accuracy {:.2} %",
-                self.epochs, held_out.loss, 100.0 * held_out.accuracy()
+                self.epochs,
+                held_out.loss,
+                100.0 * held_out.accuracy()
             ));
         }
         self.metrics.push(Row {
@@ -61,6 +86,7 @@ impl Log {
         })
     }
 
+    /// Takes the progress bar away; the metrics stay.
     pub(crate) fn finish(self) -> Metrics {
         self.progress.finish();
         self.metrics

@@ -6,16 +6,19 @@
 //! ```
 //!
 //! Without arguments the program starts two processes of itself, which average their gradients over TCP, and trains
-//! in bf16 on the real digits that come with it. `train.rs` is the part to read first.
+//! in bf16 on the real digits that come with it. The loop is in `train.rs`, what a step does in `trainer.rs`.
 
 mod cli;
 mod device;
 mod error;
 mod evaluate;
+mod feed;
+mod log;
 mod ranks;
 mod report;
 mod setup;
 mod train;
+mod trainer;
 
 use std::process::ExitCode;
 
@@ -25,23 +28,22 @@ use crate::ranks::Role;
 use crate::setup::Setup;
 
 fn main() -> ExitCode {
-    let args = cli::parse();
-    match run(&args) {
+    match run(&cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            error.exit_code()
+            error.say();
+            ExitCode::from(error.exit_code())
         }
     }
 }
 
 fn run(args: &Args) -> Result<(), Error> {
     match Role::of(args)? {
-        // Whatever is wrong with the arguments is said once, here, before any rank starts.
+        // Whatever is wrong with the arguments is said once, before any rank starts.
         Role::Launcher => Setup::new(args, args.ranks, 0).and_then(|_| ranks::launch(args)),
         Role::Rank(group) => {
-            let setup = Setup::new(args, group.count(), group.local_rank())?;
-            let outcome = train::train(args, setup, &group)?;
+            let setup = Setup::new(args, group.world_size(), group.local_rank())?;
+            let outcome = train::train(args, setup, &group).map_err(|error| error.on(&group))?;
             report::finish(args, &outcome)
         }
     }

@@ -41,7 +41,9 @@ pub(crate) fn launch(args: &Args) -> Result<(), Error> {
     }
     spawn_self(args.ranks, options).map_err(|error| match error {
         // The rank has said it.
-        DdpError::RankFailed { code: Some(code), .. } => Error::Said(code as u8),
+        DdpError::RankFailed {
+            code: Some(code), ..
+        } => Error::Said(code as u8),
         error => error.into(),
     })
 }

@@ -90,13 +90,6 @@ impl Setup {
             resume,
         })
     }
-
-    /// Steps done by the run to go on from.
-    pub(crate) fn first_step(&self) -> usize {
-        self.resume
-            .as_ref()
-            .map_or(0, |(checkpoint, _)| checkpoint.step)
-    }
 }
 
 /// The newest checkpoint; none when the run to go on from was killed before its first.

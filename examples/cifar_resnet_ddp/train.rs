@@ -37,18 +37,44 @@ pub(crate) struct Outcome {
 
 /// Trains as `args` say, from the start or from the checkpoint in `setup`.
 pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<Outcome, Error> {
-    let mut trainer = Trainer::new(args, &setup, group)?;
-    let Setup { data, compute, settings, steps, checkpoints, resume } = setup;
+    let device = setup.device.clone().autodiff();
+    let mut trainer = Trainer::new(args, &setup, &device, group)?;
+    let Setup {
+        data,
+        settings,
+        steps,
+        checkpoints,
+        resume,
+        ..
+    } = setup;
     let first = resume.map_or(0, |(checkpoint, _)| checkpoint.step);
-    let last = args.max_steps.map_or(steps.total, |most| most.min(steps.total)).max(first);
+    let last = args
+        .max_steps
+        .map_or(steps.total, |most| most.min(steps.total))
+        .max(first);
 
-    let device = compute.device;
     let normalization = Normalization::of(&data.train);
-    let batcher = Batcher { normalization, mirror: data.mirror, seed: args.seed };
+    let batcher = Batcher {
+        normalization,
+        mirror: data.mirror,
+        seed: args.seed,
+    };
     let mut feed = Feed::new(args, &data.train, batcher, &device, steps, group);
     let warmup = args.warmup_epochs * steps.per_epoch;
-    let schedule = WarmupCosine { peak: args.lr, warmup, total: steps.total };
-    let evaluate = |model: &ResNet| evaluate(&model.valid(), &data.test, &batcher, &device, group);
+    let schedule = WarmupCosine {
+        peak: args.lr,
+        warmup,
+        total: steps.total,
+    };
+    let evaluate = |model: &ResNet| {
+        evaluate(
+            &model.valid(),
+            &data.test,
+            &batcher,
+            &device.clone().inner(),
+            group,
+        )
+    };
 
     let mut log = None;
     if group.rank() == 0 {
@@ -61,7 +87,11 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
     let started = Instant::now();
     let mut training = Duration::ZERO;
     let images_per_second = |steps_done: usize, training: Duration| {
-        if steps_done == 0 { 0.0 } else { (steps_done * steps.images) as f64 / training.as_secs_f64() }
+        if steps_done == 0 {
+            0.0
+        } else {
+            (steps_done * steps.images) as f64 / training.as_secs_f64()
+        }
     };
     let mut held_out = None;
     for step in first..last {
@@ -72,7 +102,11 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
 
         let done = step + 1;
         let ends_epoch = done % steps.per_epoch == 0 || done == last;
-        held_out = if ends_epoch { Some(evaluate(&trainer.model)?) } else { None };
+        held_out = if ends_epoch {
+            Some(evaluate(&trainer.model)?)
+        } else {
+            None
+        };
         let Some(log) = &mut log else { continue };
         log.step(Step {
             done,
@@ -83,8 +117,13 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
             held_out,
         })?;
         if done % checkpoint_every == 0 || done == last {
-            let state = State { settings: settings.clone(), step: done, scaler: trainer.scaler_state() };
-            checkpoints.save(done, &trainer.model, &trainer.optimizer, &state).map_err(Error::Save)?;
+            let state = State {
+                settings: settings.clone(),
+                step: done,
+            };
+            checkpoints
+                .save(done, &trainer.model, &trainer.optimizer, &state)
+                .map_err(Error::Save)?;
         }
     }
     let held_out = match held_out {
@@ -100,7 +139,7 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
         images_per_second: images_per_second(last - first, training),
         ranks: group.world_size(),
         bytes_reduced: group.stats().bytes_reduced,
-        ops: compute.ops.describe(),
+        ops: String::new(),
         metrics: log.map(Log::finish),
     })
 }

@@ -110,7 +110,9 @@ impl Checkpoints {
         name.push(".previous");
         let previous = PathBuf::from(name);
         match fs::remove_dir_all(&previous) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&previous)(error))?,
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(io_error(&previous)(error))?
+            }
             _ => fs::rename(&self.dir, &previous).map_err(io_error(&previous))?,
         }
         fs::create_dir(&self.dir).map_err(io_error(&self.dir))
@@ -346,7 +348,11 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(&parent.path().join("run")).unwrap();
         checkpoints.set_aside().unwrap();
-        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1, "nothing to set aside");
+        assert_eq!(
+            fs::read_dir(parent.path()).unwrap().count(),
+            1,
+            "nothing to set aside"
+        );
         let (model, sgd) = (new_model(), optimizer());
         for step in [5, 6] {
             checkpoints.save(step, &model, &sgd, &step).unwrap();

@@ -65,10 +65,17 @@ impl Metrics {
     /// # Errors
     /// When the file cannot be written.
     pub fn create(path: &Path, step: usize) -> Result<Self, MetricsError> {
-        let mut kept = if step > 0 { Self::read(path) } else { Vec::new() };
+        let mut kept = if step > 0 {
+            Self::read(path)
+        } else {
+            Vec::new()
+        };
         kept.retain(|row| row.step <= step);
         let partial = path.with_extension("csv.partial");
-        let error = |source: io::Error| MetricsError { path: path.to_owned(), source: source.into() };
+        let error = |source: io::Error| MetricsError {
+            path: path.to_owned(),
+            source: source.into(),
+        };
         let mut metrics = Self {
             path: path.to_owned(),
             rows: Vec::new(),

@@ -64,7 +64,9 @@ mod tests {
     #[test]
     fn bytes_have_three_digits() {
         let texts = [0, 999, 1_000, 12_345_678, 999_940, 999_960, 5_000_000_000].map(bytes);
-        let expected = ["0 B", "999 B", "1.0 kB", "12.3 MB", "999.9 kB", "1.0 MB", "5.0 GB"];
+        let expected = [
+            "0 B", "999 B", "1.0 kB", "12.3 MB", "999.9 kB", "1.0 MB", "5.0 GB",
+        ];
         assert_eq!(texts, expected);
     }
 

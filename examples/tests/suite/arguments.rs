@@ -12,7 +12,11 @@ fn refused(mut command: Command) -> String {
     let stderr = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(
+        output.stdout.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
     stderr
 }
 
@@ -30,8 +34,25 @@ fn help_names_every_option_and_the_defaults() {
     for option in options.split_whitespace() {
         assert_names(&help, &[option]);
     }
-    assert_names(&help, &["f32", "bf16", "fp16", "fp8", "[default: bf16]", "flex", "cuda", "wgpu", "cpu", "torchrun"]);
-    assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    assert_names(
+        &help,
+        &[
+            "f32",
+            "bf16",
+            "fp16",
+            "fp8",
+            "[default: bf16]",
+            "flex",
+            "cuda",
+            "wgpu",
+            "cpu",
+            "torchrun",
+        ],
+    );
+    assert!(
+        help.lines().all(|line| line.chars().count() <= 100),
+        "{help}"
+    );
 }
 
 #[test]
@@ -45,24 +66,42 @@ fn a_wrong_path_is_named() {
 fn a_truncated_file_is_named_with_its_sizes() {
     let data = tempfile::tempdir().unwrap();
     for name in ["data_batch_1.bin", "data_batch_2.bin"] {
-        File::create(data.path().join(name)).unwrap().set_len(30_730_000).unwrap();
+        File::create(data.path().join(name))
+            .unwrap()
+            .set_len(30_730_000)
+            .unwrap();
     }
-    File::options().write(true).open(data.path().join("data_batch_2.bin")).unwrap().set_len(1_000_000).unwrap();
+    File::options()
+        .write(true)
+        .open(data.path().join("data_batch_2.bin"))
+        .unwrap()
+        .set_len(1_000_000)
+        .unwrap();
     let out = tempfile::tempdir().unwrap();
-    let line = refused(small(out.path(), &["--data", data.path().to_str().unwrap()]));
+    let line = refused(small(
+        out.path(),
+        &["--data", data.path().to_str().unwrap()],
+    ));
     assert_names(&line, &["data_batch_2.bin", "1000000", "30730000"]);
 }
 
 #[test]
 fn an_unknown_device_gets_the_list() {
     let out = tempfile::tempdir().unwrap();
-    assert_names(&refused(small(out.path(), &["--device", "tpu"])), &["tpu", "flex", "cuda", "wgpu", "cpu"]);
+    assert_names(
+        &refused(small(out.path(), &["--device", "tpu"])),
+        &["tpu", "flex", "cuda", "wgpu", "cpu"],
+    );
 }
 
 #[test]
 fn a_device_that_is_not_compiled_in_gets_its_feature() {
     let out = tempfile::tempdir().unwrap();
-    let compiled = [("cuda", cfg!(feature = "cuda")), ("wgpu", cfg!(feature = "wgpu")), ("cpu", cfg!(feature = "cpu"))];
+    let compiled = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("wgpu", cfg!(feature = "wgpu")),
+        ("cpu", cfg!(feature = "cpu")),
+    ];
     for (device, _) in compiled.iter().filter(|(_, compiled)| !compiled) {
         let line = refused(small(out.path(), &["--device", device]));
         assert_names(&line, &[device, &format!("--features {device}")]);
@@ -72,7 +111,12 @@ fn a_device_that_is_not_compiled_in_gets_its_feature() {
 #[test]
 fn numbers_that_make_no_sense_are_refused() {
     let out = tempfile::tempdir().unwrap();
-    for (option, value) in [("--depth", "18"), ("--batch-size", "0"), ("--lr", "fast"), ("--ranks", "0")] {
+    for (option, value) in [
+        ("--depth", "18"),
+        ("--batch-size", "0"),
+        ("--lr", "fast"),
+        ("--ranks", "0"),
+    ] {
         let line = refused({
             let mut command = plain(&[option, value]);
             command.arg("--out").arg(out.path());
@@ -80,7 +124,10 @@ fn numbers_that_make_no_sense_are_refused() {
         });
         assert_names(&line, &[option, value, "expected"]);
     }
-    assert_names(&refused(small(out.path(), &["--batch-size", "5000"])), &["--batch-size", "1442"]);
+    assert_names(
+        &refused(small(out.path(), &["--batch-size", "5000"])),
+        &["--batch-size", "1442"],
+    );
 }
 
 #[test]
@@ -88,7 +135,10 @@ fn a_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let out = tempfile::tempdir().unwrap();
-    assert_names(&refused(small(out.path(), &["--ranks", "2", "--port", &port])), &[&port, "in use"]);
+    assert_names(
+        &refused(small(out.path(), &["--ranks", "2", "--port", &port])),
+        &[&port, "in use"],
+    );
 }
 
 #[test]
@@ -101,9 +151,20 @@ fn an_output_folder_that_cannot_be_made_is_named() {
 #[test]
 fn nothing_to_resume_and_another_run_to_resume_are_told_apart() {
     let out = tempfile::tempdir().unwrap();
-    let one_rank = ["--ranks", "1", "--batch-size", "16", "--max-steps", "1", "--quiet"];
+    let one_rank = [
+        "--ranks",
+        "1",
+        "--batch-size",
+        "16",
+        "--max-steps",
+        "1",
+        "--quiet",
+    ];
     let with = |more: &[&str]| small(out.path(), &[&one_rank, more].concat());
-    assert_names(&refused(with(&["--resume"])), &["nothing to resume", out.path().to_str().unwrap()]);
+    assert_names(
+        &refused(with(&["--resume"])),
+        &["nothing to resume", out.path().to_str().unwrap()],
+    );
     succeed(with(&[]));
     let line = refused(with(&["--resume", "--lr", "0.5"]));
     assert_names(&line, &["step-00000001", "lr 0.1", "0.5"]);

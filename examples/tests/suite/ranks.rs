@@ -25,11 +25,21 @@ fn wait(child: &mut Child, limit: Duration) -> std::process::ExitStatus {
 #[test]
 fn two_ranks_train_evaluate_and_report_once() {
     let out = tempfile::tempdir().unwrap();
-    let text = succeed(small(out.path(), &["--ranks", "2", "--batch-size", "16", "--max-steps", "5"]));
+    let text = succeed(small(
+        out.path(),
+        &["--ranks", "2", "--batch-size", "16", "--max-steps", "5"],
+    ));
     // Each held-out image is counted once, and one rank speaks.
     assert_eq!(text.matches("of 355 images").count(), 1, "{text}");
     assert_eq!(text.matches("epoch   1").count(), 1, "{text}");
-    for part in ["Held-out accuracy", "Wall time", "images/s, 2 ranks", "All-reduced", "Ops", "checksum"] {
+    for part in [
+        "Held-out accuracy",
+        "Wall time",
+        "images/s, 2 ranks",
+        "All-reduced",
+        "Ops",
+        "checksum",
+    ] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
     let rows = rows(out.path());
@@ -37,21 +47,39 @@ fn two_ranks_train_evaluate_and_report_once() {
     assert!(rows[4].held_out_accuracy.is_some());
     let png = std::fs::read(out.path().join("curves.png")).unwrap();
     assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
-    assert!(out.path().join("checkpoints/step-00000005/model.bpk").is_file());
+    assert!(
+        out.path()
+            .join("checkpoints/step-00000005/model.bpk")
+            .is_file()
+    );
 }
 
 #[test]
 fn two_ranks_see_what_one_rank_with_twice_the_batch_sees() {
     let losses = |ranks: &str, batch: &str| {
         let out = tempfile::tempdir().unwrap();
-        let args = ["--ranks", ranks, "--batch-size", batch, "--max-steps", "20", "--quiet"];
+        let args = [
+            "--ranks",
+            ranks,
+            "--batch-size",
+            batch,
+            "--max-steps",
+            "20",
+            "--quiet",
+        ];
         succeed(small(out.path(), &args));
-        rows(out.path()).iter().map(|row| row.loss).collect::<Vec<_>>()
+        rows(out.path())
+            .iter()
+            .map(|row| row.loss)
+            .collect::<Vec<_>>()
     };
     let (one, two) = (losses("1", "32"), losses("2", "16"));
     assert_eq!((one.len(), two.len()), (20, 20));
     for (step, (one, two)) in one.iter().zip(&two).enumerate() {
-        assert!((one - two).abs() < 1e-4, "step {step}: {one} with one rank, {two} with two");
+        assert!(
+            (one - two).abs() < 1e-4,
+            "step {step}: {one} with one rank, {two} with two"
+        );
     }
     assert!(one[19] < one[0], "{one:?}");
 }
@@ -60,7 +88,16 @@ fn two_ranks_see_what_one_rank_with_twice_the_batch_sees() {
 fn without_sync_bn_two_ranks_differ_from_one() {
     let last = |ranks: &str, batch: &str| {
         let out = tempfile::tempdir().unwrap();
-        let args = ["--ranks", ranks, "--batch-size", batch, "--max-steps", "3", "--quiet", "--no-sync-bn"];
+        let args = [
+            "--ranks",
+            ranks,
+            "--batch-size",
+            batch,
+            "--max-steps",
+            "3",
+            "--quiet",
+            "--no-sync-bn",
+        ];
         succeed(small(out.path(), &args));
         rows(out.path())[2].loss
     };
@@ -70,12 +107,26 @@ fn without_sync_bn_two_ranks_differ_from_one() {
 #[test]
 fn it_joins_the_ranks_that_torchrun_starts() {
     let out = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+        .to_string();
     let rank = |rank: &str| {
         // --ranks is the launcher's business: there are two, whatever it says.
-        let mut command = small(out.path(), &["--ranks", "7", "--batch-size", "16", "--max-steps", "2"]);
-        command.env("RANK", rank).env("LOCAL_RANK", rank).env("WORLD_SIZE", "2").env("LOCAL_WORLD_SIZE", "2");
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        let mut command = small(
+            out.path(),
+            &["--ranks", "7", "--batch-size", "16", "--max-steps", "2"],
+        );
+        command
+            .env("RANK", rank)
+            .env("LOCAL_RANK", rank)
+            .env("WORLD_SIZE", "2")
+            .env("LOCAL_WORLD_SIZE", "2");
+        command
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", &port);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
@@ -94,7 +145,10 @@ fn process_of(launcher: &Child, rank: usize) -> Option<i32> {
     children.split_whitespace().find_map(|child| {
         let environment = std::fs::read(format!("/proc/{child}/environ")).ok()?;
         let variable = format!("RANK={rank}");
-        environment.split(|&byte| byte == 0).any(|entry| entry == variable.as_bytes()).then(|| child.parse().ok())?
+        environment
+            .split(|&byte| byte == 0)
+            .any(|entry| entry == variable.as_bytes())
+            .then(|| child.parse().ok())?
     })
 }
 
@@ -102,8 +156,15 @@ fn process_of(launcher: &Child, rank: usize) -> Option<i32> {
 fn a_killed_rank_ends_the_other_with_an_error_that_names_it() {
     for victim in [0, 1] {
         let out = tempfile::tempdir().unwrap();
-        let mut command: Command = small(out.path(), &["--ranks", "2", "--batch-size", "16", "--epochs", "1000"]);
-        let mut launcher = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut command: Command = small(
+            out.path(),
+            &["--ranks", "2", "--batch-size", "16", "--epochs", "1000"],
+        );
+        let mut launcher = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let started = Instant::now();
         while rows(out.path()).len() < 3 {
             assert!(started.elapsed() < Duration::from_secs(60), "no steps");
@@ -111,13 +172,25 @@ fn a_killed_rank_ends_the_other_with_an_error_that_names_it() {
         }
         let process = process_of(&launcher, victim).expect("a rank of the launcher");
         let survivor = process_of(&launcher, 1 - victim).expect("the other rank");
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(process), nix::sys::signal::SIGKILL).unwrap();
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(process),
+            nix::sys::signal::SIGKILL,
+        )
+        .unwrap();
         let status = wait(&mut launcher, Duration::from_secs(20));
         assert_eq!(status.code(), Some(1));
         let said = stderr(&launcher.wait_with_output().unwrap());
-        let line = said.lines().find(|line| line.contains(&format!("rank {}: ", 1 - victim)));
-        assert!(line.is_some_and(|line| line.contains(&format!("rank {victim} died"))), "{said}");
+        let line = said
+            .lines()
+            .find(|line| line.contains(&format!("rank {}: ", 1 - victim)));
+        assert!(
+            line.is_some_and(|line| line.contains(&format!("rank {victim} died"))),
+            "{said}"
+        );
         assert!(said.contains("SIGKILL"), "{said}");
-        assert!(!std::path::Path::new(&format!("/proc/{survivor}")).exists(), "the other rank lives on");
+        assert!(
+            !std::path::Path::new(&format!("/proc/{survivor}")).exists(),
+            "the other rank lives on"
+        );
     }
 }

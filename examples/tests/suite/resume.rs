@@ -8,19 +8,36 @@ use std::time::{Duration, Instant};
 use crate::suite::{rows, small, succeed};
 
 /// Two epochs of eight steps, with a checkpoint every third step: most of them in mid-epoch.
-const RUN: [&str; 7] = ["--ranks", "--batch-size", "--epochs", "2", "--checkpoint-every", "3", "--quiet"];
+const RUN: [&str; 7] = [
+    "--ranks",
+    "--batch-size",
+    "--epochs",
+    "2",
+    "--checkpoint-every",
+    "3",
+    "--quiet",
+];
 
 fn run(out: &Path, ranks: usize, more: &[&str]) -> std::process::Command {
     let batch = (176 / ranks).to_string();
     let ranks = ranks.to_string();
     let [ranks_option, batch_option, rest @ ..] = RUN;
-    let args = [&[ranks_option, &ranks, batch_option, &batch][..], &rest, more].concat();
+    let args = [
+        &[ranks_option, &ranks, batch_option, &batch][..],
+        &rest,
+        more,
+    ]
+    .concat();
     small(out, &args)
 }
 
 /// The line of the table that tells two models apart.
 fn parameters(table: &str) -> String {
-    table.lines().find(|line| line.starts_with("Parameters")).expect(table).to_owned()
+    table
+        .lines()
+        .find(|line| line.starts_with("Parameters"))
+        .expect(table)
+        .to_owned()
 }
 
 /// The losses, bit for bit.
@@ -36,11 +53,19 @@ fn kill_and_resume(ranks: usize, kills: &[usize]) {
     let out = tempfile::tempdir().unwrap();
     for (attempt, &rows_before) in kills.iter().enumerate() {
         let more: &[&str] = if attempt == 0 { &[] } else { &["--resume"] };
-        let mut child = run(out.path(), ranks, more).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = run(out.path(), ranks, more)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let started = Instant::now();
         while rows(out.path()).len() < rows_before {
             assert!(started.elapsed() < Duration::from_secs(60), "no steps");
-            assert_eq!(child.try_wait().unwrap(), None, "ended before it could be killed");
+            assert_eq!(
+                child.try_wait().unwrap(),
+                None,
+                "ended before it could be killed"
+            );
             sleep(Duration::from_millis(1));
         }
         child.kill().unwrap();
@@ -73,9 +98,15 @@ fn a_run_ended_by_max_steps_goes_on() {
     let out = tempfile::tempdir().unwrap();
     succeed(run(out.path(), 1, &["--max-steps", "10"]));
     assert_eq!(rows(out.path()).len(), 10);
-    assert_eq!(parameters(&succeed(run(out.path(), 1, &["--resume"]))), expected);
+    assert_eq!(
+        parameters(&succeed(run(out.path(), 1, &["--resume"]))),
+        expected
+    );
     // Once more: there is nothing left to do, and the table says the same.
-    assert_eq!(parameters(&succeed(run(out.path(), 1, &["--resume"]))), expected);
+    assert_eq!(
+        parameters(&succeed(run(out.path(), 1, &["--resume"]))),
+        expected
+    );
 }
 
 #[test]
@@ -87,7 +118,10 @@ fn a_checkpoint_whose_writing_was_cut_off_is_not_taken() {
     let partial = out.path().join("checkpoints/.step-00000009");
     std::fs::create_dir(&partial).unwrap();
     std::fs::write(partial.join("model.bpk"), b"cut off").unwrap();
-    assert_eq!(parameters(&succeed(run(out.path(), 1, &["--resume"]))), expected);
+    assert_eq!(
+        parameters(&succeed(run(out.path(), 1, &["--resume"]))),
+        expected
+    );
     assert!(!partial.exists());
 }
 
@@ -105,5 +139,8 @@ fn a_new_run_keeps_the_checkpoints_of_the_last_one_aside() {
         names
     };
     assert_eq!(steps("checkpoints"), ["step-00000003"]);
-    assert_eq!(steps("checkpoints.previous"), ["step-00000003", "step-00000005"]);
+    assert_eq!(
+        steps("checkpoints.previous"),
+        ["step-00000003", "step-00000005"]
+    );
 }
