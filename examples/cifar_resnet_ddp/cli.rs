@@ -4,16 +4,25 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{Parser, ValueEnum};
+use clap::{ArgAction, Parser, ValueEnum};
 use examples::resnet::ResNetConfig;
 use serde::{Deserialize, Serialize};
 
-/// Trains the CIFAR ResNet of He et al. 2015 on several ranks in mixed precision.
-///
-/// Without options: two ranks on this machine, bf16, and the bundled digits (optdigits in the CIFAR-10 layout).
-/// Under torchrun, mpirun or Slurm the program joins the ranks that they started.
+const ABOUT: &str = "\
+Trains the CIFAR ResNet of He et al. 2015 on several ranks in mixed precision.
+
+Without options: two ranks on this machine, bf16, and the bundled digits (optdigits in the CIFAR-10 layout).
+Under torchrun, mpirun or Slurm the program joins the ranks that they started.";
+
+/// The command line.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "cifar_resnet_ddp", version, max_term_width = 100)]
+#[command(
+    name = "cifar_resnet_ddp",
+    version,
+    about = ABOUT,
+    max_term_width = 100,
+    disable_help_flag = true
+)]
 pub(crate) struct Args {
     /// Folder of the CIFAR-10 binary version (data_batch_1.bin, ...) [default: the bundled digits]
     #[arg(long, value_name = "DIR", help_heading = "Data")]
@@ -90,6 +99,10 @@ pub(crate) struct Args {
     /// Print the final table only
     #[arg(long, help_heading = "Output")]
     pub(crate) quiet: bool,
+
+    /// Print this help
+    #[arg(long, short, action = ArgAction::HelpShort)]
+    help: Option<bool>,
 }
 
 /// The number format of matmuls and convolutions.
@@ -164,9 +177,8 @@ pub(crate) fn parse() -> Args {
 /// What clap says in a paragraph, less the hints below it.
 fn one_line(message: &str) -> String {
     let lines = message.lines().map(str::trim);
-    let lines = lines.take_while(|line| {
-        !line.starts_with("Usage:") && !line.starts_with("For more information")
-    });
+    let hints = ["tip:", "Usage:", "For more information"];
+    let lines = lines.take_while(|line| !hints.iter().any(|hint| line.starts_with(hint)));
     let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
     format!("{} (see --help)", lines.join(" "))
 }
