@@ -130,6 +130,9 @@ pub enum DdpError {
     /// A call was made with arguments that cannot work.
     #[error("invalid argument: {0}")]
     InvalidArgument(String),
+    /// A tensor could not be read from its device.
+    #[error("reading a tensor: {0}")]
+    Device(String),
     /// A checkpoint could not be written or read.
     #[error("checkpoint {path}: {problem}")]
     Checkpoint {

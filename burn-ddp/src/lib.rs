@@ -2,6 +2,7 @@
 
 mod call;
 mod collective;
+mod ddp;
 mod element;
 mod environment;
 mod error;
@@ -13,6 +14,7 @@ mod tcp;
 mod transport;
 
 pub use call::{Call, CallKind};
+pub use ddp::{BucketSizes, Bucketer, Compression, Ddp, DdpConfig, DdpStats, Slot, Values};
 pub use element::{Element, ElementType, ReduceOp};
 pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
