@@ -1,0 +1,110 @@
+//! One op on its way through a layer.
+
+use crate::{Inputs, Layer, LayeredDevice, LayeredFloat, LayeredTensor, Op, Plan};
+use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
+use core::marker::PhantomData;
+use std::sync::Arc;
+
+/// An op that runs: its arguments are [seen](Call::see_float), the layer [plans](Call::plan), the
+/// arguments are [lowered](Call::lower) and the results wrapped.
+pub(crate) struct Call<L: Layer, B: Backend> {
+    op: Op,
+    layer: Option<Arc<L>>,
+    inputs: Option<Inputs>,
+    plan: Plan,
+    backend: PhantomData<B>,
+}
+
+impl<L: Layer, B: Backend> Call<L, B> {
+    pub(crate) fn new(op: Op) -> Self {
+        Self {
+            op,
+            layer: None,
+            inputs: None,
+            plan: Plan::default(),
+            backend: PhantomData,
+        }
+    }
+
+    pub(crate) fn see_float(&mut self, tensor: &LayeredFloat<L, B>) {
+        let storage = tensor.storage_dtype();
+        self.inputs = Some(match self.inputs {
+            Some(inputs) => inputs.with(storage),
+            None => Inputs {
+                nominal: tensor.dtype(),
+                first: storage,
+                widest: storage,
+                mixed: false,
+            },
+        });
+        self.see_layer(tensor.layer());
+    }
+
+    pub(crate) fn see_layer(&mut self, layer: &Arc<L>) {
+        if self.layer.is_none() {
+            self.layer = Some(layer.clone());
+        }
+    }
+
+    /// A device argument says where the result lives, whatever the inputs' device.
+    pub(crate) fn see_device(&mut self, device: &LayeredDevice<L, B::Device>) {
+        self.layer = Some(device.layer().clone());
+    }
+
+    pub(crate) fn plan(&mut self) {
+        let (Some(layer), Some(inputs)) = (&self.layer, &self.inputs) else {
+            return;
+        };
+        self.plan = match self.op {
+            // What the program reads is in the dtype that it sees.
+            Op::float_into_data => Plan::compute(inputs.nominal),
+            op => layer.plan(op, inputs),
+        };
+        layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
+    }
+
+    pub(crate) fn lower(&self, tensor: LayeredFloat<L, B>) -> FloatTensor<B> {
+        match self.plan.compute {
+            Some(dtype) => tensor.into_dtype(dtype),
+            None => tensor.into_storage(),
+        }
+    }
+
+    /// A float result: the program sees the dtype of the inputs, or without any what was computed.
+    pub(crate) fn float(&self, tensor: FloatTensor<B>) -> LayeredFloat<L, B> {
+        let nominal = match &self.inputs {
+            Some(inputs) => inputs.nominal,
+            None => tensor.dtype(),
+        };
+        self.wrap(tensor, nominal)
+    }
+
+    /// The result of an op that the program asked a dtype of.
+    pub(crate) fn recast(&self, tensor: FloatTensor<B>) -> LayeredFloat<L, B> {
+        let nominal = tensor.dtype();
+        self.wrap(tensor, nominal)
+    }
+
+    fn wrap(&self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<L, B> {
+        let layer = self.layer();
+        layer.computed::<B>(self.op, &tensor);
+        let tensor = match self.plan.store {
+            Some(dtype) if dtype != tensor.dtype() => {
+                LayeredFloat::<L, B>::new(tensor, nominal, layer.clone()).into_dtype(dtype)
+            }
+            _ => tensor,
+        };
+        LayeredFloat::new(tensor, nominal, layer)
+    }
+
+    pub(crate) fn tensor<P>(&self, tensor: P) -> LayeredTensor<L, P> {
+        LayeredTensor::new(tensor, self.layer())
+    }
+
+    fn layer(&self) -> Arc<L> {
+        let layer = self.layer.as_ref();
+        layer
+            .expect("every op that returns a tensor takes a tensor or a device")
+            .clone()
+    }
+}
