@@ -1,1 +1,26 @@
-//! placeholder
+#![doc = include_str!("../README.md")]
+
+mod backends;
+#[cfg(any(feature = "cubecl", feature = "remote"))]
+mod custom;
+mod error;
+#[cfg(feature = "flex")]
+mod flex;
+mod format;
+mod functions;
+#[cfg(feature = "cubecl")]
+mod kernels;
+mod linear;
+mod ops;
+mod portable;
+pub mod recipe;
+mod tensor;
+
+#[cfg(feature = "remote")]
+pub use backends::router::{register_fp8_ops, register_portable_fp8_ops};
+pub use error::Fp8Error;
+pub use format::Fp8Format;
+pub use functions::{amax, scaled_matmul};
+pub use linear::{Fp8Linear, Fp8LinearConfig, GradAmaxSlot, ScalingState};
+pub use ops::{Bias, Fp8Ops, LinearSpec, MatmulSpec};
+pub use tensor::{Fp8Data, Fp8Tensor, Granularity};

@@ -1,0 +1,48 @@
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::FloatDType;
+use burn_cubecl::CubeBackend;
+
+use crate::{Bias, Fp8Format, Fp8Ops, MatmulSpec, kernels, recipe::ScaleUpdate};
+
+impl Fp8Ops for CubeBackend {
+    fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
+        kernels::amax(input)
+    }
+
+    fn fp8_quantize(
+        input: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        kernels::quantize(input, scale, format)
+    }
+
+    fn fp8_dequantize(
+        codes: IntTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        kernels::dequantize(codes, scale, format, dtype)
+    }
+
+    fn fp8_matmul(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        spec: MatmulSpec,
+    ) -> FloatTensor<Self> {
+        kernels::matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
+    }
+
+    fn fp8_update_scale(
+        history: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        amax: FloatTensor<Self>,
+        update: ScaleUpdate,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        kernels::update_scale(history, scale, amax, update)
+    }
+}

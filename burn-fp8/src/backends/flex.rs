@@ -1,0 +1,50 @@
+use burn::backend::{
+    Flex,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::FloatDType;
+
+use crate::{Bias, Fp8Format, Fp8Ops, MatmulSpec, flex, recipe::ScaleUpdate};
+
+impl Fp8Ops for Flex {
+    fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
+        flex::amax(input)
+    }
+
+    fn fp8_quantize(
+        input: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        flex::quantize(input, &scale, format)
+    }
+
+    fn fp8_dequantize(
+        codes: IntTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        flex::dequantize(codes, &scale, format, dtype)
+    }
+
+    fn fp8_matmul(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        spec: MatmulSpec,
+    ) -> FloatTensor<Self> {
+        flex::matmul(lhs, rhs, &lhs_scale, &rhs_scale, bias, spec)
+    }
+
+    fn fp8_update_scale(
+        history: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        amax: FloatTensor<Self>,
+        update: ScaleUpdate,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        flex::update_scale(history, &scale, &amax, update)
+    }
+}

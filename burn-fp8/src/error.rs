@@ -1,0 +1,100 @@
+//! What can go wrong, and what to do about it.
+
+use crate::Fp8Format;
+
+/// An error of an fp8 operation.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fp8Error {
+    /// A scale that cannot be used: zero, negative, infinite or NaN.
+    #[error(
+        "the scale is {scale}, but a scale multiplies every element before the cast and must be positive and finite; \
+         compute one with `Fp8Format::scale_for(amax)`"
+    )]
+    InvalidScale {
+        /// The scale as given.
+        scale: f32,
+    },
+    /// The inner dimensions of a matrix product differ.
+    #[error(
+        "scaled_matmul of {lhs:?} by {rhs:?}: the last dimension of the left side ({inner_lhs}) must equal the \
+         last but one of the right side ({inner_rhs}); transpose one of them"
+    )]
+    InnerDimension {
+        /// Shape of the left side.
+        lhs: Vec<usize>,
+        /// Shape of the right side.
+        rhs: Vec<usize>,
+        /// Columns of the left side.
+        inner_lhs: usize,
+        /// Rows of the right side.
+        inner_rhs: usize,
+    },
+    /// Batch dimensions that cannot be broadcast.
+    #[error(
+        "scaled_matmul of {lhs:?} by {rhs:?}: batch dimension {dim} must be equal on both sides, or 1 on one of them"
+    )]
+    BatchDimension {
+        /// Shape of the left side.
+        lhs: Vec<usize>,
+        /// Shape of the right side.
+        rhs: Vec<usize>,
+        /// The dimension in question.
+        dim: usize,
+    },
+    /// A matrix product of tensors that are not matrices.
+    #[error("scaled_matmul needs tensors of rank 2 or more, got rank {rank}; reshape or unsqueeze first")]
+    Rank {
+        /// The rank as given.
+        rank: usize,
+    },
+    /// A bias whose length is not the number of output columns.
+    #[error("the bias has {bias} elements, but the product has {columns} columns")]
+    BiasLength {
+        /// Elements of the bias.
+        bias: usize,
+        /// Columns of the product.
+        columns: usize,
+    },
+    /// A dtype that an operation cannot produce.
+    #[error("cannot produce {dtype}; ask for F32, BF16 or F16")]
+    OutputDType {
+        /// The dtype as asked for.
+        dtype: String,
+    },
+    /// Raw codes of the wrong length.
+    #[error("{codes} codes do not fill the shape {shape:?}; one code is one byte is one element")]
+    CodeLength {
+        /// Codes given.
+        codes: usize,
+        /// Shape asked for.
+        shape: Vec<usize>,
+    },
+    /// A block of a block-scaled tensor that is empty.
+    #[error("a scaling block of {rows} x {columns} is empty; both sides must be at least 1")]
+    EmptyBlock {
+        /// Rows of a block.
+        rows: usize,
+        /// Columns of a block.
+        columns: usize,
+    },
+    /// A recipe with e5m2 in the forward pass.
+    #[error(
+        "{format:?} alone has too few mantissa bits for the forward pass (Transformer Engine refuses it too); \
+         use `RecipeFormat::Hybrid` (e4m3 forward, e5m2 gradients) or `RecipeFormat::E4M3`"
+    )]
+    ForwardFormat {
+        /// The format as asked for.
+        format: Fp8Format,
+    },
+    /// A recipe field out of its range.
+    #[error("{field} is {value}, but must be {expected}")]
+    RecipeField {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: i64,
+        /// What it must be.
+        expected: &'static str,
+    },
+}

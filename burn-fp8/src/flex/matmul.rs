@@ -1,0 +1,55 @@
+//! The scaled matrix product: codes looked up, Flex's own f32 product, scales and bias in one pass.
+
+use burn::backend::ops::FloatTensorOps;
+use burn_flex::{Flex, FlexTensor};
+use rayon::prelude::*;
+use burn::tensor::FloatDType;
+
+use super::{CHUNK, cast::decode, scalar};
+use crate::{Bias, MatmulSpec};
+
+/// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
+pub(crate) fn matmul(
+    lhs: FlexTensor,
+    rhs: FlexTensor,
+    lhs_scale: &FlexTensor,
+    rhs_scale: &FlexTensor,
+    bias: Bias<Flex>,
+    spec: MatmulSpec,
+) -> FlexTensor {
+    let lhs = decode(&lhs, spec.lhs.values());
+    let rhs = decode(&rhs, spec.rhs.values());
+    let mut product = Flex::float_matmul(lhs, rhs).to_contiguous();
+    let inverse = [1.0 / scalar(lhs_scale), 1.0 / scalar(rhs_scale)];
+    let columns = product.layout().shape().last().copied().unwrap_or(0);
+    let bias = match bias {
+        Bias::None => None,
+        Bias::Row(bias) => Some(Flex::float_cast(bias, FloatDType::F32).to_contiguous()),
+    };
+    let bias = bias.as_ref().map(|bias| bias.as_slice::<f32>().expect("a contiguous bias"));
+    let values = product.storage_mut::<f32>();
+    if !values.is_empty() {
+        let rows = (CHUNK / columns).max(1) * columns;
+        values
+            .par_chunks_mut(rows)
+            .for_each(|rows| epilogue(rows, columns, inverse, bias));
+    }
+    Flex::float_cast(product, spec.output)
+}
+
+fn epilogue(rows: &mut [f32], columns: usize, [lhs, rhs]: [f32; 2], bias: Option<&[f32]>) {
+    for row in rows.chunks_exact_mut(columns) {
+        match bias {
+            Some(bias) => {
+                for (value, bias) in row.iter_mut().zip(bias) {
+                    *value = *value * lhs * rhs + bias;
+                }
+            }
+            None => {
+                for value in row {
+                    *value = *value * lhs * rhs;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+use burn::backend::Dispatch;
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+
+use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, MatmulSpec, tensor::Granularity};
+
+/// The matrix product of two fp8 tensors: `lhs * rhs + bias` of their values, accumulated in f32.
+///
+/// # Shapes
+/// - `lhs`: `[..., m, k]`, `rhs`: `[..., k, n]`, batch dimensions equal or 1 (broadcast), any sizes
+/// - `bias`: `[n]`
+/// - output: `[..., m, n]` in `dtype` (F32, BF16 or F16)
+///
+/// All four pairs of formats work. Operands scaled as a whole, rows of `lhs` and columns of `rhs` are scaled after the
+/// sum; scales that change along `k` are applied to the partial sums of each of their blocks, which are added in f32
+/// (as DeepSeek-V3 does, arXiv:2412.19437).
+///
+/// # Errors
+/// [`Fp8Error`] where shapes, bias or dtype do not fit.
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_fp8::{Fp8Format, Fp8Tensor, scaled_matmul};
+///
+/// let device = Device::flex();
+/// let a = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0]], &device);
+/// let a = Fp8Tensor::quantize(a, Fp8Format::E4M3);
+/// let product = scaled_matmul(&a, &a.clone().transpose(), None, FloatDType::F32)?;
+/// assert_eq!(product.into_data().try_to_vec::<f32>().unwrap(), [5.0, 11.0, 11.0, 25.0]);
+/// # Ok::<(), burn_fp8::Fp8Error>(())
+/// ```
+pub fn scaled_matmul<const D: usize>(
+    lhs: &Fp8Tensor<D>,
+    rhs: &Fp8Tensor<D>,
+    bias: Option<Tensor<1>>,
+    dtype: FloatDType,
+) -> Result<Tensor<D>, Fp8Error> {
+    check(lhs, rhs, bias.as_ref(), dtype)?;
+    let spec = MatmulSpec {
+        lhs: lhs.format(),
+        rhs: rhs.format(),
+        output: dtype,
+    };
+    if let (Granularity::Tensor, Granularity::Tensor) = (lhs.granularity(), rhs.granularity()) {
+        let scales = [lhs.scale(), rhs.scale()].map(|scale| scale.reshape([1]));
+        return Ok(launch(lhs.codes(), rhs.codes(), scales, bias, spec));
+    }
+
+    // Products of codes, scaled in f32 afterwards, block of k by block of k.
+    let inner = lhs.dims()[D - 1];
+    let unit = Tensor::<1>::ones([1], (&lhs.device(), DType::F32));
+    let raw = MatmulSpec {
+        output: FloatDType::F32,
+        ..spec
+    };
+    let step = match (lhs.granularity().columns(), rhs.granularity().rows()) {
+        (Some(left), Some(right)) => gcd(left, right),
+        (left, right) => left.or(right).unwrap_or(inner).max(1),
+    };
+    let right_columns = rhs.clone().transpose();
+    let mut sum: Option<Tensor<D>> = None;
+    for start in (0..inner).step_by(step) {
+        let range = start..(start + step).min(inner);
+        let scales = [unit.clone(), unit.clone()];
+        let left = lhs.columns(range.clone());
+        let right = right_columns.columns(range).transpose();
+        let part = launch(left, right, scales, None, raw);
+        let part = part / lhs.row_scales(start) / right_columns.row_scales(start).transpose();
+        sum = Some(match sum {
+            Some(sum) => sum + part,
+            None => part,
+        });
+    }
+    let product = sum.unwrap_or_else(|| {
+        let scales = [unit.clone(), unit];
+        launch(lhs.codes(), rhs.codes(), scales, None, raw)
+    });
+    let product = match bias {
+        Some(bias) => product + bias.without_autodiff().cast(FloatDType::F32).unsqueeze::<D>(),
+        None => product,
+    };
+    Ok(product.cast(dtype))
+}
+
+fn launch<const D: usize>(
+    lhs: Tensor<D, Int>,
+    rhs: Tensor<D, Int>,
+    [lhs_scale, rhs_scale]: [Tensor<1>; 2],
+    bias: Option<Tensor<1>>,
+    spec: MatmulSpec,
+) -> Tensor<D> {
+    let bias = match bias {
+        Some(bias) => Bias::Row(bias.into_dispatch()),
+        None => Bias::None,
+    };
+    Tensor::from_dispatch(Dispatch::fp8_matmul(
+        lhs.into_dispatch(),
+        rhs.into_dispatch(),
+        lhs_scale.into_dispatch(),
+        rhs_scale.into_dispatch(),
+        bias,
+        spec,
+    ))
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+fn check<const D: usize>(
+    lhs: &Fp8Tensor<D>,
+    rhs: &Fp8Tensor<D>,
+    bias: Option<&Tensor<1>>,
+    dtype: FloatDType,
+) -> Result<(), Fp8Error> {
+    if D < 2 {
+        return Err(Fp8Error::Rank { rank: D });
+    }
+    if !matches!(dtype, FloatDType::F32 | FloatDType::BF16 | FloatDType::F16) {
+        return Err(Fp8Error::OutputDType {
+            dtype: format!("{dtype:?}"),
+        });
+    }
+    let (left, right) = (lhs.dims(), rhs.dims());
+    let shapes = || (left.to_vec(), right.to_vec());
+    if left[D - 1] != right[D - 2] {
+        let (lhs, rhs) = shapes();
+        return Err(Fp8Error::InnerDimension {
+            lhs,
+            rhs,
+            inner_lhs: left[D - 1],
+            inner_rhs: right[D - 2],
+        });
+    }
+    for dim in 0..D - 2 {
+        if left[dim] != right[dim] && left[dim] != 1 && right[dim] != 1 {
+            let (lhs, rhs) = shapes();
+            return Err(Fp8Error::BatchDimension { lhs, rhs, dim });
+        }
+    }
+    match bias.map(|bias| bias.dims()[0]) {
+        Some(bias) if bias != right[D - 1] => Err(Fp8Error::BiasLength {
+            bias,
+            columns: right[D - 1],
+        }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,63 @@
+//! Tensors as kernel arguments.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::{CubeDevice, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
+use cubecl::{client::Client, prelude::*, server::Handle};
+
+/// Words that hold `codes` codes.
+pub(super) fn words(codes: usize) -> usize {
+    codes.div_ceil(4)
+}
+
+/// A new tensor of codes, its buffer rounded up to whole words.
+pub(super) fn empty_codes(client: &Client, device: &CubeDevice, shape: Shape) -> CubeTensor {
+    let handle = client.empty(4 * words(shape.num_elements()));
+    CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, DType::U8)
+}
+
+/// A new float tensor, row by row without gaps.
+pub(super) fn empty_floats(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// A new tensor of one f32, its bits 0.
+pub(super) fn zero_scalar(like: &CubeTensor) -> CubeTensor {
+    let handle = like.client.create_from_slice(&[0; 4]);
+    CubeTensor::new_contiguous(
+        like.client.clone(),
+        like.device.clone(),
+        Shape::new([1]),
+        handle,
+        DType::F32,
+    )
+}
+
+/// All elements of a tensor, row by row, in its own dtype.
+pub(super) fn elements(tensor: CubeTensor) -> BufferArg {
+    let tensor = into_contiguous(tensor);
+    let length = tensor.shape().num_elements();
+    raw(tensor.handle, length)
+}
+
+/// A buffer of codes as words.
+pub(super) fn code_words(codes: &CubeTensor) -> BufferArg {
+    raw(codes.handle.clone(), words(codes.handle.size() as usize))
+}
+
+/// A handle as an array of `length` elements.
+#[allow(unsafe_code)]
+pub(super) fn raw(handle: Handle, length: usize) -> BufferArg {
+    // SAFETY: `length` counts elements that lie in the allocation. For codes it is rounded up to a whole word, and
+    // allocations are: the runtimes align and pad them to more than 4 bytes.
+    unsafe { BufferArg::from_raw_parts(handle, length) }
+}
+
+/// Units for `tasks` independent tasks of a kernel that strides over them: enough to fill a device, few enough for
+/// each to have some work.
+pub(super) fn grid(client: &Client, tasks: usize) -> (CubeCount, CubeDim) {
+    const MAX_CUBES: usize = 1024;
+    let dim = CubeDim::new(client, tasks);
+    let cubes = tasks.div_ceil(dim.num_elems() as usize).clamp(1, MAX_CUBES);
+    (CubeCount::new_1d(cubes as u32), dim)
+}

@@ -1,0 +1,41 @@
+//! Codes in registers.
+
+use cubecl::{
+    ir::types::Fp8Format as CubeFormat,
+    post_processing::minifloat::{f32_to_fp8_bits, fp8_bits_to_f32},
+    prelude::*,
+};
+
+use crate::Fp8Format;
+
+/// CubeCL's name of a format.
+pub(super) fn cube_format(format: Fp8Format) -> CubeFormat {
+    match format {
+        Fp8Format::E4M3 => CubeFormat::E4M3,
+        Fp8Format::E5M2 => CubeFormat::E5M2,
+    }
+}
+
+/// The code of a value, in the low byte.
+#[cube]
+pub(super) fn encode(value: f32, #[comptime] format: CubeFormat) -> u32 {
+    f32_to_fp8_bits::<Const<1>>(Vector::new(value), format).extract(0usize)
+}
+
+/// The value of the code in the low byte.
+#[cube]
+pub(super) fn decode(code: u32, #[comptime] format: CubeFormat) -> f32 {
+    fp8_bits_to_f32::<Const<1>>(Vector::new(code & 0xFFu32), format).extract(0usize)
+}
+
+/// The value of code number `index` of an array of words.
+#[cube]
+pub(super) fn load(words: &[u32], index: usize, #[comptime] format: CubeFormat) -> f32 {
+    decode(words[index / 4] >> (8 * (index % 4) as u32), format)
+}
+
+/// The bits of a value without its sign: ordered as the magnitudes are, NaN above infinity.
+#[cube]
+pub(super) fn magnitude_bits(value: f32) -> u32 {
+    u32::reinterpret(value) & 0x7FFF_FFFFu32
+}

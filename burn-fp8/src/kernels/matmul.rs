@@ -1,0 +1,172 @@
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, FloatDType};
+use burn_backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::{CubeBackend, kernel::cast, tensor::CubeTensor};
+use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+
+use super::{
+    buffer,
+    codec::{cube_format, load},
+};
+use crate::{Bias, MatmulSpec, custom::matmul_shape};
+
+/// Output rows and columns of a unit.
+const TILE: usize = 4;
+
+/// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
+pub(crate) fn matmul(
+    lhs: CubeTensor,
+    rhs: CubeTensor,
+    lhs_scale: CubeTensor,
+    rhs_scale: CubeTensor,
+    bias: Bias<CubeBackend>,
+    spec: MatmulSpec,
+) -> CubeTensor {
+    let (left, right) = (lhs.shape(), rhs.shape());
+    let shape = matmul_shape(&left, &right);
+    let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
+    if shape.num_elements() == 0 {
+        return output;
+    }
+    let rank = shape.num_dims();
+    let [m, n, k] = [shape[rank - 2], shape[rank - 1], left[rank - 1]];
+    let batches = shape.num_elements() / (m * n);
+    let client = lhs.client.clone();
+    // Where each matrix of the batch starts, on both sides.
+    let offsets: Vec<u32> = (0..batches)
+        .flat_map(|batch| [&lhs, &rhs].map(|side| batch_offset(side, &shape, batch)))
+        .collect();
+    let offsets = client.create_from_slice(bytemuck::cast_slice(&offsets));
+    let strides = |side: &CubeTensor| {
+        let strides = side.meta.strides();
+        [strides[rank - 2] as u32, strides[rank - 1] as u32]
+    };
+    let [lhs_row, lhs_column] = strides(&lhs);
+    let [rhs_row, rhs_column] = strides(&rhs);
+    let (has_bias, bias) = match bias {
+        Bias::None => (false, lhs_scale.clone()),
+        Bias::Row(bias) => (true, cast(bias, DType::from(FloatDType::F32))),
+    };
+    let tiles = batches * m.div_ceil(TILE) * n.div_ceil(TILE);
+    let (count, dim) = buffer::grid(&client, tiles);
+    matmul_kernel::launch(
+        &client,
+        count,
+        dim,
+        buffer::code_words(&lhs),
+        buffer::code_words(&rhs),
+        buffer::elements(lhs_scale),
+        buffer::elements(rhs_scale),
+        buffer::elements(bias),
+        buffer::raw(offsets, 2 * batches),
+        buffer::raw(output.handle.clone(), shape.num_elements()),
+        MatrixLaunch::new(lhs_row, lhs_column),
+        MatrixLaunch::new(rhs_row, rhs_column),
+        m as u32,
+        n as u32,
+        k as u32,
+        has_bias,
+        cube_format(spec.lhs),
+        cube_format(spec.rhs),
+        dtype_to_storage_type(output.dtype),
+    );
+    output
+}
+
+/// Strides of a matrix of codes.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Matrix {
+    row: u32,
+    column: u32,
+}
+
+/// A unit makes a tile of the output from rows and columns that it decodes itself; sums are in f32, in the order of k.
+#[cube(launch)]
+fn matmul_kernel<F: Numeric>(
+    lhs: &[u32],
+    rhs: &[u32],
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    bias: &[f32],
+    offsets: &[u32],
+    output: &mut [F],
+    left: Matrix,
+    right: Matrix,
+    m: u32,
+    n: u32,
+    k: u32,
+    #[comptime] has_bias: bool,
+    #[comptime] lhs_format: CubeFormat,
+    #[comptime] rhs_format: CubeFormat,
+    #[define(F)] _dtype: ElemType,
+) {
+    let tile_rows = m.div_ceil(TILE as u32) as usize;
+    let tile_columns = n.div_ceil(TILE as u32) as usize;
+    let tiles = offsets.len() / 2 * tile_rows * tile_columns;
+    let lhs_inverse = 1.0f32 / lhs_scale[0];
+    let rhs_inverse = 1.0f32 / rhs_scale[0];
+
+    let mut tile = ABSOLUTE_POS;
+    while tile < tiles {
+        let batch = tile / (tile_rows * tile_columns);
+        let row = tile / tile_columns % tile_rows * TILE;
+        let column = tile % tile_columns * TILE;
+        let lhs_start = offsets[2 * batch] as usize;
+        let rhs_start = offsets[2 * batch + 1] as usize;
+
+        let mut sums = Array::<f32>::new(comptime!(TILE * TILE));
+        #[unroll]
+        for index in 0..comptime!(TILE * TILE) {
+            sums[index] = 0.0f32;
+        }
+        let mut factors = Array::<f32>::new(TILE);
+        for inner in 0..k as usize {
+            // Rows and columns beyond the edge repeat the last one; their sums are dropped.
+            #[unroll]
+            for j in 0..TILE {
+                let column = usize::min(column + j, n as usize - 1);
+                let index = rhs_start + inner * right.row as usize + column * right.column as usize;
+                factors[j] = load(rhs, index, rhs_format);
+            }
+            #[unroll]
+            for i in 0..TILE {
+                let row = usize::min(row + i, m as usize - 1);
+                let index = lhs_start + row * left.row as usize + inner * left.column as usize;
+                let factor = load(lhs, index, lhs_format);
+                #[unroll]
+                for j in 0..TILE {
+                    sums[comptime!(i * TILE + j)] += factor * factors[j];
+                }
+            }
+        }
+
+        #[unroll]
+        for i in 0..TILE {
+            #[unroll]
+            for j in 0..TILE {
+                let (row, column) = (row + i, column + j);
+                if row < m as usize && column < n as usize {
+                    let mut value = sums[comptime!(i * TILE + j)] * lhs_inverse * rhs_inverse;
+                    if has_bias {
+                        value += bias[column];
+                    }
+                    output[(batch * m as usize + row) * n as usize + column] = F::cast_from(value);
+                }
+            }
+        }
+        tile += CUBE_COUNT as usize * CUBE_DIM as usize;
+    }
+}
+
+/// The first code of matrix `batch` of a batch of `shape`, over which `tensor` may be broadcast.
+fn batch_offset(tensor: &CubeTensor, shape: &burn::tensor::Shape, mut batch: usize) -> u32 {
+    let mut offset = 0;
+    for dim in (0..shape.num_dims() - 2).rev() {
+        let index = batch % shape[dim];
+        batch /= shape[dim];
+        if tensor.meta.shape()[dim] > 1 {
+            offset += index * tensor.meta.strides()[dim];
+        }
+    }
+    offset as u32
+}

@@ -1,0 +1,18 @@
+//! The CubeCL kernels.
+//!
+//! Portable: codes are bound as 32-bit words, four to a word, and are coded and decoded in registers by bit
+//! operations, so that a runtime needs neither 8-bit types nor fp8 instructions.
+
+mod amax;
+mod buffer;
+mod codec;
+mod dequantize;
+mod matmul;
+mod quantize;
+mod scale;
+
+pub(crate) use amax::amax;
+pub(crate) use dequantize::dequantize;
+pub(crate) use matmul::matmul;
+pub(crate) use quantize::quantize;
+pub(crate) use scale::update_scale;

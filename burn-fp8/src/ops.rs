@@ -1,0 +1,144 @@
+//! The backend extension: what a backend must do with fp8 codes.
+//!
+//! Codes are `u8` int tensors; scales are f32 float tensors of one element that live on the device, so that no op
+//! waits for the host. A scale multiplies before the cast, and its inverse multiplies after: `value = code / scale`.
+//! The default bodies are made of Burn's standard ops, so that `impl Fp8Ops for MyBackend {}` is enough.
+
+use burn::backend::{
+    Backend, ExtensionType, TensorMetadata, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{FloatDType, Shape};
+
+use crate::{Fp8Format, linear::GradAmaxSlot, portable, recipe::ScaleUpdate};
+
+/// The optional bias of [`Fp8Ops::fp8_matmul`], a row added to every row of the product.
+#[derive(Clone, Debug, ExtensionType)]
+pub enum Bias<B: Backend> {
+    /// No bias.
+    None,
+    /// A bias of as many elements as the product has columns.
+    Row(FloatTensor<B>),
+}
+
+/// The formats and the output dtype of [`Fp8Ops::fp8_matmul`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatmulSpec {
+    /// Format of the left side's codes.
+    pub lhs: Fp8Format,
+    /// Format of the right side's codes.
+    pub rhs: Fp8Format,
+    /// Dtype of the product: F32, BF16 or F16.
+    pub output: FloatDType,
+}
+
+/// How [`Fp8Ops::fp8_linear`] casts, and where its backward pass leaves the amax of the gradient.
+#[derive(Clone, Debug)]
+pub struct LinearSpec {
+    /// Format of input and weight.
+    pub forward: Fp8Format,
+    /// Format of the output's gradient.
+    pub gradient: Fp8Format,
+    /// Scale the gradient by its own amax instead of by the scale given.
+    pub current_gradient_scale: bool,
+    /// Receives the amax of the gradient during backward.
+    pub gradient_amax: GradAmaxSlot,
+}
+
+/// FP8 operations of a backend.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cubecl"),
+    Remote: cfg(feature = "remote"),
+    Autodiff,
+)]
+pub trait Fp8Ops: Backend {
+    /// The largest absolute value of `input`, an f32 tensor of shape `[1]`; NaN if there is one, 0 for an empty tensor.
+    fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::amax::<Self>(input)
+    }
+
+    /// The codes of `input * scale`, and the amax of `input` (of shape `[1]`), from one read of the input.
+    fn fp8_quantize(
+        input: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        portable::quantize::<Self>(input, scale, format)
+    }
+
+    /// The values of `codes`, divided by `scale`.
+    fn fp8_dequantize(
+        codes: IntTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        portable::dequantize::<Self>(codes, scale, format, dtype)
+    }
+
+    /// The matrix product of two code tensors of equal rank, batch dimensions broadcast, accumulated in f32, divided by
+    /// both scales, plus the bias.
+    fn fp8_matmul(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        spec: MatmulSpec,
+    ) -> FloatTensor<Self> {
+        portable::matmul::<Self>(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
+    }
+
+    /// One step of delayed scaling: takes `amax` (`[1]`) into `history` (`[length]`) and returns the new history and
+    /// the new scale (`[1]`). See [`ScaleUpdate`].
+    fn fp8_update_scale(
+        history: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        amax: FloatTensor<Self>,
+        update: ScaleUpdate,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        portable::update_scale::<Self>(history, scale, amax, update)
+    }
+
+    /// `input` (`[rows, d_input]`) times `weight` (`[d_input, d_output]`), both cast with the scales given; also the
+    /// amax of input and weight. Under autodiff the gradient is cast too, and both its products run in fp8.
+    fn fp8_linear(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        input_scale: FloatTensor<Self>,
+        weight_scale: FloatTensor<Self>,
+        gradient_scale: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        spec: LinearSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let _ = gradient_scale;
+        let output = output_dtype(&input);
+        let (x, input_amax) = Self::fp8_quantize(input, input_scale.clone(), spec.forward);
+        let (w, weight_amax) = Self::fp8_quantize(weight, weight_scale.clone(), spec.forward);
+        let matmul = MatmulSpec {
+            lhs: spec.forward,
+            rhs: spec.forward,
+            output,
+        };
+        let product = Self::fp8_matmul(x, w, input_scale, weight_scale, bias, matmul);
+        (product, input_amax, weight_amax)
+    }
+
+    /// The amax that a backward pass left in `slot`, or 0 (of shape `[1]`, on the device of `like`) if none did;
+    /// with `take` the slot is emptied.
+    fn fp8_gradient_amax(
+        like: FloatTensor<Self>,
+        slot: GradAmaxSlot,
+        take: bool,
+    ) -> FloatTensor<Self> {
+        slot.get(take).unwrap_or_else(|| {
+            Self::float_zeros(Shape::new([1]), &like.device(), FloatDType::F32)
+        })
+    }
+}
+
+/// The dtype of a product whose left side was `input`.
+pub(crate) fn output_dtype(input: &impl TensorMetadata) -> FloatDType {
+    input.dtype().into()
+}

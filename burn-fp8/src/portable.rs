@@ -1,0 +1,217 @@
+//! Every fp8 op in terms of Burn's standard ops: bit-exact too, slower, and good on any backend.
+//!
+//! It serves the backends that have no kernels of their own, such as the layers that wrap a backend.
+
+use burn::backend::{
+    Backend, Scalar, TensorMetadata, get_or_init_device_settings,
+    tensor::{BoolTensor, FloatTensor, IntTensor},
+};
+use burn::tensor::{BoolDType, FloatDType, IntDType, Shape, Slice, TensorData};
+
+use crate::{
+    Fp8Format,
+    ops::{Bias, MatmulSpec},
+    recipe::{AmaxCompute, ScaleUpdate},
+};
+
+fn bool_dtype<B: Backend>(tensor: &FloatTensor<B>) -> BoolDType {
+    get_or_init_device_settings::<B>(&tensor.device()).bool_dtype
+}
+
+fn at_least<B: Backend>(tensor: &FloatTensor<B>, bound: f32) -> FloatTensor<B> {
+    let mask = B::float_greater_equal_elem(tensor.clone(), bound.into(), bool_dtype::<B>(tensor));
+    B::bool_into_float(mask, FloatDType::F32)
+}
+
+fn is_nan<B: Backend>(tensor: &FloatTensor<B>) -> BoolTensor<B> {
+    // Not `float_is_nan`: a comparison is the one thing every backend agrees on.
+    B::float_not_equal(tensor.clone(), tensor.clone(), bool_dtype::<B>(tensor))
+}
+
+fn f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_cast(tensor, FloatDType::F32)
+}
+
+/// See [`Fp8Ops::fp8_amax`](crate::Fp8Ops::fp8_amax).
+pub(crate) fn amax<B: Backend>(input: FloatTensor<B>) -> FloatTensor<B> {
+    if input.shape().num_elements() == 0 {
+        return B::float_zeros(Shape::new([1]), &input.device(), FloatDType::F32);
+    }
+    let magnitude = B::float_abs(f32::<B>(input));
+    nan_max::<B>(magnitude)
+}
+
+/// The maximum of non-negative numbers, NaN if one of them is.
+pub(crate) fn nan_max<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let mask = is_nan::<B>(&tensor);
+    let dtype = bool_dtype::<B>(&tensor);
+    let clean = B::float_mask_fill(tensor, mask.clone(), 0f32.into());
+    let max = B::float_reshape(B::float_max(clean), Shape::new([1]));
+    let count = B::float_sum(B::bool_into_float(mask, FloatDType::F32));
+    let any = B::float_greater_elem(count, 0f32.into(), dtype);
+    B::float_mask_fill(max, any, f32::NAN.into())
+}
+
+/// See [`Fp8Ops::fp8_quantize`](crate::Fp8Ops::fp8_quantize).
+pub(crate) fn quantize<B: Backend>(
+    input: FloatTensor<B>,
+    scale: FloatTensor<B>,
+    format: Fp8Format,
+) -> (IntTensor<B>, FloatTensor<B>) {
+    let input = f32::<B>(input);
+    let scaled = B::float_mul(input.clone(), broadcast::<B>(scale, &input.shape()));
+    (encode::<B>(scaled, format), amax::<B>(input))
+}
+
+/// Cast by arithmetic alone: find each element's binade by halving, round in units of its last place.
+fn encode<B: Backend>(value: FloatTensor<B>, format: Fp8Format) -> IntTensor<B> {
+    let dtype = bool_dtype::<B>(&value);
+    let nan = is_nan::<B>(&value);
+    let value = B::float_mask_fill(value, nan.clone(), 0f32.into());
+
+    // 1 / -0 is -inf: the one comparison that sees the sign of zero.
+    let negative = B::float_lower_elem(value.clone(), 0f32.into(), dtype);
+    let negative_zero = B::float_lower_elem(B::float_recip(value.clone()), 0f32.into(), dtype);
+    let sign = B::bool_into_float(B::bool_or(negative, negative_zero), FloatDType::F32);
+
+    let magnitude = B::float_clamp(B::float_abs(value), 0f32.into(), format.max().into());
+    // In units of the smallest subnormal. The first binade above the subnormals has the same last place.
+    let mut steps = B::float_mul_scalar(magnitude, (1.0 / format.min_subnormal()).into());
+    let binade = (2u32 << format.mantissa_bits()) as f32;
+    let mut binades = B::float_mul_scalar(steps.clone(), 0f32.into());
+    let exponent_bits = 7 - format.mantissa_bits();
+    for shift in (0..exponent_bits).rev().map(|bit| 1i32 << bit) {
+        let above = at_least::<B>(&steps, binade * 2f32.powi(shift - 1));
+        let factor = B::float_add_scalar(
+            B::float_mul_scalar(above.clone(), (2f32.powi(-shift) - 1.0).into()),
+            1f32.into(),
+        );
+        steps = B::float_mul(steps, factor);
+        binades = B::float_add(binades, B::float_mul_scalar(above, (shift as f32).into()));
+    }
+    let rounded = round_ties_even::<B>(steps);
+    // A binade holds as many codes as the subnormals do, and a carry leads into the next one by itself.
+    let per_binade = (1u32 << format.mantissa_bits()) as f32;
+    let code = B::float_add(B::float_mul_scalar(binades, per_binade.into()), rounded);
+    let code = B::float_mask_fill(code, nan, (format.nan_code() as f32).into());
+    let code = B::float_add(code, B::float_mul_scalar(sign, 128f32.into()));
+    B::int_cast(B::float_into_int(code, IntDType::I32), IntDType::U8)
+}
+
+/// Round numbers in `0..2^22` to the nearest integer, ties to even. `float_round` is left aside: not every backend
+/// rounds ties to even.
+fn round_ties_even<B: Backend>(value: FloatTensor<B>) -> FloatTensor<B> {
+    let floor = B::float_floor(value.clone());
+    let fraction = B::float_sub(value, floor.clone());
+    let half = B::float_mul_scalar(floor.clone(), 0.5f32.into());
+    let odd = B::float_mul_scalar(B::float_sub(half.clone(), B::float_floor(half)), 2f32.into());
+    let at_half = at_least::<B>(&fraction, 0.5);
+    let above_half = at_least::<B>(&fraction, 0.5f32.next_up());
+    // Up above one half, and at one half if the integer below is odd.
+    let tie_up = B::float_mul(B::float_sub(at_half, above_half.clone()), odd);
+    B::float_add(floor, B::float_add(above_half, tie_up))
+}
+
+/// See [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize).
+pub(crate) fn dequantize<B: Backend>(
+    codes: IntTensor<B>,
+    scale: FloatTensor<B>,
+    format: Fp8Format,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let values = decode::<B>(codes, format);
+    let inverse = broadcast::<B>(B::float_recip(scale), &values.shape());
+    B::float_cast(B::float_mul(values, inverse), dtype)
+}
+
+/// The values of codes: a table of 256, looked up.
+fn decode<B: Backend>(codes: IntTensor<B>, format: Fp8Format) -> FloatTensor<B> {
+    let (shape, device) = (codes.shape(), codes.device());
+    if shape.num_elements() == 0 {
+        return B::float_zeros(shape, &device, FloatDType::F32);
+    }
+    let table = TensorData::new(format.values().to_vec(), [256]);
+    let table = B::float_from_data(table, &device);
+    let flat = B::int_reshape(codes, Shape::new([shape.num_elements()]));
+    let indices = B::int_cast(flat, IntDType::I32);
+    B::float_reshape(B::float_select(table, 0, indices), shape)
+}
+
+/// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
+pub(crate) fn matmul<B: Backend>(
+    lhs: IntTensor<B>,
+    rhs: IntTensor<B>,
+    lhs_scale: FloatTensor<B>,
+    rhs_scale: FloatTensor<B>,
+    bias: Bias<B>,
+    spec: MatmulSpec,
+) -> FloatTensor<B> {
+    let lhs = decode::<B>(lhs, spec.lhs);
+    let rhs = decode::<B>(rhs, spec.rhs);
+    let product = f32::<B>(B::float_matmul(lhs, rhs));
+    let shape = product.shape();
+    let product = B::float_mul(product, broadcast::<B>(B::float_recip(lhs_scale), &shape));
+    let product = B::float_mul(product, broadcast::<B>(B::float_recip(rhs_scale), &shape));
+    let product = match bias {
+        Bias::None => product,
+        Bias::Row(bias) => B::float_add(product, row::<B>(f32::<B>(bias), &shape)),
+    };
+    B::float_cast(product, spec.output)
+}
+
+/// See [`Fp8Ops::fp8_update_scale`](crate::Fp8Ops::fp8_update_scale).
+pub(crate) fn update_scale<B: Backend>(
+    history: FloatTensor<B>,
+    scale: FloatTensor<B>,
+    amax: FloatTensor<B>,
+    update: ScaleUpdate,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let length = history.shape()[0];
+    let dtype = bool_dtype::<B>(&history);
+    let device = history.device();
+
+    // Slot 0 is where the current amax is staged. The others are older, oldest first.
+    let tail = |start: usize| {
+        (start < length).then(|| B::float_slice(history.clone(), &[Slice::from(start..length)]))
+    };
+    let with_amax: Vec<_> = [amax.clone()].into_iter().chain(tail(1)).collect();
+    let zero = B::float_zeros(Shape::new([1]), &device, FloatDType::F32);
+    let rolled: Vec<_> = match length {
+        1 => vec![zero],
+        _ => [zero].into_iter().chain(tail(2)).chain([amax.clone()]).collect(),
+    };
+    let rolled = B::float_cat(rolled, 0);
+
+    let window = match update.algorithm {
+        AmaxCompute::Max => nan_max::<B>(B::float_cat(with_amax, 0)),
+        AmaxCompute::MostRecent => amax.clone(),
+    };
+    let top = B::float_full(Shape::new([1]), update.fp8_max.into(), &device, FloatDType::F32);
+    let new = B::float_div(top, window.clone());
+    let new = B::float_mul_scalar(new, 2f32.powi(-update.margin).into());
+    let overflow = B::float_greater_elem(new.clone(), f32::MAX.into(), dtype);
+    let new = B::float_mask_fill(new, overflow, f32::MAX.into());
+
+    let positive = B::float_greater_elem(window.clone(), 0f32.into(), dtype);
+    let finite = B::float_lower_equal_elem(window, f32::MAX.into(), dtype);
+    let usable = B::bool_and(positive, finite);
+    let new = B::float_mask_where(scale.clone(), usable, new);
+
+    // An amax of exactly 0 says that the tensor was not used: nothing moves.
+    let idle = B::float_equal_elem(amax, Scalar::from(0f32), dtype);
+    let scale = B::float_mask_where(new, idle.clone(), scale);
+    let idle = B::bool_expand(idle, Shape::new([length]));
+    (B::float_mask_where(rolled, idle, history), scale)
+}
+
+/// A tensor of one element, in a shape that broadcasts to `shape`.
+fn broadcast<B: Backend>(scalar: FloatTensor<B>, shape: &Shape) -> FloatTensor<B> {
+    B::float_reshape(scalar, Shape::from(vec![1; shape.num_dims()]))
+}
+
+/// A row, in a shape that broadcasts to `shape`.
+fn row<B: Backend>(row: FloatTensor<B>, shape: &Shape) -> FloatTensor<B> {
+    let mut dims = vec![1; shape.num_dims()];
+    dims[shape.num_dims() - 1] = shape[shape.num_dims() - 1];
+    B::float_reshape(row, Shape::from(dims))
+}

@@ -1,0 +1,16 @@
+//! Current scaling: every tensor by its own amax.
+
+use burn::config::Config;
+
+use super::RecipeFormat;
+
+/// Scale every tensor by its own amax, `max / amax`; an amax that is zero, infinite or NaN gives a scale of 1.
+///
+/// Transformer Engine's `Float8CurrentScaling` and torchao's `tensorwise` recipe. It costs one more read of each tensor
+/// than [`DelayedScaling`](super::DelayedScaling), and has no state.
+#[derive(Config, Debug, PartialEq)]
+pub struct CurrentScaling {
+    /// Which format goes where.
+    #[config(default = "RecipeFormat::Hybrid")]
+    pub format: RecipeFormat,
+}

@@ -1,0 +1,133 @@
+//! Delayed scaling: scales from a history of amaxes, as in Transformer Engine.
+
+use burn::config::Config;
+use burn::tensor::Tensor;
+
+use super::RecipeFormat;
+use crate::{Fp8Error, Fp8Format, functions};
+
+/// How the amax that sets the scale is taken from the history.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum AmaxCompute {
+    /// The largest of the whole history.
+    Max,
+    /// The last one.
+    MostRecent,
+}
+
+/// Scale every tensor by the amaxes that its earlier versions had, so that quantizing reads the tensor once.
+///
+/// Transformer Engine's recipe of that name, with its defaults. The scale starts at 1 and the history at zeros; after
+/// each step, with the amax of that step in it, `scale = (max / amax) / 2^margin`, and:
+/// - the amax is zero, infinite or NaN: the scale stays (an infinity stays in the window until it leaves it);
+/// - the quotient overflows: the scale is the largest f32;
+/// - the tensor was not used in that step (its amax is exactly 0): history and scale stay.
+#[derive(Config, Debug, PartialEq)]
+pub struct DelayedScaling {
+    /// Powers of two between the scaled amax and the largest fp8 value.
+    #[config(default = 0)]
+    pub margin: i32,
+    /// Which format goes where.
+    #[config(default = "RecipeFormat::Hybrid")]
+    pub format: RecipeFormat,
+    /// Length of the history.
+    #[config(default = 1024)]
+    pub amax_history_len: usize,
+    /// Which amax of the history counts.
+    #[config(default = "AmaxCompute::Max")]
+    pub amax_compute: AmaxCompute,
+    /// Steps from one change of the scales to the next. The history takes every step.
+    #[config(default = 1)]
+    pub interval: usize,
+}
+
+impl DelayedScaling {
+    /// The update of a tensor in `format`.
+    pub fn update(&self, format: Fp8Format) -> ScaleUpdate {
+        ScaleUpdate {
+            fp8_max: format.max(),
+            margin: self.margin,
+            algorithm: self.amax_compute,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), Fp8Error> {
+        let field = |field, value: i64, expected| {
+            Err(Fp8Error::RecipeField {
+                field,
+                value,
+                expected,
+            })
+        };
+        match self {
+            Self {
+                amax_history_len: 0,
+                ..
+            } => field("amax_history_len", 0, "at least 1"),
+            Self { interval: 0, .. } => field("interval", 0, "at least 1"),
+            Self { margin, .. } if !(-64..=64).contains(margin) => {
+                field("margin", i64::from(*margin), "between -64 and 64")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One step of delayed scaling for one tensor, as it is given to a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScaleUpdate {
+    /// The largest finite value of the tensor's format.
+    pub fp8_max: f32,
+    /// See [`DelayedScaling::margin`].
+    pub margin: i32,
+    /// See [`DelayedScaling::amax_compute`].
+    pub algorithm: AmaxCompute,
+}
+
+impl ScaleUpdate {
+    /// The rule of [`CurrentScaling`](super::CurrentScaling): it turns an amax into its scale, given a history of one
+    /// slot and a scale of 1.
+    pub(crate) fn current(format: Fp8Format) -> Self {
+        Self {
+            fp8_max: format.max(),
+            margin: 0,
+            algorithm: AmaxCompute::MostRecent,
+        }
+    }
+
+    /// Take `amax` (shape `[1]`) into `history` (slot 0 is free, the others hold the oldest to the newest) and return
+    /// the new history and scale. It runs on the device, without waiting for it.
+    ///
+    /// # Panics
+    /// Where the tensors are not f32, `scale` or `amax` not of one element, or `history` empty.
+    pub fn apply(
+        &self,
+        history: Tensor<1>,
+        scale: Tensor<1>,
+        amax: Tensor<1>,
+    ) -> (Tensor<1>, Tensor<1>) {
+        functions::update_scale(history, scale, amax, *self)
+    }
+
+    /// The same on the host.
+    #[cfg_attr(not(feature = "flex"), allow(dead_code))]
+    pub(crate) fn apply_host(&self, history: &mut [f32], scale: f32, amax: f32) -> f32 {
+        if amax == 0.0 {
+            return scale;
+        }
+        history[0] = amax;
+        let window = match self.algorithm {
+            AmaxCompute::MostRecent => amax,
+            AmaxCompute::Max => history
+                .iter()
+                .fold(0.0, |max: f32, &amax| if amax > max || amax.is_nan() { amax } else { max }),
+        };
+        history.rotate_left(1);
+        history[0] = 0.0;
+        if window.is_finite() && window > 0.0 {
+            ((self.fp8_max / window) * 2f32.powi(-self.margin)).min(f32::MAX)
+        } else {
+            scale
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Recipes: which format goes where, and where the scales come from.
+
+mod current;
+mod delayed;
+mod reducer;
+
+pub use current::CurrentScaling;
+pub use delayed::{AmaxCompute, DelayedScaling, ScaleUpdate};
+pub use reducer::AmaxReducer;
+
+use burn::config::Config;
+
+use crate::{Fp8Error, Fp8Format};
+
+/// Which format a recipe uses for which pass.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum RecipeFormat {
+    /// E4m3 forward, e5m2 for gradients: the default of Transformer Engine and of this crate.
+    Hybrid,
+    /// E4m3 everywhere.
+    E4M3,
+    /// E5m2 everywhere. Refused by [`validate`](Fp8Recipe::validate): too coarse for the forward pass.
+    E5M2,
+}
+
+impl RecipeFormat {
+    /// The format of inputs and weights.
+    pub fn forward(self) -> Fp8Format {
+        match self {
+            Self::Hybrid | Self::E4M3 => Fp8Format::E4M3,
+            Self::E5M2 => Fp8Format::E5M2,
+        }
+    }
+
+    /// The format of gradients.
+    pub fn gradient(self) -> Fp8Format {
+        match self {
+            Self::E4M3 => Fp8Format::E4M3,
+            Self::Hybrid | Self::E5M2 => Fp8Format::E5M2,
+        }
+    }
+
+    fn validate(self) -> Result<(), Fp8Error> {
+        match self.forward() {
+            Fp8Format::E4M3 => Ok(()),
+            format => Err(Fp8Error::ForwardFormat { format }),
+        }
+    }
+}
+
+/// A scaling recipe. All of it serializes, as JSON too (`Config`).
+///
+/// ```
+/// use burn_fp8::recipe::{DelayedScaling, Fp8Recipe};
+///
+/// let recipe = Fp8Recipe::from(DelayedScaling::new().with_amax_history_len(16).with_margin(1));
+/// assert!(recipe.validate().is_ok());
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub enum Fp8Recipe {
+    /// Scales from the amaxes of earlier steps.
+    Delayed(DelayedScaling),
+    /// Scales from the tensor at hand.
+    Current(CurrentScaling),
+}
+
+impl Fp8Recipe {
+    /// Which format goes where.
+    pub fn format(&self) -> RecipeFormat {
+        match self {
+            Self::Delayed(recipe) => recipe.format,
+            Self::Current(recipe) => recipe.format,
+        }
+    }
+
+    /// Check the recipe.
+    ///
+    /// # Errors
+    /// [`Fp8Error::ForwardFormat`] for e5m2 in the forward pass, [`Fp8Error::RecipeField`] for an empty history or an
+    /// interval of 0.
+    pub fn validate(&self) -> Result<(), Fp8Error> {
+        self.format().validate()?;
+        match self {
+            Self::Delayed(recipe) => recipe.validate(),
+            Self::Current(_) => Ok(()),
+        }
+    }
+}
+
+impl Default for Fp8Recipe {
+    fn default() -> Self {
+        Self::Delayed(DelayedScaling::new())
+    }
+}
+
+impl From<DelayedScaling> for Fp8Recipe {
+    fn from(recipe: DelayedScaling) -> Self {
+        Self::Delayed(recipe)
+    }
+}
+
+impl From<CurrentScaling> for Fp8Recipe {
+    fn from(recipe: CurrentScaling) -> Self {
+        Self::Current(recipe)
+    }
+}

@@ -1,0 +1,47 @@
+use serde::{Deserialize, Serialize};
+
+/// Which elements of a tensor share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Granularity {
+    /// All of them.
+    Tensor,
+    /// Those of a row (of the last dimension).
+    Row,
+    /// Those of a column. The transpose of a row-scaled tensor has this one.
+    Column,
+    /// Those of a block of the last two dimensions. Blocks at the edges may be smaller.
+    Block {
+        /// Rows of a block.
+        rows: usize,
+        /// Columns of a block.
+        columns: usize,
+    },
+}
+
+impl Granularity {
+    /// Rows that share a scale; `None` where all of them do.
+    pub(crate) fn rows(self) -> Option<usize> {
+        match self {
+            Self::Tensor | Self::Column => None,
+            Self::Row => Some(1),
+            Self::Block { rows, .. } => Some(rows),
+        }
+    }
+
+    /// Columns that share a scale; `None` where all of them do.
+    pub(crate) fn columns(self) -> Option<usize> {
+        self.transposed().rows()
+    }
+
+    pub(crate) fn transposed(self) -> Self {
+        match self {
+            Self::Tensor => Self::Tensor,
+            Self::Row => Self::Column,
+            Self::Column => Self::Row,
+            Self::Block { rows, columns } => Self::Block {
+                rows: columns,
+                columns: rows,
+            },
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! FP8 tensors.
+
+mod blocks;
+mod granularity;
+
+pub use granularity::Granularity;
+
+use core::fmt;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use crate::{Fp8Error, Fp8Format, Fp8Ops, functions};
+
+/// A tensor of fp8 numbers: one byte an element on the device, with its scales and its format.
+///
+/// The value of an element is its code's value divided by its scale. Nothing here is differentiable; modules such as
+/// [`Fp8Linear`](crate::Fp8Linear) have the gradients.
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_fp8::{Fp8Format, Fp8Tensor};
+///
+/// let x = Tensor::<2>::from_floats([[1.0, -2.0], [3.0, 4.0]], &Device::flex());
+/// let q = Fp8Tensor::quantize(x, Fp8Format::E4M3);
+/// assert_eq!(q.scale().into_scalar::<f32>(), 448.0 / 4.0);
+/// let y = q.dequantize(FloatDType::F32).into_data().try_to_vec::<f32>().unwrap();
+/// assert_eq!(y, [1.0, -2.0, 3.0, 4.0]);
+/// ```
+#[derive(Clone)]
+pub struct Fp8Tensor<const D: usize> {
+    codes: Tensor<D, Int>,
+    /// One element, or one row, column or block of them per row, column or block of the codes.
+    scale: Tensor<D>,
+    granularity: Granularity,
+    format: Fp8Format,
+}
+
+impl<const D: usize> Fp8Tensor<D> {
+    /// Quantize with the tensor's own amax: the largest absolute value becomes the format's largest. Two reads of the
+    /// tensor, none by the host. An amax that is zero, infinite or NaN gives a scale of 1.
+    pub fn quantize(tensor: Tensor<D>, format: Fp8Format) -> Self {
+        let tensor = tensor.without_autodiff();
+        let scale = scale_of(functions::amax(tensor.clone()), format);
+        Self::quantize_with_device_scale(tensor, scale, format).0
+    }
+
+    /// Quantize with a given scale, which multiplies before the cast. Values out of range saturate.
+    ///
+    /// # Errors
+    /// [`Fp8Error::InvalidScale`] unless the scale is positive and finite.
+    pub fn quantize_with_scale(
+        tensor: Tensor<D>,
+        scale: f32,
+        format: Fp8Format,
+    ) -> Result<Self, Fp8Error> {
+        check_scale(scale)?;
+        let device = tensor.device().without_autodiff();
+        let scale = Tensor::from_data(TensorData::from([scale]), (&device, DType::F32));
+        Ok(Self::quantize_with_device_scale(tensor, scale, format).0)
+    }
+
+    /// Quantize with a scale that is on the device already (f32, of shape `[1]`), and return the tensor's amax (of shape
+    /// `[1]`) from the same read. The scale is not checked: that would wait for the device.
+    pub fn quantize_with_device_scale(
+        tensor: Tensor<D>,
+        scale: Tensor<1>,
+        format: Fp8Format,
+    ) -> (Self, Tensor<1>) {
+        let (codes, amax) = Dispatch::fp8_quantize(
+            tensor.without_autodiff().into_dispatch(),
+            scale.clone().into_dispatch(),
+            format,
+        );
+        let quantized = Self {
+            codes: Tensor::from_dispatch(codes),
+            scale: scale.reshape([1; D]),
+            granularity: Granularity::Tensor,
+            format,
+        };
+        (quantized, Tensor::from_dispatch(amax))
+    }
+
+    /// The values, in `dtype`.
+    pub fn dequantize(&self, dtype: FloatDType) -> Tensor<D> {
+        let decode = |scale: Tensor<1>, dtype| {
+            Tensor::from_dispatch(Dispatch::fp8_dequantize(
+                self.codes.clone().into_dispatch(),
+                scale.into_dispatch(),
+                self.format,
+                dtype,
+            ))
+        };
+        match self.granularity {
+            Granularity::Tensor => decode(self.scale.clone().reshape([1]), dtype),
+            _ => {
+                let unit = Tensor::ones([1], (&self.device(), DType::F32));
+                let values: Tensor<D> = decode(unit, FloatDType::F32);
+                (values / self.expanded_scale()).cast(dtype)
+            }
+        }
+    }
+
+    /// The codes, one byte an element (dtype U8).
+    pub fn codes(&self) -> Tensor<D, Int> {
+        self.codes.clone()
+    }
+
+    /// The scales, in f32: all dimensions 1 for one scale per tensor; the last, the last but one, or both of them
+    /// counted in rows, columns or blocks otherwise.
+    pub fn scale(&self) -> Tensor<D> {
+        self.scale.clone()
+    }
+
+    /// Which elements share a scale.
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
+    }
+
+    /// The format of the codes.
+    pub fn format(&self) -> Fp8Format {
+        self.format
+    }
+
+    /// The shape.
+    pub fn dims(&self) -> [usize; D] {
+        self.codes.dims()
+    }
+
+    /// The device that holds the codes.
+    pub fn device(&self) -> Device {
+        self.codes.device()
+    }
+
+    /// The same elements in another shape.
+    ///
+    /// # Panics
+    /// Where the number of elements differs, as Burn's own `reshape`, and for tensors with more than one scale, whose
+    /// rows and blocks a reshape would tear apart: dequantize those first.
+    pub fn reshape<const E: usize>(self, shape: [usize; E]) -> Fp8Tensor<E> {
+        assert!(
+            self.granularity == Granularity::Tensor,
+            "reshape: a tensor scaled by {:?} has its scales bound to its shape; dequantize it first",
+            self.granularity
+        );
+        Fp8Tensor {
+            codes: self.codes.reshape(shape),
+            scale: self.scale.reshape([1; E]),
+            granularity: Granularity::Tensor,
+            format: self.format,
+        }
+    }
+
+    /// Swap the last two dimensions. Nothing is copied where the backend has strides (Flex, CubeCL).
+    ///
+    /// # Panics
+    /// For tensors of rank 1, as Burn's own `transpose`.
+    pub fn transpose(self) -> Self {
+        Self {
+            codes: self.codes.transpose(),
+            scale: self.scale.transpose(),
+            granularity: self.granularity.transposed(),
+            format: self.format,
+        }
+    }
+
+    /// The same tensor on another device.
+    pub fn to_device(self, device: &Device) -> Self {
+        let device = device.clone().without_autodiff();
+        Self {
+            codes: self.codes.to_device(&device),
+            scale: self.scale.to_device(&device),
+            ..self
+        }
+    }
+
+    /// Codes, scales and the rest as plain data, which serializes.
+    pub fn into_data(self) -> Fp8Data {
+        let shape = self.dims().to_vec();
+        let scale_shape = self.scale.dims().to_vec();
+        let codes = self.codes.into_data().try_to_vec::<u8>();
+        let scales = self.scale.into_data().try_to_vec::<f32>();
+        Fp8Data {
+            codes: codes.expect("codes are u8"),
+            shape,
+            scales: scales.expect("scales are f32"),
+            scale_shape,
+            granularity: self.granularity,
+            format: self.format,
+        }
+    }
+
+    /// The inverse of [`into_data`](Self::into_data).
+    ///
+    /// # Errors
+    /// [`Fp8Error::CodeLength`] where codes and shape do not fit, [`Fp8Error::Rank`] for data of another rank than `D`,
+    /// [`Fp8Error::InvalidScale`] for a scale that is not positive and finite.
+    pub fn from_data(data: Fp8Data, device: &Device) -> Result<Self, Fp8Error> {
+        let device = device.clone().without_autodiff();
+        let length = |len: usize, shape: &[usize]| {
+            if len == shape.iter().product::<usize>() {
+                Ok(())
+            } else {
+                Err(Fp8Error::CodeLength {
+                    codes: len,
+                    shape: shape.to_vec(),
+                })
+            }
+        };
+        if data.shape.len() != D || data.scale_shape.len() != D {
+            return Err(Fp8Error::Rank {
+                rank: data.shape.len(),
+            });
+        }
+        length(data.codes.len(), &data.shape)?;
+        length(data.scales.len(), &data.scale_shape)?;
+        data.scales.iter().copied().try_for_each(check_scale)?;
+        Ok(Self {
+            codes: Tensor::from_data(TensorData::new(data.codes, data.shape), (&device, DType::U8)),
+            scale: Tensor::from_data(
+                TensorData::new(data.scales, data.scale_shape),
+                (&device, DType::F32),
+            ),
+            granularity: data.granularity,
+            format: data.format,
+        })
+    }
+}
+
+/// An fp8 tensor off the device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fp8Data {
+    /// The codes, row by row.
+    pub codes: Vec<u8>,
+    /// The shape of the codes.
+    pub shape: Vec<usize>,
+    /// The scales, row by row.
+    pub scales: Vec<f32>,
+    /// The shape of the scales.
+    pub scale_shape: Vec<usize>,
+    /// Which elements share a scale.
+    pub granularity: Granularity,
+    /// The format of the codes.
+    pub format: Fp8Format,
+}
+
+impl<const D: usize> fmt::Debug for Fp8Tensor<D> {
+    /// Shape, format, scales, and the values as Burn prints them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fp8Tensor")
+            .field("format", &self.format)
+            .field("granularity", &self.granularity)
+            .field("scale", &format_args!("{}", self.scale))
+            .field("values", &format_args!("{}", self.dequantize(FloatDType::F32)))
+            .finish()
+    }
+}
+
+/// The scale of an amax, computed on the device.
+fn scale_of(amax: Tensor<1>, format: Fp8Format) -> Tensor<1> {
+    let device = (&amax.device(), DType::F32);
+    let update = crate::recipe::ScaleUpdate::current(format);
+    functions::update_scale(Tensor::zeros([1], device), Tensor::ones([1], device), amax, update).1
+}
+
+fn check_scale(scale: f32) -> Result<(), Fp8Error> {
+    if scale.is_finite() && scale > 0.0 {
+        Ok(())
+    } else {
+        Err(Fp8Error::InvalidScale { scale })
+    }
+}

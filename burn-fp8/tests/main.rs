@@ -1,0 +1,14 @@
+//! Every test of the crate in one binary.
+
+mod suite {
+    mod casts;
+    mod device;
+    mod fixtures;
+    mod linear;
+    mod matmul;
+    mod recipe;
+    #[cfg(feature = "remote")]
+    mod remote;
+    mod tensor;
+    mod training;
+}

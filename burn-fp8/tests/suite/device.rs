@@ -1,0 +1,63 @@
+//! The devices that the tests run on.
+
+use burn::tensor::{Device, Tensor};
+
+/// Flex, and CubeCL's CPU runtime where its feature is on.
+pub(crate) fn devices() -> Vec<Device> {
+    #[allow(unused_mut)]
+    let mut devices = vec![Device::flex()];
+    #[cfg(feature = "cpu")]
+    devices.push(Device::cpu());
+    devices
+}
+
+pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.cast(burn::tensor::FloatDType::F32).into_data().try_to_vec::<f32>().unwrap()
+}
+
+/// A generator of its own, so that tests do not depend on a device's.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(2).wrapping_add(1))
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        // SplitMix64 (Steele, Lea, Flood 2014).
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bits ^ (bits >> 31)
+    }
+
+    /// Uniform in 0..1.
+    pub(crate) fn uniform(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    /// Normally distributed (Box and Muller).
+    pub(crate) fn normal(&mut self) -> f32 {
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        radius * (core::f32::consts::TAU * self.uniform()).cos()
+    }
+
+    pub(crate) fn normals(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.normal()).collect()
+    }
+
+    pub(crate) fn matrix(&mut self, shape: [usize; 2], device: &Device) -> Tensor<2> {
+        let data = burn::tensor::TensorData::new(self.normals(shape[0] * shape[1]), shape);
+        Tensor::from_data(data, device)
+    }
+}
+
+/// Signal to quantization noise in dB: 20 log10(|reference| / |reference - value|).
+pub(crate) fn sqnr(reference: &[f32], value: &[f32]) -> f64 {
+    assert_eq!(reference.len(), value.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let signal = norm(&mut reference.iter().map(|&x| f64::from(x)));
+    let noise = norm(&mut reference.iter().zip(value).map(|(&x, &y)| f64::from(x) - f64::from(y)));
+    20.0 * (signal / noise).log10()
+}

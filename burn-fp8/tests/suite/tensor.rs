@@ -1,0 +1,203 @@
+//! Fp8 tensors: their layout, their data, their errors.
+
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn_fp8::{Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity};
+
+use super::device::{Random, devices, sqnr, values};
+
+#[test]
+fn quantize_fills_the_range() {
+    for device in devices() {
+        for format in Fp8Format::ALL {
+            let x = Random::new(8).matrix([7, 13], &device);
+            let amax = values(x.clone()).iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            let q = Fp8Tensor::quantize(x.clone(), format);
+            assert_eq!(q.granularity(), Granularity::Tensor);
+            assert_eq!(values(q.scale()), [format.max() / amax]);
+            let data = q.clone().into_data();
+            assert_eq!(data.codes.iter().map(|code| code & 0x7F).max(), Some(format.max_code()));
+            let expected: Vec<u8> =
+                values(x).iter().map(|x| format.encode(x * (format.max() / amax))).collect();
+            assert_eq!(data.codes, expected);
+        }
+    }
+}
+
+#[test]
+fn an_amax_without_a_scale_gives_one() {
+    for device in devices() {
+        for input in [0.0, f32::INFINITY, f32::NAN] {
+            let x = Tensor::<1>::from_floats([input, 0.0], &device);
+            let q = Fp8Tensor::quantize(x, Fp8Format::E4M3);
+            assert_eq!(values(q.scale()), [1.0], "amax {input}");
+            assert_eq!(Fp8Format::E4M3.scale_for(input), 1.0);
+        }
+        let tiny = Tensor::<1>::from_floats([1e-42], &device);
+        assert_eq!(values(Fp8Tensor::quantize(tiny, Fp8Format::E4M3).scale()), [f32::MAX]);
+        assert_eq!(Fp8Format::E4M3.scale_for(1e-42), f32::MAX);
+    }
+}
+
+#[test]
+fn reshape_and_transpose_move_values() {
+    for device in devices() {
+        let x = Random::new(9).matrix([4, 6], &device);
+        let q = Fp8Tensor::quantize(x, Fp8Format::E4M3);
+        let y = q.dequantize(FloatDType::F32);
+        let reshaped = q.clone().reshape([2, 3, 4]);
+        assert_eq!(reshaped.dims(), [2, 3, 4]);
+        assert_eq!(values(reshaped.dequantize(FloatDType::F32)), values(y.clone()));
+        let transposed = q.clone().transpose();
+        assert_eq!(transposed.dims(), [6, 4]);
+        assert_eq!(values(transposed.dequantize(FloatDType::F32)), values(y.clone().transpose()));
+        // The codes of a transposed tensor are read in its own order.
+        assert_eq!(transposed.clone().into_data().codes, {
+            let codes = q.clone().into_data().codes;
+            (0..24).map(|i| codes[i % 4 * 6 + i / 4]).collect::<Vec<_>>()
+        });
+        let twice = transposed.transpose().reshape([24]);
+        assert_eq!(values(twice.dequantize(FloatDType::F32)), values(y));
+    }
+}
+
+#[test]
+fn granular_scales_follow_their_elements() {
+    for device in devices() {
+        let x = Random::new(10).matrix([5, 7], &device);
+        let host = values(x.clone());
+        let format = Fp8Format::E4M3;
+        let amax = |cells: &dyn Fn(usize, usize) -> bool| {
+            let cell = |i: usize| if cells(i / 7, i % 7) { host[i].abs() } else { 0.0 };
+            (0..35).map(cell).fold(0.0, f32::max)
+        };
+        let rows = Fp8Tensor::quantize_rows(x.clone(), format);
+        let expected: Vec<_> = (0..5).map(|row| 448.0 / amax(&|r, _| r == row)).collect();
+        assert_eq!(rows.scale().dims(), [5, 1]);
+        super::linear::assert_near(&values(rows.scale()), &expected, 1e-6);
+
+        let blocks = Fp8Tensor::quantize_blocks(x.clone(), [2, 3], format).unwrap();
+        assert_eq!(blocks.scale().dims(), [3, 3]);
+        let expected: Vec<_> = (0..9)
+            .map(|block| 448.0 / amax(&|r, c| (r / 2, c / 3) == (block / 3, block % 3)))
+            .collect();
+        super::linear::assert_near(&values(blocks.scale()), &expected, 1e-6);
+
+        let transposed = blocks.clone().transpose();
+        assert_eq!(transposed.granularity(), Granularity::Block { rows: 3, columns: 2 });
+        assert_eq!(
+            values(transposed.dequantize(FloatDType::F32)),
+            values(blocks.dequantize(FloatDType::F32).transpose())
+        );
+        let columns = Fp8Tensor::quantize_columns(x.clone(), format);
+        assert_eq!(columns.granularity(), Granularity::Column);
+        assert_eq!(columns.scale().dims(), [1, 7]);
+        // torchao asks for 25 dB of a row-wise cast.
+        for q in [rows, columns, blocks] {
+            assert!(sqnr(&host, &values(q.dequantize(FloatDType::F32))) > 25.0);
+        }
+    }
+}
+
+#[test]
+fn data_makes_the_round_trip_through_json() {
+    for device in devices() {
+        let x = Random::new(11).matrix([3, 5], &device);
+        for q in [
+            Fp8Tensor::quantize(x.clone(), Fp8Format::E5M2),
+            Fp8Tensor::quantize_blocks(x.clone(), [2, 2], Fp8Format::E4M3).unwrap(),
+        ] {
+            let data = q.clone().into_data();
+            let json = serde_json::to_string(&data).unwrap();
+            let read: Fp8Data = serde_json::from_str(&json).unwrap();
+            assert_eq!(read, data);
+            for target in devices() {
+                let again = Fp8Tensor::<2>::from_data(read.clone(), &target).unwrap();
+                assert_eq!(
+                    values(again.dequantize(FloatDType::F32)),
+                    values(q.dequantize(FloatDType::F32))
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn to_device_keeps_everything() {
+    for from in devices() {
+        let q = Fp8Tensor::quantize(Random::new(12).matrix([3, 5], &from), Fp8Format::E4M3);
+        for to in devices() {
+            let moved = q.clone().to_device(&to);
+            assert_eq!(moved.device(), to);
+            assert_eq!(moved.into_data(), q.clone().into_data());
+        }
+    }
+}
+
+#[test]
+fn debug_shows_values() {
+    let x = Tensor::<1>::from_floats([1.0, -448.0], &Device::flex());
+    let q = Fp8Tensor::quantize_with_scale(x, 1.0, Fp8Format::E4M3).unwrap();
+    let text = format!("{q:?}");
+    assert!(text.contains("E4M3") && text.contains("-448"), "{text}");
+}
+
+#[test]
+fn bad_scales_and_data_are_errors() {
+    let device = Device::flex();
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let x = Tensor::<1>::ones([2], &device);
+        match Fp8Tensor::quantize_with_scale(x, scale, Fp8Format::E4M3) {
+            Err(Fp8Error::InvalidScale { scale: refused }) => {
+                assert_eq!(refused.to_bits(), scale.to_bits());
+            }
+            other => panic!("{scale}: {other:?}"),
+        }
+    }
+    let data = Fp8Data {
+        codes: vec![0; 5],
+        shape: vec![2, 3],
+        scales: vec![1.0],
+        scale_shape: vec![1, 1],
+        granularity: Granularity::Tensor,
+        format: Fp8Format::E4M3,
+    };
+    let read = |data: &Fp8Data| Fp8Tensor::<2>::from_data(data.clone(), &device).unwrap_err();
+    let length = Fp8Error::CodeLength {
+        codes: 5,
+        shape: vec![2, 3],
+    };
+    assert_eq!(read(&data), length);
+    let scale = Fp8Data {
+        codes: vec![0; 6],
+        scales: vec![0.0],
+        ..data.clone()
+    };
+    assert_eq!(read(&scale), Fp8Error::InvalidScale { scale: 0.0 });
+    assert!(Fp8Tensor::<3>::from_data(data, &device).is_err());
+    let blocks = Fp8Tensor::quantize_blocks(Tensor::<2>::ones([2, 2], &device), [0, 1], Fp8Format::E4M3);
+    assert_eq!(blocks.unwrap_err(), Fp8Error::EmptyBlock { rows: 0, columns: 1 });
+    let vector = Fp8Tensor::quantize_blocks(Tensor::<1>::ones([2], &device), [1, 1], Fp8Format::E4M3);
+    assert_eq!(vector.unwrap_err(), Fp8Error::Rank { rank: 1 });
+}
+
+#[test]
+fn empty_tensors_are_fine() {
+    for device in devices() {
+        let q = Fp8Tensor::quantize(Tensor::<2>::zeros([0, 3], &device), Fp8Format::E4M3);
+        assert_eq!(q.dims(), [0, 3]);
+        assert_eq!(q.dequantize(FloatDType::F32).dims(), [0, 3]);
+        assert!(q.into_data().codes.is_empty());
+    }
+}
+
+#[test]
+fn device_scales_are_used_as_they_are() {
+    for device in devices() {
+        let x = Tensor::<1>::from_floats([1.0, -3.0, 0.1], &device);
+        let scale = Tensor::from_data(TensorData::from([8.0f32]), &device);
+        let (q, amax) = Fp8Tensor::quantize_with_device_scale(x, scale, Fp8Format::E5M2);
+        assert_eq!(values(amax), [3.0]);
+        let expected = [8.0, -24.0, 0.8].map(|x| Fp8Format::E5M2.encode(x));
+        assert_eq!(q.into_data().codes, expected);
+    }
+}
