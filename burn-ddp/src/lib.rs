@@ -10,6 +10,7 @@ mod group;
 pub mod launch;
 mod local;
 mod sampler;
+mod sync_batch_norm;
 mod tcp;
 mod transport;
 
@@ -20,3 +21,4 @@ pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
 pub use local::LocalGroup;
 pub use sampler::DistributedSampler;
+pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormOps, register_custom_ops};
