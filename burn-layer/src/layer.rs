@@ -84,6 +84,8 @@ pub struct Inputs {
     pub nominal: DType,
     /// The dtype that the first float input is stored in.
     pub first: DType,
+    /// Whether the first float input comes straight from a transposition.
+    pub first_transposed: bool,
     /// The narrowest dtype that holds every input's storage dtype (f16 and bf16 together: f32).
     pub widest: DType,
     /// Whether the inputs are stored in more than one dtype.
@@ -108,6 +110,7 @@ impl Inputs {
         Self {
             nominal: self.nominal,
             first: self.first,
+            first_transposed: self.first_transposed,
             widest: widest(self.widest, storage),
             mixed: self.mixed || self.widest != storage,
         }

@@ -59,6 +59,7 @@ type CastCopy<P> = Arc<Mutex<Option<(DType, P)>>>;
 pub struct LayeredFloat<L: Layer, B: Backend> {
     source: Source<FloatTensor<B>>,
     nominal: DType,
+    transposed: bool,
     copy: CastCopy<FloatTensor<B>>,
     layer: Arc<L>,
 }
@@ -87,9 +88,18 @@ impl<L: Layer, B: Backend> LayeredFloat<L, B> {
         Self {
             source,
             nominal,
+            transposed: false,
             copy: Arc::new(Mutex::new(None)),
             layer,
         }
+    }
+
+    pub(crate) fn transposed(self, transposed: bool) -> Self {
+        Self { transposed, ..self }
+    }
+
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.transposed
     }
 
     pub(crate) fn layer(&self) -> &Arc<L> {
@@ -165,6 +175,7 @@ impl<L: Layer, B: Backend> Clone for LayeredFloat<L, B> {
         Self {
             source: self.source.clone(),
             nominal: self.nominal,
+            transposed: self.transposed,
             copy: self.copy.clone(),
             layer: self.layer.clone(),
         }

@@ -143,6 +143,10 @@ impl Policy {
         }
         let low = DType::from(self.low);
         match rule {
+            // The gradient of a weight that was used in a plain product: x^T dy.
+            Rule::Lower if op == Op::float_matmul && inputs.first_transposed => {
+                Plan::compute(low).store(DType::F32)
+            }
             Rule::Lower => Plan::compute(low),
             Rule::WeightGrad => Plan::compute(low).store(DType::F32),
             Rule::Full if self.low_outputs && inputs.stored_low() => {

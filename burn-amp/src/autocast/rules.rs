@@ -11,6 +11,10 @@
 //! | `deform_conv2d` | torchvision: full | full | as torchvision |
 //! | gradients of weights | low, then cast to f32 by the leaf's cast | low, stored f32 | the same values |
 //!
+//! A weight may also be used in a plain product, whose backward is a plain product again. The one
+//! that makes the weight's gradient has its left factor transposed (`x^T dy`), so that the result
+//! of such a product is stored in f32 as well.
+//!
 //! PyTorch's autocast decides forward; its backward ops run in the dtype of their forward. Burn's
 //! backward is made of ops as well, so they stand in the table beside their forward.
 

@@ -94,7 +94,9 @@ impl ModuleVisitor for Unscale {
         let Some(grad) = self.grads.remove::<D>(param.id) else {
             return;
         };
-        let grad = grad.mul_scalar(self.factor);
+        // By a tensor of f32: a gradient that autocast stored in 16 bits is divided in f32.
+        let factor = Tensor::<1>::from_floats([self.factor], &grad.device());
+        let grad = grad * factor.reshape([1; D]);
         // 0 times an infinity or a NaN is NaN, and a NaN stays in a sum.
         self.probes.push(grad.clone().mul_scalar(0.0).sum());
         self.names.push(self.path.join("."));

@@ -157,6 +157,21 @@ fn a_parameter_is_cast_once_a_step() {
     assert_eq!(report.casts_saved - before.casts_saved, 5);
 }
 
+/// A gradient of 2^-20 times one of 2^-20 is nothing in fp16: gradients of weights are kept in f32,
+/// whether the weight was used in a `linear` or in a plain product.
+#[test]
+fn gradients_of_weights_are_kept_in_f32() {
+    for bias in [true, false] {
+        let device = Autocast::fp16().device(Device::flex()).unwrap().autodiff();
+        let linear = LinearConfig::new(2, 1).with_bias(bias).init(&device);
+        let x = Tensor::<2>::from_floats([[0.00390625, 0.5]], &device);
+        let grads = linear.forward(x).mul_scalar(1.0 / 4096.0).sum().backward();
+        let grad = linear.weight.grad(&grads).unwrap();
+        let square = values(grad.clone() * grad);
+        assert_eq!(square, [2f32.powi(-40), 2f32.powi(-26)], "bias: {bias}");
+    }
+}
+
 #[test]
 fn the_report_counts_ops_by_dtype() {
     let autocast = Autocast::fp16().with_report(Device::flex()).unwrap();

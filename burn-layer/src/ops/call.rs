@@ -33,6 +33,7 @@ impl<L: Layer, B: Backend> Call<L, B> {
             None => Inputs {
                 nominal: tensor.dtype(),
                 first: storage,
+                first_transposed: tensor.is_transposed(),
                 widest: storage,
                 mixed: false,
             },
@@ -94,7 +95,11 @@ impl<L: Layer, B: Backend> Call<L, B> {
             }
             _ => tensor,
         };
-        LayeredFloat::new(tensor, nominal, layer)
+        let transposes = matches!(
+            self.op,
+            Op::float_transpose | Op::float_swap_dims | Op::float_permute
+        );
+        LayeredFloat::new(tensor, nominal, layer).transposed(transposes)
     }
 
     pub(crate) fn tensor<P>(&self, tensor: P) -> LayeredTensor<L, P> {
