@@ -70,7 +70,10 @@ pub(crate) fn matmul(
         dtype_ir(spec.output),
         ScalarIr::Bool(bias.is_some()),
     ];
-    let inputs: Vec<_> = [lhs, rhs, lhs_scale, rhs_scale].into_iter().chain(bias).collect();
+    let inputs: Vec<_> = [lhs, rhs, lhs_scale, rhs_scale]
+        .into_iter()
+        .chain(bias)
+        .collect();
     CustomOpIr::with_scalars(MATMUL, &inputs, &[output], scalars)
 }
 
@@ -147,12 +150,23 @@ pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
             let product = K::matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
             handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
         }
-        (UPDATE_SCALE, [ScalarIr::Float(fp8_max), ScalarIr::Int(margin), ScalarIr::Bool(max)]) => {
+        (
+            UPDATE_SCALE,
+            [
+                ScalarIr::Float(fp8_max),
+                ScalarIr::Int(margin),
+                ScalarIr::Bool(max),
+            ],
+        ) => {
             let ([history, scale, amax], [history_ir, scale_ir]) = desc.as_fixed();
             let update = ScaleUpdate {
                 fp8_max: *fp8_max as f32,
                 margin: *margin as i32,
-                algorithm: if *max { AmaxCompute::Max } else { AmaxCompute::MostRecent },
+                algorithm: if *max {
+                    AmaxCompute::Max
+                } else {
+                    AmaxCompute::MostRecent
+                },
             };
             let history = handles.get_float_tensor::<B>(history);
             let scale = handles.get_float_tensor::<B>(scale);
@@ -161,7 +175,9 @@ pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
             handles.register_float_tensor::<B>(&history_ir.id, history);
             handles.register_float_tensor::<B>(&scale_ir.id, scale);
         }
-        (id, scalars) => panic!("not an fp8 operation of this version of burn-fp8: {id} {scalars:?}"),
+        (id, scalars) => {
+            panic!("not an fp8 operation of this version of burn-fp8: {id} {scalars:?}")
+        }
     }
 }
 

@@ -43,7 +43,9 @@ pub enum Fp8Error {
         dim: usize,
     },
     /// A matrix product of tensors that are not matrices.
-    #[error("scaled_matmul needs tensors of rank 2 or more, got rank {rank}; reshape or unsqueeze first")]
+    #[error(
+        "scaled_matmul needs tensors of rank 2 or more, got rank {rank}; reshape or unsqueeze first"
+    )]
     Rank {
         /// The rank as given.
         rank: usize,

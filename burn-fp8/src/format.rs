@@ -118,17 +118,34 @@ impl Fp8Format {
 
         // Below the smallest normal: adding a constant whose last place is the subnormal step rounds in the FPU.
         let anchor = power_of_two(1 - self.bias() as i32 + shift as i32);
-        let subnormal = (f32::from_bits(magnitude) + anchor).to_bits().wrapping_sub(anchor.to_bits());
+        let subnormal = (f32::from_bits(magnitude) + anchor)
+            .to_bits()
+            .wrapping_sub(anchor.to_bits());
 
         // Above: rebias the exponent, add just under half a last place (and the odd bit), cut.
         let odd = (magnitude >> shift) & 1;
         let rebias = (F32_BIAS - self.bias()) << F32_MANTISSA_BITS;
-        let normal = magnitude.wrapping_sub(rebias).wrapping_add((1 << (shift - 1)) - 1 + odd) >> shift;
+        let normal = magnitude
+            .wrapping_sub(rebias)
+            .wrapping_add((1 << (shift - 1)) - 1 + odd)
+            >> shift;
 
-        let code = if magnitude < self.min_positive().to_bits() { subnormal } else { normal };
+        let code = if magnitude < self.min_positive().to_bits() {
+            subnormal
+        } else {
+            normal
+        };
         let max = self.max_code() as u32;
-        let code = if magnitude >= self.max().to_bits() { max } else { code };
-        let code = if magnitude > F32_INFINITY { self.nan_code() as u32 } else { code };
+        let code = if magnitude >= self.max().to_bits() {
+            max
+        } else {
+            code
+        };
+        let code = if magnitude > F32_INFINITY {
+            self.nan_code() as u32
+        } else {
+            code
+        };
         code as u8 | sign
     }
 
@@ -182,8 +199,13 @@ const fn decode_code(format: Fp8Format, code: u32) -> f32 {
     let bits = match format {
         Fp8Format::E5M2 if magnitude == infinity => F32_INFINITY,
         _ if magnitude > format.max_code() as u32 => f32::NAN.to_bits(),
-        _ if magnitude >> mantissa_bits == 0 => (magnitude as f32 * format.min_subnormal()).to_bits(),
-        _ => (magnitude << (F32_MANTISSA_BITS - mantissa_bits)) + ((F32_BIAS - format.bias()) << F32_MANTISSA_BITS),
+        _ if magnitude >> mantissa_bits == 0 => {
+            (magnitude as f32 * format.min_subnormal()).to_bits()
+        }
+        _ => {
+            (magnitude << (F32_MANTISSA_BITS - mantissa_bits))
+                + ((F32_BIAS - format.bias()) << F32_MANTISSA_BITS)
+        }
     };
     f32::from_bits(bits | sign)
 }

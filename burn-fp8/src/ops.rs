@@ -132,9 +132,8 @@ pub trait Fp8Ops: Backend {
         slot: GradAmaxSlot,
         take: bool,
     ) -> FloatTensor<Self> {
-        slot.get(take).unwrap_or_else(|| {
-            Self::float_zeros(Shape::new([1]), &like.device(), FloatDType::F32)
-        })
+        slot.get(take)
+            .unwrap_or_else(|| Self::float_zeros(Shape::new([1]), &like.device(), FloatDType::F32))
     }
 }
 

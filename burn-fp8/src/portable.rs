@@ -104,7 +104,10 @@ fn round_ties_even<B: Backend>(value: FloatTensor<B>) -> FloatTensor<B> {
     let floor = B::float_floor(value.clone());
     let fraction = B::float_sub(value, floor.clone());
     let half = B::float_mul_scalar(floor.clone(), 0.5f32.into());
-    let odd = B::float_mul_scalar(B::float_sub(half.clone(), B::float_floor(half)), 2f32.into());
+    let odd = B::float_mul_scalar(
+        B::float_sub(half.clone(), B::float_floor(half)),
+        2f32.into(),
+    );
     let at_half = at_least::<B>(&fraction, 0.5);
     let above_half = at_least::<B>(&fraction, 0.5f32.next_up());
     // Up above one half, and at one half if the integer below is odd.
@@ -178,7 +181,11 @@ pub(crate) fn update_scale<B: Backend>(
     let zero = B::float_zeros(Shape::new([1]), &device, FloatDType::F32);
     let rolled: Vec<_> = match length {
         1 => vec![zero],
-        _ => [zero].into_iter().chain(tail(2)).chain([amax.clone()]).collect(),
+        _ => [zero]
+            .into_iter()
+            .chain(tail(2))
+            .chain([amax.clone()])
+            .collect(),
     };
     let rolled = B::float_cat(rolled, 0);
 
@@ -186,7 +193,12 @@ pub(crate) fn update_scale<B: Backend>(
         AmaxCompute::Max => nan_max::<B>(B::float_cat(with_amax, 0)),
         AmaxCompute::MostRecent => amax.clone(),
     };
-    let top = B::float_full(Shape::new([1]), update.fp8_max.into(), &device, FloatDType::F32);
+    let top = B::float_full(
+        Shape::new([1]),
+        update.fp8_max.into(),
+        &device,
+        FloatDType::F32,
+    );
     let new = B::float_div(top, window.clone());
     let new = B::float_mul_scalar(new, 2f32.powi(-update.margin).into());
     let overflow = B::float_greater_elem(new.clone(), f32::MAX.into(), dtype);

@@ -14,9 +14,7 @@ use burn_autodiff::{
 };
 
 use crate::{
-    Bias, Fp8Format, Fp8Ops, LinearSpec, MatmulSpec,
-    linear::GradAmaxSlot,
-    ops::output_dtype,
+    Bias, Fp8Format, Fp8Ops, LinearSpec, MatmulSpec, linear::GradAmaxSlot, ops::output_dtype,
     recipe::ScaleUpdate,
 };
 
@@ -40,7 +38,12 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
         format: Fp8Format,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        Self::from_inner(B::fp8_dequantize(codes, scale.into_primitive(), format, dtype))
+        Self::from_inner(B::fp8_dequantize(
+            codes,
+            scale.into_primitive(),
+            format,
+            dtype,
+        ))
     }
 
     fn fp8_matmul(

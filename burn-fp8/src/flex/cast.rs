@@ -1,9 +1,9 @@
 //! Casts between floats and codes.
 
 use burn::backend::ops::FloatTensorOps;
+use burn::tensor::FloatDType;
 use burn_flex::{Flex, FlexTensor, Layout};
 use burn_std::{Bytes, DType, Shape, bf16, f16};
-use burn::tensor::FloatDType;
 use rayon::prelude::*;
 
 use super::{CHUNK, scalar, tensor_f32};
@@ -64,7 +64,11 @@ pub(crate) fn decode(codes: &FlexTensor, table: &[f32; 256]) -> FlexTensor {
                 *value = table[code as usize];
             }
         });
-    FlexTensor::new(Bytes::from_elems(values), codes.layout().clone(), DType::F32)
+    FlexTensor::new(
+        Bytes::from_elems(values),
+        codes.layout().clone(),
+        DType::F32,
+    )
 }
 
 trait ToF32: Copy + Sync {
@@ -114,7 +118,11 @@ fn encode_chunk<T: ToF32>(codes: &mut [u8], input: &[T], encode: impl Fn(f32) ->
 }
 
 fn max_bits<T: ToF32>(values: &[T]) -> u32 {
-    values.iter().map(|value| magnitude_bits(value.to_f32())).max().unwrap_or(0)
+    values
+        .iter()
+        .map(|value| magnitude_bits(value.to_f32()))
+        .max()
+        .unwrap_or(0)
 }
 
 /// Non-negative floats are ordered as their bits are, and NaN comes above infinity.
@@ -123,5 +131,7 @@ fn magnitude_bits(value: f32) -> u32 {
 }
 
 fn slice<T: burn::tensor::Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[T] {
-    tensor.as_slice().expect("a contiguous tensor of this dtype")
+    tensor
+        .as_slice()
+        .expect("a contiguous tensor of this dtype")
 }

@@ -1,9 +1,9 @@
 //! The scaled matrix product: codes looked up, Flex's own f32 product, scales and bias in one pass.
 
 use burn::backend::ops::FloatTensorOps;
+use burn::tensor::FloatDType;
 use burn_flex::{Flex, FlexTensor};
 use rayon::prelude::*;
-use burn::tensor::FloatDType;
 
 use super::{CHUNK, cast::decode, scalar};
 use crate::{Bias, MatmulSpec};
@@ -26,7 +26,9 @@ pub(crate) fn matmul(
         Bias::None => None,
         Bias::Row(bias) => Some(Flex::float_cast(bias, FloatDType::F32).to_contiguous()),
     };
-    let bias = bias.as_ref().map(|bias| bias.as_slice::<f32>().expect("a contiguous bias"));
+    let bias = bias
+        .as_ref()
+        .map(|bias| bias.as_slice::<f32>().expect("a contiguous bias"));
     let values = product.storage_mut::<f32>();
     if !values.is_empty() {
         let rows = (CHUNK / columns).max(1) * columns;

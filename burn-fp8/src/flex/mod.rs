@@ -22,10 +22,16 @@ pub(crate) fn update_scale(
     update: ScaleUpdate,
 ) -> (FlexTensor, FlexTensor) {
     let history = history.to_contiguous();
-    let mut values = history.as_slice::<f32>().expect("histories are f32").to_vec();
+    let mut values = history
+        .as_slice::<f32>()
+        .expect("histories are f32")
+        .to_vec();
     let scale = update.apply_host(&mut values, scalar(scale), scalar(amax));
     let shape = Shape::new([values.len()]);
-    (tensor_f32(values, shape), tensor_f32(vec![scale], Shape::new([1])))
+    (
+        tensor_f32(values, shape),
+        tensor_f32(vec![scale], Shape::new([1])),
+    )
 }
 
 /// The value of an f32 tensor of one element.
@@ -35,5 +41,9 @@ fn scalar(tensor: &FlexTensor) -> f32 {
 }
 
 fn tensor_f32(values: Vec<f32>, shape: Shape) -> FlexTensor {
-    FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), DType::F32)
+    FlexTensor::new(
+        Bytes::from_elems(values),
+        Layout::contiguous(shape),
+        DType::F32,
+    )
 }

@@ -14,5 +14,7 @@ use crate::Fp8Ops;
 /// assert_eq!(burn_fp8::amax(x).into_scalar::<f32>(), 3.0);
 /// ```
 pub fn amax<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
-    Tensor::from_dispatch(Dispatch::fp8_amax(tensor.without_autodiff().into_dispatch()))
+    Tensor::from_dispatch(Dispatch::fp8_amax(
+        tensor.without_autodiff().into_dispatch(),
+    ))
 }

@@ -23,7 +23,7 @@ use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, MatmulSpec, tensor::Granularity};
 ///
 /// let device = Device::flex();
 /// let a = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0]], &device);
-/// let a = Fp8Tensor::quantize(a, Fp8Format::E4M3);
+/// let a = Fp8Tensor::quantize_with_scale(a, 1.0, Fp8Format::E4M3)?;
 /// let product = scaled_matmul(&a, &a.clone().transpose(), None, FloatDType::F32)?;
 /// assert_eq!(product.into_data().try_to_vec::<f32>().unwrap(), [5.0, 11.0, 11.0, 25.0]);
 /// # Ok::<(), burn_fp8::Fp8Error>(())
@@ -75,7 +75,13 @@ pub fn scaled_matmul<const D: usize>(
         launch(lhs.codes(), rhs.codes(), scales, None, raw)
     });
     let product = match bias {
-        Some(bias) => product + bias.without_autodiff().cast(FloatDType::F32).unsqueeze::<D>(),
+        Some(bias) => {
+            product
+                + bias
+                    .without_autodiff()
+                    .cast(FloatDType::F32)
+                    .unsqueeze::<D>()
+        }
         None => product,
     };
     Ok(product.cast(dtype))

@@ -1,5 +1,5 @@
-use burn_backend::cubecl::dtype_to_storage_type;
 use burn::backend::TensorMetadata;
+use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -31,7 +31,7 @@ fn amax_kernel<F: Numeric>(input: &[F], amax: &[Atomic<u32>], #[define(F)] _dtyp
     let mut index = ABSOLUTE_POS;
     while index < input.len() {
         max = u32::max(max, magnitude_bits(f32::cast_from(input[index])));
-        index += CUBE_COUNT as usize * CUBE_DIM as usize;
+        index += CUBE_COUNT * CUBE_DIM as usize;
     }
     raise(amax, max);
 }

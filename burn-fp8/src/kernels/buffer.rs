@@ -2,7 +2,10 @@
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
-use burn_cubecl::{CubeDevice, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
+use burn_cubecl::{
+    CubeDevice, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
+    tensor::CubeTensor,
+};
 use cubecl::{client::Client, prelude::*, server::Handle};
 
 /// Words that hold `codes` codes.
@@ -10,9 +13,11 @@ pub(super) fn words(codes: usize) -> usize {
     codes.div_ceil(4)
 }
 
-/// A new tensor of codes, its buffer rounded up to whole words.
+/// A new tensor of codes. Its allocation has whole words, of which the tensor shows the bytes that are codes.
 pub(super) fn empty_codes(client: &Client, device: &CubeDevice, shape: Shape) -> CubeTensor {
-    let handle = client.empty(4 * words(shape.num_elements()));
+    let codes = shape.num_elements();
+    let rest = 4 * words(codes) - codes;
+    let handle = client.empty(4 * words(codes)).offset_end(rest as u64);
     CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, DType::U8)
 }
 
@@ -42,7 +47,13 @@ pub(super) fn elements(tensor: CubeTensor) -> BufferArg {
 
 /// A buffer of codes as words.
 pub(super) fn code_words(codes: &CubeTensor) -> BufferArg {
-    raw(codes.handle.clone(), words(codes.handle.size() as usize))
+    let mut handle = codes.handle.clone();
+    let bytes = handle.size_in_used();
+    let length = words(bytes as usize);
+    // Show the rest of the last word again.
+    let rest = 4 * length as u64 - bytes;
+    handle.offset_end = handle.offset_end.map(|end| end.saturating_sub(rest));
+    raw(handle, length)
 }
 
 /// A handle as an array of `length` elements.

@@ -39,3 +39,22 @@ pub(super) fn load(words: &[u32], index: usize, #[comptime] format: CubeFormat) 
 pub(super) fn magnitude_bits(value: f32) -> u32 {
     u32::reinterpret(value) & 0x7FFF_FFFFu32
 }
+
+/// A value in the dtype of an output.
+///
+/// The rounding to bf16 is done here, for CubeCL 0.11's CPU runtime fails to link LLVM's where the processor has no
+/// instruction for it (`__truncsfbf2`), and gives zeros.
+#[cube]
+pub(super) fn float_to<F: Numeric>(value: f32, #[comptime] bf16: bool) -> F {
+    if bf16 {
+        let bits = u32::reinterpret(value);
+        let odd = (bits >> 16u32) & 1u32;
+        let rounded = (bits + 0x7FFFu32 + odd) >> 16u32;
+        // A NaN could carry into the sign: keep it quiet instead.
+        let nan = (bits >> 16u32) | 0x40u32;
+        let word = select(magnitude_bits(value) > 0x7F80_0000u32, nan, rounded);
+        F::reinterpret(u16::cast_from(word))
+    } else {
+        F::cast_from(value)
+    }
+}

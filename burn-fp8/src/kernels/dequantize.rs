@@ -6,7 +6,7 @@ use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
     buffer,
-    codec::{cube_format, load},
+    codec::{cube_format, float_to, load},
 };
 use crate::Fp8Format;
 
@@ -33,6 +33,7 @@ pub(crate) fn dequantize(
         buffer::elements(scale),
         buffer::raw(output.handle.clone(), length),
         cube_format(format),
+        output.dtype == DType::BF16,
         dtype_to_storage_type(output.dtype),
     );
     output
@@ -44,12 +45,13 @@ fn dequantize_kernel<F: Numeric>(
     scale: &[f32],
     output: &mut [F],
     #[comptime] format: CubeFormat,
+    #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let inverse = 1.0f32 / scale[0];
     let mut index = ABSOLUTE_POS;
     while index < output.len() {
-        output[index] = F::cast_from(load(codes, index, format) * inverse);
-        index += CUBE_COUNT as usize * CUBE_DIM as usize;
+        output[index] = float_to::<F>(load(codes, index, format) * inverse, bf16);
+        index += CUBE_COUNT * CUBE_DIM as usize;
     }
 }

@@ -6,7 +6,7 @@ use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
     buffer,
-    codec::{cube_format, load},
+    codec::{cube_format, float_to, load},
 };
 use crate::{Bias, MatmulSpec, custom::matmul_shape};
 
@@ -68,6 +68,7 @@ pub(crate) fn matmul(
         has_bias,
         cube_format(spec.lhs),
         cube_format(spec.rhs),
+        output.dtype == DType::BF16,
         dtype_to_storage_type(output.dtype),
     );
     output
@@ -98,6 +99,7 @@ fn matmul_kernel<F: Numeric>(
     #[comptime] has_bias: bool,
     #[comptime] lhs_format: CubeFormat,
     #[comptime] rhs_format: CubeFormat,
+    #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let tile_rows = m.div_ceil(TILE as u32) as usize;
@@ -150,11 +152,12 @@ fn matmul_kernel<F: Numeric>(
                     if has_bias {
                         value += bias[column];
                     }
-                    output[(batch * m as usize + row) * n as usize + column] = F::cast_from(value);
+                    output[(batch * m as usize + row) * n as usize + column] =
+                        float_to::<F>(value, bf16);
                 }
             }
         }
-        tile += CUBE_COUNT as usize * CUBE_DIM as usize;
+        tile += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
 

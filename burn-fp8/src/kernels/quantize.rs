@@ -30,7 +30,7 @@ pub(crate) fn quantize(
         dim,
         buffer::elements(input),
         buffer::elements(scale),
-        buffer::raw(codes.handle.clone(), buffer::words(length)),
+        buffer::code_words(&codes),
         buffer::raw(amax.handle.clone(), 1),
         cube_format(format),
         dtype,
@@ -63,7 +63,7 @@ fn quantize_kernel<F: Numeric>(
             }
         }
         codes[word] = packed;
-        word += CUBE_COUNT as usize * CUBE_DIM as usize;
+        word += CUBE_COUNT * CUBE_DIM as usize;
     }
     raise(amax, max);
 }

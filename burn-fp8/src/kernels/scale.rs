@@ -23,7 +23,10 @@ pub(crate) fn update_scale(
         buffer::elements(history),
         buffer::elements(scale),
         buffer::elements(amax),
-        buffer::raw(new_history.handle.clone(), new_history.shape().num_elements()),
+        buffer::raw(
+            new_history.handle.clone(),
+            new_history.shape().num_elements(),
+        ),
         buffer::raw(new_scale.handle.clone(), 1),
         update.fp8_max,
         2f32.powi(-update.margin),
@@ -34,6 +37,7 @@ pub(crate) fn update_scale(
 
 /// One unit, for a history is short. Comparisons are on bits: they put NaN above everything, fast-math or not.
 #[cube(launch)]
+#[allow(clippy::manual_memcpy, clippy::needless_range_loop)] // A kernel has neither.
 fn update_kernel(
     history: &[f32],
     scale: &[f32],

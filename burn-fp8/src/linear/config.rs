@@ -26,9 +26,7 @@ pub struct Fp8LinearConfig {
     #[config(default = true)]
     pub bias: bool,
     /// How the parameters start; as Burn's `Linear` by default.
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/3.0f64.sqrt(), fan_out_only:false}"
-    )]
+    #[config(default = "Initializer::KaimingUniform{gain:1.0/3.0f64.sqrt(), fan_out_only:false}")]
     pub initializer: Initializer,
     /// Where the scales come from.
     #[config(default = "Fp8Recipe::default()")]
@@ -41,7 +39,8 @@ impl Fp8LinearConfig {
     /// # Panics
     /// For a recipe that [`try_init`](Self::try_init) refuses.
     pub fn init(&self, device: &Device) -> Fp8Linear {
-        self.try_init(device).unwrap_or_else(|error| panic!("Fp8LinearConfig: {error}"))
+        self.try_init(device)
+            .unwrap_or_else(|error| panic!("Fp8LinearConfig: {error}"))
     }
 
     /// Create the layer.

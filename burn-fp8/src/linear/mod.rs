@@ -220,7 +220,9 @@ impl From<Fp8Linear> for Linear {
 
 impl ModuleDisplay for Fp8Linear {
     fn custom_settings(&self) -> Option<DisplaySettings> {
-        DisplaySettings::new().with_new_line_after_attribute(false).optional()
+        DisplaySettings::new()
+            .with_new_line_after_attribute(false)
+            .optional()
     }
 
     fn custom_content(&self, content: Content) -> Option<Content> {
@@ -229,7 +231,7 @@ impl ModuleDisplay for Fp8Linear {
             .add("d_input", &d_input)
             .add("d_output", &d_output)
             .add("bias", &self.bias.is_some())
-            .add_formatted(&format!("recipe: {:?}", self.recipe))
+            .add_debug_attribute("recipe", &self.recipe)
             .optional()
     }
 }

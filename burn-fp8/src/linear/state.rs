@@ -54,7 +54,10 @@ impl Fp8State {
     pub(super) fn new(recipe: &DelayedScaling, device: &Device) -> Self {
         let scaling = |format| TensorScaling {
             format,
-            history: Buffer::new(Tensor::zeros([recipe.amax_history_len], (device, DType::F32))),
+            history: Buffer::new(Tensor::zeros(
+                [recipe.amax_history_len],
+                (device, DType::F32),
+            )),
             scale: Buffer::new(Tensor::ones([1], (device, DType::F32))),
             amax: Buffer::new(Tensor::zeros([1], (device, DType::F32))),
         };
@@ -77,7 +80,8 @@ impl Fp8State {
     /// The scales of input, weight and gradient.
     pub(super) fn scales(&self) -> [Tensor<1>; 3] {
         let buffers = self.lock();
-        [&buffers.input, &buffers.weight, &buffers.gradient].map(|tensor| tensor.scale.value.clone())
+        [&buffers.input, &buffers.weight, &buffers.gradient]
+            .map(|tensor| tensor.scale.value.clone())
     }
 
     /// Keep the amaxes of input and weight for the next update.
@@ -129,7 +133,11 @@ impl Fp8State {
         self.collect(&mut buffers);
         buffers.tensors().map(|tensor| {
             let values = |buffer: &Buffer| {
-                buffer.value.to_data().try_to_vec::<f32>().expect("scaling state is f32")
+                buffer
+                    .value
+                    .to_data()
+                    .try_to_vec::<f32>()
+                    .expect("scaling state is f32")
             };
             ScalingState {
                 history: values(&tensor.history),
@@ -241,22 +249,28 @@ impl Module for Fp8State {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         // The same walk as `map`, over a copy, so that a visitor may do what it likes.
         self.clone().map_buffers(|path, buffer| {
-            path.iter().for_each(|name| visitor.enter_module(name, CONTAINER));
+            path.iter()
+                .for_each(|name| visitor.enter_module(name, CONTAINER));
             visitor.visit_float(&buffer.param());
-            path.iter().rev().for_each(|name| visitor.exit_module(name, CONTAINER));
+            path.iter()
+                .rev()
+                .for_each(|name| visitor.exit_module(name, CONTAINER));
         });
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
         self.map_buffers(|path, buffer| {
-            path.iter().for_each(|name| mapper.enter_module(name, CONTAINER));
+            path.iter()
+                .for_each(|name| mapper.enter_module(name, CONTAINER));
             let (id, value, _) = mapper.map_float(buffer.param()).consume();
             // Buffers are f32 and untracked, whatever a mapper does with parameters.
             *buffer = Buffer {
                 id,
                 value: value.without_autodiff().cast(FloatDType::F32),
             };
-            path.iter().rev().for_each(|name| mapper.exit_module(name, CONTAINER));
+            path.iter()
+                .rev()
+                .for_each(|name| mapper.exit_module(name, CONTAINER));
         })
     }
 }

@@ -118,9 +118,13 @@ impl ScaleUpdate {
         history[0] = amax;
         let window = match self.algorithm {
             AmaxCompute::MostRecent => amax,
-            AmaxCompute::Max => history
-                .iter()
-                .fold(0.0, |max: f32, &amax| if amax > max || amax.is_nan() { amax } else { max }),
+            AmaxCompute::Max => history.iter().fold(0.0, |max: f32, &amax| {
+                if amax > max || amax.is_nan() {
+                    amax
+                } else {
+                    max
+                }
+            }),
         };
         history.rotate_left(1);
         history[0] = 0.0;

@@ -22,11 +22,11 @@ use crate::{Fp8Error, Fp8Format, Fp8Ops, functions};
 /// use burn::tensor::{Device, FloatDType, Tensor};
 /// use burn_fp8::{Fp8Format, Fp8Tensor};
 ///
-/// let x = Tensor::<2>::from_floats([[1.0, -2.0], [3.0, 4.0]], &Device::flex());
+/// let x = Tensor::<2>::from_floats([[1.0, -2.0], [0.5, 4.0]], &Device::flex());
 /// let q = Fp8Tensor::quantize(x, Fp8Format::E4M3);
 /// assert_eq!(q.scale().into_scalar::<f32>(), 448.0 / 4.0);
 /// let y = q.dequantize(FloatDType::F32).into_data().try_to_vec::<f32>().unwrap();
-/// assert_eq!(y, [1.0, -2.0, 3.0, 4.0]);
+/// assert_eq!(y, [1.0, -2.0, 0.5, 4.0]);
 /// ```
 #[derive(Clone)]
 pub struct Fp8Tensor<const D: usize> {
@@ -217,7 +217,10 @@ impl<const D: usize> Fp8Tensor<D> {
         length(data.scales.len(), &data.scale_shape)?;
         data.scales.iter().copied().try_for_each(check_scale)?;
         Ok(Self {
-            codes: Tensor::from_data(TensorData::new(data.codes, data.shape), (&device, DType::U8)),
+            codes: Tensor::from_data(
+                TensorData::new(data.codes, data.shape),
+                (&device, DType::U8),
+            ),
             scale: Tensor::from_data(
                 TensorData::new(data.scales, data.scale_shape),
                 (&device, DType::F32),
@@ -252,7 +255,10 @@ impl<const D: usize> fmt::Debug for Fp8Tensor<D> {
             .field("format", &self.format)
             .field("granularity", &self.granularity)
             .field("scale", &format_args!("{}", self.scale))
-            .field("values", &format_args!("{}", self.dequantize(FloatDType::F32)))
+            .field(
+                "values",
+                &format_args!("{}", self.dequantize(FloatDType::F32)),
+            )
             .finish()
     }
 }
@@ -261,7 +267,13 @@ impl<const D: usize> fmt::Debug for Fp8Tensor<D> {
 fn scale_of(amax: Tensor<1>, format: Fp8Format) -> Tensor<1> {
     let device = (&amax.device(), DType::F32);
     let update = crate::recipe::ScaleUpdate::current(format);
-    functions::update_scale(Tensor::zeros([1], device), Tensor::ones([1], device), amax, update).1
+    functions::update_scale(
+        Tensor::zeros([1], device),
+        Tensor::ones([1], device),
+        amax,
+        update,
+    )
+    .1
 }
 
 fn check_scale(scale: f32) -> Result<(), Fp8Error> {

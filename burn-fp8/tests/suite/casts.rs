@@ -9,7 +9,10 @@ use super::fixtures;
 fn codes_of<T: Element>(inputs: &[T], dtype: DType, format: Fp8Format, device: &Device) -> Vec<u8> {
     let data = TensorData::new(inputs.to_vec(), [inputs.len()]);
     let tensor = Tensor::<1>::from_data(data, (device, dtype));
-    Fp8Tensor::quantize_with_scale(tensor, 1.0, format).unwrap().into_data().codes
+    Fp8Tensor::quantize_with_scale(tensor, 1.0, format)
+        .unwrap()
+        .into_data()
+        .codes
 }
 
 #[test]
@@ -43,18 +46,31 @@ fn host_values_match_the_fixtures() {
 #[test]
 fn constants_match_the_values() {
     for format in Fp8Format::ALL {
-        let finite: Vec<f32> = fixtures::values(format).into_iter().filter(|x| x.is_finite()).collect();
+        let finite: Vec<f32> = fixtures::values(format)
+            .into_iter()
+            .filter(|x| x.is_finite())
+            .collect();
         let positive = |min: f32, x: &f32| if *x > 0.0 { min.min(*x) } else { min };
         assert_eq!(format.max(), finite.iter().copied().fold(0.0, f32::max));
-        assert_eq!(format.min_subnormal(), finite.iter().fold(f32::MAX, positive));
+        assert_eq!(
+            format.min_subnormal(),
+            finite.iter().fold(f32::MAX, positive)
+        );
         assert_eq!(format.decode(format.max_code()), format.max());
         assert!(format.decode(format.nan_code()).is_nan());
-        let above_one = finite.iter().copied().filter(|&x| x > 1.0).fold(f32::MAX, f32::min);
+        let above_one = finite
+            .iter()
+            .copied()
+            .filter(|&x| x > 1.0)
+            .fold(f32::MAX, f32::min);
         assert_eq!(format.epsilon(), above_one - 1.0);
         // The smallest normal is where the spacing starts to grow: twice it is one binade up.
         let smallest = 1u8 << format.mantissa_bits();
         assert_eq!(format.min_positive(), format.decode(smallest));
-        assert_eq!(format.bias() as i32, 1 - format.min_positive().log2() as i32);
+        assert_eq!(
+            format.bias() as i32,
+            1 - format.min_positive().log2() as i32
+        );
     }
 }
 
@@ -71,18 +87,25 @@ fn random_floats_round_to_the_nearest_value() {
             if value.is_nan() {
                 continue;
             }
-            let magnitude = f64::from(value.abs());
-            let upper = table.partition_point(|(x, _)| *x < magnitude).min(table.len() - 1);
+            // Beyond the largest value it saturates.
+            let magnitude = f64::from(value.abs().min(format.max()));
+            let upper = table
+                .partition_point(|(x, _)| *x < magnitude)
+                .min(table.len() - 1);
             let lower = upper.saturating_sub(1);
             let [down, up] = [lower, upper].map(|index| (table[index].0 - magnitude).abs());
             let nearest = match () {
                 () if down < up => lower,
                 () if up < down => upper,
-                () if table[lower].1 % 2 == 0 => lower,
+                () if table[lower].1.is_multiple_of(2) => lower,
                 () => upper,
             };
             let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-            assert_eq!(format.encode(value), table[nearest].1 | sign, "{value:e} to {format:?}");
+            assert_eq!(
+                format.encode(value),
+                table[nearest].1 | sign,
+                "{value:e} to {format:?}"
+            );
         }
     }
 }
@@ -122,7 +145,8 @@ fn device_values_match_the_fixtures() {
                 assert_eq!(decoded.dtype(), DType::from(dtype));
                 for (value, expected) in values(decoded).into_iter().zip(fixtures::values(format)) {
                     assert!(
-                        value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan(),
+                        value.to_bits() == expected.to_bits()
+                            || value.is_nan() && expected.is_nan(),
                         "{value:e} is not {expected:e} in {format:?} by {dtype:?}"
                     );
                 }

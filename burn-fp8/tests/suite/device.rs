@@ -12,7 +12,11 @@ pub(crate) fn devices() -> Vec<Device> {
 }
 
 pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.cast(burn::tensor::FloatDType::F32).into_data().try_to_vec::<f32>().unwrap()
+    tensor
+        .cast(burn::tensor::FloatDType::F32)
+        .into_data()
+        .try_to_vec::<f32>()
+        .unwrap()
 }
 
 /// A generator of its own, so that tests do not depend on a device's.
@@ -58,6 +62,11 @@ pub(crate) fn sqnr(reference: &[f32], value: &[f32]) -> f64 {
     assert_eq!(reference.len(), value.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let signal = norm(&mut reference.iter().map(|&x| f64::from(x)));
-    let noise = norm(&mut reference.iter().zip(value).map(|(&x, &y)| f64::from(x) - f64::from(y)));
+    let noise = norm(
+        &mut reference
+            .iter()
+            .zip(value)
+            .map(|(&x, &y)| f64::from(x) - f64::from(y)),
+    );
     20.0 * (signal / noise).log10()
 }

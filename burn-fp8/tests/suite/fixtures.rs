@@ -4,7 +4,10 @@ use burn_fp8::Fp8Format;
 use half::{bf16, f16};
 
 fn bytes(name: &str) -> Vec<u8> {
-    let path = format!("{}/tests/fixtures/float8/{name}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!(
+        "{}/tests/fixtures/float8/{name}",
+        env!("CARGO_MANIFEST_DIR")
+    );
     std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
@@ -53,7 +56,10 @@ pub(crate) fn assert_codes<T: Copy + Into<f32>>(
     codes: &[u8],
     expected: &[u8],
 ) {
-    assert_eq!((codes.len(), inputs.len()), (expected.len(), expected.len()));
+    assert_eq!(
+        (codes.len(), inputs.len()),
+        (expected.len(), expected.len())
+    );
     for ((&input, &code), &expected) in inputs.iter().zip(codes).zip(expected) {
         let value: f32 = input.into();
         let mask = if value.is_nan() { 0x7F } else { 0xFF };

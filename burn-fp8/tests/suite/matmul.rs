@@ -32,8 +32,10 @@ fn product<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Vec<(f64, f64)> 
         let (a, b) = (&a[start(&left, index)..], &b[start(&right, index)..]);
         for row in 0..m {
             for column in 0..n {
-                let terms = (0..k).map(|i| f64::from(a[row * k + i]) * f64::from(b[i * n + column]));
-                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+                let terms =
+                    (0..k).map(|i| f64::from(a[row * k + i]) * f64::from(b[i * n + column]));
+                let (sum, size) =
+                    terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
                 output.push((sum, size));
             }
         }
@@ -57,13 +59,22 @@ fn assert_close(actual: &[f32], expected: &[(f64, f64)], relative: f64) {
 fn all_format_pairs_and_odd_shapes() {
     for device in devices() {
         let mut generator = Random::new(3);
-        for [m, k, n] in [[1, 1, 1], [3, 5, 7], [16, 16, 16], [17, 33, 9], [4, 100, 1], [1, 7, 40]] {
+        for [m, k, n] in [
+            [1, 1, 1],
+            [3, 5, 7],
+            [16, 16, 16],
+            [17, 33, 9],
+            [4, 100, 1],
+            [1, 7, 40],
+        ] {
             for lhs in Fp8Format::ALL {
                 for rhs in Fp8Format::ALL {
                     let a = Fp8Tensor::quantize(random(&mut generator, [m, k], &device), lhs);
                     let b = Fp8Tensor::quantize(random(&mut generator, [k, n], &device), rhs);
-                    let expected =
-                        product(&a.dequantize(FloatDType::F32), &b.dequantize(FloatDType::F32));
+                    let expected = product(
+                        &a.dequantize(FloatDType::F32),
+                        &b.dequantize(FloatDType::F32),
+                    );
                     let actual = scaled_matmul(&a, &b, None, FloatDType::F32).unwrap();
                     assert_eq!(actual.dims(), [m, n]);
                     assert_close(&values(actual), &expected, 1e-5);
@@ -84,7 +95,10 @@ fn batches_and_broadcast() {
         ] {
             let a = Fp8Tensor::quantize(random(&mut generator, left, &device), Fp8Format::E4M3);
             let b = Fp8Tensor::quantize(random(&mut generator, right, &device), Fp8Format::E5M2);
-            let expected = product(&a.dequantize(FloatDType::F32), &b.dequantize(FloatDType::F32));
+            let expected = product(
+                &a.dequantize(FloatDType::F32),
+                &b.dequantize(FloatDType::F32),
+            );
             let actual = scaled_matmul(&a, &b, None, FloatDType::F32).unwrap();
             assert_close(&values(actual), &expected, 1e-5);
         }
@@ -98,7 +112,10 @@ fn transposed_operands_need_no_copy() {
         let a = Fp8Tensor::quantize(random(&mut generator, [6, 11], &device), Fp8Format::E4M3);
         let b = Fp8Tensor::quantize(random(&mut generator, [9, 6], &device), Fp8Format::E4M3);
         let (at, bt) = (a.clone().transpose(), b.clone().transpose());
-        let expected = product(&at.dequantize(FloatDType::F32), &bt.dequantize(FloatDType::F32));
+        let expected = product(
+            &at.dequantize(FloatDType::F32),
+            &bt.dequantize(FloatDType::F32),
+        );
         let actual = scaled_matmul(&at, &bt, None, FloatDType::F32).unwrap();
         assert_close(&values(actual), &expected, 1e-5);
     }
@@ -111,7 +128,10 @@ fn bias_and_output_dtypes() {
         let a = Fp8Tensor::quantize(random(&mut generator, [5, 12], &device), Fp8Format::E4M3);
         let b = Fp8Tensor::quantize(random(&mut generator, [12, 10], &device), Fp8Format::E4M3);
         let bias: Tensor<1> = random(&mut generator, [10], &device);
-        let mut expected = product(&a.dequantize(FloatDType::F32), &b.dequantize(FloatDType::F32));
+        let mut expected = product(
+            &a.dequantize(FloatDType::F32),
+            &b.dequantize(FloatDType::F32),
+        );
         for (index, bias) in values(bias.clone()).iter().cycle().take(50).enumerate() {
             expected[index].0 += f64::from(*bias);
             expected[index].1 += f64::from(bias.abs());
@@ -144,15 +164,25 @@ fn rows_columns_and_blocks() {
         let a = spread(random(&mut generator, [9, 21], &device));
         let b = spread(random(&mut generator, [21, 6], &device));
         let e4m3 = Fp8Format::E4M3;
-        let blocks = |t: &Tensor<2>, block| Fp8Tensor::quantize_blocks(t.clone(), block, e4m3).unwrap();
+        let blocks =
+            |t: &Tensor<2>, block| Fp8Tensor::quantize_blocks(t.clone(), block, e4m3).unwrap();
         for (left, right) in [
-            (Fp8Tensor::quantize_rows(a.clone(), e4m3), Fp8Tensor::quantize_columns(b.clone(), e4m3)),
-            (Fp8Tensor::quantize_columns(a.clone(), e4m3), Fp8Tensor::quantize_rows(b.clone(), e4m3)),
+            (
+                Fp8Tensor::quantize_rows(a.clone(), e4m3),
+                Fp8Tensor::quantize_columns(b.clone(), e4m3),
+            ),
+            (
+                Fp8Tensor::quantize_columns(a.clone(), e4m3),
+                Fp8Tensor::quantize_rows(b.clone(), e4m3),
+            ),
             (blocks(&a, [1, 8]), blocks(&b, [8, 8])),
             (blocks(&a, [2, 6]), blocks(&b, [4, 1])),
             (blocks(&a, [1, 100]), Fp8Tensor::quantize(b.clone(), e4m3)),
         ] {
-            let (x, y) = (left.dequantize(FloatDType::F32), right.dequantize(FloatDType::F32));
+            let (x, y) = (
+                left.dequantize(FloatDType::F32),
+                right.dequantize(FloatDType::F32),
+            );
             let actual = scaled_matmul(&left, &right, None, FloatDType::F32).unwrap();
             assert_close(&values(actual), &product(&x, &y), 1e-5);
         }
@@ -162,7 +192,8 @@ fn rows_columns_and_blocks() {
 #[test]
 fn a_product_without_terms_is_the_bias() {
     for device in devices() {
-        let empty = |shape| Fp8Tensor::quantize(Tensor::<2>::zeros(shape, &device), Fp8Format::E4M3);
+        let empty =
+            |shape| Fp8Tensor::quantize(Tensor::<2>::zeros(shape, &device), Fp8Format::E4M3);
         let bias = Tensor::from_floats([1.0, -2.0, 0.5], &device);
         let actual = scaled_matmul(&empty([2, 0]), &empty([0, 3]), Some(bias), FloatDType::F32);
         assert_eq!(values(actual.unwrap()), [1.0, -2.0, 0.5, 1.0, -2.0, 0.5]);
@@ -175,7 +206,8 @@ fn a_product_without_terms_is_the_bias() {
 fn what_does_not_fit_is_an_error() {
     let device = Device::flex();
     let tensor = |shape| Fp8Tensor::quantize(Tensor::<3>::ones(shape, &device), Fp8Format::E4M3);
-    let multiply = |left, right| scaled_matmul(&tensor(left), &tensor(right), None, FloatDType::F32);
+    let multiply =
+        |left, right| scaled_matmul(&tensor(left), &tensor(right), None, FloatDType::F32);
     assert_eq!(
         multiply([1, 2, 3], [1, 4, 5]).unwrap_err(),
         Fp8Error::InnerDimension {
@@ -197,7 +229,10 @@ fn what_does_not_fit_is_an_error() {
     let bias = Some(Tensor::ones([3], &device));
     assert_eq!(
         scaled_matmul(&a, &b, bias, FloatDType::F32).unwrap_err(),
-        Fp8Error::BiasLength { bias: 3, columns: 2 }
+        Fp8Error::BiasLength {
+            bias: 3,
+            columns: 2
+        }
     );
     assert_eq!(
         scaled_matmul(&a, &b, None, FloatDType::F64).unwrap_err(),

@@ -30,7 +30,10 @@ impl BruteForce {
             AmaxCompute::Max => &self.seen[window..],
             AmaxCompute::MostRecent => &self.seen[self.seen.len() - 1..],
         };
-        if window.iter().any(|amax| amax.is_nan() || amax.is_infinite()) {
+        if window
+            .iter()
+            .any(|amax| amax.is_nan() || amax.is_infinite())
+        {
             return;
         }
         let amax = window.iter().copied().fold(0.0, f32::max);
@@ -41,8 +44,16 @@ impl BruteForce {
     /// Slot 0 is free, then the last `length - 1` amaxes from the oldest to the newest.
     fn history(&self) -> Vec<f32> {
         let kept = self.length - 1;
-        let padded: Vec<f32> = [0.0].into_iter().cycle().take(kept).chain(self.seen.clone()).collect();
-        [0.0].into_iter().chain(padded[padded.len() - kept..].iter().copied()).collect()
+        let padded: Vec<f32> = [0.0]
+            .into_iter()
+            .cycle()
+            .take(kept)
+            .chain(self.seen.clone())
+            .collect();
+        [0.0]
+            .into_iter()
+            .chain(padded[padded.len() - kept..].iter().copied())
+            .collect()
     }
 }
 
@@ -126,7 +137,9 @@ fn updates_are_plain_data() {
         margin: 3,
         algorithm: AmaxCompute::MostRecent,
     };
-    let recipe = DelayedScaling::new().with_margin(3).with_amax_compute(AmaxCompute::MostRecent);
+    let recipe = DelayedScaling::new()
+        .with_margin(3)
+        .with_amax_compute(AmaxCompute::MostRecent);
     assert_eq!(recipe.update(Fp8Format::E4M3), update);
 }
 
@@ -138,7 +151,11 @@ fn recipes_make_the_round_trip_through_json() {
         .with_amax_history_len(31)
         .with_amax_compute(AmaxCompute::MostRecent)
         .with_interval(4);
-    for recipe in [Fp8Recipe::from(delayed), CurrentScaling::new().into(), Fp8Recipe::default()] {
+    for recipe in [
+        Fp8Recipe::from(delayed),
+        CurrentScaling::new().into(),
+        Fp8Recipe::default(),
+    ] {
         let json = serde_json::to_string(&recipe).unwrap();
         assert_eq!(serde_json::from_str::<Fp8Recipe>(&json).unwrap(), recipe);
         assert_eq!(Fp8Recipe::load_binary(json.as_bytes()).unwrap(), recipe);
@@ -149,11 +166,15 @@ fn recipes_make_the_round_trip_through_json() {
 fn formats_of_recipes() {
     use Fp8Format::{E4M3, E5M2};
     assert_eq!(Fp8Recipe::default().format(), RecipeFormat::Hybrid);
-    for (format, forward, gradient) in
-        [(RecipeFormat::Hybrid, E4M3, E5M2), (RecipeFormat::E4M3, E4M3, E4M3)]
-    {
+    for (format, forward, gradient) in [
+        (RecipeFormat::Hybrid, E4M3, E5M2),
+        (RecipeFormat::E4M3, E4M3, E4M3),
+    ] {
         assert_eq!((format.forward(), format.gradient()), (forward, gradient));
-        assert_eq!(Fp8Recipe::from(CurrentScaling::new().with_format(format)).validate(), Ok(()));
+        assert_eq!(
+            Fp8Recipe::from(CurrentScaling::new().with_format(format)).validate(),
+            Ok(())
+        );
     }
 }
 
@@ -163,10 +184,19 @@ fn bad_recipes_are_errors() {
         format: Fp8Format::E5M2,
     });
     let e5m2 = RecipeFormat::E5M2;
-    assert_eq!(Fp8Recipe::from(DelayedScaling::new().with_format(e5m2)).validate(), pure);
-    assert_eq!(Fp8Recipe::from(CurrentScaling::new().with_format(e5m2)).validate(), pure);
+    assert_eq!(
+        Fp8Recipe::from(DelayedScaling::new().with_format(e5m2)).validate(),
+        pure
+    );
+    assert_eq!(
+        Fp8Recipe::from(CurrentScaling::new().with_format(e5m2)).validate(),
+        pure
+    );
     for (recipe, field) in [
-        (DelayedScaling::new().with_amax_history_len(0), "amax_history_len"),
+        (
+            DelayedScaling::new().with_amax_history_len(0),
+            "amax_history_len",
+        ),
         (DelayedScaling::new().with_interval(0), "interval"),
         (DelayedScaling::new().with_margin(1000), "margin"),
     ] {

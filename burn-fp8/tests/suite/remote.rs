@@ -1,1 +1,166 @@
+//! Over a websocket: the ops travel by name, with the backend's kernels and with the portable ones behind them.
 
+use burn::backend::Flex;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, remote::RemoteHost};
+use burn_fp8::recipe::{AmaxCompute, DelayedScaling};
+use burn_fp8::{
+    Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, amax, register_fp8_ops,
+    register_portable_fp8_ops, scaled_matmul,
+};
+use burn_remote::server::{BackendServer, WebSocketTransport};
+use burn_router::CustomOpRegistry;
+use tokio::runtime::Runtime;
+
+use super::device::{Random, sqnr, values};
+use super::fixtures;
+
+/// A served Flex; it stops when the runtime is dropped.
+fn serve(register: fn(&mut CustomOpRegistry<Flex>)) -> (Runtime, Device) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_io()
+        .build()
+        .unwrap();
+    let mut registry = CustomOpRegistry::<Flex>::new();
+    register(&mut registry);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = RemoteHost::websocket(&format!("ws://{}", listener.local_addr().unwrap()));
+    let devices: [<Flex as burn::backend::BackendTypes>::Device; 1] = [Default::default()];
+    let server = BackendServer::<Flex>::new(devices).with_custom_ops(registry);
+    runtime.spawn(server.serve_async(WebSocketTransport::from_listener(listener)));
+    (runtime, Device::remote_options(&host).init().unwrap())
+}
+
+fn servers() -> [(Runtime, Device); 2] {
+    [
+        serve(register_fp8_ops::<Flex>),
+        serve(register_portable_fp8_ops::<Flex>),
+    ]
+}
+
+#[test]
+fn casts_match_the_fixtures() {
+    for (runtime, device) in servers() {
+        for format in Fp8Format::ALL {
+            let quantize = |data: TensorData, dtype| {
+                let tensor = Tensor::<1>::from_data(data, (&device, dtype));
+                Fp8Tensor::quantize_with_scale(tensor, 1.0, format).unwrap()
+            };
+            let (inputs, expected) = fixtures::from_bf16(format);
+            let data = TensorData::new(inputs.clone(), [inputs.len()]);
+            let codes = quantize(data, DType::BF16).into_data().codes;
+            fixtures::assert_codes(format, &inputs, &codes, &expected);
+            let (inputs, expected) = fixtures::from_f16(format);
+            let data = TensorData::new(inputs.clone(), [inputs.len()]);
+            let codes = quantize(data, DType::F16).into_data().codes;
+            fixtures::assert_codes(format, &inputs, &codes, &expected);
+            let (inputs, expected) = fixtures::from_f32(format);
+            let data = TensorData::new(inputs.clone(), [inputs.len()]);
+            let quantized = quantize(data, DType::F32);
+            fixtures::assert_codes(
+                format,
+                &inputs,
+                &quantized.clone().into_data().codes,
+                &expected,
+            );
+            let decoded = values(quantized.dequantize(FloatDType::F32));
+            for (value, code) in decoded.into_iter().zip(expected) {
+                let exact = fixtures::values(format)[code as usize];
+                assert!(value.to_bits() == exact.to_bits() || value.is_nan() && exact.is_nan());
+            }
+        }
+        runtime.shutdown_background();
+    }
+}
+
+#[test]
+fn every_op_gives_what_the_local_device_gives() {
+    let local = Device::flex();
+    for (runtime, device) in servers() {
+        let inputs = [[7, 9], [9, 5]].map(|shape| Random::new(30).matrix(shape, &local));
+        let bias = Tensor::<1>::from_floats([1.0, 2.0, -3.0, 0.0, 0.5], &local);
+        let run = |device: &Device| {
+            let [a, b] = inputs.clone().map(|x| x.to_device(device));
+            let amaxes = [amax(a.clone()), amax(b.clone())].map(values);
+            let a = Fp8Tensor::quantize(a, Fp8Format::E4M3);
+            let b = Fp8Tensor::quantize(b, Fp8Format::E5M2);
+            let bias = Some(bias.clone().to_device(device));
+            let product = scaled_matmul(&a, &b, bias, FloatDType::F32).unwrap();
+            (amaxes, a.into_data(), b.into_data(), values(product))
+        };
+        assert_eq!(run(&device), run(&local));
+        let nan = Tensor::<1>::from_floats([1.0, f32::NAN], &device);
+        assert!(values(amax(nan))[0].is_nan());
+
+        for (algorithm, length) in [(AmaxCompute::Max, 4), (AmaxCompute::MostRecent, 1)] {
+            let update = DelayedScaling::new()
+                .with_margin(1)
+                .with_amax_compute(algorithm)
+                .update(Fp8Format::E4M3);
+            let run = |device: &Device| {
+                let mut history = Tensor::<1>::zeros([length], device);
+                let mut scale = Tensor::<1>::ones([1], device);
+                let mut bits = vec![];
+                for amax in [
+                    3.0,
+                    0.0,
+                    1e-44,
+                    5.0,
+                    f32::INFINITY,
+                    2.0,
+                    f32::NAN,
+                    1.0,
+                    0.5,
+                    0.25,
+                    1.5,
+                ] {
+                    let staged = Tensor::from_data(TensorData::from([amax]), device);
+                    (history, scale) = update.apply(history, scale, staged);
+                    let state = [values(history.clone()), values(scale.clone())].concat();
+                    bits.extend(
+                        state
+                            .into_iter()
+                            .map(|x| if x.is_nan() { 0 } else { x.to_bits() }),
+                    );
+                }
+                bits
+            };
+            assert_eq!(run(&device), run(&local));
+        }
+        runtime.shutdown_background();
+    }
+}
+
+#[test]
+fn training_on_a_remote_device() {
+    let step = |layer: &Fp8Linear, x: &Tensor<2>| {
+        let loss = layer.forward(x.clone()).powf_scalar(2.0).mean();
+        let gradients = loss.backward();
+        let gradient = layer.weight.val().grad(&gradients).unwrap();
+        (
+            values(loss),
+            values(gradient),
+            layer.scaling_state().unwrap(),
+        )
+    };
+    use burn::module::Module;
+    let local = Device::flex().autodiff();
+    let record = Fp8LinearConfig::new(8, 4).init(&local).into_record();
+    for (runtime, remote) in servers() {
+        let layers = [&local, &remote.autodiff()].map(|device| {
+            let layer = Fp8LinearConfig::new(8, 4)
+                .init(device)
+                .load_record(record.clone());
+            (layer, Random::new(31).matrix([6, 8], device))
+        });
+        for _ in 0..3 {
+            let [(_, near, here), (_, far, there)] =
+                [&layers[0], &layers[1]].map(|(layer, x)| step(layer, x));
+            assert!(sqnr(&near, &far) > 100.0);
+            assert_eq!(
+                here.map(|state| state.history),
+                there.map(|state| state.history)
+            );
+        }
+        runtime.shutdown_background();
+    }
+}

@@ -10,14 +10,21 @@ fn quantize_fills_the_range() {
     for device in devices() {
         for format in Fp8Format::ALL {
             let x = Random::new(8).matrix([7, 13], &device);
-            let amax = values(x.clone()).iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            let amax = values(x.clone())
+                .iter()
+                .fold(0.0f32, |max, x| max.max(x.abs()));
             let q = Fp8Tensor::quantize(x.clone(), format);
             assert_eq!(q.granularity(), Granularity::Tensor);
             assert_eq!(values(q.scale()), [format.max() / amax]);
             let data = q.clone().into_data();
-            assert_eq!(data.codes.iter().map(|code| code & 0x7F).max(), Some(format.max_code()));
-            let expected: Vec<u8> =
-                values(x).iter().map(|x| format.encode(x * (format.max() / amax))).collect();
+            assert_eq!(
+                data.codes.iter().map(|code| code & 0x7F).max(),
+                Some(format.max_code())
+            );
+            let expected: Vec<u8> = values(x)
+                .iter()
+                .map(|x| format.encode(x * (format.max() / amax)))
+                .collect();
             assert_eq!(data.codes, expected);
         }
     }
@@ -33,7 +40,10 @@ fn an_amax_without_a_scale_gives_one() {
             assert_eq!(Fp8Format::E4M3.scale_for(input), 1.0);
         }
         let tiny = Tensor::<1>::from_floats([1e-42], &device);
-        assert_eq!(values(Fp8Tensor::quantize(tiny, Fp8Format::E4M3).scale()), [f32::MAX]);
+        assert_eq!(
+            values(Fp8Tensor::quantize(tiny, Fp8Format::E4M3).scale()),
+            [f32::MAX]
+        );
         assert_eq!(Fp8Format::E4M3.scale_for(1e-42), f32::MAX);
     }
 }
@@ -46,14 +56,22 @@ fn reshape_and_transpose_move_values() {
         let y = q.dequantize(FloatDType::F32);
         let reshaped = q.clone().reshape([2, 3, 4]);
         assert_eq!(reshaped.dims(), [2, 3, 4]);
-        assert_eq!(values(reshaped.dequantize(FloatDType::F32)), values(y.clone()));
+        assert_eq!(
+            values(reshaped.dequantize(FloatDType::F32)),
+            values(y.clone())
+        );
         let transposed = q.clone().transpose();
         assert_eq!(transposed.dims(), [6, 4]);
-        assert_eq!(values(transposed.dequantize(FloatDType::F32)), values(y.clone().transpose()));
+        assert_eq!(
+            values(transposed.dequantize(FloatDType::F32)),
+            values(y.clone().transpose())
+        );
         // The codes of a transposed tensor are read in its own order.
         assert_eq!(transposed.clone().into_data().codes, {
             let codes = q.clone().into_data().codes;
-            (0..24).map(|i| codes[i % 4 * 6 + i / 4]).collect::<Vec<_>>()
+            (0..24)
+                .map(|i| codes[i % 4 * 6 + i / 4])
+                .collect::<Vec<_>>()
         });
         let twice = transposed.transpose().reshape([24]);
         assert_eq!(values(twice.dequantize(FloatDType::F32)), values(y));
@@ -67,7 +85,13 @@ fn granular_scales_follow_their_elements() {
         let host = values(x.clone());
         let format = Fp8Format::E4M3;
         let amax = |cells: &dyn Fn(usize, usize) -> bool| {
-            let cell = |i: usize| if cells(i / 7, i % 7) { host[i].abs() } else { 0.0 };
+            let cell = |i: usize| {
+                if cells(i / 7, i % 7) {
+                    host[i].abs()
+                } else {
+                    0.0
+                }
+            };
             (0..35).map(cell).fold(0.0, f32::max)
         };
         let rows = Fp8Tensor::quantize_rows(x.clone(), format);
@@ -83,7 +107,13 @@ fn granular_scales_follow_their_elements() {
         super::linear::assert_near(&values(blocks.scale()), &expected, 1e-6);
 
         let transposed = blocks.clone().transpose();
-        assert_eq!(transposed.granularity(), Granularity::Block { rows: 3, columns: 2 });
+        assert_eq!(
+            transposed.granularity(),
+            Granularity::Block {
+                rows: 3,
+                columns: 2
+            }
+        );
         assert_eq!(
             values(transposed.dequantize(FloatDType::F32)),
             values(blocks.dequantize(FloatDType::F32).transpose())
@@ -174,9 +204,17 @@ fn bad_scales_and_data_are_errors() {
     };
     assert_eq!(read(&scale), Fp8Error::InvalidScale { scale: 0.0 });
     assert!(Fp8Tensor::<3>::from_data(data, &device).is_err());
-    let blocks = Fp8Tensor::quantize_blocks(Tensor::<2>::ones([2, 2], &device), [0, 1], Fp8Format::E4M3);
-    assert_eq!(blocks.unwrap_err(), Fp8Error::EmptyBlock { rows: 0, columns: 1 });
-    let vector = Fp8Tensor::quantize_blocks(Tensor::<1>::ones([2], &device), [1, 1], Fp8Format::E4M3);
+    let blocks =
+        Fp8Tensor::quantize_blocks(Tensor::<2>::ones([2, 2], &device), [0, 1], Fp8Format::E4M3);
+    assert_eq!(
+        blocks.unwrap_err(),
+        Fp8Error::EmptyBlock {
+            rows: 0,
+            columns: 1
+        }
+    );
+    let vector =
+        Fp8Tensor::quantize_blocks(Tensor::<1>::ones([2], &device), [1, 1], Fp8Format::E4M3);
     assert_eq!(vector.unwrap_err(), Fp8Error::Rank { rank: 1 });
 }
 
