@@ -28,11 +28,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub(crate) data: Option<PathBuf>,
     /// Images a rank takes at a time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = positive, help_heading = "Data")]
+    #[arg(long, value_name = "N", default_value = "32", value_parser = positive, help_heading = "Data")]
     pub(crate) batch_size: usize,
 
     /// Layers: 8, 14, 20, 32, 44, 56, ... (6n + 2)
-    #[arg(long, value_name = "N", default_value = "8", value_parser = depth, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value = "20", value_parser = depth, help_heading = "Model")]
     pub(crate) depth: usize,
     /// Channels of the first stage (16 in the paper)
     #[arg(long, value_name = "N", default_value = "8", value_parser = positive, help_heading = "Model")]
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     pub(crate) no_sync_bn: bool,
 
     /// Passes over the training images
-    #[arg(long, value_name = "N", default_value = "15", value_parser = positive, help_heading = "Training")]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = positive, help_heading = "Training")]
     pub(crate) epochs: usize,
     /// Peak learning rate, for the batch of all ranks together
     #[arg(long, value_name = "RATE", default_value = "0.1", value_parser = rate, help_heading = "Training")]

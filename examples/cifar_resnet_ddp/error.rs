@@ -3,7 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use burn_amp::{LayerError, LossScalerError};
 use burn_ddp::{DdpError, ProcessGroup};
+use burn_fp8::Fp8Error;
 use examples::checkpoint::CheckpointError;
 use examples::images::DataError;
 use examples::metrics::MetricsError;
@@ -50,6 +52,12 @@ pub(crate) enum Error {
     #[error(transparent)]
     Save(CheckpointError),
     #[error(transparent)]
+    Layer(#[from] LayerError),
+    #[error(transparent)]
+    LossScaler(#[from] LossScalerError),
+    #[error(transparent)]
+    Fp8(#[from] Fp8Error),
+    #[error(transparent)]
     Metrics(#[from] MetricsError),
     #[error(transparent)]
     Plot(#[from] PlotError),
@@ -64,14 +72,17 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// The error, with the rank that it befell where there are several.
+    /// The error, with the rank that it befell where there are several; it ends the run on all of them.
     pub(crate) fn on(self, group: &ProcessGroup) -> Self {
-        match group.world_size() {
-            1 => self,
-            _ => Self::OnRank {
-                rank: group.rank(),
-                source: Box::new(self),
-            },
+        if group.world_size() == 1 {
+            return self;
+        }
+        if !matches!(self, Self::Ranks(_)) {
+            group.abort(self.to_string());
+        }
+        Self::OnRank {
+            rank: group.rank(),
+            source: Box::new(self),
         }
     }
 
@@ -91,7 +102,10 @@ impl Error {
             | Self::Output { .. }
             | Self::NothingToResume(_)
             | Self::OtherSettings { .. }
-            | Self::Checkpoint(_) => 2,
+            | Self::Checkpoint(_)
+            | Self::Layer(_)
+            | Self::LossScaler(_)
+            | Self::Fp8(_) => 2,
             Self::Ranks(error) if error.is_setup() => 2,
             Self::Save(_) | Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => 1,
             Self::OnRank { source, .. } => source.exit_code(),

@@ -1,6 +1,6 @@
 //! Accuracy on the held-out images, each counted once over all ranks.
 
-use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::tensor::Device;
 use burn_ddp::{DistributedSampler, ProcessGroup, ReduceOp};
 use examples::batch::Batcher;
@@ -30,39 +30,55 @@ impl HeldOut {
     }
 }
 
-/// Evaluates `model`: each rank takes its share of `images`, and the counts are summed over the ranks.
-pub(crate) fn evaluate(
-    model: &ResNet,
-    images: &Images,
-    batcher: &Batcher,
-    device: &Device,
-    group: &ProcessGroup,
-) -> Result<HeldOut, Error> {
-    let loss = CrossEntropyLossConfig::new().init(device);
-    let share =
-        DistributedSampler::evaluation(images.len(), group.rank(), group.world_size()).indices();
-    // Loss, images classified rightly, images.
-    let mut sums = [0.0, 0.0, share.len() as f64];
-    for indices in share.chunks(BATCH) {
-        let batch = batcher.eval(images, indices, device);
-        let logits = model.forward(batch.images);
-        let mean: f32 = loss
-            .forward(logits.clone(), batch.labels.clone())
-            .into_scalar();
-        let right = logits
-            .argmax(1)
-            .squeeze_dim::<1>(1)
-            .equal(batch.labels)
-            .int()
-            .sum();
-        sums[0] += f64::from(mean) * indices.len() as f64;
-        sums[1] += right.into_scalar::<i64>() as f64;
+/// Evaluates models: each rank takes its share of the images, and the counts are summed over the ranks.
+pub(crate) struct Evaluator<'a> {
+    images: &'a Images,
+    share: Vec<usize>,
+    batcher: Batcher,
+    device: Device,
+    group: &'a ProcessGroup,
+    loss: CrossEntropyLoss,
+}
+
+impl<'a> Evaluator<'a> {
+    pub(crate) fn new(
+        images: &'a Images,
+        batcher: Batcher,
+        device: &Device,
+        group: &'a ProcessGroup,
+    ) -> Self {
+        // Without autodiff.
+        let device = device.clone().inner();
+        let sampler =
+            DistributedSampler::evaluation(images.len(), group.rank(), group.world_size());
+        Self {
+            images,
+            share: sampler.indices(),
+            batcher,
+            loss: CrossEntropyLossConfig::new().init(&device),
+            device,
+            group,
+        }
     }
-    group.all_reduce(&mut sums, ReduceOp::Sum)?;
-    let [loss, right, count] = sums;
-    Ok(HeldOut {
-        loss: loss / count,
-        right: right as usize,
-        images: count as usize,
-    })
+
+    /// Evaluates a model that is the same on all ranks and not in training.
+    pub(crate) fn evaluate(&self, model: &ResNet) -> Result<HeldOut, Error> {
+        // Loss, images classified rightly, images.
+        let mut sums = [0.0, 0.0, self.share.len() as f64];
+        for indices in self.share.chunks(BATCH) {
+            let batch = self.batcher.eval(self.images, indices, &self.device);
+            let logits = model.forward(batch.images);
+            let loss = self.loss.forward(logits.clone(), batch.labels.clone());
+            let right = logits.argmax(1).squeeze_dim::<1>(1).equal(batch.labels);
+            sums[0] += f64::from(loss.into_scalar::<f32>()) * indices.len() as f64;
+            sums[1] += right.int().sum().into_scalar::<i64>() as f64;
+        }
+        self.group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        let [loss, right, images] = sums;
+        Ok(HeldOut {
+            loss: loss / images,
+            right: right as usize,
+            images: images as usize,
+        })
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use burn_ddp::launch::{LaunchOptions, spawn_self};
-use burn_ddp::{DdpError, LocalGroup, ProcessGroup, is_distributed_env};
+use burn_ddp::{DdpError, ProcessGroup, is_distributed_env};
 
 use crate::cli::Args;
 use crate::error::Error;
@@ -27,7 +27,7 @@ impl Role {
             return Ok(Self::Rank(ProcessGroup::builder().timeout(timeout).init()?));
         }
         match args.ranks {
-            1 => Ok(Self::Rank(LocalGroup::new(1).remove(0))),
+            1 => Ok(Self::Rank(ProcessGroup::single())),
             _ => Ok(Self::Launcher),
         }
     }

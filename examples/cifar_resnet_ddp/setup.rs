@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::Device;
+use burn_amp::LossScalerState;
 use examples::checkpoint::{Checkpoint, Checkpoints};
 use examples::digits;
 use examples::images::{Split, read_cifar10};
@@ -55,6 +56,8 @@ pub(crate) struct State {
     pub(crate) settings: Settings,
     /// Steps done.
     pub(crate) step: usize,
+    /// With fp16.
+    pub(crate) scaler: Option<LossScalerState>,
 }
 
 impl Setup {

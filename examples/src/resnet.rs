@@ -1,6 +1,8 @@
 //! The residual network for CIFAR of He et al. 2015, "Deep Residual Learning for Image Recognition", section 4.2
 //! (<https://arxiv.org/abs/1512.03385>), in plain Burn modules.
 
+use std::sync::Arc;
+
 use burn::config::Config;
 use burn::module::{Initializer, Module};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -8,6 +10,9 @@ use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, s};
+use burn_ddp::{ProcessGroup, SyncBatchNorm};
+use burn_fp8::recipe::{AmaxReducer, Fp8Recipe};
+use burn_fp8::{Fp8Error, Fp8Linear};
 
 use crate::images::{CHANNELS, CLASSES};
 
@@ -34,9 +39,9 @@ pub struct ResNetConfig {
 #[derive(Module, Debug)]
 pub struct Block {
     conv1: Conv2d,
-    norm1: BatchNorm,
+    norm1: Norm,
     conv2: Conv2d,
-    norm2: BatchNorm,
+    norm2: Norm,
     stride: usize,
     new_channels: usize,
 }
@@ -49,10 +54,28 @@ pub struct Block {
 #[derive(Module, Debug)]
 pub struct ResNet {
     conv: Conv2d,
-    norm: BatchNorm,
+    norm: Norm,
     blocks: Vec<Block>,
     pool: AdaptiveAvgPool2d,
-    head: Linear,
+    head: Head,
+}
+
+/// Batch normalization, with the statistics of one rank's batch or of all ranks' batches.
+#[derive(Module, Debug)]
+pub enum Norm {
+    /// Burn's.
+    Local(BatchNorm),
+    /// That of `burn-ddp`.
+    Sync(SyncBatchNorm),
+}
+
+/// The linear layer at the end, in the number format of the device or in fp8.
+#[derive(Module, Debug)]
+pub enum Head {
+    /// Burn's.
+    Linear(Linear),
+    /// That of `burn-fp8`.
+    Fp8(Fp8Linear),
 }
 
 impl ResNetConfig {
@@ -83,10 +106,10 @@ impl ResNetConfig {
         }
         ResNet {
             conv: conv3x3(CHANNELS, self.width, 1, device),
-            norm: BatchNormConfig::new(self.width).init(device),
+            norm: Norm::new(self.width, device),
             blocks,
             pool: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
-            head: LinearConfig::new(channels, CLASSES).init(device),
+            head: Head::Linear(LinearConfig::new(channels, CLASSES).init(device)),
         }
     }
 }
@@ -96,7 +119,57 @@ impl ResNet {
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = relu(self.norm.forward(self.conv.forward(images)));
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
-        self.head.forward(self.pool.forward(x).flatten(1, 3))
+        let x = self.pool.forward(x).flatten(1, 3);
+        match &self.head {
+            Head::Linear(head) => head.forward(x),
+            Head::Fp8(head) => head.forward(x),
+        }
+    }
+
+    /// The same network, normalizing over the batches of all ranks of `group`.
+    pub fn with_sync_batch_norm(mut self, group: &ProcessGroup) -> Self {
+        self.norm = self.norm.synchronized(group);
+        for block in &mut self.blocks {
+            block.norm1 = block.norm1.clone().synchronized(group);
+            block.norm2 = block.norm2.clone().synchronized(group);
+        }
+        self
+    }
+
+    /// The same network with its last layer in fp8. `reducer` makes the scales the same on all ranks.
+    ///
+    /// # Errors
+    /// When the recipe makes no sense.
+    pub fn with_fp8_head(
+        mut self,
+        recipe: impl Into<Fp8Recipe>,
+        reducer: Arc<dyn AmaxReducer>,
+    ) -> Result<Self, Fp8Error> {
+        if let Head::Linear(head) = self.head {
+            let head = Fp8Linear::from_linear(head, recipe)?.with_amax_reducer(reducer);
+            self.head = Head::Fp8(head);
+        }
+        Ok(self)
+    }
+}
+
+impl Norm {
+    fn new(channels: usize, device: &Device) -> Self {
+        Self::Local(BatchNormConfig::new(channels).init(device))
+    }
+
+    fn synchronized(self, group: &ProcessGroup) -> Self {
+        match self {
+            Self::Local(norm) => Self::Sync(SyncBatchNorm::new(&norm, group)),
+            Self::Sync(norm) => Self::Sync(norm),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        match self {
+            Self::Local(norm) => norm.forward(x),
+            Self::Sync(norm) => norm.forward(x),
+        }
     }
 }
 
@@ -104,9 +177,9 @@ impl Block {
     fn new(channels: usize, width: usize, stride: usize, device: &Device) -> Self {
         Self {
             conv1: conv3x3(channels, width, stride, device),
-            norm1: BatchNormConfig::new(width).init(device),
+            norm1: Norm::new(width, device),
             conv2: conv3x3(width, width, 1, device),
-            norm2: BatchNormConfig::new(width).init(device),
+            norm2: Norm::new(width, device),
             stride,
             new_channels: width - channels,
         }
