@@ -1,6 +1,6 @@
-//! [`Layered`]: a backend with a layer over it.
+//! [`Layered`]: a backend with layers over it.
 
-use crate::{Layer, LayeredDevice, LayeredFloat, LayeredTensor};
+use crate::{LayeredDevice, LayeredFloat, LayeredTensor};
 use burn_backend::{
     Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, GraphUnsupported, MemoryPoolUsage,
     ProfileDuration, ProfileOptions, ProfileToken, SlicedPoolReport, TensorData,
@@ -9,39 +9,39 @@ use burn_backend::{
 use burn_ir::{BackendIr, HandleKind, TensorHandle};
 use core::{fmt, marker::PhantomData};
 
-/// The backend `B` under the layer `L`. It is a backend of its own, with `B`'s kernels: every op
-/// runs on `B`, in the dtypes that the layer's plan says.
-pub struct Layered<L, B>(PhantomData<fn() -> (L, B)>);
+/// The backend `B` under the layers of its device. It is a backend of its own, with `B`'s kernels:
+/// every op runs on `B`, in the dtypes that the layers' plan says.
+pub struct Layered<B>(PhantomData<fn() -> B>);
 
-impl<L, B> Clone for Layered<L, B> {
+impl<B> Clone for Layered<B> {
     fn clone(&self) -> Self {
         Self(PhantomData)
     }
 }
 
-impl<L, B> Default for Layered<L, B> {
+impl<B> Default for Layered<B> {
     fn default() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<L, B> fmt::Debug for Layered<L, B> {
+impl<B> fmt::Debug for Layered<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(core::any::type_name::<Self>())
     }
 }
 
-impl<L: Layer, B: BackendIr> BackendTypes for Layered<L, B> {
-    type Device = LayeredDevice<L, B::Device>;
-    type FloatTensorPrimitive = LayeredFloat<L, B>;
-    type IntTensorPrimitive = LayeredTensor<L, IntTensor<B>>;
-    type BoolTensorPrimitive = LayeredTensor<L, BoolTensor<B>>;
-    type QuantizedTensorPrimitive = LayeredTensor<L, QuantizedTensor<B>>;
+impl<B: BackendIr> BackendTypes for Layered<B> {
+    type Device = LayeredDevice<B::Device>;
+    type FloatTensorPrimitive = LayeredFloat<B>;
+    type IntTensorPrimitive = LayeredTensor<IntTensor<B>>;
+    type BoolTensorPrimitive = LayeredTensor<BoolTensor<B>>;
+    type QuantizedTensorPrimitive = LayeredTensor<QuantizedTensor<B>>;
     // A captured graph would replay casts of tensors that have changed since.
     type GraphPrimitive = GraphUnsupported;
 }
 
-impl<L: Layer, B: BackendIr> Backend for Layered<L, B> {
+impl<B: BackendIr> Backend for Layered<B> {
     fn memory_persistent_allocations<Output: Send, Input: Send, Func>(
         device: &Self::Device,
         input: Input,
@@ -136,7 +136,7 @@ macro_rules! tensor_from_handle {
     };
 }
 
-impl<L: Layer, B: BackendIr> BackendIr for Layered<L, B> {
+impl<B: BackendIr> BackendIr for Layered<B> {
     type Handle = HandleKind<Self>;
 
     tensor_from_handle!(float_tensor, Float, FloatTensor);

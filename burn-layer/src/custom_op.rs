@@ -1,6 +1,6 @@
 //! Custom ops of backend extensions on layered devices.
 
-use crate::{Layer, Layered, LayeredFloat, LayeredTensor};
+use crate::{Layered, LayeredFloat, LayeredTensor};
 use burn_backend::DType;
 use burn_ir::{BackendIr, HandleContainer, HandleKind, TensorIr, TensorStatus};
 use burn_router::{CustomOpHandler, CustomOpRegistry};
@@ -43,16 +43,16 @@ impl<B: BackendIr> Handlers<B> {
         registry
     }
 
-    /// The same ops on a backend with a layer over `B`.
-    pub(crate) fn lift<L: Layer>(self) -> Handlers<Layered<L, B>> {
+    /// The same ops on `B` under layers.
+    pub(crate) fn lift(self) -> Handlers<Layered<B>> {
         self.0
             .into_iter()
-            .map(|(id, handler)| (id, lift::<L, B>(handler)))
+            .map(|(id, handler)| (id, lift::<B>(handler)))
             .collect()
     }
 }
 
-fn lift<L: Layer, B: BackendIr>(handler: CustomOpHandler<B>) -> CustomOpHandler<Layered<L, B>> {
+fn lift<B: BackendIr>(handler: CustomOpHandler<B>) -> CustomOpHandler<Layered<B>> {
     Arc::new(move |handles, ir, device| {
         let mut base = HandleContainer::new();
         for input in &ir.inputs {

@@ -1,8 +1,7 @@
 //! [`Layer`]: what a layered backend changes about the backend under it.
 
-use crate::{Deferred, Op};
-use burn_backend::{Backend, DType, DeviceId, distributed::ReduceOperation, tensor::FloatTensor};
-use burn_ir::BackendIr;
+use crate::{FloatView, Inputs, Op, Plan, Reduced};
+use burn_backend::{DType, DeviceId, distributed::ReduceOperation};
 use core::fmt::Debug;
 
 /// What a layer changes. Every method has a default that changes nothing, so `impl Layer for X {}`
@@ -15,15 +14,12 @@ use core::fmt::Debug;
 /// use burn_layer::{Inputs, Layer, Layers, Op, Plan};
 ///
 /// /// Multiplies matrices in bf16.
-/// #[derive(Debug, Default)]
+/// #[derive(Debug)]
 /// struct LowMatmul;
 ///
 /// impl Layer for LowMatmul {
-///     fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
-///         match op {
-///             Op::float_matmul => Plan::compute(DType::BF16),
-///             _ => inputs.promote(),
-///         }
+///     fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
+///         (op == Op::float_matmul).then(|| Plan::compute(DType::BF16))
 ///     }
 /// }
 ///
@@ -35,12 +31,13 @@ use core::fmt::Debug;
 /// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 1.0]);
 /// # Ok::<(), burn_layer::LayerError>(())
 /// ```
-pub trait Layer: Debug + Default + Send + Sync + 'static {
-    /// How `op` runs, given the dtypes that its float inputs are stored in. Not called for ops
-    /// without float inputs.
-    fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
-        let _ = op;
-        inputs.promote()
+pub trait Layer: Debug + Send + Sync + 'static {
+    /// How `op` runs, given the dtypes that its float inputs are stored in. `None` leaves it to the
+    /// next layer below; below the last one, [mixed inputs are promoted](Inputs::promote). Not
+    /// called for ops without float inputs.
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        let _ = (op, inputs);
+        None
     }
 
     /// `op` is about to run with float inputs stored in `dtype`.
@@ -53,103 +50,22 @@ pub trait Layer: Debug + Default + Send + Sync + 'static {
         let _ = cast;
     }
 
-    /// The output `tensor` of `op` was computed; a layer may look at it (and pay for the wait).
-    fn computed<B: Backend>(&self, op: Op, tensor: &FloatTensor<B>) {
-        let _ = (op, tensor);
-    }
-
-    /// Reduce `tensor` over the processes of a group. `None` leaves it to the backend underneath.
-    fn all_reduce<B: BackendIr>(
+    /// Reduce `tensor` over the processes of a group. `None` leaves it to the next layer below, and
+    /// below the last one to the backend.
+    fn all_reduce(
         &self,
-        tensor: &FloatTensor<B>,
+        tensor: FloatView<'_>,
         op: ReduceOperation,
         devices: &[DeviceId],
-    ) -> Option<Reduced<B>> {
+    ) -> Option<Reduced> {
         let _ = (tensor, op, devices);
         None
     }
 
     /// The end of a backward pass: every [`all_reduce`](Self::all_reduce) of it was submitted.
-    /// `false` leaves it to the backend underneath.
-    fn sync_collective<B: BackendIr>(&self, device: &B::Device) -> bool {
-        let _ = device;
+    /// `false` leaves it to the next layer below.
+    fn sync_collective(&self) -> bool {
         false
-    }
-}
-
-/// The float inputs of an op: what they are stored in, and what the program believes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inputs {
-    /// The dtype that the program sees: that of the first float input.
-    pub nominal: DType,
-    /// The dtype that the first float input is stored in.
-    pub first: DType,
-    /// Whether the first float input comes straight from a transposition.
-    pub first_transposed: bool,
-    /// The narrowest dtype that holds every input's storage dtype (f16 and bf16 together: f32).
-    pub widest: DType,
-    /// Whether the inputs are stored in more than one dtype.
-    pub mixed: bool,
-}
-
-impl Inputs {
-    /// The inputs as they are; where they differ, all of them in the widest dtype.
-    pub fn promote(&self) -> Plan {
-        Plan {
-            compute: self.mixed.then_some(self.widest),
-            store: None,
-        }
-    }
-
-    /// Whether the first float input is stored in 16 bits.
-    pub fn stored_low(&self) -> bool {
-        matches!(self.first, DType::F16 | DType::BF16)
-    }
-
-    pub(crate) fn with(self, storage: DType) -> Self {
-        Self {
-            nominal: self.nominal,
-            first: self.first,
-            first_transposed: self.first_transposed,
-            widest: widest(self.widest, storage),
-            mixed: self.mixed || self.widest != storage,
-        }
-    }
-}
-
-fn widest(a: DType, b: DType) -> DType {
-    match (a, b) {
-        _ if a == b => a,
-        (DType::F64, _) | (_, DType::F64) => DType::F64,
-        // f16 and bf16 hold different numbers: only f32 holds both.
-        _ => DType::F32,
-    }
-}
-
-/// How an op runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// The dtype that every float input is cast to first. `None`: as they are.
-    pub compute: Option<DType>,
-    /// The dtype that float outputs are stored in. `None`: as computed.
-    pub store: Option<DType>,
-}
-
-impl Plan {
-    /// Run in `dtype` and keep the output as computed.
-    pub const fn compute(dtype: DType) -> Self {
-        Self {
-            compute: Some(dtype),
-            store: None,
-        }
-    }
-
-    /// Store the outputs in `dtype`.
-    pub const fn store(self, dtype: DType) -> Self {
-        Self {
-            compute: self.compute,
-            store: Some(dtype),
-        }
     }
 }
 
@@ -166,11 +82,46 @@ pub struct Cast {
     pub saved: bool,
 }
 
-/// What became of a tensor given to [`Layer::all_reduce`].
-#[derive(Debug)]
-pub enum Reduced<B: Backend> {
-    /// The reduced tensor.
-    Ready(FloatTensor<B>),
-    /// It is under way: the first use of the result waits for it.
-    Deferred(Deferred<FloatTensor<B>>),
+/// The layers of a device, asked from the outermost (last) to the innermost.
+#[derive(Debug, Default)]
+pub(crate) struct LayerSet(Vec<Box<dyn Layer>>);
+
+impl FromIterator<Box<dyn Layer>> for LayerSet {
+    fn from_iter<I: IntoIterator<Item = Box<dyn Layer>>>(layers: I) -> Self {
+        Self(layers.into_iter().collect())
+    }
+}
+
+impl LayerSet {
+    fn outermost_first(&self) -> impl Iterator<Item = &dyn Layer> {
+        self.0.iter().rev().map(|layer| &**layer)
+    }
+
+    pub(crate) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
+        self.outermost_first()
+            .find_map(|layer| layer.plan(op, inputs))
+            .unwrap_or_else(|| inputs.promote())
+    }
+
+    pub(crate) fn ran(&self, op: Op, dtype: DType) {
+        self.0.iter().for_each(|layer| layer.ran(op, dtype));
+    }
+
+    pub(crate) fn cast(&self, cast: Cast) {
+        self.0.iter().for_each(|layer| layer.cast(cast));
+    }
+
+    pub(crate) fn all_reduce(
+        &self,
+        tensor: FloatView<'_>,
+        op: ReduceOperation,
+        devices: &[DeviceId],
+    ) -> Option<Reduced> {
+        self.outermost_first()
+            .find_map(|layer| layer.all_reduce(tensor, op, devices))
+    }
+
+    pub(crate) fn sync_collective(&self) -> bool {
+        self.outermost_first().any(|layer| layer.sync_collective())
+    }
 }

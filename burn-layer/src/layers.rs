@@ -16,49 +16,45 @@ use std::any::Any;
 /// use burn::tensor::{Device, Tensor};
 /// use burn_layer::{Layer, Layers};
 ///
-/// #[derive(Debug, Default)]
+/// #[derive(Debug)]
 /// struct Nothing;
 /// impl Layer for Nothing {}
 ///
 /// let device = Layers::on(Device::flex()).layer(Nothing).serve()?;
-/// let x = Tensor::<1>::from_floats([1.0, 2.0], &device).exp();
-/// # let _ = x;
+/// let x = Tensor::<1>::from_floats([0.0, 1.0], &device).neg();
+/// assert_eq!(x.into_data().try_to_vec::<f32>().unwrap(), [0.0, -1.0]);
 /// # Ok::<(), burn_layer::LayerError>(())
 /// ```
 #[must_use = "layers do nothing until they are served"]
-pub struct Layers<S> {
+#[derive(Debug)]
+pub struct Layers {
     device: Device,
-    stack: S,
+    layers: Vec<Box<dyn Layer>>,
     /// The [`Handlers`] given, of whatever backend.
     custom_ops: Vec<Box<dyn Any + Send>>,
 }
 
-impl Layers<()> {
+impl Layers {
     /// Begin with `device`: Flex or a CubeCL device, of an autodiff device the one inside.
     pub fn on(device: Device) -> Self {
         Self {
             device,
-            stack: (),
+            layers: Vec::new(),
             custom_ops: Vec::new(),
         }
     }
-}
 
-impl<S: Stack> Layers<S> {
     /// Put `layer` over what is there.
-    pub fn layer<L: Layer>(self, layer: L) -> Layers<(S, L)> {
-        Layers {
-            device: self.device,
-            stack: (self.stack, layer),
-            custom_ops: self.custom_ops,
-        }
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.push(Box::new(layer));
+        self
     }
 
     /// Let the device run custom ops of a backend extension. `B` is the plain backend underneath;
     /// handlers of another backend than the device's are left out, so that one program can give
     /// those of all of them.
-    pub fn custom_ops<B: BackendIr>(mut self, ops: impl Into<Handlers<B>>) -> Self {
-        self.custom_ops.push(Box::new(ops.into()));
+    pub fn custom_ops<B: BackendIr>(mut self, ops: Handlers<B>) -> Self {
+        self.custom_ops.push(Box::new(ops));
         self
     }
 
@@ -77,10 +73,7 @@ impl<S: Stack> Layers<S> {
             #[cfg(feature = "flex")]
             DispatchDevice::Flex(device) => self.serve_on::<Flex>(*device),
             #[cfg(feature = "cubecl")]
-            DispatchDevice::Cube(device) => {
-                let device = device.clone();
-                self.serve_on::<Cube>(device)
-            }
+            DispatchDevice::Cube(device) => self.serve_on::<Cube>(device.clone()),
             DispatchDevice::Remote(_) => Err(LayerError::AlreadyServed {
                 device: format!("{base:?}"),
             }),
@@ -99,48 +92,7 @@ impl<S: Stack> Layers<S> {
                 handlers.extend(*ops);
             }
         }
-        serve::<S::Backend<B>>(self.stack.device::<B>(device), S::lift(handlers))
-    }
-}
-
-/// A list of layers: `()` or `(inner layers, layer)`.
-pub trait Stack: Send + 'static {
-    /// The backend that these layers make of `B`.
-    type Backend<B: BackendIr>: BackendIr;
-
-    /// The device that these layers make of `device`.
-    fn device<B: BackendIr>(
-        self,
-        device: B::Device,
-    ) -> burn_backend::tensor::Device<Self::Backend<B>>;
-
-    /// The custom ops of `B` on the layered backend.
-    fn lift<B: BackendIr>(handlers: Handlers<B>) -> Handlers<Self::Backend<B>>;
-}
-
-impl Stack for () {
-    type Backend<B: BackendIr> = B;
-
-    fn device<B: BackendIr>(self, device: B::Device) -> B::Device {
-        device
-    }
-
-    fn lift<B: BackendIr>(handlers: Handlers<B>) -> Handlers<B> {
-        handlers
-    }
-}
-
-impl<S: Stack, L: Layer> Stack for (S, L) {
-    type Backend<B: BackendIr> = Layered<L, S::Backend<B>>;
-
-    fn device<B: BackendIr>(
-        self,
-        device: B::Device,
-    ) -> burn_backend::tensor::Device<Self::Backend<B>> {
-        LayeredDevice::new(self.0.device::<B>(device), self.1)
-    }
-
-    fn lift<B: BackendIr>(handlers: Handlers<B>) -> Handlers<Self::Backend<B>> {
-        S::lift(handlers).lift::<L>()
+        let device = LayeredDevice::new(device, self.layers);
+        serve::<Layered<B>>(device, handlers.lift())
     }
 }

@@ -1,6 +1,6 @@
 //! The tensor primitives of a layered backend: those of the backend underneath, with their layer.
 
-use crate::{Cast, Layer, LayeredDevice};
+use crate::{Cast, LayerSet, LayeredDevice};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use core::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// A tensor that is not there yet, such as a gradient on its way around the ranks. Its first use
 /// waits for it; clones share the wait and the result.
 #[derive(Clone)]
-pub struct Deferred<P>(Arc<DeferredInner<P>>);
+pub(crate) struct Deferred<P>(Arc<DeferredInner<P>>);
 
 struct DeferredInner<P> {
     value: OnceLock<P>,
@@ -17,7 +17,7 @@ struct DeferredInner<P> {
 
 impl<P: Clone> Deferred<P> {
     /// A tensor that `wait` delivers. It is called once, on the thread that first needs the value.
-    pub fn new(wait: impl Fn() -> P + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(wait: impl Fn() -> P + Send + Sync + 'static) -> Self {
         Self(Arc::new(DeferredInner {
             value: OnceLock::new(),
             wait: Box::new(wait),
@@ -25,7 +25,7 @@ impl<P: Clone> Deferred<P> {
     }
 
     /// The tensor, waiting for it if need be.
-    pub fn wait(&self) -> P {
+    fn wait(&self) -> P {
         self.0.value.get_or_init(|| (self.0.wait)()).clone()
     }
 }
@@ -56,16 +56,16 @@ type CastCopy<P> = Arc<Mutex<Option<(DType, P)>>>;
 
 /// A float tensor of a layered backend: its storage, whose dtype is the layer's business, and the
 /// dtype that the program sees.
-pub struct LayeredFloat<L: Layer, B: Backend> {
+pub struct LayeredFloat<B: Backend> {
     source: Source<FloatTensor<B>>,
     nominal: DType,
     transposed: bool,
     copy: CastCopy<FloatTensor<B>>,
-    layer: Arc<L>,
+    layer: Arc<LayerSet>,
 }
 
-impl<L: Layer, B: Backend> LayeredFloat<L, B> {
-    pub(crate) fn new(primitive: FloatTensor<B>, nominal: DType, layer: Arc<L>) -> Self {
+impl<B: Backend> LayeredFloat<B> {
+    pub(crate) fn new(primitive: FloatTensor<B>, nominal: DType, layer: Arc<LayerSet>) -> Self {
         Self::with_source(Source::Ready(primitive), nominal, layer)
     }
 
@@ -73,7 +73,7 @@ impl<L: Layer, B: Backend> LayeredFloat<L, B> {
         value: Deferred<FloatTensor<B>>,
         like: &FloatTensor<B>,
         nominal: DType,
-        layer: Arc<L>,
+        layer: Arc<LayerSet>,
     ) -> Self {
         let source = Source::Deferred {
             value,
@@ -84,7 +84,7 @@ impl<L: Layer, B: Backend> LayeredFloat<L, B> {
         Self::with_source(source, nominal, layer)
     }
 
-    fn with_source(source: Source<FloatTensor<B>>, nominal: DType, layer: Arc<L>) -> Self {
+    fn with_source(source: Source<FloatTensor<B>>, nominal: DType, layer: Arc<LayerSet>) -> Self {
         Self {
             source,
             nominal,
@@ -102,7 +102,7 @@ impl<L: Layer, B: Backend> LayeredFloat<L, B> {
         self.transposed
     }
 
-    pub(crate) fn layer(&self) -> &Arc<L> {
+    pub(crate) fn layer(&self) -> &Arc<LayerSet> {
         &self.layer
     }
 
@@ -170,7 +170,7 @@ pub(crate) fn float_dtype(dtype: DType) -> burn_backend::FloatDType {
         .unwrap_or_else(|_| panic!("a layer's plan names {dtype:?}, which is no float dtype"))
 }
 
-impl<L: Layer, B: Backend> Clone for LayeredFloat<L, B> {
+impl<B: Backend> Clone for LayeredFloat<B> {
     fn clone(&self) -> Self {
         Self {
             source: self.source.clone(),
@@ -182,7 +182,7 @@ impl<L: Layer, B: Backend> Clone for LayeredFloat<L, B> {
     }
 }
 
-impl<L: Layer, B: Backend> fmt::Debug for LayeredFloat<L, B> {
+impl<B: Backend> fmt::Debug for LayeredFloat<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayeredFloat")
             .field("nominal", &self.nominal)
@@ -191,8 +191,8 @@ impl<L: Layer, B: Backend> fmt::Debug for LayeredFloat<L, B> {
     }
 }
 
-impl<L: Layer, B: Backend> TensorMetadata for LayeredFloat<L, B> {
-    type Device = LayeredDevice<L, B::Device>;
+impl<B: Backend> TensorMetadata for LayeredFloat<B> {
+    type Device = LayeredDevice<B::Device>;
 
     fn dtype(&self) -> DType {
         self.nominal
@@ -222,17 +222,17 @@ impl<L: Layer, B: Backend> TensorMetadata for LayeredFloat<L, B> {
 }
 
 /// An int, bool or quantized tensor of a layered backend.
-pub struct LayeredTensor<L: Layer, P> {
+pub struct LayeredTensor<P> {
     primitive: P,
-    layer: Arc<L>,
+    layer: Arc<LayerSet>,
 }
 
-impl<L: Layer, P> LayeredTensor<L, P> {
-    pub(crate) fn new(primitive: P, layer: Arc<L>) -> Self {
+impl<P> LayeredTensor<P> {
+    pub(crate) fn new(primitive: P, layer: Arc<LayerSet>) -> Self {
         Self { primitive, layer }
     }
 
-    pub(crate) fn layer(&self) -> &Arc<L> {
+    pub(crate) fn layer(&self) -> &Arc<LayerSet> {
         &self.layer
     }
 
@@ -242,13 +242,13 @@ impl<L: Layer, P> LayeredTensor<L, P> {
     }
 }
 
-impl<L: Layer, P: Clone> Clone for LayeredTensor<L, P> {
+impl<P: Clone> Clone for LayeredTensor<P> {
     fn clone(&self) -> Self {
         Self::new(self.primitive.clone(), self.layer.clone())
     }
 }
 
-impl<L: Layer, P: fmt::Debug> fmt::Debug for LayeredTensor<L, P> {
+impl<P: fmt::Debug> fmt::Debug for LayeredTensor<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("LayeredTensor")
             .field(&self.primitive)
@@ -256,8 +256,8 @@ impl<L: Layer, P: fmt::Debug> fmt::Debug for LayeredTensor<L, P> {
     }
 }
 
-impl<L: Layer, P: TensorMetadata> TensorMetadata for LayeredTensor<L, P> {
-    type Device = LayeredDevice<L, P::Device>;
+impl<P: TensorMetadata> TensorMetadata for LayeredTensor<P> {
+    type Device = LayeredDevice<P::Device>;
 
     fn dtype(&self) -> DType {
         self.primitive.dtype()

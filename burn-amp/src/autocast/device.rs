@@ -141,8 +141,8 @@ impl AutocastLayer {
 }
 
 impl Layer for AutocastLayer {
-    fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
-        self.policy.plan(op, inputs)
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        Some(self.policy.plan(op, inputs))
     }
 
     fn ran(&self, op: Op, dtype: DType) {

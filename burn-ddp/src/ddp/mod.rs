@@ -17,11 +17,11 @@ use burn::{
     tensor::Tensor,
 };
 
+use self::parameters::Signature;
 pub use self::{
     bucketer::{BucketSizes, Bucketer, Compression, Slot},
     values::Values,
 };
-use self::parameters::Signature;
 use crate::{DdpError, ProcessGroup};
 
 /// Settings of [`Ddp`].
@@ -179,6 +179,8 @@ impl Ddp {
         if self.group.world_size() == 1 {
             return Ok(model);
         }
+        // Running statistics keep their last update back until someone asks for the valid module.
+        let _ = model.valid();
         let ours = match self.group.is_main() {
             true => parameters::contents(&model)?,
             false => Vec::new(),

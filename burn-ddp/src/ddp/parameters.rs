@@ -86,7 +86,12 @@ impl Visitor {
 impl ModuleVisitor for Visitor {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
-        self.add(param.id, value.shape(), value.dtype(), param.is_require_grad());
+        self.add(
+            param.id,
+            value.shape(),
+            value.dtype(),
+            param.is_require_grad(),
+        );
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
@@ -120,7 +125,8 @@ pub(super) fn contents<M: Module>(model: &M) -> Result<Vec<u8>, DdpError> {
             match data {
                 Ok(data) => self.bytes.extend_from_slice(data.as_bytes()),
                 Err(error) => {
-                    self.error.get_or_insert(DdpError::Device(error.to_string()));
+                    self.error
+                        .get_or_insert(DdpError::Device(error.to_string()));
                 }
             }
         }

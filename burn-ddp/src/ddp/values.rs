@@ -91,9 +91,9 @@ impl Values {
             (Self::F32(into), Self::F32(from)) => into[at..][..from.len()].copy_from_slice(from),
             (Self::F16(into), Self::F16(from)) => into[at..][..from.len()].copy_from_slice(from),
             (Self::BF16(into), Self::BF16(from)) => into[at..][..from.len()].copy_from_slice(from),
-            (Self::F16(into), Self::F32(from)) => convert(&mut into[at..], from, |it| f16::from_f32(it)),
+            (Self::F16(into), Self::F32(from)) => convert(&mut into[at..], from, f16::from_f32),
             (Self::BF16(into), Self::F32(from)) => {
-                convert(&mut into[at..], from, |it| bf16::from_f32(it));
+                convert(&mut into[at..], from, bf16::from_f32);
             }
             (into, from) => unreachable!(
                 "gradients of type {:?} are never put in buckets of {:?}",

@@ -4,6 +4,9 @@ use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
 use super::compute;
 
+/// Three tensors of a backend.
+pub(super) type Three<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>);
+
 /// Synchronized batch normalization, as [`SyncBatchNorm`](super::SyncBatchNorm) calls it.
 ///
 /// A backend of one's own implements it with an empty `impl` block: the default bodies use Burn's

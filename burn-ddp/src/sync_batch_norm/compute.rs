@@ -145,8 +145,7 @@ pub(super) fn backward<B: Backend>(
     let own = read::<B>(B::float_cat(vec![beta_grad.clone(), gamma_grad.clone()], 0));
     let own_count = (shape.num_elements() / channels) as f64;
     // A fault is for the group's next call to report: see `SyncBatchNorm`.
-    let (sums, count) =
-        sum_over_ranks(&own, own_count, &group).unwrap_or((own, own_count));
+    let (sums, count) = sum_over_ranks(&own, own_count, &group).unwrap_or((own, own_count));
 
     // dx = γ / σ (dy - Σ dy / n - x̂ Σ (dy x̂) / n)
     let means: Vec<f64> = sums.iter().map(|sum| sum / count).collect();

@@ -12,7 +12,7 @@ use burn_ir::{
 };
 use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient};
 
-use super::backends::SyncBatchNormOps;
+use super::backends::{SyncBatchNormOps, Three};
 
 const FORWARD: &str = "ddp::sync_batch_norm";
 const BACKWARD: &str = "ddp::sync_batch_norm_backward";
@@ -58,7 +58,7 @@ fn scalars(desc: &CustomOpIr) -> (u64, f64) {
 fn put<B: BackendIr>(
     handles: &mut HandleContainer<B::Handle>,
     outputs: &[TensorIr; 3],
-    (first, second, third): (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
+    (first, second, third): Three<B>,
 ) {
     for (output, tensor) in outputs.iter().zip([first, second, third]) {
         handles.register_float_tensor::<B>(&output.id, tensor);
@@ -73,13 +73,9 @@ fn submit<C: RouterChannel>(
     outputs: [(Shape, DType); 3],
     group: u64,
     epsilon: f64,
-) -> (
-    FloatTensor<BackendRouter<C>>,
-    FloatTensor<BackendRouter<C>>,
-    FloatTensor<BackendRouter<C>>,
-) {
-    let outputs = outputs
-        .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
+) -> Three<BackendRouter<C>> {
+    let outputs =
+        outputs.map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
     let scalars = vec![ScalarIr::UInt(group), ScalarIr::Float(epsilon)];
     let desc = CustomOpIr::with_scalars(name, inputs, &outputs, scalars);
     let [first, second, third] = client.register(OperationIr::Custom(desc)).outputs();
@@ -119,8 +115,8 @@ impl<C: RouterChannel> SyncBatchNormOps for BackendRouter<C> {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let client = x.client.clone();
         let inputs = [x, gamma, mean, variance, grad].map(|tensor| tensor.into_ir());
-        let outputs = [&inputs[0], &inputs[1], &inputs[1]]
-            .map(|like| (like.shape.clone(), like.dtype));
+        let outputs =
+            [&inputs[0], &inputs[1], &inputs[1]].map(|like| (like.shape.clone(), like.dtype));
         submit::<C>(&client, BACKWARD, &inputs, outputs, group, epsilon)
     }
 }

@@ -30,7 +30,10 @@ impl Statistics {
     /// Merges rows of 2C + 1 numbers:
     /// n = Σ nᵢ, µ = Σ nᵢ µᵢ / n, σ² = Σ nᵢ (σᵢ² + (µᵢ - µ)²) / n.
     fn merge(channels: usize, rows: &[f64]) -> Self {
-        let rows = || rows.chunks_exact(2 * channels + 1).filter(|row| row[2 * channels] > 0.0);
+        let rows = || {
+            rows.chunks_exact(2 * channels + 1)
+                .filter(|row| row[2 * channels] > 0.0)
+        };
         let count: f64 = rows().map(|row| row[2 * channels]).sum();
         let mut merged = Self {
             count,
@@ -51,7 +54,8 @@ impl Statistics {
             let weight = row[2 * channels] / count;
             for channel in 0..channels {
                 let distance = row[channel] - merged.mean[channel];
-                merged.variance[channel] += weight * (row[channels + channel] + distance * distance);
+                merged.variance[channel] +=
+                    weight * (row[channels + channel] + distance * distance);
             }
         }
         merged

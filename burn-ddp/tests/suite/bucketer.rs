@@ -44,7 +44,10 @@ fn gradients_may_come_in_any_order_on_each_rank() {
                     6 => Some(16.0 / 3.0),
                     slot => Some(10.0 + slot as f32),
                 };
-                assert_eq!(average, expected.map(|it| Values::F32(vec![it; lens[slot]])));
+                assert_eq!(
+                    average,
+                    expected.map(|it| Values::F32(vec![it; lens[slot]]))
+                );
             }
         }
     });
@@ -59,9 +62,15 @@ fn types_do_not_share_buckets() {
         assert_eq!(bucketer.len(), 3);
         let value = group.rank() as f64;
         let third = 1.0 / 3.0 + value;
-        bucketer.submit(0, Some(Values::F32(vec![value as f32; 2]))).unwrap();
-        bucketer.submit(1, Some(Values::BF16(vec![bf16::from_f64(value); 2]))).unwrap();
-        bucketer.submit(2, Some(Values::F64(vec![third; 2]))).unwrap();
+        bucketer
+            .submit(0, Some(Values::F32(vec![value as f32; 2])))
+            .unwrap();
+        bucketer
+            .submit(1, Some(Values::BF16(vec![bf16::from_f64(value); 2])))
+            .unwrap();
+        bucketer
+            .submit(2, Some(Values::F64(vec![third; 2])))
+            .unwrap();
         bucketer.submit(3, None).unwrap();
         let expected = [
             Some(Values::F32(vec![0.5; 2])),
@@ -76,9 +85,14 @@ fn types_do_not_share_buckets() {
 #[test]
 fn mistakes_are_refused() {
     let mut bucketer = Bucketer::new(ProcessGroup::single(), slots(&[2, 2]), SIZES, None);
-    let is_refused = |result: Result<(), DdpError>| matches!(result, Err(DdpError::InvalidArgument(_)));
-    assert!(is_refused(bucketer.submit(0, Some(Values::F32(vec![0.0; 3])))));
-    assert!(is_refused(bucketer.submit(0, Some(Values::F64(vec![0.0; 2])))));
+    let is_refused =
+        |result: Result<(), DdpError>| matches!(result, Err(DdpError::InvalidArgument(_)));
+    assert!(is_refused(
+        bucketer.submit(0, Some(Values::F32(vec![0.0; 3])))
+    ));
+    assert!(is_refused(
+        bucketer.submit(0, Some(Values::F64(vec![0.0; 2])))
+    ));
     bucketer.submit(0, None).unwrap();
     assert!(is_refused(bucketer.finish().map(drop)));
     // The next round starts afresh.
@@ -91,10 +105,16 @@ fn mistakes_are_refused() {
 #[test]
 fn values_convert() {
     let zeros = Values::zeros(3, DType::F16).unwrap();
-    assert_eq!((zeros.len(), zeros.is_empty(), zeros.dtype()), (3, false, DType::F16));
+    assert_eq!(
+        (zeros.len(), zeros.is_empty(), zeros.dtype()),
+        (3, false, DType::F16)
+    );
     assert!(Values::zeros(3, DType::I32).is_err());
     let values = Values::F32(vec![1.0, 2.0]);
     let data = values.clone().into_data([2, 1].into(), DType::F64);
     assert_eq!(data.as_slice::<f64>().unwrap(), [1.0, 2.0]);
-    assert_eq!(Values::from_data(data).unwrap(), Values::F64(vec![1.0, 2.0]));
+    assert_eq!(
+        Values::from_data(data).unwrap(),
+        Values::F64(vec![1.0, 2.0])
+    );
 }

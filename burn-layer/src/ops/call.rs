@@ -1,21 +1,21 @@
 //! One op on its way through a layer.
 
-use crate::{Inputs, Layer, LayeredDevice, LayeredFloat, LayeredTensor, Op, Plan};
+use crate::{Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Op, Plan};
 use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
 use core::marker::PhantomData;
 use std::sync::Arc;
 
 /// An op that runs: its arguments are [seen](Call::see_float), the layer [plans](Call::plan), the
 /// arguments are [lowered](Call::lower) and the results wrapped.
-pub(crate) struct Call<L: Layer, B: Backend> {
+pub(crate) struct Call<B: Backend> {
     op: Op,
-    layer: Option<Arc<L>>,
+    layer: Option<Arc<LayerSet>>,
     inputs: Option<Inputs>,
     plan: Plan,
     backend: PhantomData<B>,
 }
 
-impl<L: Layer, B: Backend> Call<L, B> {
+impl<B: Backend> Call<B> {
     pub(crate) fn new(op: Op) -> Self {
         Self {
             op,
@@ -26,7 +26,7 @@ impl<L: Layer, B: Backend> Call<L, B> {
         }
     }
 
-    pub(crate) fn see_float(&mut self, tensor: &LayeredFloat<L, B>) {
+    pub(crate) fn see_float(&mut self, tensor: &LayeredFloat<B>) {
         let storage = tensor.storage_dtype();
         self.inputs = Some(match self.inputs {
             Some(inputs) => inputs.with(storage),
@@ -41,14 +41,14 @@ impl<L: Layer, B: Backend> Call<L, B> {
         self.see_layer(tensor.layer());
     }
 
-    pub(crate) fn see_layer(&mut self, layer: &Arc<L>) {
+    pub(crate) fn see_layer(&mut self, layer: &Arc<LayerSet>) {
         if self.layer.is_none() {
             self.layer = Some(layer.clone());
         }
     }
 
     /// A device argument says where the result lives, whatever the inputs' device.
-    pub(crate) fn see_device(&mut self, device: &LayeredDevice<L, B::Device>) {
+    pub(crate) fn see_device(&mut self, device: &LayeredDevice<B::Device>) {
         self.layer = Some(device.layer().clone());
     }
 
@@ -64,7 +64,7 @@ impl<L: Layer, B: Backend> Call<L, B> {
         layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
     }
 
-    pub(crate) fn lower(&self, tensor: LayeredFloat<L, B>) -> FloatTensor<B> {
+    pub(crate) fn lower(&self, tensor: LayeredFloat<B>) -> FloatTensor<B> {
         match self.plan.compute {
             Some(dtype) => tensor.into_dtype(dtype),
             None => tensor.into_storage(),
@@ -72,7 +72,7 @@ impl<L: Layer, B: Backend> Call<L, B> {
     }
 
     /// A float result: the program sees the dtype of the inputs, or without any what was computed.
-    pub(crate) fn float(&self, tensor: FloatTensor<B>) -> LayeredFloat<L, B> {
+    pub(crate) fn float(&self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
         let nominal = match &self.inputs {
             Some(inputs) => inputs.nominal,
             None => tensor.dtype(),
@@ -81,17 +81,16 @@ impl<L: Layer, B: Backend> Call<L, B> {
     }
 
     /// The result of an op that the program asked a dtype of.
-    pub(crate) fn recast(&self, tensor: FloatTensor<B>) -> LayeredFloat<L, B> {
+    pub(crate) fn recast(&self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
         let nominal = tensor.dtype();
         self.wrap(tensor, nominal)
     }
 
-    fn wrap(&self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<L, B> {
+    fn wrap(&self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
-        layer.computed::<B>(self.op, &tensor);
         let tensor = match self.plan.store {
             Some(dtype) if dtype != tensor.dtype() => {
-                LayeredFloat::<L, B>::new(tensor, nominal, layer.clone()).into_dtype(dtype)
+                LayeredFloat::<B>::new(tensor, nominal, layer.clone()).into_dtype(dtype)
             }
             _ => tensor,
         };
@@ -102,11 +101,11 @@ impl<L: Layer, B: Backend> Call<L, B> {
         LayeredFloat::new(tensor, nominal, layer).transposed(transposes)
     }
 
-    pub(crate) fn tensor<P>(&self, tensor: P) -> LayeredTensor<L, P> {
+    pub(crate) fn tensor<P>(&self, tensor: P) -> LayeredTensor<P> {
         LayeredTensor::new(tensor, self.layer())
     }
 
-    fn layer(&self) -> Arc<L> {
+    fn layer(&self) -> Arc<LayerSet> {
         let layer = self.layer.as_ref();
         layer
             .expect("every op that returns a tensor takes a tensor or a device")

@@ -4,7 +4,7 @@
 
 use super::call::Call;
 use super::table::op_table;
-use crate::{Layer, Layered};
+use crate::Layered;
 use burn_backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
     TensorData, TensorPrimitive,
@@ -252,11 +252,11 @@ macro_rules! delegate {
     ($($trait:ident {
         $($name:ident ( $($arg:ident : $kind:tt),* ) -> $ret:ident;)*
     })*) => {$(
-        impl<L: Layer, B: BackendIr> $trait<Self> for Layered<L, B> {
+        impl<B: BackendIr> $trait<Self> for Layered<B> {
             $(
                 #[allow(unused_mut, clippy::let_and_return, refining_impl_trait)]
                 fn $name($($arg: kind!($kind)),*) -> kind!($ret) {
-                    let mut call = Call::<L, B>::new(crate::Op::$name);
+                    let mut call = Call::<B>::new(crate::Op::$name);
                     $(see!(call, $kind, $arg);)*
                     call.plan();
                     $(let $arg = lower!(call, $kind, $arg);)*

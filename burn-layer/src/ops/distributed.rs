@@ -1,6 +1,6 @@
-//! Collectives: the layer's, or those of the backend underneath.
+//! Collectives: the layers', or those of the backend underneath.
 
-use crate::{Layer, Layered, LayeredFloat, Reduced};
+use crate::{Layered, LayeredFloat, Reduced, reduce::Viewed, tensor::Deferred};
 use burn_backend::{
     DeviceId, TensorMetadata,
     distributed::{CollectiveTensor, DistributedOps, ReduceOperation},
@@ -8,7 +8,7 @@ use burn_backend::{
 };
 use burn_ir::BackendIr;
 
-impl<L: Layer, B: BackendIr> DistributedOps<Self> for Layered<L, B> {
+impl<B: BackendIr> DistributedOps<Self> for Layered<B> {
     fn all_reduce(
         tensor: FloatTensor<Self>,
         op: ReduceOperation,
@@ -16,23 +16,26 @@ impl<L: Layer, B: BackendIr> DistributedOps<Self> for Layered<L, B> {
     ) -> CollectiveTensor<Self> {
         let nominal = tensor.dtype();
         let layer = tensor.layer().clone();
-        let tensor = tensor.into_nominal();
-        let reduced = match layer.all_reduce::<B>(&tensor, op, &device_ids) {
-            Some(Reduced::Ready(tensor)) => LayeredFloat::new(tensor, nominal, layer),
-            Some(Reduced::Deferred(value)) => {
-                LayeredFloat::deferred(value, &tensor, nominal, layer)
+        let tensor = Viewed::<B>(tensor.into_nominal());
+        let device = tensor.0.device();
+        let reduced = match layer.all_reduce(tensor.view(), op, &device_ids) {
+            Some(Reduced::Ready(data)) => {
+                LayeredFloat::new(B::float_from_data(data, &device), nominal, layer)
             }
-            None => LayeredFloat::new(
-                B::all_reduce(tensor, op, device_ids).resolve(),
-                nominal,
-                layer,
-            ),
+            Some(Reduced::Deferred(wait)) => {
+                let value = Deferred::new(move || B::float_from_data(wait(), &device));
+                LayeredFloat::deferred(value, &tensor.0, nominal, layer)
+            }
+            None => {
+                let reduced = B::all_reduce(tensor.0, op, device_ids).resolve();
+                LayeredFloat::new(reduced, nominal, layer)
+            }
         };
         CollectiveTensor::new(reduced)
     }
 
     fn sync_collective(device: &Device<Self>) {
-        if !device.layer().sync_collective::<B>(device.base()) {
+        if !device.layer().sync_collective() {
             B::sync_collective(device.base());
         }
     }

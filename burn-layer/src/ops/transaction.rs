@@ -1,6 +1,6 @@
 //! Reading several tensors at once.
 
-use crate::{Layer, Layered};
+use crate::Layered;
 use burn_backend::{
     ExecutionError,
     ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData},
@@ -8,11 +8,11 @@ use burn_backend::{
 use burn_ir::BackendIr;
 use core::future::Future;
 
-impl<L: Layer, B: BackendIr> TransactionOps<Self> for Layered<L, B> {
+impl<B: BackendIr> TransactionOps<Self> for Layered<B> {
     fn tr_execute(
         transaction: TransactionPrimitive<Self>,
     ) -> impl Future<Output = Result<TransactionPrimitiveData, ExecutionError>> + Send {
-        fn storage<L: Layer, P>(tensors: Vec<crate::LayeredTensor<L, P>>) -> Vec<P> {
+        fn storage<P>(tensors: Vec<crate::LayeredTensor<P>>) -> Vec<P> {
             tensors.into_iter().map(|t| t.into_storage()).collect()
         }
         let floats = transaction.read_floats.into_iter();
