@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod call;
+mod checkpoint;
 mod collective;
 mod ddp;
 mod element;
@@ -15,6 +16,7 @@ mod tcp;
 mod transport;
 
 pub use call::{Call, CallKind};
+pub use checkpoint::{Best, Checkpoint, Checkpoints};
 pub use ddp::{BucketSizes, Bucketer, Compression, Ddp, DdpConfig, DdpStats, Slot, Values};
 pub use element::{Element, ElementType, ReduceOp};
 pub use error::DdpError;

@@ -1,7 +1,9 @@
 //! Which items of a dataset each rank sees.
 
+use burn::data::{dataset::Dataset, dataset::transform::SelectionDataset};
 use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
+use std::sync::Arc;
 
 /// Deals the items of a dataset out to the ranks, as PyTorch's `DistributedSampler` does.
 ///
@@ -135,6 +137,26 @@ impl DistributedSampler {
         (self.skip..self.share())
             .map(|turn| order[(self.rank + turn * self.world_size) % self.items])
             .collect()
+    }
+
+    /// This rank's items as a dataset, for Burn's `DataLoaderBuilder` (which must not shuffle
+    /// again). To be made anew for each epoch.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the dataset has another length than the sampler was made for.
+    pub fn shard<D, I>(&self, dataset: impl Into<Arc<D>>) -> SelectionDataset<D, I>
+    where
+        D: Dataset<I>,
+        I: Clone + Send + Sync,
+    {
+        let dataset = dataset.into();
+        assert_eq!(
+            dataset.len(),
+            self.items,
+            "the dataset must have the length that the sampler was made for"
+        );
+        SelectionDataset::from_indices_checked(dataset, self.indices())
     }
 
     /// The number of this rank's items in a whole epoch.

@@ -2,12 +2,16 @@
 
 #[path = "suite/bucketer.rs"]
 mod bucketer;
+#[path = "suite/checkpoint.rs"]
+mod checkpoint;
 #[path = "suite/collectives.rs"]
 mod collectives;
 #[path = "suite/ddp.rs"]
 mod ddp;
 #[path = "suite/faults.rs"]
 mod faults;
+#[path = "suite/launch.rs"]
+mod launch;
 #[path = "suite/ranks.rs"]
 mod ranks;
 #[path = "suite/sampler.rs"]

@@ -6,10 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_ddp::{DdpError, LocalGroup, ProcessGroup};
+use burn_ddp::{
+    DdpError, LocalGroup, ProcessGroup,
+    launch::{self, LaunchOptions},
+};
 
 /// The variable that tells a process of this binary which scenario to play.
-const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
+pub(crate) const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
+
+/// The arguments that make this binary run nothing but [`play`].
+pub(crate) const PLAY: [&str; 4] = ["ranks::play", "--exact", "--nocapture", "--test-threads=1"];
 
 /// Runs `body` on `world_size` threads that talk over TCP, and returns what each returned.
 pub(crate) fn over_tcp<R: Send>(
@@ -102,7 +108,7 @@ pub(crate) fn start_one(
     timeout: f64,
 ) -> Rank {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["ranks::play", "--exact", "--nocapture", "--test-threads=1"])
+        .args(PLAY)
         .env(SCENARIO, scenario)
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", world_size.to_string())
@@ -130,6 +136,13 @@ fn play() {
         assert!(scenario_named("none").is_none());
         return;
     };
+    if scenario == "launch" {
+        let options = LaunchOptions::new()
+            .arguments(PLAY)
+            .variable(SCENARIO, "loop");
+        launch::spawn(std::env::current_exe().unwrap(), 2, options).unwrap_err();
+        return;
+    }
     let body = scenario_named(&scenario).expect("a known scenario");
     let result = ProcessGroup::init().and_then(body);
     match result {
@@ -153,6 +166,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         // All-reduces for ever, with a word after the first, so that it can be shot.
         "loop" => |group| {
+            println!("PID {}", std::process::id());
             let mut data = vec![1f32; 1 << 20];
             loop {
                 group.all_reduce(&mut data, burn_ddp::ReduceOp::Mean)?;
@@ -164,6 +178,21 @@ fn scenario_named(name: &str) -> Option<Scenario> {
                 return Ok("left".into());
             }
             group.barrier()?;
+            group.barrier()?;
+            Ok("stayed".into())
+        },
+        "exit 7" => |group| {
+            if group.rank() == 1 {
+                std::process::exit(7);
+            }
+            thread::sleep(Duration::from_secs(300));
+            Ok("slept".into())
+        },
+        "die" => |group| {
+            if group.rank() == 2 {
+                let own = nix::unistd::Pid::this();
+                nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL).unwrap();
+            }
             group.barrier()?;
             Ok("stayed".into())
         },

@@ -2,6 +2,11 @@
 
 use std::collections::HashMap;
 
+use burn::data::{
+    dataloader::{DataLoaderBuilder, batcher::Batcher},
+    dataset::{Dataset, InMemDataset},
+};
+use burn::tensor::Device;
 use burn_ddp::DistributedSampler;
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -123,4 +128,34 @@ fn epochs_differ_and_repeat() {
 #[should_panic(expected = "rank 2 must be below the world size, 2")]
 fn a_rank_outside_is_refused() {
     let _ = DistributedSampler::new(10, 2, 2);
+}
+
+#[derive(Clone)]
+struct Collect;
+
+impl Batcher<usize, Vec<usize>> for Collect {
+    fn batch(&self, items: Vec<usize>, _device: &Device) -> Vec<usize> {
+        items
+    }
+}
+
+#[test]
+fn it_plugs_into_burns_data_loader() {
+    let dataset = InMemDataset::new((0..23).map(|item| item * 10).collect::<Vec<usize>>());
+    let mut sampler = DistributedSampler::new(23, 1, 2).shuffle(true).seed(5);
+    sampler.set_epoch(2);
+    let shard = sampler.shard(dataset);
+    assert_eq!(shard.len(), 12);
+    let loader = DataLoaderBuilder::new(Collect).batch_size(5).build(shard);
+    let batches: Vec<Vec<usize>> = loader.iter().map(|batch| batch.unwrap()).collect();
+    assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [5, 5, 2]);
+    let expected: Vec<usize> = sampler.indices().iter().map(|index| index * 10).collect();
+    assert_eq!(batches.concat(), expected);
+}
+
+#[test]
+#[should_panic(expected = "the dataset must have the length that the sampler was made for")]
+fn another_dataset_is_refused() {
+    let dataset = InMemDataset::new(vec![1usize, 2]);
+    let _ = DistributedSampler::new(3, 0, 1).shard(dataset);
 }
