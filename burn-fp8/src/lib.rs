@@ -17,7 +17,7 @@ pub mod recipe;
 mod tensor;
 
 #[cfg(feature = "remote")]
-pub use backends::router::{register_fp8_ops, register_portable_fp8_ops};
+pub use backends::router::{custom_ops, register_fp8_ops, register_portable_fp8_ops};
 pub use error::Fp8Error;
 pub use format::Fp8Format;
 pub use functions::{amax, scaled_matmul};

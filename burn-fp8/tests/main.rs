@@ -1,6 +1,7 @@
 //! Every test of the crate in one binary.
 
 mod suite {
+    mod backends;
     mod casts;
     mod device;
     mod fixtures;

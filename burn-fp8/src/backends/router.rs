@@ -3,31 +3,49 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::FloatDType;
 use burn_ir::{BackendIr, CustomOpIr, OperationIr, OperationOutput};
-use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient, RouterTensor};
+use burn_router::{
+    BackendRouter, CustomOpHandler, CustomOpRegistry, RouterChannel, RouterClient, RouterTensor,
+};
+use std::sync::Arc;
 
 use crate::{
     Bias, Fp8Format, Fp8Ops, MatmulSpec,
-    custom::{self, Native, Portable},
+    custom::{self, Kernels, Native, Portable},
     recipe::ScaleUpdate,
 };
 
-/// Register the fp8 ops, run by the backend's own kernels, for a server of `B` or an interpreter of its graphs.
+/// The fp8 ops by name, run by the kernels of `B`: for `burn_layer`'s `Handlers`, which collects them and lets a layered
+/// device over `B` run them.
+pub fn custom_ops<B: BackendIr + Fp8Ops>() -> Vec<(&'static str, CustomOpHandler<B>)> {
+    handlers::<B, Native>()
+}
+
+/// Register the fp8 ops, run by the kernels of `B`, for a server of `B` or an interpreter of its graphs.
 ///
 /// Give the registry to `BackendServer::with_custom_ops`.
 pub fn register_fp8_ops<B: BackendIr + Fp8Ops>(registry: &mut CustomOpRegistry<B>) {
-    for id in custom::ALL {
-        registry.register(id, |handles, desc, _| {
-            custom::execute_with::<B, Native>(handles, desc);
-        });
-    }
+    register(registry, handlers::<B, Native>());
 }
 
 /// Register the fp8 ops for any backend, made of Burn's standard ops: bit-exact too, but slower. It is meant for
 /// backends that wrap another and have no kernels of their own.
 pub fn register_portable_fp8_ops<B: BackendIr>(registry: &mut CustomOpRegistry<B>) {
-    for id in custom::ALL {
-        registry.register(id, |handles, desc, _| {
-            custom::execute_with::<B, Portable>(handles, desc);
+    register(registry, handlers::<B, Portable>());
+}
+
+fn handlers<B: BackendIr, K: Kernels<B>>() -> Vec<(&'static str, CustomOpHandler<B>)> {
+    let handler: CustomOpHandler<B> =
+        Arc::new(|handles, desc, _| custom::execute_with::<B, K>(handles, desc));
+    custom::ALL.map(|id| (id, handler.clone())).to_vec()
+}
+
+fn register<B: BackendIr>(
+    registry: &mut CustomOpRegistry<B>,
+    ops: Vec<(&'static str, CustomOpHandler<B>)>,
+) {
+    for (id, handler) in ops {
+        registry.register(id, move |handles, desc, device| {
+            handler(handles, desc, device)
         });
     }
 }

@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, remote::RemoteHost};
 use burn_fp8::recipe::{AmaxCompute, DelayedScaling};
 use burn_fp8::{
-    Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, amax, register_fp8_ops,
+    Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, amax, custom_ops, register_fp8_ops,
     register_portable_fp8_ops, scaled_matmul,
 };
 use burn_remote::server::{BackendServer, WebSocketTransport};
@@ -30,10 +30,20 @@ fn serve(register: fn(&mut CustomOpRegistry<Flex>)) -> (Runtime, Device) {
     (runtime, Device::remote_options(&host).init().unwrap())
 }
 
-fn servers() -> [(Runtime, Device); 2] {
+/// As a layered device does it: the handlers one by one.
+fn register_one_by_one(registry: &mut CustomOpRegistry<Flex>) {
+    for (id, handler) in custom_ops::<Flex>() {
+        registry.register(id, move |handles, desc, device| {
+            handler(handles, desc, device)
+        });
+    }
+}
+
+fn servers() -> [(Runtime, Device); 3] {
     [
         serve(register_fp8_ops::<Flex>),
         serve(register_portable_fp8_ops::<Flex>),
+        serve(register_one_by_one),
     ]
 }
 
