@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use burn_amp::{LayerError, LossScalerError};
 use burn_ddp::{DdpError, ProcessGroup};
 use burn_fp8::Fp8Error;
-use examples::checkpoint::CheckpointError;
 use examples::images::DataError;
 use examples::metrics::MetricsError;
 use examples::plot::PlotError;
@@ -45,12 +44,11 @@ pub(crate) enum Error {
         checkpoint: Value,
         run: Value,
     },
-    /// A checkpoint cannot be gone on from.
+    /// The folder of checkpoints cannot be used.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// A checkpoint cannot be written.
-    #[error(transparent)]
-    Save(CheckpointError),
+    Checkpoint(DdpError),
+    #[error("cannot go on from {}: {problem}", .path.display())]
+    Unreadable { path: PathBuf, problem: String },
     #[error(transparent)]
     Layer(#[from] LayerError),
     #[error(transparent)]
@@ -103,11 +101,12 @@ impl Error {
             | Self::NothingToResume(_)
             | Self::OtherSettings { .. }
             | Self::Checkpoint(_)
+            | Self::Unreadable { .. }
             | Self::Layer(_)
             | Self::LossScaler(_)
             | Self::Fp8(_) => 2,
             Self::Ranks(error) if error.is_setup() => 2,
-            Self::Save(_) | Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => 1,
+            Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => 1,
             Self::OnRank { source, .. } => source.exit_code(),
             Self::Said(code) => *code,
         }

@@ -8,6 +8,7 @@
 //! Without arguments the program starts two processes of itself, which average their gradients over TCP, and trains
 //! in bf16 on the real digits that come with it. The loop is in `train.rs`, what a step does in `trainer.rs`.
 
+mod checkpoint;
 mod cli;
 mod device;
 mod error;
@@ -21,6 +22,8 @@ mod train;
 mod trainer;
 
 use std::process::ExitCode;
+
+use burn_ddp::ProcessGroup;
 
 use crate::cli::Args;
 use crate::error::Error;
@@ -39,10 +42,13 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Error> {
     match Role::of(args)? {
-        // Whatever is wrong with the arguments is said once, before any rank starts.
-        Role::Launcher => Setup::new(args, args.ranks, 0).and_then(|_| ranks::launch(args)),
+        Role::Launcher => {
+            // Whatever is wrong with the arguments is said once, before any rank starts.
+            Setup::new(args, args.ranks, &ProcessGroup::single())?;
+            ranks::launch(args)
+        }
         Role::Rank(group) => {
-            let setup = Setup::new(args, group.world_size(), group.local_rank())?;
+            let setup = Setup::new(args, group.world_size(), &group)?;
             let outcome = train::train(args, setup, &group).map_err(|error| error.on(&group))?;
             report::finish(args, &outcome)
         }

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use burn_amp::LossScalerState;
-use examples::checkpoint::{Checkpoint, Checkpoints};
+use burn_ddp::{Best, Checkpoint, Checkpoints, ProcessGroup};
 use examples::digits;
 use examples::images::{Split, read_cifar10};
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::{self, State};
 use crate::cli::{Args, Precision};
 use crate::device;
 use crate::error::Error;
@@ -49,25 +49,15 @@ pub(crate) struct Settings {
     pub(crate) images_per_step: usize,
 }
 
-/// What a checkpoint holds beside the model and the optimizer. The order of the images and their crops follow from
-/// the seed and the step.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct State {
-    pub(crate) settings: Settings,
-    /// Steps done.
-    pub(crate) step: usize,
-    /// With fp16.
-    pub(crate) scaler: Option<LossScalerState>,
-}
-
 impl Setup {
-    /// Checks and opens everything, for the rank `local_rank` of this machine out of `ranks` in all.
-    pub(crate) fn new(args: &Args, ranks: usize, local_rank: usize) -> Result<Self, Error> {
-        let device = device::plain(args.device, local_rank)?;
-        let data = args
-            .data
-            .as_deref()
-            .map_or_else(|| Ok(digits::bundled()), read_cifar10)?;
+    /// Checks and opens everything for a run on `ranks` ranks. All ranks of `group` call this; the launcher, to find
+    /// out whether it is worth starting them, has a group of its own.
+    pub(crate) fn new(args: &Args, ranks: usize, group: &ProcessGroup) -> Result<Self, Error> {
+        let device = device::plain(args.device, group.local_rank())?;
+        let data = match &args.data {
+            Some(dir) => read_cifar10(dir)?,
+            None => digits::bundled(),
+        };
         let steps = Steps::new(args, ranks, data.train.len())?;
         let settings = Settings::new(args, &data.name, steps.images);
         std::fs::create_dir_all(&args.out).map_err(|source| Error::Output {
@@ -78,11 +68,11 @@ impl Setup {
         if args.resume && !dir.is_dir() {
             return Err(Error::NothingToResume(dir));
         }
-        let checkpoints = Checkpoints::open(&dir)?;
-        let resume = if args.resume {
-            resume(&checkpoints, &settings)?
-        } else {
-            None
+        let checkpoints = Checkpoints::new(dir, group).map_err(Error::Checkpoint)?;
+        let checkpoints = checkpoints.keep_last(2).keep_best(Best::Highest);
+        let resume = match args.resume {
+            true => resume(&checkpoints, &settings)?,
+            false => None,
         };
         Ok(Self {
             data,
@@ -100,11 +90,11 @@ fn resume(
     checkpoints: &Checkpoints,
     settings: &Settings,
 ) -> Result<Option<(Checkpoint, State)>, Error> {
-    let Some(checkpoint) = checkpoints.latest()? else {
+    let Some(checkpoint) = checkpoints.latest().map_err(Error::Checkpoint)? else {
         return Ok(None);
     };
-    let state: State = checkpoint.state()?;
-    settings.check_same(&state.settings, &checkpoint.path)?;
+    let state = checkpoint::state(&checkpoint)?;
+    settings.check_same(&state.settings, &checkpoint.folder)?;
     Ok(Some((checkpoint, state)))
 }
 

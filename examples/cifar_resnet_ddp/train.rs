@@ -4,18 +4,18 @@ use std::time::{Duration, Instant};
 
 use burn_ddp::ProcessGroup;
 use examples::batch::{Batcher, Normalization};
-use examples::checkpoint::Checkpoints;
 use examples::metrics::Metrics;
 use examples::resnet::ResNet;
 use examples::schedule::WarmupCosine;
 
+use crate::checkpoint;
 use crate::cli::Args;
 use crate::device::Compute;
 use crate::error::Error;
 use crate::evaluate::{Evaluator, HeldOut};
 use crate::feed::Feed;
 use crate::log::{Log, Step};
-use crate::setup::{Settings, Setup, State};
+use crate::setup::Setup;
 use crate::trainer::Trainer;
 
 /// What came of a run.
@@ -61,22 +61,20 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
         warmup: args.warmup_epochs * steps.per_epoch,
         total: steps.total,
     };
-    let first = resume.map_or(0, |(checkpoint, _)| checkpoint.step);
+    let first = resume.map_or(0, |(checkpoint, _)| checkpoint.step as usize);
     let last = args
         .max_steps
         .unwrap_or(steps.total)
         .clamp(first, steps.total);
-    let mut main = match group.is_main() {
-        true => Some(Main::new(
-            args,
-            settings,
-            checkpoints,
-            steps.per_epoch,
-            first,
-            last,
-        )?),
-        false => None,
-    };
+    let checkpoint_every = args.checkpoint_every.unwrap_or(steps.per_epoch);
+    let mut log = None;
+    if group.is_main() {
+        let dir = args.checkpoint_dir();
+        if first == 0 {
+            checkpoint::set_aside(&dir).map_err(|source| Error::Output { path: dir, source })?;
+        }
+        log = Some(Log::new(args, first, last)?);
+    }
 
     let started = Instant::now();
     let mut speed = Speed::default();
@@ -93,18 +91,19 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
             true => Some(evaluator.evaluate(&trainer.valid_model()?)?),
             false => None,
         };
-        if let Some(main) = &mut main {
-            let epoch = step / steps.per_epoch + 1;
-            let images_per_second = speed.images_per_second();
-            main.log.step(Step {
+        if let Some(log) = &mut log {
+            log.step(Step {
                 done,
-                epoch,
+                epoch: step / steps.per_epoch + 1,
                 lr,
                 loss,
-                images_per_second,
+                images_per_second: speed.images_per_second(),
                 held_out,
             })?;
-            main.save(done, &trainer)?;
+        }
+        if done % checkpoint_every == 0 || done == last {
+            let accuracy = held_out.map(|held_out| held_out.accuracy());
+            trainer.save(&checkpoints, done, accuracy, &settings)?;
         }
     }
     let held_out = match held_out {
@@ -121,54 +120,8 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
         ranks: group.world_size(),
         bytes_reduced: trainer.bytes_reduced(),
         ops: compute.ops(),
-        metrics: main.map(|main| main.log.finish()),
+        metrics: log.map(Log::finish),
     })
-}
-
-/// What rank 0 does besides: it logs and writes checkpoints.
-struct Main {
-    log: Log,
-    settings: Settings,
-    checkpoints: Checkpoints,
-    checkpoint_every: usize,
-    last: usize,
-}
-
-impl Main {
-    fn new(
-        args: &Args,
-        settings: Settings,
-        checkpoints: Checkpoints,
-        steps_per_epoch: usize,
-        first: usize,
-        last: usize,
-    ) -> Result<Self, Error> {
-        if first == 0 {
-            checkpoints.set_aside()?;
-        }
-        Ok(Self {
-            log: Log::new(args, first, last)?,
-            settings,
-            checkpoints,
-            checkpoint_every: args.checkpoint_every.unwrap_or(steps_per_epoch),
-            last,
-        })
-    }
-
-    /// Writes a checkpoint where one is due.
-    fn save(&self, done: usize, trainer: &Trainer) -> Result<(), Error> {
-        if done % self.checkpoint_every != 0 && done != self.last {
-            return Ok(());
-        }
-        let state = State {
-            settings: self.settings.clone(),
-            step: done,
-            scaler: trainer.scaler_state(),
-        };
-        self.checkpoints
-            .save(done, trainer.model(), trainer.optimizer(), &state)
-            .map_err(Error::Save)
-    }
 }
 
 /// Images trained on, and the time it took.

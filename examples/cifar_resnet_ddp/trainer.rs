@@ -9,15 +9,16 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_amp::{LossScaler, LossScalerConfig, LossScalerState};
-use burn_ddp::{Ddp, DdpConfig, ProcessGroup, ReduceOp};
+use burn_amp::{LossScaler, LossScalerConfig};
+use burn_ddp::{Checkpoints, Ddp, DdpConfig, ProcessGroup, ReduceOp};
 use burn_fp8::recipe::{AmaxReducer, DelayedScaling};
 use examples::batch::Batch;
 use examples::resnet::ResNet;
 
+use crate::checkpoint::{self, State};
 use crate::cli::{Args, Precision};
 use crate::error::Error;
-use crate::setup::Setup;
+use crate::setup::{Settings, Setup};
 
 /// A model and what trains it.
 pub(crate) struct Trainer {
@@ -56,7 +57,7 @@ impl Trainer {
             _ => None,
         };
         if let Some((checkpoint, state)) = &setup.resume {
-            (model, optimizer) = checkpoint.load(model, optimizer)?;
+            (model, optimizer) = checkpoint::load(checkpoint, model, optimizer)?;
             if let (Some(new), Some(state)) = (scaler.take(), &state.scaler) {
                 scaler = Some(new.load_state(state.clone())?);
             }
@@ -124,12 +125,27 @@ impl Trainer {
         Ok(self.ddp.broadcast_parameters(self.model.valid())?)
     }
 
-    pub(crate) fn optimizer(&self) -> &ModuleOptimizer {
-        &self.optimizer
-    }
-
-    pub(crate) fn scaler_state(&self) -> Option<LossScalerState> {
-        self.scaler.as_ref().map(|scaler| scaler.state().clone())
+    /// Writes the checkpoint of `step`; called by all ranks.
+    pub(crate) fn save(
+        &self,
+        checkpoints: &Checkpoints,
+        step: usize,
+        accuracy: Option<f64>,
+        settings: &Settings,
+    ) -> Result<(), Error> {
+        let state = State {
+            settings: settings.clone(),
+            scaler: self.scaler.as_ref().map(|scaler| scaler.state().clone()),
+        };
+        checkpoint::save(
+            checkpoints,
+            step,
+            accuracy,
+            &self.model,
+            &self.optimizer,
+            &state,
+        )?;
+        Ok(())
     }
 
     /// Bytes that were all-reduced so far: gradients, statistics, losses.

@@ -1,10 +1,9 @@
 //! What the examples of this workspace share: images in the CIFAR-10 binary layout, the CIFAR ResNet, a
-//! learning-rate schedule, metrics with a plot, a progress bar, and checkpoints that survive a kill at any moment.
+//! learning-rate schedule, metrics with a plot and a progress bar.
 //!
 //! The programs themselves lie beside this folder: `cargo run --release --example cifar_resnet_ddp -- --help`.
 
 pub mod batch;
-pub mod checkpoint;
 pub mod digits;
 pub mod images;
 pub mod metrics;

@@ -49,7 +49,7 @@ fn two_ranks_train_evaluate_and_report_once() {
     assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
     assert!(
         out.path()
-            .join("checkpoints/step-00000005/model.bpk")
+            .join("checkpoints/step-000000000005/model.bpk")
             .is_file()
     );
 }

@@ -115,7 +115,7 @@ fn a_checkpoint_whose_writing_was_cut_off_is_not_taken() {
     let expected = parameters(&succeed(run(whole.path(), 1, &[])));
     let out = tempfile::tempdir().unwrap();
     succeed(run(out.path(), 1, &["--max-steps", "6"]));
-    let partial = out.path().join("checkpoints/.step-00000009");
+    let partial = out.path().join("checkpoints/.unfinished-9");
     std::fs::create_dir(&partial).unwrap();
     std::fs::write(partial.join("model.bpk"), b"cut off").unwrap();
     assert_eq!(
@@ -138,9 +138,9 @@ fn a_new_run_keeps_the_checkpoints_of_the_last_one_aside() {
         names.sort();
         names
     };
-    assert_eq!(steps("checkpoints"), ["step-00000003"]);
+    assert_eq!(steps("checkpoints"), ["step-000000000003"]);
     assert_eq!(
         steps("checkpoints.previous"),
-        ["step-00000003", "step-00000005"]
+        ["step-000000000003", "step-000000000005"]
     );
 }
