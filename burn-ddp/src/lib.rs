@@ -23,4 +23,6 @@ pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
 pub use local::LocalGroup;
 pub use sampler::DistributedSampler;
-pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormOps, register_custom_ops};
+pub use sync_batch_norm::{
+    SyncBatchNorm, SyncBatchNormOps, custom_ops, register_custom_ops, with_custom_ops,
+};

@@ -10,17 +10,11 @@ use std::sync::Arc;
 ///
 /// The handlers are those of the backend *underneath* the layers: a custom op sees plain tensors of
 /// that backend in the dtypes that the program sees, and runs its kernels unchanged.
-pub struct Handlers<B: BackendIr>(Vec<(String, CustomOpHandler<B>)>);
+pub(crate) struct Handlers<B: BackendIr>(Vec<(String, CustomOpHandler<B>)>);
 
 impl<B: BackendIr> Default for Handlers<B> {
     fn default() -> Self {
         Self(Vec::new())
-    }
-}
-
-impl<B: BackendIr> Clone for Handlers<B> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
     }
 }
 

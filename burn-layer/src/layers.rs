@@ -1,6 +1,6 @@
 //! [`Layers`]: putting layers over a device.
 
-use crate::{Handlers, Layer, LayerError, Layered, LayeredDevice, serve::serve};
+use crate::{Layer, LayerError, Layered, LayeredDevice, custom_op::Handlers, serve::serve};
 use burn::tensor::Device;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::Cube;
@@ -8,6 +8,7 @@ use burn_dispatch::DispatchDevice;
 #[cfg(feature = "flex")]
 use burn_flex::Flex;
 use burn_ir::BackendIr;
+use burn_router::CustomOpHandler;
 use std::any::Any;
 
 /// Layers over a Burn device, the first one innermost.
@@ -53,8 +54,15 @@ impl Layers {
     /// Let the device run custom ops of a backend extension. `B` is the plain backend underneath;
     /// handlers of another backend than the device's are left out, so that one program can give
     /// those of all of them.
-    pub fn custom_ops<B: BackendIr>(mut self, ops: Handlers<B>) -> Self {
-        self.custom_ops.push(Box::new(ops));
+    ///
+    /// The handlers see plain tensors of `B` in the dtypes that the program sees, so that the
+    /// extension's kernels run unchanged, at the precision that the program asked for.
+    pub fn custom_ops<B: BackendIr>(
+        mut self,
+        ops: impl IntoIterator<Item = (&'static str, CustomOpHandler<B>)>,
+    ) -> Self {
+        self.custom_ops
+            .push(Box::new(Handlers::<B>::from_iter(ops)));
         self
     }
 

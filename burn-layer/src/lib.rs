@@ -16,7 +16,6 @@ mod tensor;
 
 pub use backend::Layered;
 pub use burn_router::CustomOpHandler;
-pub use custom_op::Handlers;
 pub use device::LayeredDevice;
 pub use error::LayerError;
 pub(crate) use layer::LayerSet;

@@ -4,7 +4,7 @@
 //! serves any [`BackendIr`]. So a layered backend is served over a socket of 127.0.0.1, to this
 //! process alone: the port is the system's choice and the token is random.
 
-use crate::{Handlers, LayerError};
+use crate::{LayerError, custom_op::Handlers};
 use burn::{remote::RemoteHost, tensor::Device};
 use burn_ir::BackendIr;
 use burn_remote::server::{BackendServer, TokenAuthorizer, WebSocketTransport};

@@ -10,42 +10,93 @@ use burn::{
 use burn_ir::{
     BackendIr, CustomOpIr, HandleContainer, OperationIr, OperationOutput, ScalarIr, TensorIr,
 };
-use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient};
+use burn_layer::Layers;
+use burn_router::{BackendRouter, CustomOpHandler, CustomOpRegistry, RouterChannel, RouterClient};
+use std::sync::Arc;
 
 use super::backends::{SyncBatchNormOps, Three};
 
 const FORWARD: &str = "ddp::sync_batch_norm";
 const BACKWARD: &str = "ddp::sync_batch_norm_backward";
 
+/// The custom ops of [`SyncBatchNorm`](crate::SyncBatchNorm) by name, run by the kernels of `B`.
+pub fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHandler<B>); 2] {
+    [
+        (
+            FORWARD,
+            Arc::new(|handles, desc, _| forward::<B>(handles, desc)),
+        ),
+        (
+            BACKWARD,
+            Arc::new(|handles, desc, _| backward::<B>(handles, desc)),
+        ),
+    ]
+}
+
 /// Lets a served backend run [`SyncBatchNorm`](crate::SyncBatchNorm). To be called on the registry with
 /// which the server is built.
 pub fn register_custom_ops<B: BackendIr + SyncBatchNormOps>(registry: &mut CustomOpRegistry<B>) {
-    registry.register(FORWARD, |handles, desc, _device| {
-        let ([x, gamma, beta], outputs) = desc.as_fixed::<3, 3>();
-        let (group, epsilon) = scalars(desc);
-        let result = B::sync_batch_norm(
-            handles.get_float_tensor::<B>(x),
-            handles.get_float_tensor::<B>(gamma),
-            handles.get_float_tensor::<B>(beta),
-            group,
-            epsilon,
-        );
-        put::<B>(handles, outputs, result);
-    });
-    registry.register(BACKWARD, |handles, desc, _device| {
-        let ([x, gamma, mean, variance, grad], outputs) = desc.as_fixed::<5, 3>();
-        let (group, epsilon) = scalars(desc);
-        let result = B::sync_batch_norm_backward(
-            handles.get_float_tensor::<B>(x),
-            handles.get_float_tensor::<B>(gamma),
-            handles.get_float_tensor::<B>(mean),
-            handles.get_float_tensor::<B>(variance),
-            handles.get_float_tensor::<B>(grad),
-            group,
-            epsilon,
-        );
-        put::<B>(handles, outputs, result);
-    });
+    for (id, handler) in custom_ops::<B>() {
+        registry.register(id, move |handles, desc, device| {
+            handler(handles, desc, device);
+        });
+    }
+}
+
+/// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm), whichever device is underneath.
+///
+/// ```
+/// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};
+/// use burn_ddp::{ProcessGroup, SyncBatchNorm, with_custom_ops};
+/// use burn_layer::Layers;
+///
+/// let group = ProcessGroup::single();
+/// let device = with_custom_ops(Layers::on(Device::flex())).serve()?.autodiff();
+/// let norm = SyncBatchNorm::new(&BatchNormConfig::new(2).init(&device), &group);
+/// let out = norm.forward(Tensor::<3>::ones([4, 2, 3], &device));
+/// assert_eq!(out.dims(), [4, 2, 3]);
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+pub fn with_custom_ops(layers: Layers) -> Layers {
+    #[cfg(feature = "flex")]
+    let layers = layers.custom_ops::<burn::backend::Flex>(custom_ops::<burn::backend::Flex>());
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    let layers = layers.custom_ops::<burn::backend::Cube>(custom_ops::<burn::backend::Cube>());
+    layers
+}
+
+fn forward<B: BackendIr + SyncBatchNormOps>(
+    handles: &mut HandleContainer<B::Handle>,
+    desc: &CustomOpIr,
+) {
+    let ([x, gamma, beta], outputs) = desc.as_fixed::<3, 3>();
+    let (group, epsilon) = scalars(desc);
+    let result = B::sync_batch_norm(
+        handles.get_float_tensor::<B>(x),
+        handles.get_float_tensor::<B>(gamma),
+        handles.get_float_tensor::<B>(beta),
+        group,
+        epsilon,
+    );
+    put::<B>(handles, outputs, result);
+}
+
+fn backward<B: BackendIr + SyncBatchNormOps>(
+    handles: &mut HandleContainer<B::Handle>,
+    desc: &CustomOpIr,
+) {
+    let ([x, gamma, mean, variance, grad], outputs) = desc.as_fixed::<5, 3>();
+    let (group, epsilon) = scalars(desc);
+    let result = B::sync_batch_norm_backward(
+        handles.get_float_tensor::<B>(x),
+        handles.get_float_tensor::<B>(gamma),
+        handles.get_float_tensor::<B>(mean),
+        handles.get_float_tensor::<B>(variance),
+        handles.get_float_tensor::<B>(grad),
+        group,
+        epsilon,
+    );
+    put::<B>(handles, outputs, result);
 }
 
 fn scalars(desc: &CustomOpIr) -> (u64, f64) {
