@@ -8,6 +8,7 @@ mod error;
 mod flex;
 mod format;
 mod functions;
+mod granular;
 #[cfg(feature = "cubecl")]
 mod kernels;
 mod linear;
@@ -22,5 +23,5 @@ pub use error::Fp8Error;
 pub use format::Fp8Format;
 pub use functions::{amax, scaled_matmul};
 pub use linear::{Fp8Linear, Fp8LinearConfig, GradAmaxSlot, ScalingState};
-pub use ops::{Bias, Fp8Ops, LinearSpec, MatmulSpec};
+pub use ops::{Bias, BlockLinearSpec, Fp8Ops, LinearSpec, MatmulSpec};
 pub use tensor::{Fp8Data, Fp8Tensor, Granularity};

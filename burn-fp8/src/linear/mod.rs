@@ -15,8 +15,8 @@ use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, assert_shape, module::linear};
 
 use crate::{
-    Bias, Fp8Error, Fp8Format, Fp8Ops, LinearSpec, functions,
-    recipe::{AmaxReducer, Fp8Recipe, ScaleUpdate},
+    Bias, BlockLinearSpec, Fp8Error, Fp8Format, Fp8Ops, LinearSpec, functions,
+    recipe::{AmaxReducer, Fp8Recipe, LinearCasts, ScaleUpdate},
 };
 use state::Fp8State;
 
@@ -51,7 +51,7 @@ pub struct Fp8Linear {
     pub weight: Param<Tensor<2>>,
     /// Vector of size `d_output`.
     pub bias: Option<Param<Tensor<1>>>,
-    /// Delayed scaling's state; current scaling has none.
+    /// Delayed scaling's state; the other recipes have none.
     fp8: Option<Fp8State>,
     #[module(skip)]
     recipe: Fp8Recipe,
@@ -70,7 +70,7 @@ impl Fp8Linear {
         let device = linear.weight.lazy_device().without_autodiff();
         let fp8 = match &recipe {
             Fp8Recipe::Delayed(recipe) => Some(Fp8State::new(recipe, &device)),
-            Fp8Recipe::Current(_) => None,
+            _ => None,
         };
         Ok(Self {
             weight: linear.weight,
@@ -89,7 +89,8 @@ impl Fp8Linear {
         }
     }
 
-    /// Take the maximum of all amaxes over the ranks of a group.
+    /// Take the maximum of all amaxes over the ranks of a group: those of delayed scaling's history, or those of input and
+    /// weight with current scaling. Scales per row or block are each rank's own.
     #[must_use]
     pub fn with_amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
         self.reducer = Some(reducer);
@@ -128,6 +129,47 @@ impl Fp8Linear {
         let input = input.reshape([rows, d_input]);
         dims[D - 1] = d_output;
 
+        let bias = match bias {
+            Some(bias) => Bias::Row(bias.into_dispatch()),
+            None => Bias::None,
+        };
+        let casts = match &self.recipe {
+            Fp8Recipe::Rowwise(recipe) => Some(recipe.casts()),
+            Fp8Recipe::Block(recipe) => Some(recipe.casts()),
+            Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_) => None,
+        };
+        let output = match casts {
+            Some(casts) => self.forward_blocks(input, weight, bias, casts),
+            None => self.forward_scaled(input, weight, bias),
+        };
+        output.reshape(dims)
+    }
+
+    /// With many scales a tensor.
+    fn forward_blocks(
+        &self,
+        input: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Bias<Dispatch>,
+        casts: LinearCasts,
+    ) -> Tensor<2> {
+        let format = self.recipe.format();
+        let spec = BlockLinearSpec {
+            forward: format.forward(),
+            gradient: format.gradient(),
+            casts,
+        };
+        let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
+        Tensor::from_dispatch(Dispatch::fp8_linear_blocks(input, weight, bias, spec))
+    }
+
+    /// With one scale a tensor.
+    fn forward_scaled(
+        &self,
+        input: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Bias<Dispatch>,
+    ) -> Tensor<2> {
         let training = weight.is_autodiff();
         let (scales, slot) = self.scales(&input, &weight, training);
         let format = self.recipe.format();
@@ -138,10 +180,6 @@ impl Fp8Linear {
             gradient_amax: slot,
         };
         let [input_scale, weight_scale, gradient_scale] = scales.map(Tensor::into_dispatch);
-        let bias = match bias {
-            Some(bias) => Bias::Row(bias.into_dispatch()),
-            None => Bias::None,
-        };
         let (output, input_amax, weight_amax) = Dispatch::fp8_linear(
             input.into_dispatch(),
             weight.into_dispatch(),
@@ -155,7 +193,7 @@ impl Fp8Linear {
             let amaxes = [input_amax, weight_amax].map(Tensor::<1>::from_dispatch);
             state.stage(amaxes.map(Tensor::without_autodiff));
         }
-        Tensor::<2>::from_dispatch(output).reshape(dims)
+        Tensor::from_dispatch(output)
     }
 
     /// The scales of input, weight and gradient, and the slot for the gradient's amax.
