@@ -15,6 +15,7 @@ mod linear;
 mod ops;
 mod portable;
 pub mod recipe;
+mod scope;
 mod tensor;
 
 #[cfg(feature = "remote")]
@@ -24,4 +25,5 @@ pub use format::Fp8Format;
 pub use functions::{amax, scaled_matmul};
 pub use linear::{Fp8Linear, Fp8LinearConfig, GradAmaxSlot, ScalingState};
 pub use ops::{Bias, BlockLinearSpec, Fp8Ops, LinearSpec, MatmulSpec};
+pub use scope::{Fp8Scope, Microbatch, calibrate, fp8_autocast};
 pub use tensor::{Fp8Data, Fp8Tensor, Granularity};

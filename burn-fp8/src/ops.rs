@@ -153,28 +153,29 @@ pub trait Fp8Ops: Backend {
         granular::matmul::<Self>((lhs, lhs_scale, left), (rhs, rhs_scale, right), bias, spec)
     }
 
-    /// `input` (`[rows, d_input]`) times `weight` (`[d_input, d_output]`), both cast with the scales given; also the
-    /// amax of input and weight. Under autodiff the gradient is cast too, and both its products run in fp8.
+    /// `input` (`[rows, d_input]`) times a weight (`[d_input, d_output]`), the first cast with its scale, the second cast
+    /// already; also the amax of the input. Under autodiff the gradient is cast too, and both its products run in fp8;
+    /// `weight` itself is what receives the second.
     fn fp8_linear(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
+        weight_codes: IntTensor<Self>,
         input_scale: FloatTensor<Self>,
         weight_scale: FloatTensor<Self>,
         gradient_scale: FloatTensor<Self>,
         #[extension_type] bias: Bias<Self>,
         spec: LinearSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let _ = gradient_scale;
-        let output = output_dtype(&input);
-        let (x, input_amax) = Self::fp8_quantize(input, input_scale.clone(), spec.forward);
-        let (w, weight_amax) = Self::fp8_quantize(weight, weight_scale.clone(), spec.forward);
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let _ = (weight, gradient_scale);
         let matmul = MatmulSpec {
             lhs: spec.forward,
             rhs: spec.forward,
-            output,
+            output: output_dtype(&input),
         };
-        let product = Self::fp8_matmul(x, w, input_scale, weight_scale, bias, matmul);
-        (product, input_amax, weight_amax)
+        let (codes, amax) = Self::fp8_quantize(input, input_scale.clone(), spec.forward);
+        let product =
+            Self::fp8_matmul(codes, weight_codes, input_scale, weight_scale, bias, matmul);
+        (product, amax)
     }
 
     /// [`fp8_linear`](Self::fp8_linear) with a scale per row, column or block of every operand, from its own amax.

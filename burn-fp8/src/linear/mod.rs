@@ -1,5 +1,6 @@
 //! A linear layer in fp8.
 
+mod cache;
 mod config;
 mod grad_amax;
 mod state;
@@ -15,9 +16,11 @@ use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, assert_shape, module::linear};
 
 use crate::{
-    Bias, BlockLinearSpec, Fp8Error, Fp8Format, Fp8Ops, LinearSpec, functions,
+    Bias, BlockLinearSpec, Fp8Error, Fp8Format, Fp8Ops, Fp8Scope, Fp8Tensor, LinearSpec,
+    Microbatch, functions,
     recipe::{AmaxReducer, Fp8Recipe, LinearCasts, ScaleUpdate},
 };
+use cache::WeightCache;
 use state::Fp8State;
 
 /// A linear layer whose three matrix products (forward, input gradient, weight gradient) run in fp8.
@@ -30,6 +33,9 @@ use state::Fp8State;
 /// With delayed scaling, amax histories and scales are state of the module: a forward pass on an autodiff device
 /// updates them, `into_record` and `load_record` carry them, and a run that is resumed from a record continues bit for
 /// bit. A clone has its own state. `valid()` makes a copy that keeps its scales as they are.
+///
+/// [`fp8_autocast`](crate::fp8_autocast) turns it off for a while, [`calibrate`](crate::calibrate) sets the scales of a model
+/// that was trained without it, and [`Fp8Scope`] says which passes of a step may share the cast weight.
 ///
 /// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*` besides; to load the record of a `Linear`,
 /// load it there and convert, or allow a partial record.
@@ -53,6 +59,7 @@ pub struct Fp8Linear {
     pub bias: Option<Param<Tensor<1>>>,
     /// Delayed scaling's state; the other recipes have none.
     fp8: Option<Fp8State>,
+    cache: WeightCache,
     #[module(skip)]
     recipe: Fp8Recipe,
     #[module(skip)]
@@ -76,6 +83,7 @@ impl Fp8Linear {
             weight: linear.weight,
             bias: linear.bias,
             fp8,
+            cache: WeightCache::default(),
             recipe,
             reducer: None,
         })
@@ -123,7 +131,11 @@ impl Fp8Linear {
         assert_shape!(input, [.., d_input]);
         let mut dims = input.dims();
         let rows = dims[..D - 1].iter().product::<usize>();
-        if rows * d_input * d_output == 0 {
+        let scope = Fp8Scope::current();
+        if scope.calibrating() && rows * d_input * d_output > 0 {
+            self.gather(input.clone(), weight.clone());
+        }
+        if !scope.enabled() || rows * d_input * d_output == 0 {
             return linear(input, weight, bias);
         }
         let input = input.reshape([rows, d_input]);
@@ -179,21 +191,49 @@ impl Fp8Linear {
             current_gradient_scale: self.fp8.is_none(),
             gradient_amax: slot,
         };
-        let [input_scale, weight_scale, gradient_scale] = scales.map(Tensor::into_dispatch);
-        let (output, input_amax, weight_amax) = Dispatch::fp8_linear(
+        let [input_scale, weight_scale, gradient_scale] = scales;
+        let (codes, weight_amax) = self.weight_codes(&weight, weight_scale, spec.forward);
+        let (output, input_amax) = Dispatch::fp8_linear(
             input.into_dispatch(),
             weight.into_dispatch(),
-            input_scale,
-            weight_scale,
-            gradient_scale,
+            codes.codes().into_dispatch(),
+            input_scale.into_dispatch(),
+            codes.scale().reshape([1]).into_dispatch(),
+            gradient_scale.into_dispatch(),
             bias,
             spec,
         );
         if let (Some(state), true) = (&self.fp8, training) {
-            let amaxes = [input_amax, weight_amax].map(Tensor::<1>::from_dispatch);
-            state.stage(amaxes.map(Tensor::without_autodiff));
+            let input_amax = Tensor::<1>::from_dispatch(input_amax).without_autodiff();
+            state.stage(input_amax, weight_amax);
         }
         Tensor::from_dispatch(output)
+    }
+
+    /// The weight in fp8, and its amax if it was cast just now.
+    fn weight_codes(
+        &self,
+        weight: &Tensor<2>,
+        scale: Tensor<1>,
+        format: Fp8Format,
+    ) -> (Fp8Tensor<2>, Option<Tensor<1>>) {
+        let microbatch = Fp8Scope::current().microbatch();
+        if let (Microbatch::Later, Some(codes)) = (microbatch, self.cache.get()) {
+            return (codes, None);
+        }
+        let (codes, amax) = Fp8Tensor::quantize_with_device_scale(weight.clone(), scale, format);
+        let keep = microbatch != Microbatch::Only;
+        self.cache.set(keep.then(|| codes.clone()));
+        (codes, Some(amax))
+    }
+
+    /// Take the amaxes of input and weight into the scales at once.
+    fn gather<const D: usize>(&self, input: Tensor<D>, weight: Tensor<2>) {
+        if let (Fp8Recipe::Delayed(recipe), Some(state)) = (&self.recipe, &self.fp8) {
+            state.update(recipe, self.reducer.as_deref());
+            state.stage(functions::amax(input), Some(functions::amax(weight)));
+            state.update(recipe, self.reducer.as_deref());
+        }
     }
 
     /// The scales of input, weight and gradient, and the slot for the gradient's amax.

@@ -22,20 +22,20 @@ type Float<B, C> = FloatTensor<Autodiff<B, C>>;
 pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     input: Float<B, C>,
     weight: Float<B, C>,
+    weight_codes: IntTensor<B>,
     scales: [Float<B, C>; 3],
     bias: Bias<Autodiff<B, C>>,
     spec: LinearSpec,
-) -> (Float<B, C>, Float<B, C>, Float<B, C>) {
+) -> (Float<B, C>, Float<B, C>) {
     let (input, input_node) = input.into_parts();
     let (weight, weight_node) = weight.into_parts();
     let [input_scale, weight_scale, gradient_scale] = scales.map(|scale| scale.into_primitive());
     let [input_dtype, weight_dtype] = [output_dtype(&input), output_dtype(&weight)];
 
     let (input, input_amax) = B::fp8_quantize(input, input_scale.clone(), spec.forward);
-    let (weight, weight_amax) = B::fp8_quantize(weight, weight_scale.clone(), spec.forward);
     let product = B::fp8_matmul(
         input.clone(),
-        weight.clone(),
+        weight_codes.clone(),
         input_scale.clone(),
         weight_scale.clone(),
         Bias::None,
@@ -52,7 +52,7 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
             dtype: input_dtype,
         },
         weight: Operand {
-            codes: weight,
+            codes: weight_codes,
             scale: weight_scale,
             dtype: weight_dtype,
         },
@@ -67,7 +67,6 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     (
         add_bias::<B, C>(product, bias),
         Autodiff::<B, C>::from_inner(input_amax),
-        Autodiff::<B, C>::from_inner(weight_amax),
     )
 }
 

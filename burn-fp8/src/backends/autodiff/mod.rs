@@ -125,14 +125,15 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     fn fp8_linear(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
+        weight_codes: IntTensor<Self>,
         input_scale: FloatTensor<Self>,
         weight_scale: FloatTensor<Self>,
         gradient_scale: FloatTensor<Self>,
         bias: Bias<Self>,
         spec: LinearSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let scales = [input_scale, weight_scale, gradient_scale];
-        linear::forward::<B, C>(input, weight, scales, bias, spec)
+        linear::forward::<B, C>(input, weight, weight_codes, scales, bias, spec)
     }
 
     fn fp8_linear_blocks(
