@@ -1,1 +1,14 @@
-//! placeholder
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod autocast;
+mod scaler;
+
+pub use autocast::{
+    Autocast, AutocastDevice, AutocastLayer, AutocastReport, OpCount, Policy, PolicyBuilder,
+    PolicyError, Rule,
+};
+pub use burn_layer::{LayerError, Op};
+pub use scaler::{
+    LossScaler, LossScalerConfig, LossScalerError, LossScalerState, Overflow, ScaledStep, Unscaled,
+};

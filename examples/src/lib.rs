@@ -1,1 +1,15 @@
-//! Examples.
+//! What the examples of this workspace share: images in the CIFAR-10 binary layout, the CIFAR ResNet, a
+//! learning-rate schedule, metrics with a plot and a progress bar.
+//!
+//! The programs themselves lie beside this folder: `cargo run --release --example cifar_resnet_ddp -- --help`.
+
+pub mod batch;
+pub mod digits;
+pub mod images;
+pub mod metrics;
+pub mod parameters;
+pub mod plot;
+pub mod progress;
+pub mod resnet;
+pub mod schedule;
+pub mod text;

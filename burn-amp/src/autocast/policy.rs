@@ -1,0 +1,296 @@
+//! [`Policy`]: which op runs in which precision.
+
+use super::{Rule, rules};
+use burn::tensor::{DType, FloatDType};
+use burn_layer::{Inputs, Op, Plan};
+use core::fmt;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The rule of every op under the table of [the crate](crate), without overrides.
+const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
+
+/// Which op runs in which precision: the low dtype, the table of rules and the overrides.
+///
+/// The presets carry the names that users of PyTorch and Apex know. Printing a policy prints its
+/// table.
+///
+/// ```
+/// use burn::tensor::FloatDType;
+/// use burn_amp::{Op, Policy, Rule};
+///
+/// let policy = Policy::builder(FloatDType::BF16)
+///     .rule(Op::softmax, Rule::Promote)
+///     .build();
+/// assert_eq!(policy.rule(Op::softmax), Some(Rule::Promote));
+/// assert_eq!(Policy::bf16().rule(Op::softmax), Some(Rule::Full));
+/// assert_eq!(Policy::bf16().rule(Op::int_add), None);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "PolicyRecord", try_from = "PolicyRecord")]
+pub struct Policy {
+    name: String,
+    enabled: bool,
+    low: FloatDType,
+    low_outputs: bool,
+    rules: [Option<Rule>; Op::ALL.len()],
+}
+
+impl Policy {
+    /// Matrix products and convolutions in bf16, sums, norms and losses in f32: PyTorch's autocast.
+    /// bf16 has the range of f32, so that no loss scaling is needed.
+    pub fn bf16() -> Self {
+        Self::builder(FloatDType::BF16).name("bf16").build()
+    }
+
+    /// As [`bf16`](Self::bf16) in fp16, which needs a [`LossScaler`](crate::LossScaler).
+    pub fn fp16() -> Self {
+        Self::builder(FloatDType::F16).name("fp16").build()
+    }
+
+    /// Everything in f32, as without autocast: Apex's `O0`.
+    pub fn o0() -> Self {
+        let mut policy = Self::builder(FloatDType::F32).name("O0").build();
+        policy.enabled = false;
+        policy
+    }
+
+    /// Op by op, in fp16: Apex's `O1`, the rules of [`fp16`](Self::fp16).
+    pub fn o1() -> Self {
+        Self::builder(FloatDType::F16).name("O1").build()
+    }
+
+    /// Apex's `O2`: activations are kept in fp16 everywhere. Softmax and norms still compute in
+    /// f32, but their results are stored low, which halves the memory of activations.
+    pub fn o2() -> Self {
+        let builder = Self::builder(FloatDType::F16).name("O2");
+        builder.low_outputs(true).build()
+    }
+
+    /// Apex's `O3`: nothing is kept in f32 but parameters, their gradients and what the optimizer
+    /// computes from them. Fast, and for training rarely accurate enough.
+    pub fn o3() -> Self {
+        let mut builder = Self::builder(FloatDType::F16).name("O3").low_outputs(true);
+        for op in Op::ALL.iter().copied() {
+            if matches!(
+                TABLE[op.index()],
+                Some(Rule::Full | Rule::Accumulate | Rule::FullKeep)
+            ) {
+                builder = builder.rule(op, Rule::Promote);
+            }
+        }
+        builder.build()
+    }
+
+    /// A policy of your own, beginning with the rules of `bf16` and `fp16`.
+    pub fn builder(low: FloatDType) -> PolicyBuilder {
+        PolicyBuilder {
+            policy: Policy {
+                name: String::from("custom"),
+                enabled: true,
+                low,
+                low_outputs: false,
+                rules: TABLE,
+            },
+        }
+    }
+
+    /// The preset of that name: `bf16`, `fp16`, `O0`, `O1`, `O2` or `O3`.
+    ///
+    /// ```
+    /// use burn_amp::Policy;
+    ///
+    /// assert_eq!(Policy::from_name("O2"), Some(Policy::o2()));
+    /// assert_eq!(Policy::from_name("O4"), None);
+    /// ```
+    pub fn from_name(name: &str) -> Option<Self> {
+        let presets = [
+            Self::bf16,
+            Self::fp16,
+            Self::o0,
+            Self::o1,
+            Self::o2,
+            Self::o3,
+        ];
+        let mut presets = presets.into_iter().map(|preset| preset());
+        presets.find(|preset| preset.name == name)
+    }
+
+    /// The preset's name, `custom` for a policy of your own.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The low dtype.
+    pub fn low_dtype(&self) -> FloatDType {
+        self.low
+    }
+
+    /// Whether the results of f32 ops are stored in the low dtype.
+    pub fn low_outputs(&self) -> bool {
+        self.low_outputs
+    }
+
+    /// The rule of `op`; `None` for an op that takes no float tensor.
+    pub fn rule(&self, op: Op) -> Option<Rule> {
+        self.rules[op.index()]
+    }
+
+    /// The plan for one run of `op`.
+    pub(super) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
+        let Some(rule) = self.rule(op) else {
+            return inputs.promote();
+        };
+        if !self.enabled || inputs.nominal == DType::F64 || inputs.widest == DType::F64 {
+            return inputs.promote();
+        }
+        let low = DType::from(self.low);
+        match rule {
+            // The gradient of a weight that was used in a plain product: x^T dy.
+            Rule::Lower if op == Op::float_matmul && inputs.first_transposed => {
+                Plan::compute(low).store(DType::F32)
+            }
+            Rule::Lower => Plan::compute(low),
+            Rule::WeightGrad => Plan::compute(low).store(DType::F32),
+            Rule::Full if self.low_outputs && inputs.stored_low() => {
+                Plan::compute(DType::F32).store(low)
+            }
+            Rule::Full | Rule::Accumulate => Plan::compute(DType::F32),
+            Rule::FullKeep => Plan::compute(DType::F32).store(inputs.first),
+            Rule::Promote => inputs.promote(),
+        }
+    }
+}
+
+impl Default for Policy {
+    /// [`o0`](Policy::o0): nothing changes.
+    fn default() -> Self {
+        Self::o0()
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outputs = if self.low_outputs {
+            "low"
+        } else {
+            "as computed"
+        };
+        writeln!(
+            f,
+            "policy {} (low dtype {:?}, f32 results stored {outputs})",
+            self.name, self.low
+        )?;
+        for op in Op::ALL {
+            if let Some(rule) = self.rule(*op) {
+                writeln!(f, "  {op:<36} {rule}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Builds a [`Policy`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it builds"]
+pub struct PolicyBuilder {
+    policy: Policy,
+}
+
+impl PolicyBuilder {
+    /// The name that reports print.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.policy.name = name.into();
+        self
+    }
+
+    /// Run `op` under `rule`.
+    ///
+    /// # Panics
+    ///
+    /// When `op` takes no float tensor, so that no rule can apply to it.
+    pub fn rule(mut self, op: Op, rule: Rule) -> Self {
+        assert!(
+            op.takes_float(),
+            "{op} takes no float tensor: no precision rule applies to it"
+        );
+        self.policy.rules[op.index()] = Some(rule);
+        self
+    }
+
+    /// Store the results of f32 ops (softmax, norms, losses; not sums) in the low dtype, as far as
+    /// their inputs were low. Halves the memory of activations.
+    pub fn low_outputs(mut self, low: bool) -> Self {
+        self.policy.low_outputs = low;
+        self
+    }
+
+    /// The policy.
+    pub fn build(self) -> Policy {
+        self.policy
+    }
+}
+
+/// A policy as it is written: what differs from the table.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PolicyRecord {
+    name: String,
+    #[serde(default = "enabled")]
+    enabled: bool,
+    low: FloatDType,
+    #[serde(default)]
+    low_outputs: bool,
+    #[serde(default)]
+    rules: BTreeMap<String, Rule>,
+}
+
+fn enabled() -> bool {
+    true
+}
+
+impl From<Policy> for PolicyRecord {
+    fn from(policy: Policy) -> Self {
+        let differs = |op: &&Op| policy.rules[op.index()] != TABLE[op.index()];
+        let rules = Op::ALL.iter().filter(differs).filter_map(|op| {
+            let rule = policy.rules[op.index()]?;
+            Some((String::from(op.name()), rule))
+        });
+        Self {
+            rules: rules.collect(),
+            name: policy.name,
+            enabled: policy.enabled,
+            low: policy.low,
+            low_outputs: policy.low_outputs,
+        }
+    }
+}
+
+impl TryFrom<PolicyRecord> for Policy {
+    type Error = PolicyError;
+
+    fn try_from(record: PolicyRecord) -> Result<Self, PolicyError> {
+        let mut policy = Policy::builder(record.low)
+            .name(record.name)
+            .low_outputs(record.low_outputs);
+        for (name, rule) in record.rules {
+            let op = Op::from_name(&name).filter(|op| op.takes_float());
+            policy = policy.rule(op.ok_or(PolicyError::UnknownOp { name })?, rule);
+        }
+        let mut policy = policy.build();
+        policy.enabled = record.enabled;
+        Ok(policy)
+    }
+}
+
+/// Why a written policy could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// A rule for something that is no float op of Burn.
+    #[error("the policy has a rule for `{name}`, which is no op of Burn that takes a float tensor")]
+    UnknownOp {
+        /// The name as it was written.
+        name: String,
+    },
+}

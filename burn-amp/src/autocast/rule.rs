@@ -1,0 +1,35 @@
+//! [`Rule`]: the precision that an op runs in.
+
+use serde::{Deserialize, Serialize};
+
+/// The precision that an op runs in. Float64 inputs are left alone under every rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Compute in the low dtype. The result stays low.
+    Lower,
+    /// Compute in the low dtype and store the result in f32: gradients of weights.
+    WeightGrad,
+    /// Compute in f32. The result stays f32, unless the policy stores
+    /// [low outputs](crate::PolicyBuilder::low_outputs).
+    Full,
+    /// Compute in f32. The result stays f32 under every policy: sums, and gradients that are sums.
+    Accumulate,
+    /// Compute in f32 and store the result in the dtype of the first input: batch normalization.
+    FullKeep,
+    /// Compute in the widest dtype that an input is stored in. With one input: as it is stored.
+    Promote,
+}
+
+impl core::fmt::Display for Rule {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.pad(match self {
+            Rule::Lower => "lower",
+            Rule::WeightGrad => "lower, stored f32",
+            Rule::Full => "full",
+            Rule::Accumulate => "full, stored f32",
+            Rule::FullKeep => "full, stored as input",
+            Rule::Promote => "promote",
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! [`LossScalerConfig`].
+
+use super::{LossScaler, LossScalerError};
+use burn::config::Config;
+
+/// How the loss is scaled. The defaults are those of PyTorch's `torch.amp.GradScaler`.
+///
+/// ```
+/// use burn_amp::LossScalerConfig;
+///
+/// let mut scaler = LossScalerConfig::new().with_init_scale(1024.0).init()?;
+/// assert_eq!(scaler.current_scale(), 1024.0);
+/// # Ok::<(), burn_amp::LossScalerError>(())
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub struct LossScalerConfig {
+    /// The first scale.
+    #[config(default = 65536.0)]
+    pub init_scale: f64,
+    /// The scale is multiplied by this after `growth_interval` steps without overflow. Above 1.
+    #[config(default = 2.0)]
+    pub growth_factor: f64,
+    /// The scale is multiplied by this after an overflow. Between 0 and 1.
+    #[config(default = 0.5)]
+    pub backoff_factor: f64,
+    /// Steps without overflow before the scale grows.
+    #[config(default = 2000)]
+    pub growth_interval: u32,
+    /// The scale never falls below (Apex, DeepSpeed). PyTorch has none and can fall to zero, where
+    /// every gradient is NaN.
+    #[config(default = "None")]
+    pub min_scale: Option<f64>,
+    /// The scale never grows above (Apex).
+    #[config(default = "None")]
+    pub max_scale: Option<f64>,
+    /// The scale falls only at this many overflows; those before skip their step and keep the
+    /// scale (DeepSpeed). 1: at every overflow.
+    #[config(default = 1)]
+    pub hysteresis: u32,
+    /// Whether any step without overflow refills the hysteresis, rather than growth alone
+    /// (DeepSpeed's `consecutive_hysteresis`).
+    #[config(default = false)]
+    pub consecutive_hysteresis: bool,
+    /// Whether the scale changes at all. A static scale still skips steps that overflow.
+    #[config(default = true)]
+    pub dynamic: bool,
+    /// Whether to scale. Disabled, the scaler passes everything through, unchecked.
+    #[config(default = true)]
+    pub enabled: bool,
+}
+
+impl LossScalerConfig {
+    /// A scaler at its first scale.
+    ///
+    /// # Errors
+    ///
+    /// When a factor, the interval or a bound makes no sense.
+    pub fn init(&self) -> Result<LossScaler, LossScalerError> {
+        let invalid = |what: &'static str, expected: &'static str, found: f64| {
+            Err(LossScalerError::Invalid {
+                what,
+                expected,
+                found,
+            })
+        };
+        let (min, max) = self.bounds();
+        if !(self.init_scale > 0.0 && (self.init_scale as f32).is_finite()) {
+            return invalid("init_scale", "a finite scale above 0", self.init_scale);
+        }
+        if self.growth_factor.is_nan() || self.growth_factor <= 1.0 {
+            return invalid("growth_factor", "a factor above 1", self.growth_factor);
+        }
+        if !(self.backoff_factor > 0.0 && self.backoff_factor < 1.0) {
+            return invalid("backoff_factor", "between 0 and 1", self.backoff_factor);
+        }
+        if self.growth_interval == 0 {
+            return invalid("growth_interval", "at least one step", 0.0);
+        }
+        if self.hysteresis == 0 {
+            return invalid("hysteresis", "at least one overflow", 0.0);
+        }
+        if min.is_nan() || max.is_nan() || min > max {
+            return invalid("min_scale", "a bound below max_scale", min.into());
+        }
+        Ok(LossScaler::new(self.clone()))
+    }
+
+    /// The least and the greatest scale.
+    pub(super) fn bounds(&self) -> (f32, f32) {
+        let min = self.min_scale.map_or(0.0, |scale| scale as f32);
+        let max = self.max_scale.map_or(f32::MAX, |scale| scale as f32);
+        (min, max)
+    }
+}

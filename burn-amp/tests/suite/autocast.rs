@@ -1,0 +1,254 @@
+//! What a program sees of an autocast device, and what runs underneath.
+
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    nn::{
+        LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
+        conv::{Conv2d, Conv2dConfig},
+    },
+    optim::{AdamConfig, GradientsParams},
+    tensor::{DType, Device, Distribution, FloatDType, Tensor, activation},
+};
+use burn_amp::{Autocast, LayerError, Op, Policy, Rule};
+
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    norm: LayerNorm,
+    linear: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        Self {
+            conv: Conv2dConfig::new([2, 4], [3, 3])
+                .with_padding(PaddingConfig2d::Same)
+                .init(device),
+            norm: LayerNormConfig::new(64).init(device),
+            linear: LinearConfig::new(64, 3).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = activation::gelu(self.conv.forward(x)).flatten::<2>(1, 3);
+        self.linear.forward(self.norm.forward(x))
+    }
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+    let difference = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    (difference / square(&mut a.iter().copied())).sqrt()
+}
+
+#[derive(Default)]
+struct DTypes(Vec<DType>);
+impl ModuleVisitor for DTypes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.val().dtype());
+    }
+}
+
+#[test]
+fn the_program_sees_f32() {
+    for autocast in [
+        Autocast::bf16(),
+        Autocast::fp16(),
+        Autocast::new(Policy::o2()),
+    ] {
+        let device = autocast.device(Device::flex()).unwrap().autodiff();
+        let mut net = Net::new(&device);
+        let mut optim = AdamConfig::new().init();
+        let x = Tensor::random([4, 2, 4, 4], Distribution::Default, &device);
+        let out = net.forward(x);
+        assert_eq!(out.dtype(), DType::F32);
+        assert_eq!(out.to_data().dtype(), DType::F32);
+        let grads = GradientsParams::from_grads(out.powi_scalar(2).mean().backward(), &net);
+        let grad = grads.get::<2>(net.linear.weight.id).unwrap();
+        assert_eq!(
+            (grad.dtype(), grad.into_data().dtype()),
+            (DType::F32, DType::F32)
+        );
+        net = optim.step(1e-3, net, grads);
+        let mut seen = DTypes::default();
+        net.visit(&mut seen);
+        assert!(
+            seen.0.iter().all(|dtype| *dtype == DType::F32),
+            "{:?}",
+            seen.0
+        );
+    }
+}
+
+/// Outputs and gradients are those of f32 within the precision of the low dtype.
+#[test]
+fn outputs_and_gradients_are_near_those_of_f32() {
+    let record = Net::new(&Device::flex())
+        .into_record()
+        .into_bytes()
+        .unwrap();
+    let run = |device: Device| {
+        let device = device.autodiff();
+        let record = burn::store::ModuleRecord::from_bytes(record.clone()).unwrap();
+        let net = Net::new(&device).load_record(record);
+        let ramp = Tensor::<1, burn::tensor::Int>::arange(0..128, &device).float();
+        let x = (ramp * 0.37).sin().reshape([4, 2, 4, 4]);
+        let out = net.forward(x);
+        let grads = out.clone().powi_scalar(2).mean().backward();
+        let weight = values(net.conv.weight.grad(&grads).unwrap());
+        (
+            values(out),
+            weight,
+            values(net.linear.weight.grad(&grads).unwrap()),
+        )
+    };
+    let exact = run(Device::flex());
+    // Half a unit in the last place is 2^-9 for bf16, 2^-12 for fp16; a few ops add up.
+    for (autocast, tolerance) in [
+        (Autocast::new(Policy::o0()), 1e-6),
+        (Autocast::fp16(), 4e-3),
+        (Autocast::bf16(), 3e-2),
+    ] {
+        let low = run(autocast.clone().device(Device::flex()).unwrap());
+        for (exact, low) in [(&exact.0, &low.0), (&exact.1, &low.1), (&exact.2, &low.2)] {
+            let distance = distance(exact, low);
+            assert!(distance < tolerance, "{autocast:?}: {distance}");
+        }
+    }
+}
+
+/// The same values as a program that casts by hand, bit for bit.
+#[test]
+fn autocast_equals_casts_by_hand() {
+    let x = |device: &Device| {
+        let ramp = Tensor::<1, burn::tensor::Int>::arange(0..48, device).float();
+        (ramp * 0.71).cos().reshape([6, 8])
+    };
+    let device = Autocast::bf16().device(Device::flex()).unwrap();
+    let low = x(&device);
+    let low = activation::softmax(low.clone().matmul(low.transpose()), 1);
+
+    let (bf16, f32) = (FloatDType::BF16, FloatDType::F32);
+    let hand = x(&Device::flex()).cast(bf16);
+    let hand = activation::softmax(hand.clone().matmul(hand.transpose()).cast(f32), 1);
+    assert_eq!(values(low), values(hand));
+}
+
+#[test]
+fn a_parameter_is_cast_once_a_step() {
+    let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
+    let weight = Tensor::<2>::ones([4, 4], &autocast.device);
+    weight.clone().into_data();
+    let before = autocast.report();
+    let mut out = weight.clone();
+    for _ in 0..5 {
+        out = out.matmul(weight.clone());
+    }
+    out.into_data();
+    let report = autocast.report();
+    assert_eq!(report.runs_of(Op::float_matmul, DType::BF16), 5);
+    // The weight twice in the first product, then once a product, but a single cast of it; and
+    // what is read back is cast to f32.
+    assert_eq!(report.casts - before.casts, 2);
+    assert_eq!(report.casts_saved - before.casts_saved, 5);
+}
+
+/// A gradient of 2^-20 times one of 2^-20 is nothing in fp16: gradients of weights are kept in f32,
+/// whether the weight was used in a `linear` or in a plain product.
+#[test]
+fn gradients_of_weights_are_kept_in_f32() {
+    for bias in [true, false] {
+        let device = Autocast::fp16().device(Device::flex()).unwrap().autodiff();
+        let linear = LinearConfig::new(2, 1).with_bias(bias).init(&device);
+        let x = Tensor::<2>::from_floats([[0.00390625, 0.5]], &device);
+        let grads = linear.forward(x).mul_scalar(1.0 / 4096.0).sum().backward();
+        let grad = linear.weight.grad(&grads).unwrap();
+        let square = values(grad.clone() * grad);
+        assert_eq!(square, [2f32.powi(-40), 2f32.powi(-26)], "bias: {bias}");
+    }
+}
+
+/// O2 stores what norms and softmax give in the low dtype, and sums in f32 all the same.
+#[test]
+fn o2_keeps_activations_low_and_sums_full() {
+    let casts = |policy: Policy| {
+        let autocast = Autocast::new(policy).with_report(Device::flex()).unwrap();
+        let x = Tensor::<2>::ones([8, 8], &autocast.device);
+        let low = x.clone().matmul(x);
+        activation::softmax(low.clone(), 1).neg().into_data();
+        low.sum_dim(0).neg().into_data();
+        let report = autocast.report();
+        (
+            report.runs_of(Op::float_neg, DType::F16),
+            report.runs_of(Op::float_neg, DType::F32),
+        )
+    };
+    assert_eq!(casts(Policy::o1()), (0, 2));
+    assert_eq!(casts(Policy::o2()), (1, 1));
+}
+
+#[test]
+fn the_report_counts_ops_by_dtype() {
+    let autocast = Autocast::fp16().with_report(Device::flex()).unwrap();
+    let x = Tensor::<2>::ones([3, 3], &autocast.device);
+    x.clone().matmul(x.clone()).exp().into_data();
+    (x.clone() + x).into_data();
+    let report = autocast.report();
+    assert_eq!(report.runs_of(Op::float_matmul, DType::F16), 1);
+    assert_eq!(report.runs_of(Op::float_exp, DType::F32), 1);
+    assert_eq!(report.runs_of(Op::float_add, DType::F32), 1);
+    assert_eq!(report.runs(DType::F16), 1);
+    let matmul = report.ops.iter().find(|count| count.op == Op::float_matmul);
+    assert_eq!(matmul.unwrap().total(), 1);
+    assert!(report.to_string().contains("float_matmul"), "{report}");
+}
+
+#[test]
+fn policies_live_side_by_side() {
+    let policy = Policy::builder(FloatDType::BF16)
+        .rule(Op::float_exp, Rule::Lower)
+        .build();
+    let own = Autocast::new(policy).device(Device::flex()).unwrap();
+    let preset = Autocast::bf16().device(Device::flex()).unwrap();
+    let x: f32 = 1.0 + 1.0 / 1024.0;
+    let exp = |device: &Device| values(Tensor::<1>::from_floats([x], device).exp())[0];
+    assert!((exp(&preset) - x.exp()).abs() < 1e-6);
+    assert_ne!(exp(&own), exp(&preset));
+}
+
+#[test]
+fn float64_is_left_alone() {
+    let device = Autocast::bf16().device(Device::flex()).unwrap();
+    let x = Tensor::<2>::from_floats([[1.0]], &device).cast(DType::F64);
+    let y = x.clone().div_scalar(3.0).matmul(x);
+    assert_eq!(y.dtype(), DType::F64);
+    assert_eq!(y.into_data().try_to_vec::<f64>().unwrap(), [1.0 / 3.0]);
+}
+
+/// Records are those of plain Burn, both ways.
+#[test]
+fn records_are_interchangeable() {
+    let device = Autocast::bf16().device(Device::flex()).unwrap();
+    let low = Net::new(&device);
+    let weight = values(low.linear.weight.val());
+    let record = low.into_record().into_bytes().unwrap();
+    let plain = Net::new(&Device::flex())
+        .load_record(burn::store::ModuleRecord::from_bytes(record.clone()).unwrap());
+    assert_eq!(values(plain.linear.weight.val()), weight);
+    let back = Net::new(&device).load_record(
+        burn::store::ModuleRecord::from_bytes(plain.into_record().into_bytes().unwrap()).unwrap(),
+    );
+    assert_eq!(values(back.linear.weight.val()), weight);
+}
+
+/// wgpu has no bf16 everywhere; Flex has every float dtype, and no float dtype is "quantized".
+#[test]
+fn a_device_that_cannot_carry_a_layer_is_refused() {
+    let device = Autocast::bf16().device(Device::flex()).unwrap();
+    let error = Autocast::bf16().device(device).unwrap_err();
+    assert!(matches!(error, LayerError::AlreadyServed { .. }), "{error}");
+}

@@ -1,0 +1,136 @@
+//! The table of rules, against Burn's ops and PyTorch's lists.
+
+use burn::tensor::FloatDType;
+use burn_amp::{Op, Policy, Rule};
+
+#[test]
+fn every_float_op_has_a_rule_and_no_other_op() {
+    for op in Op::ALL {
+        assert_eq!(
+            Policy::bf16().rule(*op).is_some(),
+            op.takes_float(),
+            "{op}: every op that takes a float tensor needs a rule in burn-amp's table"
+        );
+    }
+}
+
+/// PyTorch 2.15's lists for CUDA, by the name that the op has in Burn.
+#[test]
+fn rules_are_those_of_pytorch() {
+    let lower = [
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "prelu",
+        "float_matmul",
+        "linear",
+        "attention",
+    ];
+    let full = [
+        "float_acos",
+        "float_asin",
+        "float_cosh",
+        "float_exp",
+        "float_log",
+        "float_log1p",
+        "float_recip",
+        "float_sinh",
+        "float_tan",
+        "float_powf",
+        "float_powf_scalar",
+        "float_powi",
+        "float_powi_scalar",
+        "layer_norm",
+        "interpolate",
+        "float_prod",
+        "float_prod_dim",
+        "softmax",
+        "log_softmax",
+        "float_cumprod",
+        "float_cumsum",
+        "float_sum",
+        "float_sum_dim",
+    ];
+    let promote = [
+        "float_atan2",
+        "float_cross",
+        "float_grid_sample_2d",
+        "float_scatter",
+        "float_add",
+        "float_mul",
+        "relu",
+        "float_cat",
+        "float_sqrt",
+        "sigmoid",
+        "gelu",
+    ];
+    let lists: [(Rule, &[&str]); 3] = [
+        (Rule::Lower, &lower),
+        (Rule::Full, &full),
+        (Rule::Promote, &promote),
+    ];
+    for policy in [Policy::bf16(), Policy::fp16()] {
+        for (rule, names) in lists {
+            for name in names {
+                let op = Op::from_name(name).unwrap_or_else(|| panic!("{name}"));
+                // Sums have a rule of their own, which is f32 too.
+                let found = match policy.rule(op) {
+                    Some(Rule::Accumulate) => Some(Rule::Full),
+                    found => found,
+                };
+                assert_eq!(found, Some(rule), "{name} under {}", policy.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn presets_are_apexs() {
+    assert_eq!(Policy::o1().low_dtype(), FloatDType::F16);
+    assert!(!Policy::o1().low_outputs() && Policy::o2().low_outputs());
+    assert_eq!(Policy::o2().rule(Op::softmax), Some(Rule::Full));
+    assert_eq!(Policy::o3().rule(Op::softmax), Some(Rule::Promote));
+    assert_eq!(Policy::default(), Policy::o0());
+    for name in ["bf16", "fp16", "O0", "O1", "O2", "O3"] {
+        assert_eq!(Policy::from_name(name).unwrap().name(), name);
+    }
+}
+
+#[test]
+fn a_policy_survives_writing() {
+    let custom = Policy::builder(FloatDType::BF16)
+        .name("mine")
+        .rule(Op::float_exp, Rule::Promote)
+        .low_outputs(true)
+        .build();
+    for policy in [custom, Policy::bf16(), Policy::o0(), Policy::o3()] {
+        let written = serde_json::to_string(&policy).unwrap();
+        assert_eq!(
+            serde_json::from_str::<Policy>(&written).unwrap(),
+            policy,
+            "{written}"
+        );
+    }
+    let unknown = r#"{"name":"x","low":"BF16","rules":{"float_expp":"full"}}"#;
+    let error = serde_json::from_str::<Policy>(unknown)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("float_expp"), "{error}");
+}
+
+#[test]
+fn a_policy_prints_its_table() {
+    let printed = Policy::bf16().to_string();
+    let line = |name: &str| printed.lines().find(|line| line.trim().starts_with(name));
+    assert!(line("softmax").unwrap().ends_with("full"), "{printed}");
+    assert!(line("conv2d ").unwrap().ends_with("lower"));
+}
+
+#[test]
+#[should_panic(expected = "takes no float tensor")]
+fn a_rule_for_an_int_op_is_refused() {
+    let _ = Policy::builder(FloatDType::BF16).rule(Op::int_add, Rule::Lower);
+}

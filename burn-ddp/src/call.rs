@@ -1,0 +1,202 @@
+//! A call as every message carries it, so that ranks notice when they disagree.
+
+use std::fmt::{self, Display};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ElementType, ReduceOp};
+
+/// Which collective (or point-to-point) operation was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs)]
+#[repr(u8)]
+pub enum CallKind {
+    Barrier = 0,
+    Broadcast = 1,
+    Reduce = 2,
+    AllReduce = 3,
+    AllGather = 4,
+    ReduceScatter = 5,
+    AllToAll = 6,
+    Message = 7,
+    Duplicate = 8,
+}
+
+impl CallKind {
+    const ALL: [Self; 9] = [
+        Self::Barrier,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::Message,
+        Self::Duplicate,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Barrier => "barrier",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Message => "send/recv",
+            Self::Duplicate => "duplicate",
+        }
+    }
+}
+
+/// One call of one rank: what every message of it carries, and what errors show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Call {
+    /// The number of the call, counted from 0 within its communicator.
+    pub sequence: u64,
+    /// The operation.
+    pub kind: CallKind,
+    /// The elements' type.
+    pub dtype: ElementType,
+    /// How they are combined (sum where nothing is).
+    pub op: ReduceOp,
+    /// The number of elements of the call.
+    pub len: u64,
+    /// The root rank (0 where there is none).
+    pub root: u32,
+}
+
+impl Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind.name())?;
+        match self.kind {
+            CallKind::Barrier | CallKind::Duplicate => {}
+            CallKind::AllReduce | CallKind::ReduceScatter => {
+                write!(f, "({}, {} x {})", self.op, self.dtype, self.len)?
+            }
+            CallKind::Reduce => write!(
+                f,
+                "({}, {} x {}, root {})",
+                self.op, self.dtype, self.len, self.root
+            )?,
+            CallKind::Broadcast => {
+                write!(f, "({} x {}, root {})", self.dtype, self.len, self.root)?
+            }
+            _ => write!(f, "({} x {})", self.dtype, self.len)?,
+        }
+        write!(f, " #{}", self.sequence)
+    }
+}
+
+/// Bytes of an encoded [`Call`].
+pub(crate) const HEADER: usize = 32;
+/// The version of the messages' layout.
+pub(crate) const VERSION: u8 = 1;
+const MAGIC: [u8; 4] = *b"BDDP";
+
+impl Call {
+    /// Encodes the header that precedes each payload: magic, version, kind, dtype, operator,
+    /// sequence, length, root, and the CRC-32 of all these; little-endian.
+    pub(crate) fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = self.kind as u8;
+        bytes[6] = self.dtype as u8;
+        bytes[7] = self.op as u8;
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.len.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.root.to_le_bytes());
+        let check = crc32fast::hash(&bytes[..28]);
+        bytes[28..].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes a header, or says in words why it is none.
+    pub(crate) fn decode(bytes: &[u8; HEADER]) -> Result<Self, String> {
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        if bytes[..4] != MAGIC {
+            return Err(format!("it starts with {:02x?}", &bytes[..4]));
+        }
+        if bytes[4] != VERSION {
+            return Err(format!("its version is {}, expected {VERSION}", bytes[4]));
+        }
+        if word(28) != crc32fast::hash(&bytes[..28]) {
+            return Err("its checksum is wrong".into());
+        }
+        let code = |what: &str, at: usize| format!("unknown {what} {}", bytes[at]);
+        Ok(Self {
+            kind: *CallKind::ALL
+                .get(usize::from(bytes[5]))
+                .ok_or_else(|| code("operation", 5))?,
+            dtype: *ElementType::ALL
+                .get(usize::from(bytes[6]))
+                .ok_or_else(|| code("element type", 6))?,
+            op: *ReduceOp::ALL
+                .get(usize::from(bytes[7]))
+                .ok_or_else(|| code("operator", 7))?,
+            sequence: long(8),
+            len: long(16),
+            root: word(24),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn calls() -> impl Strategy<Value = Call> {
+        (
+            any::<u64>(),
+            0..CallKind::ALL.len(),
+            0..ElementType::ALL.len(),
+            0..ReduceOp::ALL.len(),
+            any::<u64>(),
+            any::<u32>(),
+        )
+            .prop_map(|(sequence, kind, dtype, op, len, root)| Call {
+                sequence,
+                kind: CallKind::ALL[kind],
+                dtype: ElementType::ALL[dtype],
+                op: ReduceOp::ALL[op],
+                len,
+                root,
+            })
+    }
+
+    #[test]
+    fn codes_are_positions() {
+        for (code, kind) in CallKind::ALL.iter().enumerate() {
+            assert_eq!(*kind as usize, code);
+        }
+        for (code, dtype) in ElementType::ALL.iter().enumerate() {
+            assert_eq!(*dtype as usize, code);
+        }
+        for (code, op) in ReduceOp::ALL.iter().enumerate() {
+            assert_eq!(*op as usize, code);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn headers_round_trip(call in calls()) {
+            prop_assert_eq!(Call::decode(&call.encode()), Ok(call));
+        }
+
+        #[test]
+        fn any_flipped_bit_is_noticed(call in calls(), bit in 0..HEADER * 8) {
+            let mut bytes = call.encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(Call::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn garbage_is_refused(bytes in any::<[u8; HEADER]>()) {
+            prop_assert!(Call::decode(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Reduce-scatter, all-to-all, and messages between two ranks.
+
+use super::{Collective, all_reduce::reduce_rows};
+use crate::{
+    DdpError, Element, ReduceOp,
+    transport::{Incoming, Outgoing},
+};
+
+impl Collective<'_> {
+    /// Sends every rank its chunk of `data`; `rows` gets, in the ranks' order, everyone's chunk
+    /// for this rank, each `width` long.
+    pub(super) fn scatter_chunks<T: Element>(
+        &self,
+        data: &[T],
+        rows: &mut [T],
+        width: usize,
+    ) -> Result<(), DdpError> {
+        let outgoing = self
+            .peers()
+            .map(|peer| Outgoing::new(peer, &data[self.chunk(data.len(), peer)]))
+            .collect();
+        let mut incoming = Vec::with_capacity(self.world_size);
+        let mut rest = rows;
+        for peer in 0..self.world_size {
+            let (row, after) = rest.split_at_mut(width);
+            rest = after;
+            match peer == self.rank {
+                true => row.copy_from_slice(&data[self.chunk(data.len(), peer)]),
+                false => incoming.push(Incoming::copy(peer, row)),
+            }
+        }
+        self.exchange(outgoing, incoming)
+    }
+
+    /// Reduces the ranks' data, of which each gets its part.
+    pub(crate) fn reduce_scatter<T: Element>(
+        &self,
+        data: &[T],
+        op: ReduceOp,
+    ) -> Result<Vec<T>, DdpError> {
+        let width = data.len() / self.world_size;
+        let rows = self.all_to_all(data)?;
+        let mut own = vec![T::zeroed(); width];
+        if width > 0 {
+            reduce_rows(&rows, op, self.world_size, &mut own);
+        }
+        Ok(own)
+    }
+
+    /// Part `i` of this rank's data goes to rank `i`.
+    pub(crate) fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
+        let mut rows = vec![T::zeroed(); data.len()];
+        self.scatter_chunks(data, &mut rows, data.len() / self.world_size)?;
+        Ok(rows)
+    }
+
+    pub(crate) fn send<T: Element>(&self, data: &[T], to: usize) -> Result<(), DdpError> {
+        self.exchange(vec![Outgoing::new(to, data)], vec![])
+    }
+
+    pub(crate) fn receive<T: Element>(&self, data: &mut [T], from: usize) -> Result<(), DdpError> {
+        self.exchange(vec![], vec![Incoming::copy(from, data)])
+    }
+}

@@ -1,0 +1,205 @@
+//! A model's parameters in the order in which visitors meet them, which is the same on all ranks;
+//! their ids are not.
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    tensor::{Bool, DType, Int, Shape, Tensor, TensorData},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::DdpError;
+
+/// What must be equal on all ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Signature {
+    pub(super) path: String,
+    pub(super) shape: Shape,
+    pub(super) dtype: DType,
+    pub(super) trained: bool,
+}
+
+impl Signature {
+    fn describe(&self) -> String {
+        let Self {
+            path,
+            shape,
+            dtype,
+            trained,
+        } = self;
+        let trained = match trained {
+            true => "trained",
+            false => "not trained",
+        };
+        format!("`{path}` (shape {shape:?}, {dtype:?}, {trained})")
+    }
+}
+
+/// One tensor of a model.
+pub(super) struct Parameter {
+    pub(super) id: ParamId,
+    pub(super) signature: Signature,
+}
+
+/// All tensors of a model, buffers included.
+pub(super) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
+    let mut visitor = Visitor {
+        path: Vec::new(),
+        found: Vec::new(),
+    };
+    model.visit(&mut visitor);
+    visitor.found
+}
+
+/// In words, the first difference between the parameters of rank 0 and ours.
+pub(super) fn difference(theirs: &[Signature], ours: &[Signature]) -> Option<String> {
+    let position = (0..theirs.len().max(ours.len()))
+        .find(|position| theirs.get(*position) != ours.get(*position))?;
+    let describe = |signature: Option<&Signature>| {
+        signature.map_or_else(|| "nothing".into(), Signature::describe)
+    };
+    Some(format!(
+        "parameter {position} is {}, expected {}",
+        describe(ours.get(position)),
+        describe(theirs.get(position))
+    ))
+}
+
+struct Visitor {
+    path: Vec<String>,
+    found: Vec<Parameter>,
+}
+
+impl Visitor {
+    fn add(&mut self, id: ParamId, shape: Shape, dtype: DType, trained: bool) {
+        self.found.push(Parameter {
+            id,
+            signature: Signature {
+                path: self.path.join("."),
+                shape,
+                dtype,
+                trained,
+            },
+        });
+    }
+}
+
+impl ModuleVisitor for Visitor {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.base();
+        self.add(
+            param.id,
+            value.shape(),
+            value.dtype(),
+            param.is_require_grad(),
+        );
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        let value = param.base();
+        self.add(param.id, value.shape(), value.dtype(), false);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        let value = param.base();
+        self.add(param.id, value.shape(), value.dtype(), false);
+    }
+
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+}
+
+/// The bytes of all tensors of a model.
+pub(super) fn contents<M: Module>(model: &M) -> Result<Vec<u8>, DdpError> {
+    struct Reader {
+        bytes: Vec<u8>,
+        error: Option<DdpError>,
+    }
+
+    impl Reader {
+        fn add<E: std::fmt::Display>(&mut self, data: Result<TensorData, E>) {
+            match data {
+                Ok(data) => self.bytes.extend_from_slice(data.as_bytes()),
+                Err(error) => {
+                    self.error
+                        .get_or_insert(DdpError::Device(error.to_string()));
+                }
+            }
+        }
+    }
+
+    impl ModuleVisitor for Reader {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.add(param.base().try_into_data());
+        }
+
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+            self.add(param.base().try_into_data());
+        }
+
+        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+            self.add(param.base().try_into_data());
+        }
+    }
+
+    let mut reader = Reader {
+        bytes: Vec::new(),
+        error: None,
+    };
+    model.visit(&mut reader);
+    reader.error.map_or(Ok(reader.bytes), Err)
+}
+
+/// The model with the contents that [`contents`] gave on another rank.
+pub(super) fn with_contents<M: Module>(model: M, bytes: &[u8]) -> M {
+    struct Writer<'a> {
+        rest: &'a [u8],
+    }
+
+    impl Writer<'_> {
+        fn take(&mut self, shape: Shape, dtype: DType) -> TensorData {
+            let (bytes, rest) = self.rest.split_at(shape.num_elements() * dtype.size());
+            self.rest = rest;
+            TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype)
+        }
+    }
+
+    impl ModuleMapper for Writer<'_> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|old| {
+                let data = self.take(old.shape(), old.dtype());
+                let new = Tensor::from_data(data, (&old.device(), old.dtype()));
+                match old.is_require_grad() {
+                    true => new.require_grad(),
+                    false => new,
+                }
+            })
+        }
+
+        fn map_int<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, Int>>,
+        ) -> Param<Tensor<D, Int>> {
+            param.map(|old| {
+                let data = self.take(old.shape(), old.dtype());
+                Tensor::from_data(data, (&old.device(), old.dtype()))
+            })
+        }
+
+        fn map_bool<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, Bool>>,
+        ) -> Param<Tensor<D, Bool>> {
+            param.map(|old| {
+                let data = self.take(old.shape(), old.dtype());
+                Tensor::from_data(data, (&old.device(), old.dtype()))
+            })
+        }
+    }
+
+    model.map(&mut Writer { rest: bytes })
+}

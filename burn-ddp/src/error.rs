@@ -1,0 +1,201 @@
+//! What can go wrong in a process group, and whose fault it was.
+
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Call;
+
+/// An error of a process group, or of what is built on one.
+///
+/// Errors that concern the whole job ([`is_fault`](Self::is_fault)) reach every rank: the first one
+/// ends the group, and each later call returns it again.
+#[derive(Clone, Debug, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum DdpError {
+    /// An environment variable is missing or has no usable value.
+    #[error("environment variable {variable}: {problem}")]
+    Environment {
+        /// The variable.
+        variable: String,
+        /// What is wrong with it, and what was expected.
+        problem: String,
+    },
+    /// A rendezvous address could not be understood.
+    #[error("rendezvous `{url}`: {problem}; expected tcp://HOST:PORT, file:///PATH or env://")]
+    Url {
+        /// The address as given.
+        url: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The port that rank 0 has to listen on is taken by another program.
+    #[error(
+        "address {address} is already in use; choose another MASTER_PORT or stop the program that holds it"
+    )]
+    PortInUse {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// A connection to the master (rank 0) could not be made in time.
+    #[error("no connection to the master at {address} within {after:?}: {problem}")]
+    Connect {
+        /// The master's address, or the place where it was looked for.
+        address: String,
+        /// How long it was tried.
+        after: Duration,
+        /// The last failure.
+        problem: String,
+    },
+    /// Some ranks did not appear at the rendezvous in time.
+    #[error("ranks {missing:?} of {world_size} did not appear within {after:?}")]
+    MissingRanks {
+        /// The ranks that are missing.
+        missing: Vec<usize>,
+        /// The number of ranks expected.
+        world_size: usize,
+        /// How long they were waited for.
+        after: Duration,
+    },
+    /// The other side refused the handshake.
+    #[error("rank {rank} was refused at the rendezvous: {reason}")]
+    Refused {
+        /// The rank that asked to join.
+        rank: usize,
+        /// Why it was refused.
+        reason: String,
+    },
+    /// A rank's process ended, or its connection broke.
+    #[error("rank {rank} died: its connections closed without a goodbye")]
+    RankDied {
+        /// The rank that died.
+        rank: usize,
+    },
+    /// A rank left the group properly while others still needed it.
+    #[error("rank {rank} left the group, but {call} still needs it")]
+    RankLeft {
+        /// The rank that left.
+        rank: usize,
+        /// The call that needs it.
+        call: Call,
+    },
+    /// A call did not finish in time.
+    #[error("{call} did not finish within {after:?}, waiting for ranks {ranks:?}: {why}")]
+    Timeout {
+        /// The ranks that held it up.
+        ranks: Vec<usize>,
+        /// The call.
+        call: Call,
+        /// The time limit.
+        after: Duration,
+        /// What is known of those ranks.
+        why: String,
+    },
+    /// Two ranks made different calls, or the same call with another shape.
+    #[error("ranks diverged: rank {rank} called {call}, but rank {other} called {other_call}")]
+    Diverged {
+        /// The rank that noticed.
+        rank: usize,
+        /// Its call.
+        call: Call,
+        /// The rank that disagrees.
+        other: usize,
+        /// That rank's call.
+        other_call: Call,
+    },
+    /// What a rank sent is no message of this protocol.
+    #[error("rank {rank} sent what is no message of this protocol: {problem}")]
+    Protocol {
+        /// The rank that sent it.
+        rank: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A rank called the job off.
+    #[error("rank {rank} aborted: {reason}")]
+    Aborted {
+        /// The rank that aborted.
+        rank: usize,
+        /// Its reason.
+        reason: String,
+    },
+    /// The models of two ranks differ.
+    #[error("rank {rank} has another model than rank 0: {problem}")]
+    ModelMismatch {
+        /// The rank that differs.
+        rank: usize,
+        /// The first parameter that differs, and how.
+        problem: String,
+    },
+    /// A call was made with arguments that cannot work.
+    #[error("invalid argument: {0}")]
+    InvalidArgument(String),
+    /// A tensor could not be read from its device.
+    #[error("reading a tensor: {0}")]
+    Device(String),
+    /// A checkpoint could not be written or read.
+    #[error("checkpoint {path}: {problem}")]
+    Checkpoint {
+        /// The file or folder.
+        path: PathBuf,
+        /// What went wrong.
+        problem: String,
+    },
+    /// A started process failed.
+    #[error("rank {rank} failed: {status}")]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// Its exit status or signal, in words.
+        status: String,
+        /// Its exit code, when it was not killed by a signal.
+        code: Option<i32>,
+    },
+    /// The operating system refused something.
+    #[error("{context}: {source}")]
+    #[serde(skip)]
+    Io {
+        /// What was being done.
+        context: String,
+        /// The system's error.
+        #[source]
+        source: Arc<io::Error>,
+    },
+}
+
+impl DdpError {
+    /// Whether the job could not be set up (environment, address, port), as opposed to failing
+    /// later on. Programs usually end with exit code 2 then.
+    pub fn is_setup(&self) -> bool {
+        matches!(
+            self,
+            Self::Environment { .. }
+                | Self::Url { .. }
+                | Self::PortInUse { .. }
+                | Self::Connect { .. }
+                | Self::MissingRanks { .. }
+                | Self::Refused { .. }
+        )
+    }
+
+    /// Whether the error ends the job on every rank: a rank that died, left, diverged, aborted or
+    /// did not come in time.
+    pub fn is_fault(&self) -> bool {
+        matches!(
+            self,
+            Self::RankDied { .. }
+                | Self::RankLeft { .. }
+                | Self::Timeout { .. }
+                | Self::Diverged { .. }
+                | Self::Protocol { .. }
+                | Self::Aborted { .. }
+        )
+    }
+
+    pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
+        Self::Io {
+            context: context.into(),
+            source: Arc::new(source),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Settings of a process group, and how it comes about.
+
+use std::time::Duration;
+
+use super::{ProcessGroup, TIMEOUT};
+use crate::{
+    DdpError,
+    environment::{self, Ranks},
+    launch, tcp,
+    transport::Deadline,
+};
+
+/// Settings for joining a job.
+///
+/// ```no_run
+/// use burn_ddp::ProcessGroup;
+/// use std::time::Duration;
+///
+/// let group = ProcessGroup::builder()
+///     .timeout(Duration::from_secs(60))
+///     .init()?;
+/// # Ok::<(), burn_ddp::DdpError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct GroupBuilder {
+    timeout: Option<Duration>,
+    connect_timeout: Option<Duration>,
+    secret: Option<String>,
+    sockets: usize,
+}
+
+impl GroupBuilder {
+    pub(super) fn new() -> Self {
+        Self {
+            timeout: None,
+            connect_timeout: None,
+            secret: None,
+            sockets: 1,
+        }
+    }
+
+    /// The time limit of each call. Default: `BURN_DDP_TIMEOUT` (seconds), or 5 minutes.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long to wait for all ranks to appear. Default: the time limit of calls.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = Some(timeout);
+        self
+    }
+
+    /// The secret that all ranks of the job must know. Default: `BURN_DDP_SECRET`, or none.
+    ///
+    /// It keeps strangers out (each side proves that it knows it, and never sends it), but messages
+    /// are not encrypted.
+    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+        self.secret = Some(secret.into());
+        self
+    }
+
+    /// Connections between any two ranks, over which large payloads are striped. Default: 1. More
+    /// help where one connection does not fill the network. All ranks take the same number.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is not 1 to 64.
+    pub fn sockets(mut self, sockets: usize) -> Self {
+        assert!((1..=64).contains(&sockets), "expected 1 to 64 sockets");
+        self.sockets = sockets;
+        self
+    }
+
+    /// See [`ProcessGroup::init`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ProcessGroup::init`].
+    pub fn init(self) -> Result<ProcessGroup, DdpError> {
+        let environment = environment::process();
+        let ranks = environment.ranks()?;
+        if let Some(parent) = environment.parent()? {
+            launch::die_with(parent)?;
+        }
+        match ranks.world_size {
+            1 => self.join(None, ranks),
+            _ => self.join(Some(environment.place()?), ranks),
+        }
+    }
+
+    /// See [`ProcessGroup::connect`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ProcessGroup::connect`].
+    pub fn connect(
+        self,
+        url: &str,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<ProcessGroup, DdpError> {
+        let place = match environment::parse_url(url)? {
+            Some(place) => place,
+            None => environment::process().place()?,
+        };
+        if rank >= world_size {
+            return Err(DdpError::InvalidArgument(format!(
+                "rank {rank}; expected one below the world size, {world_size}"
+            )));
+        }
+        let ranks = Ranks {
+            rank,
+            world_size,
+            local_rank: rank,
+        };
+        self.join((world_size > 1).then_some(place), ranks)
+    }
+
+    fn join(self, place: Option<tcp::Place>, ranks: Ranks) -> Result<ProcessGroup, DdpError> {
+        let environment = environment::process();
+        let timeout = match (self.timeout, environment.timeout()?) {
+            (Some(timeout), _) => timeout,
+            (None, Some(seconds)) => Duration::from_secs_f64(seconds),
+            (None, None) => TIMEOUT,
+        };
+        let Ranks {
+            rank,
+            world_size,
+            local_rank,
+        } = ranks;
+        let transport = match place {
+            None => None,
+            Some(place) => Some(tcp::connect(
+                &place,
+                rank,
+                world_size,
+                &self.secret.unwrap_or_else(|| environment.secret()),
+                self.sockets,
+                Deadline::after(self.connect_timeout.unwrap_or(timeout)),
+            )?),
+        };
+        Ok(ProcessGroup::new(
+            transport, rank, world_size, local_rank, timeout,
+        ))
+    }
+}
+
+/// Whether a launcher started this process as a rank of a job, so that
+/// [`ProcessGroup::init`] will find it. A Slurm job of a single task does not count.
+pub fn is_distributed_env() -> bool {
+    environment::process().is_distributed()
+}

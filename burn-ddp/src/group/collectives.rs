@@ -1,0 +1,245 @@
+//! The collective calls.
+
+use std::sync::atomic::Ordering;
+
+use super::{
+    Pending, ProcessGroup,
+    run::{check_mean, message},
+};
+use crate::{CallKind, DdpError, Element, ElementType, ReduceOp};
+
+impl ProcessGroup {
+    /// Combines the ranks' data, element by element; all ranks get the result, to the bit the same.
+    ///
+    /// Sums of `f16` and `bf16` are taken in `f32` and rounded once.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group, or [`DdpError::InvalidArgument`] for the mean of integers.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<(), DdpError> {
+        let place = self.inner.order.take();
+        self.all_reduce_at(place, data, op)
+    }
+
+    /// Starts an all-reduce on a thread of the group, and returns at once.
+    ///
+    /// # Errors
+    ///
+    /// Faults come from [`Pending::wait`].
+    pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+        let group = self.clone();
+        let place = self.inner.order.take();
+        self.inner.worker.submit(move || {
+            group.all_reduce_at(place, &mut data, op)?;
+            Ok(data)
+        })
+    }
+
+    fn all_reduce_at<T: Element>(
+        &self,
+        place: u64,
+        data: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), DdpError> {
+        let bytes = size_of_val(data) as u64;
+        let len = data.len();
+        self.run_at(
+            place,
+            (CallKind::AllReduce, op, len, 0),
+            T::TYPE,
+            |call| {
+                check_mean::<T>(op)?;
+                call.all_reduce(data, op)
+            },
+            || (),
+        )?;
+        let counters = &self.inner.counters;
+        counters.bytes_reduced.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether any rank says so.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group.
+    pub fn all_reduce_any(&self, value: bool) -> Result<bool, DdpError> {
+        let mut data = [u8::from(value)];
+        self.all_reduce(&mut data, ReduceOp::Max)?;
+        Ok(data[0] != 0)
+    }
+
+    /// Combines the ranks' data at `root`. The other ranks' data stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group, or [`DdpError::InvalidArgument`] for a root that is no rank or the mean
+    /// of integers.
+    pub fn reduce<T: Element>(
+        &self,
+        data: &mut [T],
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<(), DdpError> {
+        self.check_rank(root)?;
+        check_mean::<T>(op)?;
+        let len = data.len();
+        self.run(
+            (CallKind::Reduce, op, len, root),
+            T::TYPE,
+            |call| call.reduce(data, op, root),
+            || (),
+        )
+    }
+
+    /// Copies the data of `root` to all ranks.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group, or [`DdpError::InvalidArgument`] for a root that is no rank.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<(), DdpError> {
+        self.check_rank(root)?;
+        let len = data.len();
+        self.run(
+            (CallKind::Broadcast, ReduceOp::Sum, len, root),
+            T::TYPE,
+            |call| call.broadcast(data, root),
+            || (),
+        )
+    }
+
+    /// The bytes of `root`, of which the others need not know the number; what they pass is ignored.
+    ///
+    /// # Errors
+    ///
+    /// As [`broadcast`](Self::broadcast).
+    pub fn broadcast_bytes(&self, bytes: &[u8], root: usize) -> Result<Vec<u8>, DdpError> {
+        let mut len = [bytes.len() as u64];
+        self.broadcast(&mut len, root)?;
+        let mut all = match self.rank() == root {
+            true => bytes.to_vec(),
+            false => vec![0; len[0] as usize],
+        };
+        self.broadcast(&mut all, root)?;
+        Ok(all)
+    }
+
+    /// The ranks' data one after the other. All ranks pass the same number of elements.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group.
+    pub fn all_gather<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
+        self.run(
+            (CallKind::AllGather, ReduceOp::Sum, data.len(), 0),
+            T::TYPE,
+            |call| call.all_gather(data),
+            || data.to_vec(),
+        )
+    }
+
+    /// The data of each rank, which may differ in length.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group.
+    pub fn all_gather_uneven<T: Element>(&self, data: &[T]) -> Result<Vec<Vec<T>>, DdpError> {
+        // The lengths differ, so that the call's own length says nothing.
+        self.run(
+            (CallKind::AllGather, ReduceOp::Sum, 0, 0),
+            T::TYPE,
+            |call| call.all_gather_uneven(data),
+            || vec![data.to_vec()],
+        )
+    }
+
+    /// The bytes of each rank: a serialized value, for instance.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group.
+    pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, DdpError> {
+        self.all_gather_uneven(bytes)
+    }
+
+    /// Combines the ranks' data; rank `i` gets part `i` of the result.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group, or [`DdpError::InvalidArgument`] when the number of elements is no
+    /// multiple of the world size, or for the mean of integers.
+    pub fn reduce_scatter<T: Element>(&self, data: &[T], op: ReduceOp) -> Result<Vec<T>, DdpError> {
+        self.check_parts(data.len())?;
+        check_mean::<T>(op)?;
+        self.run(
+            (CallKind::ReduceScatter, op, data.len(), 0),
+            T::TYPE,
+            |call| call.reduce_scatter(data, op),
+            || data.to_vec(),
+        )
+    }
+
+    /// Part `i` of the data goes to rank `i`; returns what the ranks sent here, in their order.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group, or [`DdpError::InvalidArgument`] when the number of elements is no
+    /// multiple of the world size.
+    pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
+        self.check_parts(data.len())?;
+        self.run(
+            (CallKind::AllToAll, ReduceOp::Sum, data.len(), 0),
+            T::TYPE,
+            |call| call.all_to_all(data),
+            || data.to_vec(),
+        )
+    }
+
+    /// Waits until all ranks have come here.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group.
+    pub fn barrier(&self) -> Result<(), DdpError> {
+        self.run(
+            (CallKind::Barrier, ReduceOp::Sum, 0, 0),
+            ElementType::U8,
+            |call| call.barrier(),
+            || (),
+        )
+    }
+
+    /// Sends data to one rank, which receives them with [`recv`](Self::recv).
+    ///
+    /// Returns when the data are on their way. Large data only are when the other rank receives.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group, or [`DdpError::InvalidArgument`] for a rank that is none or this one.
+    pub fn send<T: Element>(&self, data: &[T], to: usize) -> Result<(), DdpError> {
+        self.check_peer(to)?;
+        let place = self.inner.order.take();
+        self.call_at(place, |sequences| {
+            let sent = sequences.sent.entry(to).or_default();
+            *sent += 1;
+            message::<T>(*sent - 1, data.len())
+        })?
+        .map_or(Ok(()), |(_turn, call)| call.send(data, to))
+    }
+
+    /// Receives data that a rank sends to this one.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    pub fn recv<T: Element>(&self, data: &mut [T], from: usize) -> Result<(), DdpError> {
+        self.check_peer(from)?;
+        let place = self.inner.order.take();
+        self.call_at(place, |sequences| {
+            let received = sequences.received.entry(from).or_default();
+            *received += 1;
+            message::<T>(*received - 1, data.len())
+        })?
+        .map_or(Ok(()), |(_turn, call)| call.receive(data, from))
+    }
+}

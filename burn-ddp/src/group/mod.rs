@@ -1,0 +1,278 @@
+//! The process group: the ranks of a job, and the collective calls they make together.
+
+use std::{
+    fmt::{self, Debug},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+mod builder;
+mod collectives;
+mod order;
+mod pending;
+mod registry;
+mod run;
+
+pub use self::{
+    builder::{GroupBuilder, is_distributed_env},
+    pending::Pending,
+};
+
+use self::{order::Order, pending::Worker, run::Sequences};
+use crate::{CallKind, DdpError, ElementType, ReduceOp, transport::Transport};
+
+/// The time limit of a call, where none is set.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The ranks of a job, and this process's place among them.
+///
+/// Every rank makes the same calls in the same order, with the same shapes; each message carries
+/// what it belongs to, so that a rank that does otherwise is found out. The first fault ends the
+/// group: all ranks get a [`DdpError`] that names the rank, from then on from every call.
+///
+/// Handles are cheap to clone and can be used from any thread. Calls on one communicator are made
+/// one at a time, in the order in which they were submitted; two threads that want to communicate
+/// side by side need communicators of their own ([`duplicate`](Self::duplicate)).
+///
+/// ```
+/// use burn_ddp::{ProcessGroup, ReduceOp};
+///
+/// # fn main() -> Result<(), burn_ddp::DdpError> {
+/// // Under `burn-ddp run`, torchrun, mpirun or srun this would be `ProcessGroup::init()?`.
+/// let group = ProcessGroup::single();
+/// let mut loss = [0.5f32];
+/// group.all_reduce(&mut loss, ReduceOp::Mean)?;
+/// if group.is_main() {
+///     println!("mean loss over {} ranks: {}", group.world_size(), loss[0]);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ProcessGroup {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    id: u64,
+    rank: usize,
+    world_size: usize,
+    local_rank: usize,
+    timeout: Duration,
+    transport: Option<Box<dyn Transport>>,
+    order: Order,
+    sequences: Mutex<Sequences>,
+    worker: Worker,
+    /// Shared by all communicators of the job: the number of the next one.
+    next_communicator: Arc<AtomicU32>,
+    counters: Counters,
+}
+
+#[derive(Default)]
+struct Counters {
+    calls: AtomicU64,
+    bytes_reduced: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+/// What a communicator has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupStats {
+    /// Calls made.
+    pub calls: u64,
+    /// Bytes of the data given to all-reduces.
+    pub bytes_reduced: u64,
+    /// Time spent inside calls, waiting for other ranks included.
+    pub time: Duration,
+}
+
+impl Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessGroup")
+            .field("rank", &self.inner.rank)
+            .field("world_size", &self.inner.world_size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ProcessGroup {
+    /// Joins the job that the environment describes: that of `burn-ddp run`, torchrun, Open MPI,
+    /// MVAPICH, MPICH or Intel MPI, or Slurm (tried in this order).
+    ///
+    /// Waits until all ranks are there.
+    ///
+    /// # Errors
+    ///
+    /// When a variable is missing or wrong, the port is taken, or ranks do not appear in time: all
+    /// are [setup errors](DdpError::is_setup).
+    pub fn init() -> Result<Self, DdpError> {
+        Self::builder().init()
+    }
+
+    /// Joins a job at a known place: `tcp://HOST:PORT` (rank 0 listens there), `file:///PATH` (a file
+    /// that all ranks of one machine see), or `env://` (only the place comes from the environment).
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](Self::init), and when the address cannot be understood.
+    pub fn connect(url: &str, rank: usize, world_size: usize) -> Result<Self, DdpError> {
+        Self::builder().connect(url, rank, world_size)
+    }
+
+    /// A group of this process alone. All collectives work and move nothing.
+    pub fn single() -> Self {
+        Self::new(None, 0, 1, 0, TIMEOUT)
+    }
+
+    /// Settings for [`init`](Self::init) and [`connect`](Self::connect).
+    pub fn builder() -> GroupBuilder {
+        GroupBuilder::new()
+    }
+
+    pub(crate) fn new(
+        transport: Option<Box<dyn Transport>>,
+        rank: usize,
+        world_size: usize,
+        local_rank: usize,
+        timeout: Duration,
+    ) -> Self {
+        Self::with_numbers(
+            transport,
+            rank,
+            world_size,
+            local_rank,
+            timeout,
+            Arc::new(AtomicU32::new(1)),
+        )
+    }
+
+    pub(crate) fn over(transport: Box<dyn Transport>, rank: usize, world_size: usize) -> Self {
+        Self::new(Some(transport), rank, world_size, rank, TIMEOUT)
+    }
+
+    fn with_numbers(
+        transport: Option<Box<dyn Transport>>,
+        rank: usize,
+        world_size: usize,
+        local_rank: usize,
+        timeout: Duration,
+        next_communicator: Arc<AtomicU32>,
+    ) -> Self {
+        let inner = Arc::new(Inner {
+            id: registry::next_id(),
+            rank,
+            world_size,
+            local_rank,
+            timeout,
+            // One rank has nobody to talk to.
+            transport: transport.filter(|_| world_size > 1),
+            order: Order::default(),
+            sequences: Mutex::default(),
+            worker: Worker::default(),
+            next_communicator,
+            counters: Counters::default(),
+        });
+        registry::remember(inner.id, &inner);
+        Self { inner }
+    }
+
+    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
+        Self { inner }
+    }
+
+    /// The number by which [`by_id`](Self::by_id) finds this communicator again.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// The communicator of this process with a number, if a handle of it still lives.
+    pub fn by_id(id: u64) -> Option<Self> {
+        registry::find(id).map(Self::from_inner)
+    }
+
+    /// This process's rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.inner.world_size
+    }
+
+    /// This process's number among those on its machine: usually that of the GPU to use.
+    pub fn local_rank(&self) -> usize {
+        self.inner.local_rank
+    }
+
+    /// Whether this is rank 0, which prints, logs and saves.
+    pub fn is_main(&self) -> bool {
+        self.inner.rank == 0
+    }
+
+    /// The time limit of each call.
+    pub fn timeout(&self) -> Duration {
+        self.inner.timeout
+    }
+
+    /// What this communicator has done so far.
+    pub fn stats(&self) -> GroupStats {
+        let counters = &self.inner.counters;
+        GroupStats {
+            calls: counters.calls.load(Ordering::Relaxed),
+            bytes_reduced: counters.bytes_reduced.load(Ordering::Relaxed),
+            time: Duration::from_nanos(counters.nanoseconds.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// The fault that ended the group, if one did.
+    pub fn fault(&self) -> Option<DdpError> {
+        self.inner.transport.as_ref().and_then(|it| it.fault())
+    }
+
+    /// Ends the job: from now on, every call of every rank returns [`DdpError::Aborted`] with this
+    /// rank and `reason`, unless another fault came first.
+    pub fn abort(&self, reason: impl Into<String>) -> DdpError {
+        let fault = DdpError::Aborted {
+            rank: self.inner.rank,
+            reason: reason.into(),
+        };
+        match &self.inner.transport {
+            Some(transport) => transport.fail(fault),
+            None => fault,
+        }
+    }
+
+    /// An independent communicator over the same ranks, as `MPI_Comm_dup` makes: it has its own
+    /// connections, so that another thread can use it at the same time. All ranks call this
+    /// together.
+    ///
+    /// # Errors
+    ///
+    /// Those of any call.
+    pub fn duplicate(&self) -> Result<Self, DdpError> {
+        let inner = &self.inner;
+        let id = inner.next_communicator.fetch_add(1, Ordering::SeqCst);
+        let transport = self.run(
+            (CallKind::Duplicate, ReduceOp::Sum, id as usize, 0),
+            ElementType::U8,
+            |call| {
+                // Agreement on the number comes first.
+                call.barrier()?;
+                call.transport.duplicate(id, call.deadline).map(Some)
+            },
+            || None,
+        )?;
+        Ok(Self::with_numbers(
+            transport,
+            inner.rank,
+            inner.world_size,
+            inner.local_rank,
+            inner.timeout,
+            inner.next_communicator.clone(),
+        ))
+    }
+}

@@ -1,0 +1,142 @@
+//! What every call goes through: its turn, its number, its deadline, its counters.
+
+use std::{collections::HashMap, sync::atomic::Ordering, time::Instant};
+
+use super::{ProcessGroup, order::Turn};
+use crate::{
+    Call, CallKind, DdpError, Element, ElementType, ReduceOp, collective::Collective,
+    transport::Deadline,
+};
+
+/// How many calls were made: collectively, and to and from each rank.
+#[derive(Default)]
+pub(super) struct Sequences {
+    collective: u64,
+    pub(super) sent: HashMap<usize, u64>,
+    pub(super) received: HashMap<usize, u64>,
+}
+
+impl ProcessGroup {
+    /// Makes a collective call: `alone` where this is the only rank, `together` with others.
+    pub(super) fn run<R>(
+        &self,
+        what: (CallKind, ReduceOp, usize, usize),
+        dtype: ElementType,
+        together: impl FnOnce(Collective<'_>) -> Result<R, DdpError>,
+        alone: impl FnOnce() -> R,
+    ) -> Result<R, DdpError> {
+        let place = self.inner.order.take();
+        self.run_at(place, what, dtype, together, alone)
+    }
+
+    /// The same, at a place in the queue that was taken before.
+    pub(super) fn run_at<R>(
+        &self,
+        place: u64,
+        (kind, op, len, root): (CallKind, ReduceOp, usize, usize),
+        dtype: ElementType,
+        together: impl FnOnce(Collective<'_>) -> Result<R, DdpError>,
+        alone: impl FnOnce() -> R,
+    ) -> Result<R, DdpError> {
+        let call = self.call_at(place, |sequences| {
+            sequences.collective += 1;
+            Call {
+                sequence: sequences.collective - 1,
+                kind,
+                dtype,
+                op,
+                len: len as u64,
+                root: root as u32,
+            }
+        })?;
+        let Some((_turn, call)) = call else {
+            return Ok(alone());
+        };
+        let start = Instant::now();
+        let result = together(call);
+        let nanoseconds = start.elapsed().as_nanos() as u64;
+        let counters = &self.inner.counters;
+        counters
+            .nanoseconds
+            .fetch_add(nanoseconds, Ordering::Relaxed);
+        result
+    }
+
+    /// Waits for its turn, numbers the call and starts its clock. `None` when this is the only rank.
+    pub(super) fn call_at(
+        &self,
+        place: u64,
+        number: impl FnOnce(&mut Sequences) -> Call,
+    ) -> Result<Option<(Turn<'_>, Collective<'_>)>, DdpError> {
+        let inner = &*self.inner;
+        let turn = inner.order.wait(place);
+        inner.counters.calls.fetch_add(1, Ordering::Relaxed);
+        let Some(transport) = &inner.transport else {
+            return Ok(None);
+        };
+        if let Some(fault) = transport.fault() {
+            return Err(fault);
+        }
+        let call = number(&mut inner.sequences.lock().expect("no panic under lock"));
+        let collective = Collective {
+            transport: &**transport,
+            rank: inner.rank,
+            world_size: inner.world_size,
+            call,
+            deadline: Deadline::after(inner.timeout),
+        };
+        Ok(Some((turn, collective)))
+    }
+
+    pub(super) fn check_rank(&self, rank: usize) -> Result<(), DdpError> {
+        match rank < self.world_size() {
+            true => Ok(()),
+            false => Err(DdpError::InvalidArgument(format!(
+                "rank {rank}; expected one below {}",
+                self.world_size()
+            ))),
+        }
+    }
+
+    pub(super) fn check_peer(&self, rank: usize) -> Result<(), DdpError> {
+        self.check_rank(rank)?;
+        match rank != self.rank() {
+            true => Ok(()),
+            false => Err(DdpError::InvalidArgument(format!(
+                "rank {rank} cannot exchange messages with itself"
+            ))),
+        }
+    }
+
+    pub(super) fn check_parts(&self, len: usize) -> Result<(), DdpError> {
+        match len.is_multiple_of(self.world_size()) {
+            true => Ok(()),
+            false => Err(DdpError::InvalidArgument(format!(
+                "{len} elements; expected a multiple of the world size, {}",
+                self.world_size()
+            ))),
+        }
+    }
+}
+
+pub(super) fn check_mean<T: Element>(op: ReduceOp) -> Result<(), DdpError> {
+    match op == ReduceOp::Mean && !T::IS_FLOAT {
+        false => Ok(()),
+        true => Err(DdpError::InvalidArgument(format!(
+            "the mean of {} values; take their sum",
+            T::TYPE
+        ))),
+    }
+}
+
+/// A message between two ranks, numbered among those from the one to the other.
+pub(super) fn message<T: Element>(sequence: u64, len: usize) -> Call {
+    Call {
+        sequence,
+        kind: CallKind::Message,
+        dtype: T::TYPE,
+        op: ReduceOp::Sum,
+        len: len as u64,
+        root: 0,
+    }
+}

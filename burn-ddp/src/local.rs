@@ -1,0 +1,213 @@
+//! The transport between threads of one process.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+};
+
+use crate::{
+    Call, DdpError, ProcessGroup,
+    transport::{Deadline, Incoming, Outgoing, Transport},
+};
+
+/// Makes process groups whose ranks are threads of one process.
+///
+/// They do all that other process groups do: the same collectives, checks and errors.
+///
+/// ```
+/// use burn_ddp::{LocalGroup, ReduceOp};
+///
+/// std::thread::scope(|scope| {
+///     for group in LocalGroup::new(3) {
+///         scope.spawn(move || {
+///             let mut data = [group.rank() as f32, 1.0];
+///             group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+///             assert_eq!(data, [3.0, 3.0]);
+///         });
+///     }
+/// });
+/// ```
+#[derive(Debug)]
+pub struct LocalGroup;
+
+impl LocalGroup {
+    /// One group handle for each of `world_size` ranks, in their order, to be handed to as many
+    /// threads.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `world_size` is 0.
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new(world_size: usize) -> Vec<ProcessGroup> {
+        assert!(world_size > 0, "a group has at least one rank");
+        let hub = Arc::new(Hub::default());
+        (0..world_size)
+            .map(|rank| ProcessGroup::over(Box::new(Local::new(&hub, rank, 0)), rank, world_size))
+            .collect()
+    }
+}
+
+/// A message, with the call it belongs to.
+type Message = (Call, Vec<u8>);
+/// Communicator, sender, receiver.
+type Route = (u32, usize, usize);
+
+#[derive(Default)]
+struct State {
+    messages: HashMap<Route, VecDeque<Message>>,
+    /// Calls entered, by communicator and rank.
+    progress: HashMap<(u32, usize), u64>,
+    /// Handles that each rank still holds.
+    handles: HashMap<usize, usize>,
+    fault: Option<DdpError>,
+}
+
+#[derive(Default)]
+struct Hub {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Hub {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under lock")
+    }
+}
+
+struct Local {
+    hub: Arc<Hub>,
+    rank: usize,
+    communicator: u32,
+}
+
+impl Local {
+    fn new(hub: &Arc<Hub>, rank: usize, communicator: u32) -> Self {
+        *hub.state().handles.entry(rank).or_insert(0) += 1;
+        Self {
+            hub: hub.clone(),
+            rank,
+            communicator,
+        }
+    }
+
+    fn record(&self, state: &mut State, fault: DdpError) -> DdpError {
+        let fault = state.fault.get_or_insert(fault).clone();
+        self.hub.changed.notify_all();
+        fault
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        let mut state = self.hub.state();
+        if let Some(handles) = state.handles.get_mut(&self.rank) {
+            *handles -= 1;
+        }
+        if std::thread::panicking() {
+            let rank = self.rank;
+            let reason = "it panicked".into();
+            self.record(&mut state, DdpError::Aborted { rank, reason });
+        }
+        self.hub.changed.notify_all();
+    }
+}
+
+impl Transport for Local {
+    fn exchange(
+        &self,
+        call: &Call,
+        outgoing: Vec<Outgoing<'_>>,
+        mut incoming: Vec<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<(), DdpError> {
+        let mut state = self.hub.state();
+        let entered = (self.communicator, self.rank);
+        state.progress.insert(entered, call.sequence + 1);
+        for Outgoing { peer, payload } in outgoing {
+            let route = (self.communicator, self.rank, peer);
+            let queue = state.messages.entry(route).or_default();
+            queue.push_back((*call, payload.to_vec()));
+        }
+        self.hub.changed.notify_all();
+        loop {
+            let mut diverged = None;
+            incoming.retain_mut(|incoming| {
+                let route = (self.communicator, incoming.peer, self.rank);
+                let queue = state.messages.get_mut(&route);
+                let Some((theirs, payload)) = queue.and_then(VecDeque::pop_front) else {
+                    return true;
+                };
+                if theirs != *call || payload.len() != incoming.into.len() {
+                    diverged = Some((incoming.peer, theirs));
+                    return false;
+                }
+                match incoming.fold {
+                    None => incoming.into.copy_from_slice(&payload),
+                    Some(fold) => {
+                        // A byte vector is not aligned for all element types.
+                        let mut aligned = vec![0u64; payload.len().div_ceil(8)];
+                        let aligned: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
+                        aligned[..payload.len()].copy_from_slice(&payload);
+                        fold(call.op, incoming.into, &aligned[..payload.len()]);
+                    }
+                }
+                false
+            });
+            if let Some((other, other_call)) = diverged {
+                let fault = DdpError::Diverged {
+                    rank: self.rank,
+                    call: *call,
+                    other,
+                    other_call,
+                };
+                return Err(self.record(&mut state, fault));
+            }
+            if incoming.is_empty() {
+                return Ok(());
+            }
+            if let Some(fault) = &state.fault {
+                return Err(fault.clone());
+            }
+            let gone = incoming
+                .iter()
+                .map(|incoming| incoming.peer)
+                .find(|peer| state.handles.get(peer).is_none_or(|handles| *handles == 0));
+            if let Some(rank) = gone {
+                let fault = DdpError::RankLeft { rank, call: *call };
+                return Err(self.record(&mut state, fault));
+            }
+            let Some(left) = deadline.left() else {
+                let ranks = incoming.iter().map(|incoming| incoming.peer);
+                let (late, present): (Vec<_>, Vec<_>) = ranks.partition(|rank| {
+                    let entered = state.progress.get(&(self.communicator, *rank));
+                    entered.is_none_or(|entered| *entered <= call.sequence)
+                });
+                let (ranks, why) = match late.is_empty() {
+                    true => (present, "in the call, but too slow"),
+                    false => (late, "not in this call yet"),
+                };
+                let fault = DdpError::Timeout {
+                    ranks,
+                    call: *call,
+                    after: deadline.after,
+                    why: why.into(),
+                };
+                return Err(self.record(&mut state, fault));
+            };
+            let waited = self.hub.changed.wait_timeout(state, left);
+            state = waited.expect("no panic under lock").0;
+        }
+    }
+
+    fn duplicate(&self, id: u32, _deadline: Deadline) -> Result<Box<dyn Transport>, DdpError> {
+        Ok(Box::new(Self::new(&self.hub, self.rank, id)))
+    }
+
+    fn fail(&self, fault: DdpError) -> DdpError {
+        self.record(&mut self.hub.state(), fault)
+    }
+
+    fn fault(&self) -> Option<DdpError> {
+        self.hub.state().fault.clone()
+    }
+}

@@ -1,0 +1,110 @@
+//! The operation on an autodiff backend: one node, whatever the backend below.
+
+use burn::backend::{
+    Autodiff, AutodiffBackend, Backend,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    tensor::FloatTensor,
+};
+
+use super::backends::SyncBatchNormOps;
+
+#[derive(Debug)]
+struct SyncBatchNormBackward;
+
+/// What the forward pass leaves for the backward pass.
+#[derive(Clone, Debug)]
+struct Saved<B: Backend> {
+    x: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    mean: FloatTensor<B>,
+    variance: FloatTensor<B>,
+    group: u64,
+    epsilon: f64,
+}
+
+impl<B: SyncBatchNormOps> Backward<B, 3> for SyncBatchNormBackward {
+    type State = Saved<B>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 3>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let grad = grads.consume::<B>(&ops.node);
+        let Saved {
+            x,
+            gamma,
+            mean,
+            variance,
+            group,
+            epsilon,
+        } = ops.state;
+        let (x, gamma, beta) =
+            B::sync_batch_norm_backward(x, gamma, mean, variance, grad, group, epsilon);
+        for (parent, grad) in ops.parents.into_iter().zip([x, gamma, beta]) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}
+
+impl<B: SyncBatchNormOps, C: CheckpointStrategy> SyncBatchNormOps for Autodiff<B, C> {
+    fn sync_batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        group: u64,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let parents = [x.node(), gamma.node(), beta.node()];
+        let (x, gamma, beta) = (
+            x.into_primitive(),
+            gamma.into_primitive(),
+            beta.into_primitive(),
+        );
+        let (output, mean, variance) =
+            B::sync_batch_norm(x.clone(), gamma.clone(), beta, group, epsilon);
+        // Compute bound: never done again in backward, as other ranks would not join in.
+        let output = match SyncBatchNormBackward
+            .prepare::<C>(parents)
+            .compute_bound()
+            .stateful()
+        {
+            OpsKind::Tracked(prep) => {
+                let saved = Saved {
+                    x,
+                    gamma,
+                    mean: mean.clone(),
+                    variance: variance.clone(),
+                    group,
+                    epsilon,
+                };
+                prep.finish(saved, output)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        };
+        (
+            output,
+            <Self as AutodiffBackend>::from_inner(mean),
+            <Self as AutodiffBackend>::from_inner(variance),
+        )
+    }
+
+    fn sync_batch_norm_backward(
+        _x: FloatTensor<Self>,
+        _gamma: FloatTensor<Self>,
+        _mean: FloatTensor<Self>,
+        _variance: FloatTensor<Self>,
+        _grad: FloatTensor<Self>,
+        _group: u64,
+        _epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        panic!("the backward pass of a synchronized batch normalization cannot be differentiated");
+    }
+}

@@ -1,0 +1,57 @@
+//! The operation as an extension of Burn's backends.
+
+use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+
+use super::compute;
+
+/// Three tensors of a backend.
+pub(super) type Three<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>);
+
+/// Synchronized batch normalization, as [`SyncBatchNorm`](super::SyncBatchNorm) calls it.
+///
+/// A backend of one's own implements it with an empty `impl` block: the default bodies use Burn's
+/// standard operations.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
+    Remote,
+    Autodiff
+)]
+pub trait SyncBatchNormOps: Backend {
+    /// Normalizes `x`, of shape `[batch, channels, ...]`, by the mean and variance over the batches of
+    /// all ranks of the group with this [id](crate::ProcessGroup::id); gamma and beta have shape
+    /// `[channels]`.
+    ///
+    /// Returns the output, of `x`'s shape and type, and mean and biased variance, of shape
+    /// `[channels]`, in `f32` or wider.
+    fn sync_batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        group: u64,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        compute::forward::<Self>(x, gamma, beta, group, epsilon)
+    }
+
+    /// The gradient of `x` over all ranks' batches, and this rank's share of the gradients of gamma
+    /// and beta, given the gradient of the output. `mean` and `variance` are what the forward pass
+    /// returned.
+    fn sync_batch_norm_backward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        group: u64,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        compute::backward::<Self>(x, gamma, mean, variance, grad, group, epsilon)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl SyncBatchNormOps for burn::backend::Flex {}
+
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+impl SyncBatchNormOps for burn::backend::Cube {}

@@ -1,0 +1,167 @@
+//! The two passes, in the standard operations of any backend and one readback each.
+
+use burn::{
+    backend::{
+        Backend, TensorMetadata,
+        tensor::{Device, FloatTensor},
+    },
+    tensor::{DType, FloatDType, Shape, Slice, TensorData},
+};
+use burn_std::reader::try_read_sync;
+
+use super::statistics::{Statistics, sum_over_ranks};
+use crate::ProcessGroup;
+
+/// The type in which statistics are computed.
+fn wide<B: Backend>(tensor: &FloatTensor<B>) -> FloatDType {
+    match tensor.dtype() {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}
+
+fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    match tensor.dtype() == dtype.into() {
+        true => tensor,
+        false => B::float_cast(tensor, dtype),
+    }
+}
+
+/// `[N, C, ...]` as `[C, N ...]`, flattened.
+fn by_channel<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    let channels = shape[1];
+    let flat = Shape::new([channels, shape.num_elements() / channels]);
+    B::float_reshape(B::float_swap_dims(tensor, 0, 1), flat)
+}
+
+/// `[C]` as `[1, C, 1, ...]`, to go with tensors of `rank` dimensions.
+fn along_channels<B: Backend>(tensor: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
+    let mut shape = vec![1; rank];
+    shape[1] = tensor.shape().num_elements();
+    B::float_reshape(tensor, Shape::from(shape))
+}
+
+fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f64> {
+    let data = try_read_sync(B::float_into_data(tensor))
+        .expect("statistics are read where waiting is possible")
+        .expect("statistics can be read from the device");
+    data.iter::<f64>().collect()
+}
+
+fn write<B: Backend>(values: &[f64], dtype: FloatDType, device: &Device<B>) -> FloatTensor<B> {
+    let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(dtype.into());
+    B::float_from_data(data, device)
+}
+
+fn group(id: u64) -> ProcessGroup {
+    ProcessGroup::by_id(id).expect("the process group outlives the SyncBatchNorm that uses it")
+}
+
+/// Output, and mean and biased variance over all ranks' batches.
+pub(super) fn forward<B: Backend>(
+    x: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    beta: FloatTensor<B>,
+    group_id: u64,
+    epsilon: f64,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let group = group(group_id);
+    let dtype = wide::<B>(&x);
+    let output_dtype: FloatDType = x.dtype().into();
+    let (device, shape) = (x.device(), x.shape());
+    let (channels, rank) = (shape[1], shape.num_dims());
+    let x = cast::<B>(x, dtype);
+
+    let own = match shape.num_elements() {
+        0 => Statistics::empty(channels),
+        elements => {
+            let mean = B::float_mean_dim(by_channel::<B>(x.clone()), 1);
+            let mean = B::float_reshape(mean, Shape::new([channels]));
+            let centered = B::float_sub(x.clone(), along_channels::<B>(mean.clone(), rank));
+            let squares = B::float_mul(centered.clone(), centered);
+            let variance = B::float_mean_dim(by_channel::<B>(squares), 1);
+            let variance = B::float_reshape(variance, Shape::new([channels]));
+            let mut mean = read::<B>(B::float_cat(vec![mean, variance], 0));
+            let variance = mean.split_off(channels);
+            Statistics {
+                mean,
+                variance,
+                count: (elements / channels) as f64,
+            }
+        }
+    };
+    // A fault is for the group's next call to report: see `SyncBatchNorm`.
+    let all = own.over_ranks(&group).unwrap_or(own);
+    let mean = write::<B>(&all.mean, dtype, &device);
+    let variance = write::<B>(&all.variance, dtype, &device);
+    if shape.num_elements() == 0 {
+        return (cast::<B>(x, output_dtype), mean, variance);
+    }
+    let output = B::batch_norm(
+        x,
+        cast::<B>(gamma, dtype),
+        cast::<B>(beta, dtype),
+        mean.clone(),
+        variance.clone(),
+        epsilon,
+    );
+    (cast::<B>(output, output_dtype), mean, variance)
+}
+
+/// Gradients of the input, and this rank's share of those of gamma and beta.
+pub(super) fn backward<B: Backend>(
+    x: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    mean: FloatTensor<B>,
+    variance: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    group_id: u64,
+    epsilon: f64,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let group = group(group_id);
+    let dtype = wide::<B>(&x);
+    let (x_dtype, gamma_dtype): (FloatDType, FloatDType) = (x.dtype().into(), gamma.dtype().into());
+    let (device, shape) = (x.device(), x.shape());
+    let (channels, rank) = (shape[1], shape.num_dims());
+    if shape.num_elements() == 0 {
+        // The other ranks still count on this one.
+        let _ = sum_over_ranks(&vec![0.0; 2 * channels], 0.0, &group);
+        let zeros = B::float_zeros(Shape::new([channels]), &device, gamma_dtype);
+        return (grad, zeros.clone(), zeros);
+    }
+    let (x, grad) = (cast::<B>(x, dtype), cast::<B>(grad, dtype));
+    let variance = B::float_add_scalar(variance, epsilon.into());
+    let inverse = along_channels::<B>(B::float_recip(B::float_sqrt(variance)), rank);
+    let centered = B::float_sub(x, along_channels::<B>(mean, rank));
+    let normalized = B::float_mul(centered, inverse.clone());
+
+    let sum = |tensor| {
+        let sums = B::float_sum_dim(by_channel::<B>(tensor), 1);
+        B::float_reshape(sums, Shape::new([channels]))
+    };
+    let beta_grad = sum(grad.clone());
+    let gamma_grad = sum(B::float_mul(grad.clone(), normalized.clone()));
+    let own = read::<B>(B::float_cat(vec![beta_grad.clone(), gamma_grad.clone()], 0));
+    let own_count = (shape.num_elements() / channels) as f64;
+    // A fault is for the group's next call to report: see `SyncBatchNorm`.
+    let (sums, count) = sum_over_ranks(&own, own_count, &group).unwrap_or((own, own_count));
+
+    // dx = γ / σ (dy - Σ dy / n - x̂ Σ (dy x̂) / n)
+    let means: Vec<f64> = sums.iter().map(|sum| sum / count).collect();
+    let means = write::<B>(&means, dtype, &device);
+    let part = |range: std::ops::Range<usize>| {
+        along_channels::<B>(B::float_slice(means.clone(), &[Slice::from(range)]), rank)
+    };
+    let drift = B::float_add(
+        part(0..channels),
+        B::float_mul(normalized, part(channels..2 * channels)),
+    );
+    let scale = B::float_mul(along_channels::<B>(cast::<B>(gamma, dtype), rank), inverse);
+    let x_grad = B::float_mul(B::float_sub(grad, drift), scale);
+    (
+        cast::<B>(x_grad, x_dtype),
+        cast::<B>(gamma_grad, gamma_dtype),
+        cast::<B>(beta_grad, gamma_dtype),
+    )
+}

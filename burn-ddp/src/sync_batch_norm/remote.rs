@@ -1,0 +1,173 @@
+//! The operation on a served device: it travels by name, and runs on the backend that serves.
+//!
+//! The process group is found by its id, so that the server has to be in the client's process, as
+//! it is for layered devices.
+
+use burn::{
+    backend::tensor::FloatTensor,
+    tensor::{DType, Shape},
+};
+use burn_ir::{
+    BackendIr, CustomOpIr, HandleContainer, OperationIr, OperationOutput, ScalarIr, TensorIr,
+};
+use burn_layer::Layers;
+use burn_router::{BackendRouter, CustomOpHandler, CustomOpRegistry, RouterChannel, RouterClient};
+use std::sync::Arc;
+
+use super::backends::{SyncBatchNormOps, Three};
+
+const FORWARD: &str = "ddp::sync_batch_norm";
+const BACKWARD: &str = "ddp::sync_batch_norm_backward";
+
+/// The custom ops of [`SyncBatchNorm`](crate::SyncBatchNorm) by name, run by the kernels of `B`.
+pub fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHandler<B>); 2] {
+    [
+        (
+            FORWARD,
+            Arc::new(|handles, desc, _| forward::<B>(handles, desc)),
+        ),
+        (
+            BACKWARD,
+            Arc::new(|handles, desc, _| backward::<B>(handles, desc)),
+        ),
+    ]
+}
+
+/// Lets a served backend run [`SyncBatchNorm`](crate::SyncBatchNorm). To be called on the registry with
+/// which the server is built.
+pub fn register_custom_ops<B: BackendIr + SyncBatchNormOps>(registry: &mut CustomOpRegistry<B>) {
+    for (id, handler) in custom_ops::<B>() {
+        registry.register(id, move |handles, desc, device| {
+            handler(handles, desc, device);
+        });
+    }
+}
+
+/// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm), whichever device is underneath.
+///
+/// ```
+/// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};
+/// use burn_ddp::{ProcessGroup, SyncBatchNorm, with_custom_ops};
+/// use burn_layer::Layers;
+///
+/// let group = ProcessGroup::single();
+/// let device = with_custom_ops(Layers::on(Device::flex())).serve()?.autodiff();
+/// let norm = SyncBatchNorm::new(&BatchNormConfig::new(2).init(&device), &group);
+/// let out = norm.forward(Tensor::<3>::ones([4, 2, 3], &device));
+/// assert_eq!(out.dims(), [4, 2, 3]);
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+pub fn with_custom_ops(layers: Layers) -> Layers {
+    #[cfg(feature = "flex")]
+    let layers = layers.custom_ops::<burn::backend::Flex>(custom_ops::<burn::backend::Flex>());
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    let layers = layers.custom_ops::<burn::backend::Cube>(custom_ops::<burn::backend::Cube>());
+    layers
+}
+
+fn forward<B: BackendIr + SyncBatchNormOps>(
+    handles: &mut HandleContainer<B::Handle>,
+    desc: &CustomOpIr,
+) {
+    let ([x, gamma, beta], outputs) = desc.as_fixed::<3, 3>();
+    let (group, epsilon) = scalars(desc);
+    let result = B::sync_batch_norm(
+        handles.get_float_tensor::<B>(x),
+        handles.get_float_tensor::<B>(gamma),
+        handles.get_float_tensor::<B>(beta),
+        group,
+        epsilon,
+    );
+    put::<B>(handles, outputs, result);
+}
+
+fn backward<B: BackendIr + SyncBatchNormOps>(
+    handles: &mut HandleContainer<B::Handle>,
+    desc: &CustomOpIr,
+) {
+    let ([x, gamma, mean, variance, grad], outputs) = desc.as_fixed::<5, 3>();
+    let (group, epsilon) = scalars(desc);
+    let result = B::sync_batch_norm_backward(
+        handles.get_float_tensor::<B>(x),
+        handles.get_float_tensor::<B>(gamma),
+        handles.get_float_tensor::<B>(mean),
+        handles.get_float_tensor::<B>(variance),
+        handles.get_float_tensor::<B>(grad),
+        group,
+        epsilon,
+    );
+    put::<B>(handles, outputs, result);
+}
+
+fn scalars(desc: &CustomOpIr) -> (u64, f64) {
+    match desc.scalars.as_slice() {
+        [ScalarIr::UInt(group), ScalarIr::Float(epsilon)] => (*group, *epsilon),
+        other => panic!("{} takes a group and an epsilon, not {other:?}", desc.id),
+    }
+}
+
+fn put<B: BackendIr>(
+    handles: &mut HandleContainer<B::Handle>,
+    outputs: &[TensorIr; 3],
+    (first, second, third): Three<B>,
+) {
+    for (output, tensor) in outputs.iter().zip([first, second, third]) {
+        handles.register_float_tensor::<B>(&output.id, tensor);
+    }
+}
+
+/// Sends an operation with three outputs of the given shapes and types.
+fn submit<C: RouterChannel>(
+    client: &C::Client,
+    name: &'static str,
+    inputs: &[TensorIr],
+    outputs: [(Shape, DType); 3],
+    group: u64,
+    epsilon: f64,
+) -> Three<BackendRouter<C>> {
+    let outputs =
+        outputs.map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
+    let scalars = vec![ScalarIr::UInt(group), ScalarIr::Float(epsilon)];
+    let desc = CustomOpIr::with_scalars(name, inputs, &outputs, scalars);
+    let [first, second, third] = client.register(OperationIr::Custom(desc)).outputs();
+    (first, second, third)
+}
+
+impl<C: RouterChannel> SyncBatchNormOps for BackendRouter<C> {
+    fn sync_batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        group: u64,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let client = x.client.clone();
+        let [x, gamma, beta] = [x.into_ir(), gamma.into_ir(), beta.into_ir()];
+        let statistics = match x.dtype {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let outputs = [
+            (x.shape.clone(), x.dtype),
+            (gamma.shape.clone(), statistics),
+            (gamma.shape.clone(), statistics),
+        ];
+        submit::<C>(&client, FORWARD, &[x, gamma, beta], outputs, group, epsilon)
+    }
+
+    fn sync_batch_norm_backward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        group: u64,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let client = x.client.clone();
+        let inputs = [x, gamma, mean, variance, grad].map(|tensor| tensor.into_ir());
+        let outputs =
+            [&inputs[0], &inputs[1], &inputs[1]].map(|like| (like.shape.clone(), like.dtype));
+        submit::<C>(&client, BACKWARD, &inputs, outputs, group, epsilon)
+    }
+}

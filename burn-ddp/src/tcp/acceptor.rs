@@ -1,0 +1,268 @@
+//! The listening side of a rank: a thread that answers handshakes and keeps the connections
+//! until they are asked for.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use nix::poll::{PollFd, PollFlags, poll};
+
+use super::handshake::{self, Hello, Key, Purpose, Verdict};
+use crate::transport::Deadline;
+
+/// Handshakes answered at the same time; callers beyond these are turned away.
+const CONCURRENT: usize = 256;
+
+/// A rank that registered at the master.
+pub(crate) struct Registered {
+    pub(crate) stream: TcpStream,
+    pub(crate) address: SocketAddr,
+    pub(crate) port: u16,
+}
+
+#[derive(Default)]
+struct Arrivals {
+    registered: HashMap<usize, Registered>,
+    links: HashMap<(usize, u32, u32), TcpStream>,
+}
+
+struct Shared {
+    key: Key,
+    rank: usize,
+    world_size: usize,
+    session: AtomicU64,
+    arrivals: Mutex<Arrivals>,
+    arrived: Condvar,
+    busy: AtomicUsize,
+    stop: AtomicBool,
+}
+
+/// Accepts connections for as long as it lives.
+pub(crate) struct Acceptor {
+    shared: Arc<Shared>,
+    port: u16,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    pub(crate) fn start(
+        listener: TcpListener,
+        key: Key,
+        rank: usize,
+        world_size: usize,
+    ) -> io::Result<Self> {
+        let port = listener.local_addr()?.port();
+        listener.set_nonblocking(true)?;
+        let shared = Arc::new(Shared {
+            key,
+            rank,
+            world_size,
+            session: AtomicU64::new(0),
+            arrivals: Mutex::default(),
+            arrived: Condvar::new(),
+            busy: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let thread = thread::Builder::new().name("ddp-accept".into()).spawn({
+            let shared = shared.clone();
+            move || accept(&listener, &shared)
+        })?;
+        Ok(Self {
+            shared,
+            port,
+            thread: Some(thread),
+        })
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Sets the run of the job that links must belong to.
+    pub(crate) fn set_session(&self, session: u64) {
+        self.shared.session.store(session, Ordering::SeqCst);
+    }
+
+    /// Waits until all other ranks have registered; in time's lack returns the missing ones.
+    pub(crate) fn wait_registered(
+        &self,
+        deadline: Deadline,
+    ) -> Result<HashMap<usize, Registered>, Vec<usize>> {
+        let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
+        let wanted = self.shared.world_size - 1;
+        loop {
+            if arrivals.registered.len() == wanted {
+                // Those that have died since do not count, and may come again.
+                arrivals.registered.retain(|_, it| is_open(&it.stream));
+                if arrivals.registered.len() == wanted {
+                    return Ok(std::mem::take(&mut arrivals.registered));
+                }
+            }
+            let Some(left) = deadline.left() else {
+                return Err((1..self.shared.world_size)
+                    .filter(|rank| !arrivals.registered.contains_key(rank))
+                    .collect());
+            };
+            arrivals = self
+                .shared
+                .arrived
+                .wait_timeout(arrivals, left)
+                .expect("no panic under lock")
+                .0;
+        }
+    }
+
+    /// Ranks that have registered so far are told by closing their connections.
+    pub(crate) fn take_registered(&self) -> HashMap<usize, Registered> {
+        let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
+        std::mem::take(&mut arrivals.registered)
+    }
+
+    /// Waits for the link of a rank.
+    pub(crate) fn wait_link(
+        &self,
+        rank: usize,
+        communicator: u32,
+        lane: u32,
+        deadline: Deadline,
+        interrupted: impl Fn() -> bool,
+    ) -> Option<TcpStream> {
+        let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
+        loop {
+            if let Some(stream) = arrivals.links.remove(&(rank, communicator, lane)) {
+                return Some(stream);
+            }
+            let left = deadline.left().filter(|_| !interrupted())?;
+            arrivals = self
+                .shared
+                .arrived
+                .wait_timeout(arrivals, left.min(Duration::from_millis(50)))
+                .expect("no panic under lock")
+                .0;
+        }
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            // The thread does not panic; a failed join leaves nothing to do.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    while !shared.stop.load(Ordering::SeqCst) {
+        let mut wanted = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        // Waking up now and then to look at `stop` is all the clean-up a listener needs.
+        if !matches!(poll(&mut wanted, 50u16), Ok(ready) if ready > 0) {
+            continue;
+        }
+        let Ok((stream, address)) = listener.accept() else {
+            // Out of file descriptors, or the caller went away: others may still come.
+            thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        if shared.busy.fetch_add(1, Ordering::SeqCst) >= CONCURRENT {
+            shared.busy.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        }
+        let handler = thread::Builder::new().name("ddp-handshake".into()).spawn({
+            let shared = shared.clone();
+            move || {
+                welcome(stream, address, &shared);
+                shared.busy.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
+        if handler.is_err() {
+            shared.busy.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Answers one caller, and keeps its connection if it is one of the job's.
+fn welcome(stream: TcpStream, address: SocketAddr, shared: &Shared) {
+    let ready = stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_nodelay(true));
+    let answer =
+        ready.and_then(|()| handshake::answer(&stream, &shared.key, |hello| judge(hello, shared)));
+    let hello = match answer {
+        Ok(Some(hello)) => hello,
+        Ok(None) => {
+            log::warn!("burn-ddp: refused a connection from {address}");
+            return;
+        }
+        Err(error) => {
+            log::debug!("burn-ddp: dropped a connection from {address}: {error}");
+            return;
+        }
+    };
+    let mut arrivals = shared.arrivals.lock().expect("no panic under lock");
+    let rank = hello.rank as usize;
+    match hello.purpose {
+        Purpose::Register { port } => {
+            let newcomer = Registered {
+                stream,
+                address,
+                port,
+            };
+            arrivals.registered.insert(rank, newcomer);
+        }
+        Purpose::Link { communicator, lane } => {
+            arrivals.links.insert((rank, communicator, lane), stream);
+        }
+    }
+    shared.arrived.notify_all();
+}
+
+fn judge(hello: &Hello, shared: &Shared) -> Verdict {
+    if hello.world_size as usize != shared.world_size {
+        return Verdict::WorldSize;
+    }
+    if hello.rank as usize >= shared.world_size {
+        return Verdict::RankRange;
+    }
+    if hello.rank as usize == shared.rank {
+        return Verdict::DuplicateRank;
+    }
+    match hello.purpose {
+        Purpose::Register { .. } => {
+            let arrivals = shared.arrivals.lock().expect("no panic under lock");
+            match arrivals.registered.get(&(hello.rank as usize)) {
+                // One that registered and died may come again.
+                Some(earlier) if is_open(&earlier.stream) => Verdict::DuplicateRank,
+                _ => Verdict::Welcome,
+            }
+        }
+        Purpose::Link { .. } if hello.session != shared.session.load(Ordering::SeqCst) => {
+            Verdict::Session
+        }
+        Purpose::Link { .. } => Verdict::Welcome,
+    }
+}
+
+/// Whether the other side still holds the connection. It has nothing to say while it waits.
+fn is_open(stream: &TcpStream) -> bool {
+    let mut byte = [0];
+    let seen = stream
+        .set_nonblocking(true)
+        .and_then(|()| stream.peek(&mut byte));
+    let reset = stream.set_nonblocking(false);
+    reset.is_ok()
+        && match seen {
+            Ok(read) => read > 0,
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        }
+}

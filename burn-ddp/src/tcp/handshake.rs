@@ -1,0 +1,363 @@
+//! The handshake of every connection: both sides prove that they know the job's secret.
+//!
+//! The listener sends a nonce; the caller answers with its [`Hello`], a nonce of its own and a keyed
+//! hash over these; the listener answers with a [`Verdict`] and a keyed hash over the caller's
+//! nonce. Everything has a fixed size and one short deadline, so that neither garbage nor a caller
+//! that dribbles its bytes holds anything up.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+/// How long a handshake may take.
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
+
+const MAGIC: [u8; 8] = *b"BURN-DDP";
+const VERSION: u16 = 1;
+const NONCE: usize = 16;
+const MAC: usize = 32;
+const HELLO: usize = 32;
+
+/// The key derived from the job's secret.
+#[derive(Clone)]
+pub(crate) struct Key([u8; 32]);
+
+impl Key {
+    pub(crate) fn from_secret(secret: &str) -> Self {
+        Self(blake3::derive_key(
+            "burn-ddp job secret 1",
+            secret.as_bytes(),
+        ))
+    }
+
+    fn sign(&self, label: &str, parts: &[&[u8]]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        hasher.update(label.as_bytes());
+        for part in parts {
+            hasher.update(part);
+        }
+        hasher.finalize()
+    }
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To register at the master and get the table of all ranks' addresses.
+    Register {
+        /// The caller's own listening port.
+        port: u16,
+    },
+    /// A link between two ranks: a lane of a communicator.
+    Link { communicator: u32, lane: u32 },
+}
+
+/// What a caller says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) purpose: Purpose,
+    pub(crate) world_size: u32,
+    pub(crate) rank: u32,
+    /// The master's number for this run of the job; 0 while registering.
+    pub(crate) session: u64,
+}
+
+impl Hello {
+    fn encode(&self) -> [u8; HELLO] {
+        let mut bytes = [0; HELLO];
+        let (purpose, first, second) = match self.purpose {
+            Purpose::Register { port } => (1, u32::from(port), 0),
+            Purpose::Link { communicator, lane } => (2, communicator, lane),
+        };
+        bytes[..2].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[2] = purpose;
+        bytes[4..8].copy_from_slice(&self.world_size.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[12..16].copy_from_slice(&first.to_le_bytes());
+        bytes[16..20].copy_from_slice(&second.to_le_bytes());
+        bytes[20..28].copy_from_slice(&self.session.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; HELLO]) -> Result<Self, Verdict> {
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        if bytes[..2] != VERSION.to_le_bytes() {
+            return Err(Verdict::Version);
+        }
+        Ok(Self {
+            purpose: match bytes[2] {
+                1 => Purpose::Register {
+                    port: word(12) as u16,
+                },
+                2 => Purpose::Link {
+                    communicator: word(12),
+                    lane: word(16),
+                },
+                _ => return Err(Verdict::Version),
+            },
+            world_size: word(4),
+            rank: word(8),
+            session: u64::from_le_bytes(bytes[20..28].try_into().expect("8 bytes")),
+        })
+    }
+}
+
+/// The listener's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Welcome,
+    Version,
+    Secret,
+    WorldSize,
+    RankRange,
+    DuplicateRank,
+    Session,
+}
+
+impl Verdict {
+    const ALL: [Self; 7] = [
+        Self::Welcome,
+        Self::Version,
+        Self::Secret,
+        Self::WorldSize,
+        Self::RankRange,
+        Self::DuplicateRank,
+        Self::Session,
+    ];
+
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Welcome => "it was welcome",
+            Self::Version => "the other side speaks another version of the protocol",
+            Self::Secret => "the job secrets differ (BURN_DDP_SECRET)",
+            Self::WorldSize => "the world sizes differ",
+            Self::RankRange => "its rank is not below the world size",
+            Self::DuplicateRank => "another process has the same rank",
+            Self::Session => "it belongs to another run of the job",
+        }
+    }
+}
+
+/// Why a caller's handshake did not succeed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The listener said no.
+    Refused(Verdict),
+    /// The listener is not one of ours, or broke off.
+    Stranger(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Stranger(error.to_string())
+    }
+}
+
+/// The caller's side.
+pub(crate) fn call(stream: &TcpStream, key: &Key, hello: &Hello) -> Result<(), Failure> {
+    let deadline = Instant::now() + HANDSHAKE;
+    let mut challenge = [0; MAGIC.len() + NONCE];
+    read_exact(stream, &mut challenge, deadline)?;
+    let (magic, theirs) = challenge.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(Failure::Stranger("the listener is another program".into()));
+    }
+    let ours: [u8; NONCE] = rand::random();
+    let body = hello.encode();
+    let mac = key.sign("caller", &[theirs, &ours, &body]);
+    let mut message = Vec::with_capacity(HELLO + NONCE + MAC);
+    message.extend_from_slice(&body);
+    message.extend_from_slice(&ours);
+    message.extend_from_slice(mac.as_bytes());
+    write_all(stream, &message, deadline)?;
+
+    let mut answer = [0; 1 + MAC];
+    read_exact(stream, &mut answer, deadline)?;
+    let verdict = *Verdict::ALL
+        .get(usize::from(answer[0]))
+        .ok_or_else(|| Failure::Stranger("the listener's answer makes no sense".into()))?;
+    // A listener with another secret cannot sign its refusal so that we could check it.
+    if verdict == Verdict::Secret {
+        return Err(Failure::Refused(verdict));
+    }
+    let mac: [u8; MAC] = answer[1..].try_into().expect("32 bytes");
+    if key.sign("listener", &[&ours, &answer[..1]]) != mac {
+        return Err(Failure::Stranger(
+            "the listener does not know the job secret".into(),
+        ));
+    }
+    match verdict {
+        Verdict::Welcome => Ok(()),
+        verdict => Err(Failure::Refused(verdict)),
+    }
+}
+
+/// The listener's side: `judge` decides on a caller that knows the secret.
+///
+/// Returns the caller when it was welcomed.
+pub(crate) fn answer(
+    stream: &TcpStream,
+    key: &Key,
+    judge: impl FnOnce(&Hello) -> Verdict,
+) -> io::Result<Option<Hello>> {
+    let deadline = Instant::now() + HANDSHAKE;
+    let nonce: [u8; NONCE] = rand::random();
+    let mut challenge = [0; MAGIC.len() + NONCE];
+    challenge[..MAGIC.len()].copy_from_slice(&MAGIC);
+    challenge[MAGIC.len()..].copy_from_slice(&nonce);
+    write_all(stream, &challenge, deadline)?;
+
+    let mut message = [0; HELLO + NONCE + MAC];
+    read_exact(stream, &mut message, deadline)?;
+    let body: &[u8; HELLO] = message[..HELLO].try_into().expect("32 bytes");
+    let theirs = &message[HELLO..HELLO + NONCE];
+    let mac: [u8; MAC] = message[HELLO + NONCE..].try_into().expect("32 bytes");
+    let hello = Hello::decode(body);
+    let verdict = if key.sign("caller", &[&nonce, theirs, body]) != mac {
+        Verdict::Secret
+    } else {
+        hello.as_ref().map_or_else(|verdict| *verdict, judge)
+    };
+    let code = [Verdict::ALL
+        .iter()
+        .position(|known| *known == verdict)
+        .expect("every verdict is listed") as u8];
+    let mut reply = code.to_vec();
+    reply.extend_from_slice(key.sign("listener", &[theirs, &code]).as_bytes());
+    write_all(stream, &reply, deadline)?;
+    Ok(match (verdict, hello) {
+        (Verdict::Welcome, Ok(hello)) => Some(hello),
+        _ => None,
+    })
+}
+
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+    }
+    Ok(left)
+}
+
+/// Reads exactly `bytes` before `deadline`, however slowly they come.
+pub(crate) fn read_exact(
+    mut stream: &TcpStream,
+    mut bytes: &mut [u8],
+    deadline: Instant,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        match stream.read(bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => bytes = &mut bytes[read..],
+            Err(error) if is_pause(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of `bytes` before `deadline`.
+pub(crate) fn write_all(
+    mut stream: &TcpStream,
+    mut bytes: &[u8],
+    deadline: Instant,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if is_pause(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Whether to try again: interrupted, or nothing to be had just now.
+pub(crate) fn is_pause(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{net::TcpListener, thread};
+
+    fn shake(caller: &str, listener: &str, hello: Hello) -> (Result<(), Failure>, Option<Hello>) {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let key = Key::from_secret(caller);
+        let caller =
+            thread::spawn(move || call(&TcpStream::connect(address).unwrap(), &key, &hello));
+        let (stream, _) = server.accept().unwrap();
+        let seen = answer(&stream, &Key::from_secret(listener), |hello| {
+            match hello.world_size {
+                2 => Verdict::Welcome,
+                _ => Verdict::WorldSize,
+            }
+        });
+        (caller.join().unwrap(), seen.unwrap())
+    }
+
+    const HELLO: Hello = Hello {
+        purpose: Purpose::Link {
+            communicator: 3,
+            lane: 1,
+        },
+        world_size: 2,
+        rank: 1,
+        session: 77,
+    };
+
+    #[test]
+    fn the_right_secret_is_welcome() {
+        let (caller, listener) = shake("s", "s", HELLO);
+        assert!(caller.is_ok());
+        assert_eq!(listener, Some(HELLO));
+    }
+
+    #[test]
+    fn another_secret_is_refused() {
+        let (caller, listener) = shake("s", "t", HELLO);
+        assert!(matches!(caller, Err(Failure::Refused(Verdict::Secret))));
+        assert_eq!(listener, None);
+    }
+
+    #[test]
+    fn the_judge_decides() {
+        let hello = Hello {
+            world_size: 3,
+            ..HELLO
+        };
+        let (caller, listener) = shake("s", "s", hello);
+        assert!(matches!(caller, Err(Failure::Refused(Verdict::WorldSize))));
+        assert_eq!(listener, None);
+    }
+
+    #[test]
+    fn a_dribbling_caller_is_cut_off() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        let (peer, _) = server.accept().unwrap();
+        let dribble = thread::spawn(move || {
+            let mut stream = &stream;
+            while stream.write_all(&[0]).is_ok() {
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let start = Instant::now();
+        let mut bytes = [0; 1000];
+        let result = read_exact(&peer, &mut bytes, start + Duration::from_millis(200));
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(start.elapsed() < Duration::from_secs(2));
+        drop(peer);
+        dribble.join().unwrap();
+    }
+}

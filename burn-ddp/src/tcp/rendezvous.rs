@@ -1,0 +1,363 @@
+//! How the ranks find each other: rank 0 publishes where it listens, the others register there,
+//! and everyone gets the table of all addresses.
+
+use std::{
+    fs,
+    io::{self, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    acceptor::Acceptor,
+    handshake::{self, Failure, HANDSHAKE, Hello, Key, Purpose, Verdict},
+    torch_store::TorchStore,
+};
+use crate::{DdpError, transport::Deadline};
+
+/// Where rank 0 publishes its address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Rank 0 listens right there.
+    Address { host: String, port: u16 },
+    /// A file that all ranks see. Rank 0 listens on a port of its own choice.
+    File(PathBuf),
+    /// The store that torchrun's agent serves, and the prefix of our keys there.
+    TorchStore {
+        host: String,
+        port: u16,
+        prefix: String,
+    },
+}
+
+impl Place {
+    fn describe(&self) -> String {
+        match self {
+            Self::Address { host, port } => format!("{host}:{port}"),
+            Self::File(path) => format!("(address read from {})", path.display()),
+            Self::TorchStore { host, port, .. } => {
+                format!("(address read from torchrun's store at {host}:{port})")
+            }
+        }
+    }
+}
+
+/// A rank's listener. Without an address it runs on the master's machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Endpoint {
+    ip: Option<IpAddr>,
+    port: u16,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Table {
+    session: u64,
+    endpoints: Vec<Endpoint>,
+}
+
+/// What a rank knows after the rendezvous.
+pub(crate) struct Met {
+    pub(crate) acceptor: Acceptor,
+    pub(crate) session: u64,
+    /// Where each rank listens. The entry of rank 0 is only right on other ranks.
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+/// Meets the other ranks.
+pub(crate) fn meet(
+    place: &Place,
+    key: &Key,
+    rank: usize,
+    world_size: usize,
+    deadline: Deadline,
+) -> Result<Met, DdpError> {
+    match rank {
+        0 => host(place, key, world_size, deadline),
+        _ => join(place, key, rank, world_size, deadline),
+    }
+}
+
+fn host(place: &Place, key: &Key, world_size: usize, deadline: Deadline) -> Result<Met, DdpError> {
+    let listener = match place {
+        Place::Address { host, port } => {
+            let address = resolve(host, *port)?;
+            bind(SocketAddr::new(any_address(address.ip()), *port))?
+        }
+        Place::File(_) => bind((Ipv4Addr::LOCALHOST, 0).into())?,
+        Place::TorchStore { host, port, .. } => {
+            let store = TorchStore::connect(host, *port, deadline)?;
+            bind(SocketAddr::new(store.local_ip()?, 0))?
+        }
+    };
+    let io = |error| DdpError::io("listening for the other ranks", error);
+    let address = listener.local_addr().map_err(io)?;
+    let acceptor = Acceptor::start(listener, key.clone(), 0, world_size).map_err(io)?;
+    match place {
+        Place::Address { .. } => {}
+        Place::File(path) => publish(path, &address.to_string())?,
+        Place::TorchStore { host, port, prefix } => {
+            TorchStore::connect(host, *port, deadline)?
+                .set(&format!("{prefix}/master"), &address.to_string())?;
+        }
+    }
+
+    let arrived = acceptor.wait_registered(deadline);
+    if let Place::File(path) = place {
+        // Someone else may have cleaned up already.
+        let _ = fs::remove_file(path);
+    }
+    let arrived = arrived.map_err(|missing| {
+        let error = DdpError::MissingRanks {
+            missing,
+            world_size,
+            after: deadline.after,
+        };
+        for registered in acceptor.take_registered().into_values() {
+            // Those that came are told whom they wait for in vain.
+            let _ = tell(&registered.stream, &Err(error.clone()));
+        }
+        error
+    })?;
+
+    let session = rand::random_range(1..u64::MAX);
+    acceptor.set_session(session);
+    let mut endpoints = vec![
+        Endpoint {
+            ip: None,
+            port: acceptor.port()
+        };
+        world_size
+    ];
+    for (rank, registered) in &arrived {
+        let ip = registered.address.ip().to_canonical();
+        endpoints[*rank] = Endpoint {
+            ip: (!ip.is_loopback()).then_some(ip),
+            port: registered.port,
+        };
+    }
+    let table = Ok(Table { session, endpoints });
+    for (rank, registered) in &arrived {
+        tell(&registered.stream, &table).map_err(|_| DdpError::RankDied { rank: *rank })?;
+    }
+    let addresses = vec![address; world_size];
+    Ok(Met {
+        acceptor,
+        session,
+        addresses,
+    })
+}
+
+fn join(
+    place: &Place,
+    key: &Key,
+    rank: usize,
+    world_size: usize,
+    deadline: Deadline,
+) -> Result<Met, DdpError> {
+    let mut acceptor: Option<Acceptor> = None;
+    let mut pause = Duration::from_millis(10);
+    let mut problem = String::from("nothing was published there");
+    let mut described = place.describe();
+    loop {
+        if deadline.left().is_none() {
+            return Err(DdpError::Connect {
+                address: described,
+                after: deadline.after,
+                problem,
+            });
+        }
+        match locate(place, deadline) {
+            Ok(address) => {
+                described = address.to_string();
+                match register(address, &mut acceptor, key, rank, world_size, deadline) {
+                    Ok(table) => {
+                        let acceptor = acceptor.expect("it was started to register");
+                        acceptor.set_session(table.session);
+                        let addresses = table
+                            .endpoints
+                            .iter()
+                            .map(|end| SocketAddr::new(end.ip.unwrap_or(address.ip()), end.port))
+                            .collect();
+                        return Ok(Met {
+                            acceptor,
+                            session: table.session,
+                            addresses,
+                        });
+                    }
+                    Err(Attempt::Again(reason)) => problem = reason,
+                    Err(Attempt::Failed(error)) => return Err(error),
+                }
+            }
+            Err(Attempt::Again(reason)) => problem = reason,
+            Err(Attempt::Failed(error)) => return Err(error),
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(300));
+    }
+}
+
+enum Attempt {
+    Again(String),
+    Failed(DdpError),
+}
+
+fn locate(place: &Place, deadline: Deadline) -> Result<SocketAddr, Attempt> {
+    let parse = |text: &str| {
+        text.trim()
+            .parse()
+            .map_err(|_| Attempt::Again(format!("`{}` is no address", text.trim())))
+    };
+    match place {
+        Place::Address { host, port } => resolve(host, *port).map_err(Attempt::Failed),
+        Place::File(path) => match fs::read_to_string(path) {
+            Ok(text) => parse(&text),
+            Err(error) => Err(Attempt::Again(error.to_string())),
+        },
+        Place::TorchStore { host, port, prefix } => {
+            let mut store = TorchStore::connect(host, *port, deadline).map_err(Attempt::Failed)?;
+            let key = format!("{prefix}/master");
+            match store.get(&key).map_err(Attempt::Failed)? {
+                Some(text) => parse(&text),
+                None => Err(Attempt::Again("rank 0 has published nothing yet".into())),
+            }
+        }
+    }
+}
+
+fn register(
+    master: SocketAddr,
+    acceptor: &mut Option<Acceptor>,
+    key: &Key,
+    rank: usize,
+    world_size: usize,
+    deadline: Deadline,
+) -> Result<Table, Attempt> {
+    let again = |error: io::Error| Attempt::Again(error.to_string());
+    let failed = |error| Attempt::Failed(DdpError::io("listening for the other ranks", error));
+    let limit = deadline.left().unwrap_or_default().min(HANDSHAKE);
+    let limit = limit.max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&master, limit).map_err(again)?;
+    if acceptor.is_none() {
+        let listener =
+            bind(SocketAddr::new(any_address(master.ip()), 0)).map_err(Attempt::Failed)?;
+        let started = Acceptor::start(listener, key.clone(), rank, world_size);
+        *acceptor = Some(started.map_err(failed)?);
+    }
+    let port = acceptor.as_ref().map_or(0, Acceptor::port);
+    let hello = Hello {
+        purpose: Purpose::Register { port },
+        world_size: world_size as u32,
+        rank: rank as u32,
+        session: 0,
+    };
+    match handshake::call(&stream, key, &hello) {
+        Ok(()) => {}
+        Err(Failure::Stranger(problem)) => return Err(Attempt::Again(problem)),
+        Err(Failure::Refused(verdict)) => {
+            return Err(Attempt::Failed(DdpError::Refused {
+                rank,
+                reason: verdict.reason().into(),
+            }));
+        }
+    }
+    // The master answers when all have come, or when its own time is over: give it a little more.
+    let patience = deadline.at + Duration::from_secs(2);
+    hear(&stream, patience)
+        .map_err(|error| Attempt::Again(format!("the master broke off: {error}")))?
+        .map_err(Attempt::Failed)
+}
+
+/// Makes a link to a rank that has the table already, or will soon have.
+pub(crate) fn link(
+    address: SocketAddr,
+    key: &Key,
+    hello: &Hello,
+    deadline: Deadline,
+) -> Result<TcpStream, String> {
+    loop {
+        let Some(left) = deadline.left() else {
+            return Err("it took too long".into());
+        };
+        let attempt = TcpStream::connect_timeout(&address, left.min(HANDSHAKE))
+            .map_err(|error| error.to_string())
+            .and_then(|stream| match handshake::call(&stream, key, hello) {
+                Ok(()) => Ok(Some(stream)),
+                Err(Failure::Refused(Verdict::Session)) => Ok(None),
+                Err(Failure::Refused(verdict)) => Err(verdict.reason().into()),
+                Err(Failure::Stranger(problem)) => Err(problem),
+            })?;
+        match attempt {
+            Some(stream) => return Ok(stream),
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn tell(stream: &TcpStream, table: &Result<Table, DdpError>) -> io::Result<()> {
+    let text = serde_json::to_vec(table)?;
+    let mut message = (text.len() as u32).to_le_bytes().to_vec();
+    message.extend_from_slice(&text);
+    handshake::write_all(stream, &message, Instant::now() + HANDSHAKE)
+}
+
+fn hear(stream: &TcpStream, deadline: Instant) -> io::Result<Result<Table, DdpError>> {
+    let mut length = [0; 4];
+    handshake::read_exact(stream, &mut length, deadline)?;
+    let mut text = vec![0; u32::from_le_bytes(length) as usize];
+    handshake::read_exact(stream, &mut text, deadline)?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+/// Writes the file beside and renames it, so that no reader sees half of it.
+fn publish(path: &Path, text: &str) -> Result<(), DdpError> {
+    let context = || format!("publishing the master's address in {}", path.display());
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut file =
+        tempfile::NamedTempFile::new_in(folder).map_err(|error| DdpError::io(context(), error))?;
+    file.write_all(text.as_bytes())
+        .map_err(|error| DdpError::io(context(), error))?;
+    file.persist(path)
+        .map_err(|error| DdpError::io(context(), error.error))?;
+    Ok(())
+}
+
+fn resolve(host: &str, port: u16) -> Result<SocketAddr, DdpError> {
+    let unknown = |problem: String| DdpError::Connect {
+        address: format!("{host}:{port}"),
+        after: Duration::ZERO,
+        problem,
+    };
+    let mut addresses: Vec<SocketAddr> = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| unknown(format!("unknown host: {error}")))?
+        .collect();
+    // Both families may be known and only one be in use: everyone takes the same.
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    addresses
+        .first()
+        .copied()
+        .ok_or_else(|| unknown("the host has no address".into()))
+}
+
+/// The address to listen on so that those who see us at `ip` can connect.
+fn any_address(ip: IpAddr) -> IpAddr {
+    match ip {
+        ip if ip.is_loopback() => ip,
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+fn bind(address: SocketAddr) -> Result<TcpListener, DdpError> {
+    TcpListener::bind(address).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => DdpError::PortInUse { address },
+        _ => DdpError::io(format!("listening on {address}"), error),
+    })
+}

@@ -1,0 +1,130 @@
+//! A client of PyTorch's TCPStore, as far as a rendezvous under `torchrun` needs it.
+//!
+//! torchrun's agent holds MASTER_PORT with such a store, and expects every rank to be its client
+//! (`TORCHELASTIC_USE_AGENT_STORE`). Requests start with one byte; strings and values are a u64
+//! length and the bytes, in the machine's byte order.
+
+use std::{
+    io,
+    net::{IpAddr, TcpStream, ToSocketAddrs},
+    thread,
+    time::Duration,
+};
+
+use super::handshake::{HANDSHAKE, read_exact, write_all};
+use crate::{DdpError, transport::Deadline};
+
+const VALIDATE: u8 = 0;
+const VALIDATION: u32 = 0x3C85_F7CE;
+const SET: u8 = 1;
+const GET: u8 = 3;
+const CHECK: u8 = 5;
+const READY: u8 = 0;
+/// No address is longer; a longer value is not ours.
+const LONGEST: u64 = 4096;
+
+pub(super) struct TorchStore {
+    stream: TcpStream,
+    address: String,
+    deadline: Deadline,
+}
+
+impl TorchStore {
+    pub(super) fn connect(host: &str, port: u16, deadline: Deadline) -> Result<Self, DdpError> {
+        let address = format!("{host}:{port}");
+        let attempt = || -> io::Result<TcpStream> {
+            let mut last = io::Error::from(io::ErrorKind::NotFound);
+            for address in (host, port).to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, HANDSHAKE) {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        };
+        let stream = loop {
+            match attempt() {
+                Ok(stream) => break stream,
+                Err(error) if deadline.left().is_none() => {
+                    return Err(DdpError::Connect {
+                        address,
+                        after: deadline.after,
+                        problem: error.to_string(),
+                    });
+                }
+                Err(_) => thread::sleep(Duration::from_millis(50)),
+            }
+        };
+        let mut request = vec![VALIDATE];
+        request.extend_from_slice(&VALIDATION.to_ne_bytes());
+        let store = Self {
+            stream,
+            address,
+            deadline,
+        };
+        store.write(&request)?;
+        Ok(store)
+    }
+
+    /// Our own address as the store's machine sees it, unless a network translates it.
+    pub(super) fn local_ip(&self) -> Result<IpAddr, DdpError> {
+        let address = self.stream.local_addr();
+        Ok(address.map_err(|error| self.failed(error))?.ip())
+    }
+
+    pub(super) fn set(&mut self, key: &str, value: &str) -> Result<(), DdpError> {
+        let mut request = vec![SET];
+        put(&mut request, key);
+        put(&mut request, value);
+        self.write(&request)?;
+        // A set is not answered: reading it back makes sure that it arrived.
+        match self.get(key)? {
+            Some(found) if found == value => Ok(()),
+            _ => Err(self.failed(io::Error::other("it did not keep a value"))),
+        }
+    }
+
+    /// The value of a key, if it is set.
+    pub(super) fn get(&mut self, key: &str) -> Result<Option<String>, DdpError> {
+        let mut request = vec![CHECK];
+        request.extend_from_slice(&1u64.to_ne_bytes());
+        put(&mut request, key);
+        self.write(&request)?;
+        let mut ready = [0];
+        self.read(&mut ready)?;
+        if ready[0] != READY {
+            return Ok(None);
+        }
+        let mut request = vec![GET];
+        put(&mut request, key);
+        self.write(&request)?;
+        let mut length = [0; 8];
+        self.read(&mut length)?;
+        let length = u64::from_ne_bytes(length);
+        if length > LONGEST {
+            return Err(self.failed(io::Error::other("it does not speak TCPStore's protocol")));
+        }
+        let mut value = vec![0; length as usize];
+        self.read(&mut value)?;
+        String::from_utf8(value)
+            .map(Some)
+            .map_err(|_| self.failed(io::Error::other("a value is no text")))
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), DdpError> {
+        write_all(&self.stream, bytes, self.deadline.at).map_err(|error| self.failed(error))
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<(), DdpError> {
+        read_exact(&self.stream, bytes, self.deadline.at).map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: io::Error) -> DdpError {
+        DdpError::io(format!("torchrun's store at {}", self.address), error)
+    }
+}
+
+fn put(request: &mut Vec<u8>, text: &str) {
+    request.extend_from_slice(&(text.len() as u64).to_ne_bytes());
+    request.extend_from_slice(text.as_bytes());
+}

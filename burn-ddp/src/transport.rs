@@ -1,0 +1,105 @@
+//! The one primitive under all collectives: send to some ranks while receiving from some.
+
+use std::time::{Duration, Instant};
+
+use crate::{Call, DdpError, Element, ReduceOp, element::combine_slices};
+
+/// A payload to send to a rank.
+pub(crate) struct Outgoing<'a> {
+    pub(crate) peer: usize,
+    pub(crate) payload: &'a [u8],
+}
+
+impl<'a> Outgoing<'a> {
+    pub(crate) fn new<T: Element>(peer: usize, payload: &'a [T]) -> Self {
+        Self {
+            peer,
+            payload: bytemuck::cast_slice(payload),
+        }
+    }
+}
+
+/// Combines received bytes into those already there.
+pub(crate) type Fold = fn(ReduceOp, &mut [u8], &[u8]);
+
+/// A payload to receive from a rank: copied to `into`, or combined with what is there.
+pub(crate) struct Incoming<'a> {
+    pub(crate) peer: usize,
+    pub(crate) into: &'a mut [u8],
+    pub(crate) fold: Option<Fold>,
+    /// Bytes of an element: `fold` gets whole elements.
+    pub(crate) size: usize,
+}
+
+impl<'a> Incoming<'a> {
+    pub(crate) fn copy<T: Element>(peer: usize, into: &'a mut [T]) -> Self {
+        Self {
+            peer,
+            into: bytemuck::cast_slice_mut(into),
+            fold: None,
+            size: size_of::<T>(),
+        }
+    }
+
+    pub(crate) fn fold<T: Element>(peer: usize, into: &'a mut [T]) -> Self {
+        Self {
+            fold: Some(fold_bytes::<T>),
+            ..Self::copy(peer, into)
+        }
+    }
+}
+
+fn fold_bytes<T: Element>(op: ReduceOp, into: &mut [u8], other: &[u8]) {
+    combine_slices::<T>(
+        op,
+        bytemuck::cast_slice_mut(into),
+        bytemuck::cast_slice(other),
+    );
+}
+
+/// A time limit: when it ends and how long it was, for the error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub(crate) at: Instant,
+    pub(crate) after: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn after(after: Duration) -> Self {
+        Self {
+            at: Instant::now() + after,
+            after,
+        }
+    }
+
+    /// What is left, or `None` when it is over.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = self.at.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+}
+
+/// Moves the messages of one communicator.
+///
+/// Calls on one transport are made one at a time. The first fault (see
+/// [`DdpError::is_fault`]) ends it: every later call, on every rank, returns that fault.
+pub(crate) trait Transport: Send + Sync {
+    /// Sends and receives, all at once and in any order. At most one payload goes to and comes
+    /// from each peer. Each received payload must belong to the same `call`.
+    fn exchange(
+        &self,
+        call: &Call,
+        outgoing: Vec<Outgoing<'_>>,
+        incoming: Vec<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<(), DdpError>;
+
+    /// A transport of its own over the same ranks. `id` is the same on all ranks, and new.
+    fn duplicate(&self, id: u32, deadline: Deadline) -> Result<Box<dyn Transport>, DdpError>;
+
+    /// Ends the group on all ranks; returns the fault that did, which may be an earlier one.
+    fn fail(&self, fault: DdpError) -> DdpError;
+
+    /// The fault that ended the group, if one did.
+    fn fault(&self) -> Option<DdpError>;
+}

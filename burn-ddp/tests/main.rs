@@ -1,0 +1,20 @@
+//! The tests of burn-ddp. One binary, since each links a compiler.
+
+#[path = "suite/bucketer.rs"]
+mod bucketer;
+#[path = "suite/checkpoint.rs"]
+mod checkpoint;
+#[path = "suite/collectives.rs"]
+mod collectives;
+#[path = "suite/ddp.rs"]
+mod ddp;
+#[path = "suite/faults.rs"]
+mod faults;
+#[path = "suite/launch.rs"]
+mod launch;
+#[path = "suite/ranks.rs"]
+mod ranks;
+#[path = "suite/sampler.rs"]
+mod sampler;
+#[path = "suite/sync_batch_norm.rs"]
+mod sync_batch_norm;

@@ -1,0 +1,297 @@
+//! Data parallel training against one process with the whole batch, and what can differ over ranks.
+
+use burn::{
+    module::{Module, Param},
+    nn::{
+        BatchNormConfig, Linear, LinearConfig,
+        conv::{Conv2d, Conv2dConfig},
+    },
+    optim::{GradientsParams, SgdConfig, momentum::MomentumConfig},
+    tensor::{Device, Distribution, Tensor, TensorData, activation::relu},
+};
+use burn_ddp::{Compression, Ddp, DdpConfig, DdpError, ProcessGroup, SyncBatchNorm};
+
+use crate::ranks::{locally, over_tcp};
+
+#[derive(Module, Debug)]
+struct Net {
+    conv: Conv2d,
+    norm: SyncBatchNorm,
+    head: Linear,
+}
+
+impl Net {
+    fn new(group: &ProcessGroup, device: &Device) -> Self {
+        Self {
+            conv: Conv2dConfig::new([3, 4], [3, 3]).init(device),
+            norm: SyncBatchNorm::new(&BatchNormConfig::new(4).init(device), group),
+            head: LinearConfig::new(4 * 6 * 6, 5).init(device),
+        }
+    }
+
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let x = relu(self.norm.forward(self.conv.forward(images)));
+        self.head.forward(x.flatten(1, 3))
+    }
+}
+
+/// All parameters and buffers, by the visitors' order.
+fn contents<M: Module>(model: &M) -> Vec<f32> {
+    struct Reader(Vec<f32>);
+    impl burn::module::ModuleVisitor for Reader {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.extend(param.val().into_data().iter::<f32>());
+        }
+    }
+    let mut reader = Reader(Vec::new());
+    model.visit(&mut reader);
+    reader.0
+}
+
+fn closest(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
+}
+
+/// Trains on the share of each batch that the group gives this rank; returns the parameters at the
+/// start, those at the end, and the mean losses.
+fn train(group: &ProcessGroup, config: DdpConfig, batch: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    let device = Device::flex().autodiff();
+    let norms = group.duplicate().unwrap();
+    // Each rank starts with parameters of its own.
+    let model = Net::new(&norms, &device);
+    let mut ddp = Ddp::new(group, config, &model).unwrap();
+    let mut model = ddp.broadcast_parameters(model).unwrap();
+    let start = group.broadcast_start(&mut model, &device);
+    let momentum = MomentumConfig::new().with_momentum(0.9);
+    let mut optimizer = SgdConfig::new().with_momentum(Some(momentum)).init();
+    let mut losses = Vec::new();
+    let share = batch / group.world_size();
+    for step in 0..20 {
+        let images: Vec<f32> = (0..batch * 3 * 64)
+            .map(|index| ((index * 7 + step * 131) as f32 * 0.37).sin())
+            .collect();
+        let targets: Vec<f32> = (0..batch * 5)
+            .map(|index| ((index * 3 + step * 17) as f32).cos())
+            .collect();
+        let images = Tensor::<4>::from_data(TensorData::new(images, [batch, 3, 8, 8]), &device);
+        let targets = Tensor::<2>::from_data(TensorData::new(targets, [batch, 5]), &device);
+        let own = group.rank() * share..(group.rank() + 1) * share;
+        let output = model.forward(images.slice(own.clone()));
+        let loss = (output - targets.slice(own)).powi_scalar(2).mean();
+        let mut mean = [loss.clone().into_scalar::<f32>()];
+        group
+            .all_reduce(&mut mean, burn_ddp::ReduceOp::Mean)
+            .unwrap();
+        losses.push(mean[0]);
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let gradients = ddp.reduce_gradients(gradients, &model).unwrap();
+        model = optimizer.step(0.05, model, gradients);
+    }
+    let stats = ddp.stats();
+    if group.world_size() > 1 {
+        assert_eq!(stats.steps, 20);
+        assert!(stats.bytes_reduced > 0 && stats.buckets > 0);
+    }
+    (start, contents(&model), losses)
+}
+
+/// The same start for all runs, whatever the number of ranks.
+trait Start {
+    fn broadcast_start(&self, model: &mut Net, device: &Device) -> Vec<f32>;
+}
+
+impl Start for ProcessGroup {
+    fn broadcast_start(&self, model: &mut Net, device: &Device) -> Vec<f32> {
+        let wave = |shape: &[usize], phase: f32| {
+            let len: usize = shape.iter().product();
+            let values: Vec<f32> = (0..len).map(|i| (i as f32 + phase).sin() * 0.2).collect();
+            TensorData::new(values, shape.to_vec())
+        };
+        model.conv.weight = model
+            .conv
+            .weight
+            .clone()
+            .map(|old| Tensor::from_data(wave(&old.dims(), 1.0), device).require_grad());
+        model.head.weight = model
+            .head
+            .weight
+            .clone()
+            .map(|old| Tensor::from_data(wave(&old.dims(), 2.0), device).require_grad());
+        for bias in [&mut model.conv.bias, &mut model.head.bias] {
+            *bias = bias
+                .take()
+                .map(|bias| bias.map(|old| old.zeros_like().require_grad()));
+        }
+        contents(model)
+    }
+}
+
+#[test]
+fn ranks_train_as_one_process_does() {
+    let (start, whole, losses) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    assert!(losses[19] < losses[0]);
+    for world_size in [2, 3, 4] {
+        // Buckets so small that there are several, and gradients that fill one alone.
+        let config = DdpConfig::new().bucket_bytes(600).first_bucket_bytes(100);
+        let ranks = over_tcp(world_size, 1, |group| train(&group, config.clone(), 12));
+        for (same_start, parameters, mean_losses) in &ranks {
+            assert_eq!(*same_start, start);
+            assert!(
+                closest(parameters, &whole) < 1e-5,
+                "{}",
+                closest(parameters, &whole)
+            );
+            assert!(closest(mean_losses, &losses) < 1e-5);
+            assert_eq!(*parameters, ranks[0].1, "ranks are equal to the bit");
+        }
+    }
+}
+
+#[test]
+fn compressed_gradients_still_train_and_ranks_stay_equal() {
+    let (_, whole, _) = train(&ProcessGroup::single(), DdpConfig::new(), 8);
+    for (compression, tolerance) in [(Compression::BF16, 2e-2), (Compression::F16, 2e-3)] {
+        let config = DdpConfig::new().compression(compression);
+        let ranks = locally(2, |group| train(&group, config.clone(), 8));
+        let error = closest(&ranks[0].1, &whole);
+        assert!(error > 0.0 && error < tolerance, "{compression:?}: {error}");
+        assert_eq!(ranks[0].1, ranks[1].1);
+    }
+}
+
+#[test]
+fn parameters_and_running_statistics_come_from_rank_0() {
+    let ranks = over_tcp(3, 1, |group| {
+        let device = Device::flex().autodiff();
+        let model = Net::new(&group, &device);
+        // Statistics of its own for each rank.
+        let alone = SyncBatchNorm::new(&model.norm.clone().into(), &ProcessGroup::single());
+        alone.forward(Tensor::<2>::random([8, 4], Distribution::Default, &device));
+        let before = contents(&model);
+        let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        let model = ddp.broadcast_parameters(model).unwrap();
+        assert!(model.conv.weight.is_require_grad());
+        assert!(!model.norm.running_mean.value().is_require_grad());
+        (before, contents(&model))
+    });
+    let gap = |a: &[f32], b: &[f32]| a.iter().zip(b).position(|(a, b)| a != b);
+    assert!(gap(&ranks[0].0, &ranks[1].0).is_some());
+    for (_, after) in &ranks {
+        assert_eq!(gap(after, &ranks[0].1), None);
+        // The weights are rank 0's; the statistics' last update has come in addition.
+        assert_eq!(gap(after, &ranks[0].0), Some(4 * 27 + 4 + 8));
+    }
+}
+
+#[test]
+fn a_different_model_is_named_on_all_ranks() {
+    let errors = over_tcp(3, 1, |group| {
+        let device = Device::flex().autodiff();
+        let inputs = if group.rank() == 2 { 4 } else { 3 };
+        let model = LinearConfig::new(inputs, 2).init(&device);
+        Ddp::new(&group, DdpConfig::new(), &model).unwrap_err()
+    });
+    for error in errors {
+        let DdpError::ModelMismatch { rank: 2, problem } = &error else {
+            panic!("{error}");
+        };
+        assert!(
+            problem.contains("`weight`") && problem.contains('4'),
+            "{problem}"
+        );
+    }
+    let errors = locally(2, |group| {
+        let device = Device::flex().autodiff();
+        let model = LinearConfig::new(3, 2)
+            .with_bias(group.rank() == 0)
+            .init(&device);
+        Ddp::new(&group, DdpConfig::new(), &model)
+            .unwrap_err()
+            .to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("rank 1") && error.contains("nothing, expected `bias`"),
+            "{error}"
+        );
+    }
+}
+
+#[derive(Module, Debug)]
+struct Branches {
+    used: Param<Tensor<1>>,
+    sometimes: Param<Tensor<1>>,
+    never: Param<Tensor<1>>,
+}
+
+#[test]
+fn unused_parameters_hold_nobody_up() {
+    over_tcp(2, 1, |group| {
+        let device = Device::flex().autodiff();
+        let param = || Param::from_tensor(Tensor::<1>::ones([3], &device));
+        let model = Branches {
+            used: param(),
+            sometimes: param(),
+            never: param(),
+        };
+        let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        let mut loss = model.used.val().sum() * (1.0 + group.rank() as f32);
+        if group.rank() == 1 {
+            loss = loss + model.sometimes.val().sum() * 4.0;
+        }
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let gradients = ddp.reduce_gradients(gradients, &model).unwrap();
+        let get = |param: &Param<Tensor<1>>| {
+            let gradient = gradients.get::<1>(param.id)?;
+            Some(gradient.into_data().try_to_vec::<f32>().unwrap())
+        };
+        assert_eq!(get(&model.used), Some(vec![1.5; 3]));
+        assert_eq!(get(&model.sometimes), Some(vec![2.0; 3]));
+        assert_eq!(get(&model.never), None);
+    });
+}
+
+#[test]
+fn accumulation_averages_once() {
+    locally(2, |group| {
+        let device = Device::flex().autodiff();
+        let model = LinearConfig::new(2, 1).init(&device);
+        let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        let gradients = |value: f32| {
+            let input = Tensor::<2>::full([1, 2], value, &device);
+            GradientsParams::from_grads(model.forward(input).sum().backward(), &model)
+        };
+        let rank = group.rank() as f32;
+        let bytes = group.stats().bytes_reduced;
+        let local = ddp
+            .no_sync(|ddp| ddp.reduce_gradients(gradients(rank), &model))
+            .unwrap();
+        let weight = local.get::<2>(model.weight.id).unwrap();
+        assert_eq!(weight.into_data().try_to_vec::<f32>().unwrap(), [rank; 2]);
+        assert_eq!((ddp.stats().steps, group.stats().bytes_reduced), (0, bytes));
+
+        let averaged = ddp.reduce_gradients(gradients(rank), &model).unwrap();
+        let weight = averaged.get::<2>(model.weight.id).unwrap();
+        assert_eq!(weight.into_data().try_to_vec::<f32>().unwrap(), [0.5; 2]);
+        assert_eq!(ddp.stats().steps, 1);
+        assert!(ddp.all_reduce_any(group.rank() == 1).unwrap());
+    });
+}
+
+#[test]
+fn another_model_is_refused() {
+    locally(2, |group| {
+        let device = Device::flex().autodiff();
+        let model = LinearConfig::new(2, 1).init(&device);
+        let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        let frozen = model.freeze();
+        let error = ddp
+            .reduce_gradients(GradientsParams::new(), &frozen)
+            .unwrap_err();
+        assert!(matches!(error, DdpError::InvalidArgument(_)));
+    });
+}

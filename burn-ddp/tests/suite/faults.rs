@@ -1,0 +1,382 @@
+//! Everything that can go wrong with a rank: the others must say which one it was, in time.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn_ddp::{CallKind, DdpError, ProcessGroup, ReduceOp};
+use nix::sys::signal::Signal;
+
+use crate::ranks::{locally, meeting_place, over_tcp, start, start_one};
+
+#[test]
+fn processes_reduce() {
+    for world_size in [2, 3, 4] {
+        let (_folder, url) = meeting_place();
+        let expected: f32 = (0..world_size).map(|rank| rank as f32 + 0.5).sum();
+        for rank in start("sum", world_size, &url, 60.0) {
+            let (success, output) = rank.finish(Duration::from_secs(60));
+            assert!(success, "{output}");
+            assert!(
+                output.contains(&format!("RESULT ok {expected} {expected}")),
+                "{output}"
+            );
+        }
+    }
+}
+
+/// Reads a process's output until it has made some steps.
+fn wait_for_steps(rank: &mut crate::ranks::Rank, steps: usize) {
+    let mut lines = BufReader::new(rank.0.stdout.as_mut().unwrap()).lines();
+    for _ in 0..steps {
+        while !lines.next().unwrap().unwrap().contains("STEP") {}
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_at_once() {
+    for (world_size, victim) in [(2, 1), (3, 0), (4, 2)] {
+        let (_folder, url) = meeting_place();
+        let mut ranks = start("loop", world_size, &url, 60.0);
+        wait_for_steps(&mut ranks[victim], 3);
+        ranks[victim].signal(Signal::SIGKILL);
+        let start = Instant::now();
+        for (index, rank) in ranks.into_iter().enumerate() {
+            let (success, output) = rank.finish(Duration::from_secs(20));
+            assert!(!success);
+            if index != victim {
+                let named = format!("rank {victim} died");
+                assert!(output.contains(&named), "rank {index}: {output}");
+            }
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            start.elapsed()
+        );
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_within_the_timeout() {
+    for (world_size, victim) in [(2, 0), (4, 2)] {
+        let (_folder, url) = meeting_place();
+        let mut ranks = start("loop", world_size, &url, 3.0);
+        wait_for_steps(&mut ranks[victim], 3);
+        ranks[victim].signal(Signal::SIGSTOP);
+        let start = Instant::now();
+        let stopped = ranks.remove(victim);
+        for rank in ranks {
+            let (success, output) = rank.finish(Duration::from_secs(20));
+            assert!(!success);
+            assert!(
+                output.contains(&format!("waiting for ranks [{victim}]")),
+                "{output}"
+            );
+            assert!(output.contains("no sign of life"), "{output}");
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(8),
+            "{:?}",
+            start.elapsed()
+        );
+        stopped.signal(Signal::SIGCONT);
+        let (success, output) = stopped.finish(Duration::from_secs(20));
+        assert!(!success);
+        assert!(output.contains("RESULT error"), "it learns why: {output}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_early_is_named() {
+    let (_folder, url) = meeting_place();
+    let results: Vec<_> = start("leave", 3, &url, 30.0)
+        .into_iter()
+        .map(|rank| rank.finish(Duration::from_secs(20)))
+        .collect();
+    assert!(results[1].0);
+    for index in [0, 2] {
+        let output = &results[index].1;
+        assert!(
+            output.contains("rank 1 left the group, but barrier #0"),
+            "{output}"
+        );
+    }
+}
+
+#[test]
+fn a_panicking_rank_is_named() {
+    let (_folder, url) = meeting_place();
+    let results: Vec<_> = start("panic", 2, &url, 30.0)
+        .into_iter()
+        .map(|rank| rank.finish(Duration::from_secs(20)))
+        .collect();
+    assert!(
+        results[0].1.contains("rank 1 aborted: it panicked"),
+        "{}",
+        results[0].1
+    );
+}
+
+#[test]
+fn another_call_or_shape_is_found_out_by_all() {
+    type Calls = fn(&ProcessGroup) -> Result<(), DdpError>;
+    let pairs: [(Calls, Calls, &str, &str); 4] = [
+        (
+            |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Sum),
+            |group| group.all_reduce(&mut [0f32; 11], ReduceOp::Sum),
+            "all_reduce(sum, f32 x 10) #1",
+            "all_reduce(sum, f32 x 11) #1",
+        ),
+        (
+            |group| group.all_reduce(&mut vec![0f32; 100_000], ReduceOp::Sum),
+            |group| group.all_reduce(&mut vec![0f64; 100_000], ReduceOp::Sum),
+            "all_reduce(sum, f32 x 100000) #1",
+            "all_reduce(sum, f64 x 100000) #1",
+        ),
+        (
+            |group| group.barrier(),
+            |group| group.all_gather(&[1u8]).map(drop),
+            "barrier #1",
+            "all_gather(u8 x 1) #1",
+        ),
+        (
+            |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Sum),
+            |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Max),
+            "all_reduce(sum, f32 x 10) #1",
+            "all_reduce(max, f32 x 10) #1",
+        ),
+    ];
+    for (most, odd, most_name, odd_name) in pairs {
+        let body = |group: ProcessGroup| {
+            group.barrier().unwrap();
+            let result = match group.rank() {
+                2 => odd(&group),
+                _ => most(&group),
+            };
+            // Those that did not meet the odd one learn of it in the next call.
+            let error = result.and_then(|()| group.barrier()).unwrap_err();
+            assert!(error.is_fault());
+            assert_eq!(group.barrier().unwrap_err().to_string(), error.to_string());
+            // Nobody leaves before all have seen it.
+            thread::sleep(Duration::from_millis(300));
+            error.to_string()
+        };
+        for text in [over_tcp(3, 1, body), locally(3, body)].concat() {
+            assert!(
+                text.contains("rank 2") && text.contains("diverged"),
+                "{text}"
+            );
+            assert!(text.contains(odd_name), "{text}");
+            // The other call named is the same, or the one after it.
+            assert!(text.contains(most_name) || text.contains("#2"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_late_rank_is_told_from_a_dead_one() {
+    let body = |group: ProcessGroup| {
+        if group.rank() == 1 {
+            thread::sleep(Duration::from_millis(2500));
+        }
+        group.barrier().unwrap_err()
+    };
+    let (_folder, url) = meeting_place();
+    let results: Vec<DdpError> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                let url = &url;
+                scope.spawn(move || {
+                    let builder = ProcessGroup::builder().timeout(Duration::from_secs(1));
+                    body(builder.connect(url, rank, 3).unwrap())
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for error in results {
+        let DdpError::Timeout {
+            ranks, call, why, ..
+        } = &error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!((ranks.as_slice(), call.kind), (&[1][..], CallKind::Barrier));
+        assert!(why.contains("not in this call yet"), "{why}");
+    }
+}
+
+#[test]
+fn an_abort_reaches_everyone() {
+    let body = |group: ProcessGroup| {
+        if group.rank() == 1 {
+            group.abort("the disk is full");
+        }
+        group.barrier().unwrap_err().to_string()
+    };
+    for text in [over_tcp(3, 1, body), locally(3, body)].concat() {
+        assert_eq!(text, "rank 1 aborted: the disk is full");
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[test]
+fn a_busy_port_is_a_setup_error() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let error = ProcessGroup::connect(&format!("tcp://{address}"), 0, 2).unwrap_err();
+    assert!(matches!(error, DdpError::PortInUse { address: busy } if busy == address));
+    assert!(error.is_setup());
+}
+
+#[test]
+fn missing_ranks_are_named_to_those_who_came() {
+    let url = format!("tcp://127.0.0.1:{}", free_port());
+    let results: Vec<DdpError> = thread::scope(|scope| {
+        let ranks: Vec<_> = [0, 2]
+            .map(|rank| {
+                let url = &url;
+                scope.spawn(move || {
+                    let builder = ProcessGroup::builder().timeout(Duration::from_secs(1));
+                    builder.connect(url, rank, 4).unwrap_err()
+                })
+            })
+            .into_iter()
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for error in results {
+        assert!(error.is_setup());
+        let DdpError::MissingRanks { missing, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(missing, &[1, 3]);
+    }
+}
+
+#[test]
+fn without_a_master_the_address_is_named() {
+    let url = format!("tcp://127.0.0.1:{}", free_port());
+    let start = Instant::now();
+    let builder = ProcessGroup::builder().connect_timeout(Duration::from_millis(500));
+    let error = builder.connect(&url, 1, 2).unwrap_err();
+    assert!(matches!(&error, DdpError::Connect { address, .. } if url.ends_with(address)));
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn strangers_and_garbage_do_not_disturb_the_job() {
+    let port = free_port();
+    let url = format!("tcp://127.0.0.1:{port}");
+    thread::scope(|scope| {
+        let join = |rank| {
+            let url = &url;
+            scope.spawn(move || {
+                ProcessGroup::builder()
+                    .timeout(Duration::from_secs(30))
+                    .secret("ours")
+                    .connect(url, rank, 2)
+                    .unwrap()
+            })
+        };
+        let first = join(0);
+        let mut connections = Vec::new();
+        while connections.len() < 20 {
+            if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
+                connections.push(stream);
+            }
+        }
+        // Some send garbage, some nothing, some hang up.
+        for (index, stream) in connections.iter_mut().enumerate() {
+            if index % 3 == 0 {
+                stream.write_all(&[0xFF; 200]).unwrap();
+            }
+        }
+        connections.truncate(15);
+
+        let guess = ProcessGroup::builder()
+            .timeout(Duration::from_secs(5))
+            .secret("a guess")
+            .connect(&url, 1, 2)
+            .unwrap_err();
+        assert!(
+            matches!(&guess, DdpError::Refused { rank: 1, reason } if reason.contains("secret"))
+        );
+        for (rank, world_size, why) in [(1, 3, "world sizes differ"), (0, 2, "in use")] {
+            let builder = ProcessGroup::builder().timeout(Duration::from_secs(5));
+            let error = builder
+                .secret("ours")
+                .connect(&url, rank, world_size)
+                .unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+
+        let second = join(1);
+        let groups = [first.join().unwrap(), second.join().unwrap()];
+        let listening = TcpStream::connect(("127.0.0.1", port));
+        let mut stream = listening.expect("it still listens, for duplicates");
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        for group in groups {
+            scope.spawn(move || {
+                let mut data = [1f32];
+                group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert_eq!(data, [2.0]);
+            });
+        }
+        let mut reply = Vec::new();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let _ = stream.read_to_end(&mut reply);
+        assert!(!reply.is_empty(), "a challenge comes first");
+    });
+}
+
+#[test]
+fn a_duplicate_rank_is_refused() {
+    let url = format!("tcp://127.0.0.1:{}", free_port());
+    thread::scope(|scope| {
+        let join = |rank, seconds| {
+            let url = &url;
+            scope.spawn(move || {
+                let builder = ProcessGroup::builder().timeout(Duration::from_secs(seconds));
+                builder.connect(url, rank, 3)
+            })
+        };
+        let master = join(0, 30);
+        let first = join(1, 30);
+        thread::sleep(Duration::from_millis(500));
+        let error = join(1, 5).join().unwrap().unwrap_err();
+        assert!(
+            matches!(&error, DdpError::Refused { rank: 1, .. }),
+            "{error}"
+        );
+        let last = join(2, 30);
+        for rank in [master, first, last] {
+            assert!(rank.join().unwrap().is_ok());
+        }
+    });
+}
+
+#[test]
+fn a_restarted_rank_may_register_again() {
+    let (_folder, url) = meeting_place();
+    let early = start_one("sum", 1, 3, &url, 30.0);
+    let master = start_one("sum", 0, 3, &url, 30.0);
+    thread::sleep(Duration::from_millis(500));
+    early.signal(Signal::SIGKILL);
+    drop(early);
+    let others = [1, 2].map(|rank| start_one("sum", rank, 3, &url, 30.0));
+    for rank in others.into_iter().chain([master]) {
+        let (success, output) = rank.finish(Duration::from_secs(40));
+        assert!(success, "{output}");
+    }
+}

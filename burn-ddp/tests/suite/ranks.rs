@@ -1,0 +1,209 @@
+//! Ranks for tests: threads over TCP, threads in one process, and real processes.
+
+use std::{
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn_ddp::{
+    DdpError, LocalGroup, ProcessGroup,
+    launch::{self, LaunchOptions},
+};
+
+/// The variable that tells a process of this binary which scenario to play.
+pub(crate) const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
+
+/// The arguments that make this binary run nothing but [`play`].
+pub(crate) const PLAY: [&str; 4] = ["ranks::play", "--exact", "--nocapture", "--test-threads=1"];
+
+/// Runs `body` on `world_size` threads that talk over TCP, and returns what each returned.
+pub(crate) fn over_tcp<R: Send>(
+    world_size: usize,
+    sockets: usize,
+    body: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().join("master").display());
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let (url, body) = (&url, &body);
+                scope.spawn(move || {
+                    let group = ProcessGroup::builder()
+                        .timeout(Duration::from_secs(60))
+                        .sockets(sockets)
+                        .connect(url, rank, world_size)
+                        .unwrap();
+                    body(group)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Runs `body` on `world_size` threads that talk within the process.
+pub(crate) fn locally<R: Send>(
+    world_size: usize,
+    body: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    thread::scope(|scope| {
+        let ranks: Vec<_> = LocalGroup::new(world_size)
+            .into_iter()
+            .map(|group| scope.spawn(|| body(group)))
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// A rank in a process of its own.
+pub(crate) struct Rank(pub(crate) Child);
+
+impl Rank {
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.0.id() as i32);
+        nix::sys::signal::kill(pid, signal).unwrap();
+    }
+
+    /// Waits for its end and returns what it printed.
+    pub(crate) fn finish(mut self, limit: Duration) -> (bool, String) {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                break status;
+            }
+            if start.elapsed() > limit {
+                self.0.kill().unwrap();
+                self.0.wait().unwrap();
+                panic!("a rank did not end within {limit:?}");
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        let mut output = String::new();
+        std::io::Read::read_to_string(self.0.stdout.as_mut().unwrap(), &mut output).unwrap();
+        (status.success(), output)
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts `world_size` processes of this binary that play a scenario.
+pub(crate) fn start(scenario: &str, world_size: usize, url: &str, timeout: f64) -> Vec<Rank> {
+    (0..world_size)
+        .map(|rank| start_one(scenario, rank, world_size, url, timeout))
+        .collect()
+}
+
+pub(crate) fn start_one(
+    scenario: &str,
+    rank: usize,
+    world_size: usize,
+    url: &str,
+    timeout: f64,
+) -> Rank {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(PLAY)
+        .env(SCENARIO, scenario)
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", world_size.to_string())
+        .env("BURN_DDP_RENDEZVOUS", url)
+        .env("BURN_DDP_TIMEOUT", timeout.to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    Rank(child)
+}
+
+/// A fresh rendezvous file.
+pub(crate) fn meeting_place() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().join("master").display());
+    (folder, url)
+}
+
+/// Not a test by itself: what a process started by [`start`] runs. Without a scenario, it checks
+/// that an unknown one is refused.
+#[test]
+fn play() {
+    let Ok(scenario) = std::env::var(SCENARIO) else {
+        assert!(scenario_named("none").is_none());
+        return;
+    };
+    if scenario == "launch" {
+        let options = LaunchOptions::new()
+            .arguments(PLAY)
+            .variable(SCENARIO, "loop");
+        launch::spawn(std::env::current_exe().unwrap(), 2, options).unwrap_err();
+        return;
+    }
+    let body = scenario_named(&scenario).expect("a known scenario");
+    let result = ProcessGroup::init().and_then(body);
+    match result {
+        Ok(text) => println!("RESULT ok {text}"),
+        Err(error) => {
+            println!("RESULT error {error}");
+            std::process::exit(1);
+        }
+    }
+}
+
+type Scenario = fn(ProcessGroup) -> Result<String, DdpError>;
+
+fn scenario_named(name: &str) -> Option<Scenario> {
+    let body: Scenario = match name {
+        "sum" => |group| {
+            let mut data = vec![group.rank() as f32 + 0.5; 100_003];
+            group.all_reduce(&mut data, burn_ddp::ReduceOp::Sum)?;
+            group.barrier()?;
+            Ok(format!("{} {}", data[0], data[100_002]))
+        },
+        // All-reduces for ever, with a word after the first, so that it can be shot.
+        "loop" => |group| {
+            println!("PID {}", std::process::id());
+            let mut data = vec![1f32; 1 << 20];
+            loop {
+                group.all_reduce(&mut data, burn_ddp::ReduceOp::Mean)?;
+                println!("STEP");
+            }
+        },
+        "leave" => |group| {
+            if group.rank() == 1 {
+                return Ok("left".into());
+            }
+            group.barrier()?;
+            group.barrier()?;
+            Ok("stayed".into())
+        },
+        "exit 7" => |group| {
+            if group.rank() == 1 {
+                std::process::exit(7);
+            }
+            thread::sleep(Duration::from_secs(300));
+            Ok("slept".into())
+        },
+        "die" => |group| {
+            if group.rank() == 2 {
+                let own = nix::unistd::Pid::this();
+                nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL).unwrap();
+            }
+            group.barrier()?;
+            Ok("stayed".into())
+        },
+        "panic" => |group| {
+            if group.rank() == 1 {
+                panic!("on purpose");
+            }
+            group.barrier()?;
+            Ok("stayed".into())
+        },
+        _ => return None,
+    };
+    Some(body)
+}

@@ -1,0 +1,161 @@
+//! The sampler against PyTorch's, and its properties.
+
+use std::collections::HashMap;
+
+use burn::data::{
+    dataloader::{DataLoaderBuilder, batcher::Batcher},
+    dataset::{Dataset, InMemDataset},
+};
+use burn::tensor::Device;
+use burn_ddp::DistributedSampler;
+use proptest::prelude::*;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Case {
+    length: usize,
+    ranks: usize,
+    drop_last: bool,
+    indices: Vec<Vec<usize>>,
+}
+
+#[test]
+fn without_shuffling_it_is_pytorchs() {
+    let text = include_str!("../fixtures/distributed_sampler_no_shuffle.json");
+    let cases: Vec<Case> = serde_json::from_str(text).unwrap();
+    assert!(cases.len() > 20);
+    for case in cases {
+        for (rank, expected) in case.indices.iter().enumerate() {
+            let sampler =
+                DistributedSampler::new(case.length, rank, case.ranks).drop_last(case.drop_last);
+            assert_eq!(sampler.indices(), *expected);
+            assert_eq!(sampler.len(), expected.len());
+        }
+    }
+}
+
+fn counts(samplers: &[DistributedSampler]) -> HashMap<usize, usize> {
+    let mut counts = HashMap::new();
+    for index in samplers.iter().flat_map(DistributedSampler::indices) {
+        *counts.entry(index).or_default() += 1;
+    }
+    counts
+}
+
+fn all_ranks(
+    ranks: usize,
+    sampler: impl Fn(usize) -> DistributedSampler,
+) -> Vec<DistributedSampler> {
+    (0..ranks).map(sampler).collect()
+}
+
+proptest! {
+    #[test]
+    fn padding_covers_everything_and_evens_out(
+        items in 0usize..200, ranks in 1usize..9, seed: u64, epoch: u64,
+    ) {
+        let samplers = all_ranks(ranks, |rank| {
+            let mut sampler = DistributedSampler::new(items, rank, ranks).shuffle(true).seed(seed);
+            sampler.set_epoch(epoch);
+            sampler
+        });
+        let counts = counts(&samplers);
+        prop_assert_eq!(counts.len(), items);
+        let total: usize = counts.values().sum();
+        prop_assert_eq!(total, items.div_ceil(ranks) * ranks);
+        for sampler in &samplers {
+            prop_assert_eq!(sampler.len(), items.div_ceil(ranks));
+        }
+        if items > 0 {
+            // Repeats are spread evenly.
+            let spread = counts.values().max().unwrap() - counts.values().min().unwrap();
+            prop_assert!(spread <= 1);
+        }
+    }
+
+    #[test]
+    fn dropping_repeats_nothing(items in 0usize..200, ranks in 1usize..9, seed: u64) {
+        let samplers = all_ranks(ranks, |rank| {
+            DistributedSampler::new(items, rank, ranks).shuffle(true).seed(seed).drop_last(true)
+        });
+        let counts = counts(&samplers);
+        prop_assert_eq!(counts.len(), items / ranks * ranks);
+        prop_assert!(counts.values().all(|count| *count == 1));
+    }
+
+    #[test]
+    fn evaluation_deals_everything_once(items in 0usize..200, ranks in 1usize..9) {
+        let samplers = all_ranks(ranks, |rank| DistributedSampler::evaluation(items, rank, ranks));
+        let counts = counts(&samplers);
+        prop_assert_eq!(counts.len(), items);
+        prop_assert!(counts.values().all(|count| *count == 1));
+        let lens: Vec<usize> = samplers.iter().map(DistributedSampler::len).collect();
+        prop_assert!(lens.iter().max().unwrap() - lens.iter().min().unwrap() <= 1);
+    }
+
+    #[test]
+    fn skipping_resumes(items in 1usize..200, ranks in 1usize..5, seed: u64, skip in 0usize..60) {
+        let mut sampler = DistributedSampler::new(items, 0, ranks).shuffle(true).seed(seed);
+        sampler.set_epoch(3);
+        let whole = sampler.indices();
+        sampler.skip(skip);
+        prop_assert_eq!(sampler.indices(), whole[skip.min(whole.len())..].to_vec());
+        prop_assert_eq!(sampler.len(), whole.len().saturating_sub(skip));
+        prop_assert_eq!(sampler.is_empty(), skip >= whole.len());
+    }
+}
+
+#[test]
+fn epochs_differ_and_repeat() {
+    let mut sampler = DistributedSampler::new(100, 0, 2).shuffle(true).seed(7);
+    let first = sampler.indices();
+    sampler.set_epoch(1);
+    let second = sampler.indices();
+    assert_ne!(first, second);
+    sampler.set_epoch(0);
+    assert_eq!(sampler.indices(), first);
+    // seed + epoch, as in PyTorch.
+    assert_eq!(
+        DistributedSampler::new(100, 0, 2)
+            .shuffle(true)
+            .seed(8)
+            .indices(),
+        second
+    );
+}
+
+#[test]
+#[should_panic(expected = "rank 2 must be below the world size, 2")]
+fn a_rank_outside_is_refused() {
+    let _ = DistributedSampler::new(10, 2, 2);
+}
+
+#[derive(Clone)]
+struct Collect;
+
+impl Batcher<usize, Vec<usize>> for Collect {
+    fn batch(&self, items: Vec<usize>, _device: &Device) -> Vec<usize> {
+        items
+    }
+}
+
+#[test]
+fn it_plugs_into_burns_data_loader() {
+    let dataset = InMemDataset::new((0..23).map(|item| item * 10).collect::<Vec<usize>>());
+    let mut sampler = DistributedSampler::new(23, 1, 2).shuffle(true).seed(5);
+    sampler.set_epoch(2);
+    let shard = sampler.shard(dataset);
+    assert_eq!(shard.len(), 12);
+    let loader = DataLoaderBuilder::new(Collect).batch_size(5).build(shard);
+    let batches: Vec<Vec<usize>> = loader.iter().map(|batch| batch.unwrap()).collect();
+    assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [5, 5, 2]);
+    let expected: Vec<usize> = sampler.indices().iter().map(|index| index * 10).collect();
+    assert_eq!(batches.concat(), expected);
+}
+
+#[test]
+#[should_panic(expected = "the dataset must have the length that the sampler was made for")]
+fn another_dataset_is_refused() {
+    let dataset = InMemDataset::new(vec![1usize, 2]);
+    let _ = DistributedSampler::new(3, 0, 1).shard(dataset);
+}

@@ -1,0 +1,313 @@
+//! Synchronized batch normalization against PyTorch's batch normalization of the whole batch.
+
+use burn::{
+    module::Module,
+    nn::{BatchNorm, BatchNormConfig},
+    tensor::{DType, Device, Tensor, TensorData, Tolerance},
+};
+use burn_ddp::{ProcessGroup, SyncBatchNorm};
+use serde::Deserialize;
+
+use crate::ranks::{locally, over_tcp};
+
+#[derive(Deserialize)]
+struct Case {
+    shards: Vec<usize>,
+    shape: Vec<usize>,
+    eps: f64,
+    momentum: f64,
+    gamma: Vec<f64>,
+    beta: Vec<f64>,
+    x: Vec<f64>,
+    y: Vec<f64>,
+    dy: Vec<f64>,
+    dx: Vec<f64>,
+    dgamma: Vec<f64>,
+    dbeta: Vec<f64>,
+    running_mean: Vec<f64>,
+    batch_var_biased: Vec<f64>,
+}
+
+fn cases() -> Vec<Case> {
+    serde_json::from_str(include_str!("../fixtures/sync_batch_norm.json")).unwrap()
+}
+
+fn tensor<const D: usize>(
+    values: &[f64],
+    shape: [usize; D],
+    dtype: DType,
+    device: &Device,
+) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, dtype))
+}
+
+/// A rank's share of values whose first dimension is the batch.
+fn share<'a>(case: &Case, values: &'a [f64], rank: usize) -> &'a [f64] {
+    let sample: usize = case.shape[1..].iter().product();
+    let start: usize = case.shards[..rank].iter().sum();
+    &values[start * sample..][..case.shards[rank] * sample]
+}
+
+fn close(actual: &[f64], expected: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (index, (a, b)) in actual.iter().zip(expected).enumerate() {
+        assert!(
+            (a - b).abs() <= tolerance * b.abs().max(1.0),
+            "{what}[{index}]: {a} != {b}"
+        );
+    }
+}
+
+struct Outcome {
+    y: Vec<f64>,
+    dx: Vec<f64>,
+    dgamma: Vec<f64>,
+    dbeta: Vec<f64>,
+    running_mean: Vec<f64>,
+    running_var: Vec<f64>,
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+fn norm(case: &Case, group: &ProcessGroup, dtype: DType, device: &Device) -> SyncBatchNorm {
+    let channels = case.shape[1];
+    let config = BatchNormConfig::new(channels)
+        .with_epsilon(case.eps)
+        .with_momentum(case.momentum);
+    let mut norm = config.init(device);
+    norm.gamma = norm
+        .gamma
+        .map(|_| tensor(&case.gamma, [channels], dtype, device).require_grad());
+    norm.beta = norm
+        .beta
+        .map(|_| tensor(&case.beta, [channels], dtype, device).require_grad());
+    SyncBatchNorm::new(&norm, group)
+}
+
+fn run<const D: usize>(
+    case: &Case,
+    group: &ProcessGroup,
+    dtype: DType,
+    device: &Device,
+) -> Outcome {
+    let rank = group.rank();
+    let mut shape: [usize; D] = case.shape.clone().try_into().unwrap();
+    shape[0] = case.shards[rank];
+    let norm = norm(case, group, dtype, device);
+    let x = tensor(share(case, &case.x, rank), shape, dtype, device).require_grad();
+    let dy = tensor(share(case, &case.dy, rank), shape, dtype, device);
+    let y = norm.forward(x.clone());
+    assert_eq!((y.dims(), y.dtype()), (shape, dtype));
+    let grads = (y.clone() * dy).sum().backward();
+    Outcome {
+        y: values(y),
+        dx: values(x.grad(&grads).unwrap()),
+        dgamma: values(norm.gamma.grad(&grads).unwrap()),
+        dbeta: values(norm.beta.grad(&grads).unwrap()),
+        running_mean: values(norm.running_mean.value_sync()),
+        running_var: values(norm.running_var.value_sync()),
+    }
+}
+
+fn check(dtype: DType, tolerance: f64, device: &Device, tcp: bool) {
+    for case in cases() {
+        let body = |group: ProcessGroup| match case.shape.len() {
+            3 => run::<3>(&case, &group, dtype, device),
+            4 => run::<4>(&case, &group, dtype, device),
+            rank => panic!("a case of rank {rank}"),
+        };
+        let world_size = case.shards.len();
+        let ranks = match tcp {
+            true => over_tcp(world_size, 1, body),
+            false => locally(world_size, body),
+        };
+        // The running statistics are f32 whatever the input is.
+        let running = tolerance.max(1e-6);
+        for (rank, outcome) in ranks.iter().enumerate() {
+            close(&outcome.y, share(&case, &case.y, rank), tolerance, "y");
+            close(&outcome.dx, share(&case, &case.dx, rank), tolerance, "dx");
+            close(
+                &outcome.running_mean,
+                &case.running_mean,
+                running,
+                "running mean",
+            );
+            let running_var: Vec<f64> = case
+                .batch_var_biased
+                .iter()
+                .map(|batch| 1.0 - case.momentum + case.momentum * batch)
+                .collect();
+            close(
+                &outcome.running_var,
+                &running_var,
+                running,
+                "running variance",
+            );
+        }
+        let sum = |of: fn(&Outcome) -> &[f64]| -> Vec<f64> {
+            let channels = 0..case.shape[1];
+            channels
+                .map(|channel| ranks.iter().map(|rank| of(rank)[channel]).sum())
+                .collect()
+        };
+        close(
+            &sum(|it| &it.dgamma),
+            &case.dgamma,
+            tolerance * 4.0,
+            "dgamma",
+        );
+        close(&sum(|it| &it.dbeta), &case.dbeta, tolerance * 4.0, "dbeta");
+    }
+}
+
+#[test]
+fn it_is_batch_norm_of_the_whole_batch() {
+    let device = Device::flex().autodiff();
+    assert!(cases().iter().any(|case| case.shards.contains(&0)));
+    assert!(cases().iter().any(|case| case.shards.contains(&1)));
+    check(DType::F32, 2e-5, &device, true);
+    check(DType::F64, 1e-10, &device, false);
+}
+
+#[test]
+fn sixteen_bit_inputs_have_f32_statistics() {
+    // Inputs and outputs are rounded to 8 bits of precision, the running statistics are not.
+    check_16_bit(DType::BF16, 0.03);
+    check_16_bit(DType::F16, 0.004);
+}
+
+fn check_16_bit(dtype: DType, tolerance: f64) {
+    let device = Device::flex().autodiff();
+    let results = locally(2, |group| {
+        let norm = SyncBatchNorm::new(&BatchNormConfig::new(1).init(&device), &group);
+        // 1001 samples around 100: a 16-bit mean or variance would be far off.
+        let len = 500 + group.rank();
+        let samples: Vec<f64> = (0..len)
+            .map(|index| 100.0 + ((group.rank() * 500 + index) % 7) as f64)
+            .collect();
+        let x = tensor(&samples, [len, 1], dtype, &device);
+        let y = norm.forward(x.clone());
+        assert_eq!(y.dtype(), dtype);
+        (samples, values(y), values(norm.running_mean.value_sync()))
+    });
+    let all: Vec<f64> = results
+        .iter()
+        .flat_map(|(samples, ..)| samples.clone())
+        .collect();
+    let count = all.len() as f64;
+    let mean = all.iter().sum::<f64>() / count;
+    let variance = all.iter().map(|it| (it - mean).powi(2)).sum::<f64>() / count;
+    for (samples, y, running_mean) in results {
+        close(&running_mean, &[0.1 * mean], 1e-5, "running mean");
+        let expected: Vec<f64> = samples
+            .iter()
+            .map(|it| (it - mean) / (variance + 1e-5).sqrt())
+            .collect();
+        close(&y, &expected, tolerance, "y");
+    }
+}
+
+fn sample(device: &Device) -> Tensor<3> {
+    let values: Vec<f64> = (0..24).map(|index| f64::from(index * index % 11)).collect();
+    tensor(&values, [4, 2, 3], DType::F32, device)
+}
+
+#[test]
+fn alone_frozen_and_in_evaluation_it_is_batch_norm() {
+    let device = Device::flex().autodiff();
+    let plain = BatchNormConfig::new(2).init(&device);
+    let single = SyncBatchNorm::new(&plain.clone().fork(&device), &ProcessGroup::single());
+    let expected = plain.forward(sample(&device)).into_data();
+    single
+        .forward(sample(&device))
+        .into_data()
+        .assert_eq(&expected, true);
+    for states in [
+        [&plain.running_mean, &single.running_mean],
+        [&plain.running_var, &single.running_var],
+    ] {
+        let [plain, single] = states.map(|it| it.value_sync().into_data());
+        plain.assert_eq(&single, true);
+    }
+
+    // Without a collective: one rank of two calls alone.
+    let inference = Device::flex();
+    let results = locally(2, |group| {
+        if group.rank() == 1 {
+            return None;
+        }
+        let norm = SyncBatchNorm::new(&plain, &group);
+        let frozen = norm.clone().freeze().forward(sample(&device)).into_data();
+        let valid = norm.valid().forward(sample(&inference)).into_data();
+        Some([frozen, valid])
+    });
+    let expected = plain.valid().forward(sample(&inference)).into_data();
+    for data in results.into_iter().flatten().flatten() {
+        data.assert_approx_eq::<f32>(&expected, Tolerance::default());
+    }
+}
+
+#[test]
+fn records_are_those_of_batch_norm() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Device::flex().autodiff();
+    let group = ProcessGroup::single();
+    let trained: BatchNorm = BatchNormConfig::new(2).init(&device);
+    trained.forward(sample(&device));
+    // Burn's records leave out an update that nobody has asked for yet.
+    trained.running_mean.value_sync();
+    trained.running_var.value_sync();
+    let sync = SyncBatchNorm::new(&trained, &group);
+
+    for (name, to_plain) in [("sync", true), ("plain", false)] {
+        let path = folder.path().join(name);
+        let state = match to_plain {
+            true => {
+                sync.clone().save_file(&path).unwrap();
+                let fresh = BatchNormConfig::new(2).init(&device);
+                let loaded = fresh.try_load_file(&path).unwrap();
+                [loaded.running_mean, loaded.running_var]
+            }
+            false => {
+                trained.clone().save_file(&path).unwrap();
+                let fresh = BatchNormConfig::new(2).init(&device);
+                let fresh = SyncBatchNorm::new(&fresh, &group);
+                let loaded = fresh.try_load_file(&path).unwrap();
+                [loaded.running_mean, loaded.running_var]
+            }
+        };
+        let expected = [&trained.running_mean, &trained.running_var];
+        for (state, expected) in state.iter().zip(expected) {
+            let expected = expected.value_sync().into_data();
+            state.value_sync().into_data().assert_eq(&expected, true);
+        }
+    }
+    let back = BatchNorm::from(sync);
+    assert_eq!(back.gamma.id, trained.gamma.id);
+}
+
+#[test]
+fn it_trains_under_gradient_checkpointing() {
+    let device = Device::flex().autodiff().gradient_checkpointing();
+    check(DType::F32, 2e-5, &device, false);
+}
+
+#[test]
+fn a_fault_surfaces_in_the_next_call() {
+    let device = Device::flex().autodiff();
+    let errors = locally(2, |group| {
+        if group.rank() == 1 {
+            return group.abort("enough").to_string();
+        }
+        while group.fault().is_none() {
+            std::thread::yield_now();
+        }
+        let norm = SyncBatchNorm::new(&BatchNormConfig::new(2).init(&device), &group);
+        let output = norm.forward(sample(&device).require_grad());
+        let _grads = output.sum().backward();
+        group.barrier().unwrap_err().to_string()
+    });
+    assert_eq!(errors, ["rank 1 aborted: enough"; 2]);
+}

@@ -1,0 +1,58 @@
+//! [`LayerError`].
+
+use burn::remote::ConnectError;
+
+/// Why a layered device could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The device is served already: a layer goes under the service.
+    #[error(
+        "{device} is a remote or layered device already; put all layers on the plain device at \
+         once: Layers::on(device).layer(a).layer(b).serve()"
+    )]
+    AlreadyServed {
+        /// The device, as Burn prints it.
+        device: String,
+    },
+    /// No layer can be put over this kind of device in this build.
+    #[error(
+        "no layer can be put over {device}: layers go over Flex and the CubeCL devices \
+         (features flex, cpu, cuda, wgpu of burn-layer)"
+    )]
+    UnsupportedDevice {
+        /// The device, as Burn prints it.
+        device: String,
+    },
+    /// The layer needs a dtype that the device cannot compute in.
+    #[error("{device} cannot compute in {wanted}; it can in {}", supported.join(", "))]
+    UnsupportedDType {
+        /// The device, as Burn prints it.
+        device: String,
+        /// The dtype that was asked for.
+        wanted: String,
+        /// The float dtypes that the device computes in.
+        supported: Vec<String>,
+    },
+    /// The loopback socket could not be opened.
+    #[error("no socket could be opened on 127.0.0.1 for the layered device: {source}")]
+    Bind {
+        /// What the operating system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The thread that serves layered devices could not be started.
+    #[error("the thread that serves layered devices could not be started: {source}")]
+    Runtime {
+        /// What the operating system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The device was served but could not be reached.
+    #[error("the layered device does not answer on 127.0.0.1: {source}")]
+    Connect {
+        /// What Burn's client said.
+        #[source]
+        source: ConnectError,
+    },
+}

@@ -1,0 +1,125 @@
+//! [`Layer`]: what a layered backend changes about the backend under it.
+
+use crate::{FloatView, Inputs, Op, Plan, Reduced};
+use burn_backend::{DType, DeviceId, distributed::ReduceOperation};
+use core::fmt::Debug;
+
+/// What a layer changes. Every method has a default that changes nothing, so `impl Layer for X {}`
+/// is a layer that passes every op through.
+///
+/// A layer is shared by all tensors of its device and called from any thread.
+///
+/// ```
+/// use burn::tensor::{DType, Tensor};
+/// use burn_layer::{Inputs, Layer, Layers, Op, Plan};
+///
+/// /// Multiplies matrices in bf16.
+/// #[derive(Debug)]
+/// struct LowMatmul;
+///
+/// impl Layer for LowMatmul {
+///     fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
+///         (op == Op::float_matmul).then(|| Plan::compute(DType::BF16))
+///     }
+/// }
+///
+/// let device = Layers::on(burn::tensor::Device::flex()).layer(LowMatmul).serve()?;
+/// let x = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 1.00390625]], &device);
+/// let y = x.matmul(Tensor::from_floats([[1.0, 0.0], [0.0, 1.0]], &device));
+/// // The program sees f32; 1 + 2^-8 is no bf16 number.
+/// assert_eq!(y.dtype(), DType::F32);
+/// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 1.0]);
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+pub trait Layer: Debug + Send + Sync + 'static {
+    /// How `op` runs, given the dtypes that its float inputs are stored in. `None` leaves it to the
+    /// next layer below; below the last one, [mixed inputs are promoted](Inputs::promote). Not
+    /// called for ops without float inputs.
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        let _ = (op, inputs);
+        None
+    }
+
+    /// `op` is about to run with float inputs stored in `dtype`.
+    fn ran(&self, op: Op, dtype: DType) {
+        let _ = (op, dtype);
+    }
+
+    /// A float tensor was needed in another dtype than the one it is stored in.
+    fn cast(&self, cast: Cast) {
+        let _ = cast;
+    }
+
+    /// Reduce `tensor` over the processes of a group. `None` leaves it to the next layer below, and
+    /// below the last one to the backend.
+    fn all_reduce(
+        &self,
+        tensor: FloatView<'_>,
+        op: ReduceOperation,
+        devices: &[DeviceId],
+    ) -> Option<Reduced> {
+        let _ = (tensor, op, devices);
+        None
+    }
+
+    /// The end of a backward pass: every [`all_reduce`](Self::all_reduce) of it was submitted.
+    /// `false` leaves it to the next layer below.
+    fn sync_collective(&self) -> bool {
+        false
+    }
+}
+
+/// A cast that a layer's plan asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cast {
+    /// The dtype of the storage.
+    pub from: DType,
+    /// The dtype that was needed.
+    pub to: DType,
+    /// How many elements the tensor has.
+    pub elements: usize,
+    /// Whether an earlier cast of the same tensor was used again.
+    pub saved: bool,
+}
+
+/// The layers of a device, asked from the outermost (last) to the innermost.
+#[derive(Debug)]
+pub(crate) struct LayerSet {
+    /// The number of the device that they are over.
+    pub(crate) index: u16,
+    pub(crate) layers: Vec<Box<dyn Layer>>,
+}
+
+impl LayerSet {
+    fn outermost_first(&self) -> impl Iterator<Item = &dyn Layer> {
+        self.layers.iter().rev().map(|layer| &**layer)
+    }
+
+    pub(crate) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
+        self.outermost_first()
+            .find_map(|layer| layer.plan(op, inputs))
+            .unwrap_or_else(|| inputs.promote())
+    }
+
+    pub(crate) fn ran(&self, op: Op, dtype: DType) {
+        self.layers.iter().for_each(|layer| layer.ran(op, dtype));
+    }
+
+    pub(crate) fn cast(&self, cast: Cast) {
+        self.layers.iter().for_each(|layer| layer.cast(cast));
+    }
+
+    pub(crate) fn all_reduce(
+        &self,
+        tensor: FloatView<'_>,
+        op: ReduceOperation,
+        devices: &[DeviceId],
+    ) -> Option<Reduced> {
+        self.outermost_first()
+            .find_map(|layer| layer.all_reduce(tensor, op, devices))
+    }
+
+    pub(crate) fn sync_collective(&self) -> bool {
+        self.outermost_first().any(|layer| layer.sync_collective())
+    }
+}

@@ -1,0 +1,106 @@
+//! [`Layers`]: putting layers over a device.
+
+use crate::{Layer, LayerError, Layered, LayeredDevice, custom_op::Handlers, serve::serve};
+use burn::tensor::Device;
+#[cfg(feature = "cubecl")]
+use burn_cubecl::Cube;
+use burn_dispatch::DispatchDevice;
+#[cfg(feature = "flex")]
+use burn_flex::Flex;
+use burn_ir::BackendIr;
+use burn_router::CustomOpHandler;
+use std::any::Any;
+
+/// Layers over a Burn device, the first one innermost.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_layer::{Layer, Layers};
+///
+/// #[derive(Debug)]
+/// struct Nothing;
+/// impl Layer for Nothing {}
+///
+/// let device = Layers::on(Device::flex()).layer(Nothing).serve()?;
+/// let x = Tensor::<1>::from_floats([0.0, 1.0], &device).neg();
+/// assert_eq!(x.into_data().try_to_vec::<f32>().unwrap(), [0.0, -1.0]);
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+#[must_use = "layers do nothing until they are served"]
+#[derive(Debug)]
+pub struct Layers {
+    device: Device,
+    layers: Vec<Box<dyn Layer>>,
+    /// The [`Handlers`] given, of whatever backend.
+    custom_ops: Vec<Box<dyn Any + Send>>,
+}
+
+impl Layers {
+    /// Begin with `device`: Flex or a CubeCL device, of an autodiff device the one inside.
+    pub fn on(device: Device) -> Self {
+        Self {
+            device,
+            layers: Vec::new(),
+            custom_ops: Vec::new(),
+        }
+    }
+
+    /// Put `layer` over what is there.
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.push(Box::new(layer));
+        self
+    }
+
+    /// Let the device run custom ops of a backend extension. `B` is the plain backend underneath;
+    /// handlers of another backend than the device's are left out, so that one program can give
+    /// those of all of them.
+    ///
+    /// The handlers see plain tensors of `B` in the dtypes that the program sees, so that the
+    /// extension's kernels run unchanged, at the precision that the program asked for.
+    pub fn custom_ops<B: BackendIr>(
+        mut self,
+        ops: impl IntoIterator<Item = (&'static str, CustomOpHandler<B>)>,
+    ) -> Self {
+        self.custom_ops
+            .push(Box::new(Handlers::<B>::from_iter(ops)));
+        self
+    }
+
+    /// Serve the layered device in this process. The service listens on 127.0.0.1 only, on a port
+    /// of the system's choice, to holders of a random token, and lives as long as the process.
+    ///
+    /// An autodiff device given to [`on`](Layers::on) gives an autodiff device.
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot carry layers, or no loopback socket can be opened.
+    pub fn serve(self) -> Result<Device, LayerError> {
+        let autodiff = self.device.is_autodiff();
+        let base = self.device.clone().inner();
+        let device = match base.as_dispatch() {
+            #[cfg(feature = "flex")]
+            DispatchDevice::Flex(device) => self.serve_on::<Flex>(*device),
+            #[cfg(feature = "cubecl")]
+            DispatchDevice::Cube(device) => self.serve_on::<Cube>(device.clone()),
+            DispatchDevice::Remote(_) => Err(LayerError::AlreadyServed {
+                device: format!("{base:?}"),
+            }),
+            #[allow(unreachable_patterns)]
+            _ => Err(LayerError::UnsupportedDevice {
+                device: format!("{base:?}"),
+            }),
+        }?;
+        Ok(if autodiff { device.autodiff() } else { device })
+    }
+
+    fn serve_on<B: BackendIr>(self, device: B::Device) -> Result<Device, LayerError> {
+        let mut handlers = Handlers::<B>::default();
+        for ops in self.custom_ops {
+            if let Ok(ops) = ops.downcast::<Handlers<B>>() {
+                handlers.extend(*ops);
+            }
+        }
+        let device = LayeredDevice::new(device, self.layers);
+        serve::<Layered<B>>(device, handlers.lift())
+    }
+}

@@ -1,0 +1,93 @@
+//! [`Op`]: a name for every op of Burn's op traits.
+
+use crate::ops::table::op_table;
+
+macro_rules! define_ops {
+    ($($trait:ident {
+        $($name:ident ( $($arg:ident : $kind:tt),* ) -> $ret:ident;)*
+    })*) => {
+        /// An op of Burn's op traits, by the name of its method there.
+        ///
+        /// ```
+        /// use burn_layer::Op;
+        ///
+        /// assert_eq!(Op::float_matmul.name(), "float_matmul");
+        /// assert_eq!(Op::conv2d.trait_name(), "ModuleOps");
+        /// assert!(Op::float_matmul.takes_float() && !Op::int_add.takes_float());
+        /// ```
+        #[allow(non_camel_case_types)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u16)]
+        pub enum Op {
+            $($(
+                #[doc = concat!("`", stringify!($trait), "::", stringify!($name), "`")]
+                $name,
+            )*)*
+        }
+
+        impl Op {
+            /// Every op, in the order of Burn's traits.
+            pub const ALL: &'static [Op] = &[$($(Op::$name,)*)*];
+
+            /// The name of the method in Burn.
+            pub const fn name(self) -> &'static str {
+                match self { $($(Op::$name => stringify!($name),)*)* }
+            }
+
+            /// The op trait that the method belongs to.
+            pub const fn trait_name(self) -> &'static str {
+                match self { $($(Op::$name => stringify!($trait),)*)* }
+            }
+
+            /// Whether the op takes a float tensor, so that a layer may choose the dtype it runs in.
+            pub const fn takes_float(self) -> bool {
+                match self { $($(Op::$name => false $(|| is_float!($kind))*,)*)* }
+            }
+        }
+    };
+}
+
+macro_rules! is_float {
+    (Float) => {
+        true
+    };
+    (OptFloat) => {
+        true
+    };
+    (Floats) => {
+        true
+    };
+    (Primitive) => {
+        true
+    };
+    ($kind:tt) => {
+        false
+    };
+}
+
+op_table!(define_ops);
+
+impl Op {
+    /// The op's place in [`Op::ALL`], for tables indexed by op.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The op of that name, if there is one.
+    ///
+    /// ```
+    /// use burn_layer::Op;
+    ///
+    /// assert_eq!(Op::from_name("softmax"), Some(Op::softmax));
+    /// assert_eq!(Op::from_name("sofmax"), None);
+    /// ```
+    pub fn from_name(name: &str) -> Option<Op> {
+        Op::ALL.iter().copied().find(|op| op.name() == name)
+    }
+}
+
+impl core::fmt::Display for Op {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.pad(self.name())
+    }
+}

@@ -1,0 +1,42 @@
+//! Collectives: the layers', or those of the backend underneath.
+
+use crate::{Layered, LayeredFloat, Reduced, reduce::Viewed, tensor::Deferred};
+use burn_backend::{
+    DeviceId, TensorMetadata,
+    distributed::{CollectiveTensor, DistributedOps, ReduceOperation},
+    tensor::{Device, FloatTensor},
+};
+use burn_ir::BackendIr;
+
+impl<B: BackendIr> DistributedOps<Self> for Layered<B> {
+    fn all_reduce(
+        tensor: FloatTensor<Self>,
+        op: ReduceOperation,
+        device_ids: Vec<DeviceId>,
+    ) -> CollectiveTensor<Self> {
+        let nominal = tensor.dtype();
+        let layer = tensor.layer().clone();
+        let tensor = Viewed::<B>(tensor.into_nominal());
+        let device = tensor.0.device();
+        let reduced = match layer.all_reduce(tensor.view(), op, &device_ids) {
+            Some(Reduced::Ready(data)) => {
+                LayeredFloat::new(B::float_from_data(data, &device), nominal, layer)
+            }
+            Some(Reduced::Deferred(wait)) => {
+                let value = Deferred::new(move || B::float_from_data(wait(), &device));
+                LayeredFloat::deferred(value, &tensor.0, nominal, layer)
+            }
+            None => {
+                let reduced = B::all_reduce(tensor.0, op, device_ids).resolve();
+                LayeredFloat::new(reduced, nominal, layer)
+            }
+        };
+        CollectiveTensor::new(reduced)
+    }
+
+    fn sync_collective(device: &Device<Self>) {
+        if !device.layer().sync_collective() {
+            B::sync_collective(device.base());
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! [`Plan`]: the dtypes that one op runs in.
+
+use burn_backend::DType;
+
+/// The float inputs of an op: what they are stored in, and what the program believes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inputs {
+    /// The dtype that the program sees: that of the first float input.
+    pub nominal: DType,
+    /// The dtype that the first float input is stored in.
+    pub first: DType,
+    /// Whether the first float input comes straight from a transposition.
+    pub first_transposed: bool,
+    /// The narrowest dtype that holds every input's storage dtype (f16 and bf16 together: f32).
+    pub widest: DType,
+    /// Whether the inputs are stored in more than one dtype.
+    pub mixed: bool,
+}
+
+impl Inputs {
+    /// The inputs as they are; where they differ, all of them in the widest dtype.
+    pub fn promote(&self) -> Plan {
+        Plan {
+            compute: self.mixed.then_some(self.widest),
+            store: None,
+        }
+    }
+
+    /// Whether the first float input is stored in 16 bits.
+    pub fn stored_low(&self) -> bool {
+        matches!(self.first, DType::F16 | DType::BF16)
+    }
+
+    /// These inputs and one more.
+    pub(crate) fn with(self, storage: DType) -> Self {
+        Self {
+            widest: widest(self.widest, storage),
+            mixed: self.mixed || self.widest != storage,
+            ..self
+        }
+    }
+}
+
+fn widest(a: DType, b: DType) -> DType {
+    match (a, b) {
+        _ if a == b => a,
+        (DType::F64, _) | (_, DType::F64) => DType::F64,
+        // f16 and bf16 hold different numbers: only f32 holds both.
+        _ => DType::F32,
+    }
+}
+
+/// The dtypes that one op runs in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The dtype that every float input is cast to first. `None`: as they are.
+    pub compute: Option<DType>,
+    /// The dtype that float outputs are stored in. `None`: as computed.
+    pub store: Option<DType>,
+}
+
+impl Plan {
+    /// Run in `dtype` and keep the output as computed.
+    pub const fn compute(dtype: DType) -> Self {
+        Self {
+            compute: Some(dtype),
+            store: None,
+        }
+    }
+
+    /// Store the outputs in `dtype`.
+    pub const fn store(self, dtype: DType) -> Self {
+        Self {
+            compute: self.compute,
+            store: Some(dtype),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What a layer that reduces gradients sees of them and gives back.
+
+use burn_backend::{Backend, tensor::FloatTensor};
+use burn_backend::{DType, ExecutionError, Shape, TensorData, TensorMetadata};
+use core::{any::Any, fmt};
+use std::sync::Arc;
+
+/// A float tensor of whatever backend is underneath.
+#[derive(Clone, Copy)]
+pub struct FloatView<'a>(&'a dyn Float);
+
+trait Float {
+    fn dtype(&self) -> DType;
+    fn shape(&self) -> Shape;
+    fn read(&self) -> Result<TensorData, ExecutionError>;
+    fn primitive(&self) -> &dyn Any;
+}
+
+/// The tensor of one backend behind a [`FloatView`].
+pub(crate) struct Viewed<B: Backend>(pub(crate) FloatTensor<B>);
+
+impl<B: Backend> Viewed<B> {
+    pub(crate) fn view(&self) -> FloatView<'_> {
+        FloatView(self)
+    }
+}
+
+impl<B: Backend> Float for Viewed<B> {
+    fn dtype(&self) -> DType {
+        self.0.dtype()
+    }
+
+    fn shape(&self) -> Shape {
+        self.0.shape()
+    }
+
+    fn read(&self) -> Result<TensorData, ExecutionError> {
+        burn_std::reader::try_read_sync(B::float_into_data(self.0.clone())).unwrap_or_else(|| {
+            Err(ExecutionError::generic(
+                "this platform cannot wait for a tensor to be read",
+            ))
+        })
+    }
+
+    fn primitive(&self) -> &dyn Any {
+        &self.0
+    }
+}
+
+impl FloatView<'_> {
+    /// The dtype of the elements.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype()
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> Shape {
+        self.0.shape()
+    }
+
+    /// The elements, waiting for the device to have computed them.
+    ///
+    /// # Errors
+    ///
+    /// When the device failed to compute them.
+    pub fn read(&self) -> Result<TensorData, ExecutionError> {
+        self.0.read()
+    }
+
+    /// The primitive of the backend, for layers that know which one it is: `P` is
+    /// [`FloatTensorPrimitive`](burn_backend::BackendTypes::FloatTensorPrimitive) of the plain
+    /// backend underneath.
+    pub fn downcast_ref<P: 'static>(&self) -> Option<&P> {
+        self.0.primitive().downcast_ref()
+    }
+}
+
+impl fmt::Debug for FloatView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} tensor of {:?}", self.dtype(), self.shape())
+    }
+}
+
+/// What became of a tensor given to [`Layer::all_reduce`](crate::Layer::all_reduce).
+#[derive(Clone)]
+pub enum Reduced {
+    /// The reduced elements.
+    Ready(TensorData),
+    /// They are under way: the first op that needs them calls this, once, and waits.
+    Deferred(Arc<dyn Fn() -> TensorData + Send + Sync>),
+}
+
+impl fmt::Debug for Reduced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready(_) => "Ready",
+            Self::Deferred(_) => "Deferred",
+        })
+    }
+}

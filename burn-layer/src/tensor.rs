@@ -1,0 +1,271 @@
+//! The tensor primitives of a layered backend: those of the backend underneath, with their layer.
+
+use crate::{Cast, LayerSet, LayeredDevice};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
+use core::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// A tensor that is not there yet, such as a gradient on its way around the ranks. Its first use
+/// waits for it; clones share the wait and the result.
+#[derive(Clone)]
+pub(crate) struct Deferred<P>(Arc<DeferredInner<P>>);
+
+struct DeferredInner<P> {
+    value: OnceLock<P>,
+    wait: Box<dyn Fn() -> P + Send + Sync>,
+}
+
+impl<P: Clone> Deferred<P> {
+    /// A tensor that `wait` delivers. It is called once, on the thread that first needs the value.
+    pub(crate) fn new(wait: impl Fn() -> P + Send + Sync + 'static) -> Self {
+        Self(Arc::new(DeferredInner {
+            value: OnceLock::new(),
+            wait: Box::new(wait),
+        }))
+    }
+
+    /// The tensor, waiting for it if need be.
+    fn wait(&self) -> P {
+        self.0.value.get_or_init(|| (self.0.wait)()).clone()
+    }
+}
+
+impl<P> fmt::Debug for Deferred<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deferred")
+            .field("ready", &self.0.value.get().is_some())
+            .finish()
+    }
+}
+
+/// Where the elements of a float tensor are.
+#[derive(Clone, Debug)]
+enum Source<P: TensorMetadata> {
+    Ready(P),
+    Deferred {
+        value: Deferred<P>,
+        shape: Shape,
+        dtype: DType,
+        device: P::Device,
+    },
+}
+
+/// A copy of a tensor in another dtype, shared by every clone of the tensor: a parameter is cast
+/// once and not once an op, and the copy goes when the parameter does.
+type CastCopy<P> = Arc<Mutex<Option<(DType, P)>>>;
+
+/// A float tensor of a layered backend: its storage, whose dtype is the layer's business, and the
+/// dtype that the program sees.
+pub struct LayeredFloat<B: Backend> {
+    source: Source<FloatTensor<B>>,
+    nominal: DType,
+    transposed: bool,
+    copy: CastCopy<FloatTensor<B>>,
+    layer: Arc<LayerSet>,
+}
+
+impl<B: Backend> LayeredFloat<B> {
+    pub(crate) fn new(primitive: FloatTensor<B>, nominal: DType, layer: Arc<LayerSet>) -> Self {
+        Self::with_source(Source::Ready(primitive), nominal, layer)
+    }
+
+    pub(crate) fn deferred(
+        value: Deferred<FloatTensor<B>>,
+        like: &FloatTensor<B>,
+        nominal: DType,
+        layer: Arc<LayerSet>,
+    ) -> Self {
+        let source = Source::Deferred {
+            value,
+            shape: like.shape(),
+            dtype: like.dtype(),
+            device: like.device(),
+        };
+        Self::with_source(source, nominal, layer)
+    }
+
+    fn with_source(source: Source<FloatTensor<B>>, nominal: DType, layer: Arc<LayerSet>) -> Self {
+        Self {
+            source,
+            nominal,
+            transposed: false,
+            copy: Arc::new(Mutex::new(None)),
+            layer,
+        }
+    }
+
+    pub(crate) fn transposed(self, transposed: bool) -> Self {
+        Self { transposed, ..self }
+    }
+
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.transposed
+    }
+
+    pub(crate) fn layer(&self) -> &Arc<LayerSet> {
+        &self.layer
+    }
+
+    /// The dtype that the elements are stored in.
+    pub fn storage_dtype(&self) -> DType {
+        match &self.source {
+            Source::Ready(tensor) => tensor.dtype(),
+            Source::Deferred { dtype, .. } => *dtype,
+        }
+    }
+
+    /// The tensor of the backend underneath, as it is stored.
+    pub fn into_storage(self) -> FloatTensor<B> {
+        match self.source {
+            Source::Ready(tensor) => tensor,
+            Source::Deferred { value, .. } => value.wait(),
+        }
+    }
+
+    /// The tensor of the backend underneath in `dtype`, from an earlier cast of the same tensor
+    /// where there is one.
+    pub fn into_dtype(self, dtype: DType) -> FloatTensor<B> {
+        let from = self.storage_dtype();
+        if from == dtype {
+            return self.into_storage();
+        }
+        let cast = Cast {
+            from,
+            to: dtype,
+            elements: self.shape().num_elements(),
+            saved: false,
+        };
+        // The last holder has no use for a copy beyond this op.
+        let shared = Arc::strong_count(&self.copy) > 1;
+        let copy = self.copy.clone();
+        let layer = self.layer.clone();
+        let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, tensor)) = copy.as_ref()
+            && *at == dtype
+        {
+            layer.cast(Cast {
+                saved: true,
+                ..cast
+            });
+            return tensor.clone();
+        }
+        layer.cast(cast);
+        let tensor = B::float_cast(self.into_storage(), dtype.into());
+        if shared {
+            *copy = Some((dtype, tensor.clone()));
+        }
+        tensor
+    }
+
+    /// The tensor of the backend underneath in the dtype that the program sees.
+    pub fn into_nominal(self) -> FloatTensor<B> {
+        let nominal = self.nominal;
+        self.into_dtype(nominal)
+    }
+}
+
+impl<B: Backend> Clone for LayeredFloat<B> {
+    fn clone(&self) -> Self {
+        Self {
+            source: self.source.clone(),
+            nominal: self.nominal,
+            transposed: self.transposed,
+            copy: self.copy.clone(),
+            layer: self.layer.clone(),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for LayeredFloat<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayeredFloat")
+            .field("nominal", &self.nominal)
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+impl<B: Backend> TensorMetadata for LayeredFloat<B> {
+    type Device = LayeredDevice<B::Device>;
+
+    fn dtype(&self) -> DType {
+        self.nominal
+    }
+
+    fn shape(&self) -> Shape {
+        match &self.source {
+            Source::Ready(tensor) => tensor.shape(),
+            Source::Deferred { shape, .. } => shape.clone(),
+        }
+    }
+
+    fn device(&self) -> Self::Device {
+        let base = match &self.source {
+            Source::Ready(tensor) => tensor.device(),
+            Source::Deferred { device, .. } => device.clone(),
+        };
+        LayeredDevice::with_shared(base, self.layer.clone())
+    }
+
+    fn can_mut(&self) -> bool {
+        match &self.source {
+            Source::Ready(tensor) => tensor.can_mut(),
+            Source::Deferred { .. } => false,
+        }
+    }
+}
+
+/// An int, bool or quantized tensor of a layered backend.
+pub struct LayeredTensor<P> {
+    primitive: P,
+    layer: Arc<LayerSet>,
+}
+
+impl<P> LayeredTensor<P> {
+    pub(crate) fn new(primitive: P, layer: Arc<LayerSet>) -> Self {
+        Self { primitive, layer }
+    }
+
+    pub(crate) fn layer(&self) -> &Arc<LayerSet> {
+        &self.layer
+    }
+
+    /// The tensor of the backend underneath.
+    pub fn into_storage(self) -> P {
+        self.primitive
+    }
+}
+
+impl<P: Clone> Clone for LayeredTensor<P> {
+    fn clone(&self) -> Self {
+        Self::new(self.primitive.clone(), self.layer.clone())
+    }
+}
+
+impl<P: fmt::Debug> fmt::Debug for LayeredTensor<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LayeredTensor")
+            .field(&self.primitive)
+            .finish()
+    }
+}
+
+impl<P: TensorMetadata> TensorMetadata for LayeredTensor<P> {
+    type Device = LayeredDevice<P::Device>;
+
+    fn dtype(&self) -> DType {
+        self.primitive.dtype()
+    }
+
+    fn shape(&self) -> Shape {
+        self.primitive.shape()
+    }
+
+    fn device(&self) -> Self::Device {
+        LayeredDevice::with_shared(self.primitive.device(), self.layer.clone())
+    }
+
+    fn can_mut(&self) -> bool {
+        self.primitive.can_mut()
+    }
+}

@@ -1,0 +1,94 @@
+//! What a checkpoint holds.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use burn_amp::LossScalerState;
+use burn_ddp::{Checkpoint, Checkpoints, DdpError};
+use examples::resnet::ResNet;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::setup::Settings;
+
+const MODEL: &str = "model.bpk";
+const OPTIMIZER: &str = "optimizer.bpk";
+const STATE: &str = "state.json";
+
+/// What there is to remember beside the model and the optimizer. The order of the images and their crops follow from
+/// the seed, which is one of the settings, and the step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub(crate) settings: Settings,
+    /// With fp16.
+    pub(crate) scaler: Option<LossScalerState>,
+}
+
+/// Writes the checkpoint of `step`; called by all ranks.
+pub(crate) fn save(
+    checkpoints: &Checkpoints,
+    step: usize,
+    accuracy: Option<f64>,
+    model: &ResNet,
+    optimizer: &ModuleOptimizer,
+    state: &State,
+) -> Result<(), DdpError> {
+    checkpoints.save(step as u64, accuracy, |folder| {
+        // `valid` folds the last update of running statistics in, which a record would miss.
+        let model = model.valid();
+        model
+            .save_file(folder.join(MODEL))
+            .map_err(io::Error::other)?;
+        optimizer
+            .save(folder.join(OPTIMIZER))
+            .map_err(io::Error::other)?;
+        fs::write(folder.join(STATE), serde_json::to_vec_pretty(state)?)
+    })
+}
+
+/// The model and the optimizer as they were, given new ones of the same shapes.
+pub(crate) fn load(
+    checkpoint: &Checkpoint,
+    model: ResNet,
+    optimizer: ModuleOptimizer,
+) -> Result<(ResNet, ModuleOptimizer), Error> {
+    let failed = |path: PathBuf| {
+        move |error| Error::Unreadable {
+            path,
+            problem: format!("{error}"),
+        }
+    };
+    let path = checkpoint.folder.join(MODEL);
+    let model = model.try_load_file(&path).map_err(failed(path))?;
+    let path = checkpoint.folder.join(OPTIMIZER);
+    let optimizer = optimizer.load(&path).map_err(failed(path))?;
+    Ok((model, optimizer))
+}
+
+/// The rest.
+pub(crate) fn state(checkpoint: &Checkpoint) -> Result<State, Error> {
+    let path = checkpoint.folder.join(STATE);
+    let read = || Ok(serde_json::from_slice(&fs::read(&path)?)?);
+    read().map_err(|error: io::Error| Error::Unreadable {
+        path: path.clone(),
+        problem: error.to_string(),
+    })
+}
+
+/// Makes room for another run: the folder, if something is in it, gets a name that ends in `.previous`, in place of
+/// the one that has it.
+pub(crate) fn set_aside(folder: &Path) -> io::Result<()> {
+    if fs::read_dir(folder)?.next().is_none() {
+        return Ok(());
+    }
+    // Without a slash at its end.
+    let mut previous = folder.components().collect::<PathBuf>().into_os_string();
+    previous.push(".previous");
+    match fs::remove_dir_all(&previous) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => fs::rename(folder, &previous)?,
+    }
+    fs::create_dir(folder)
+}

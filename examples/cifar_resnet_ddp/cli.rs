@@ -1,0 +1,208 @@
+//! The command line.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{ArgAction, Parser, ValueEnum};
+use examples::resnet::ResNetConfig;
+use serde::{Deserialize, Serialize};
+
+const ABOUT: &str = "\
+Trains the CIFAR ResNet of He et al. 2015 on several ranks in mixed precision.
+
+Without options: two ranks on this machine, bf16, and the bundled digits (optdigits in the CIFAR-10 layout).
+Under torchrun, mpirun or Slurm the program joins the ranks that they started.";
+
+/// The command line.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "cifar_resnet_ddp",
+    version,
+    about = ABOUT,
+    max_term_width = 100,
+    disable_help_flag = true
+)]
+pub(crate) struct Args {
+    /// Folder of the CIFAR-10 binary version (data_batch_1.bin, ...) [default: the bundled digits]
+    #[arg(long, value_name = "DIR", help_heading = "Data")]
+    pub(crate) data: Option<PathBuf>,
+    /// Images a rank takes at a time
+    #[arg(long, value_name = "N", default_value = "32", value_parser = positive, help_heading = "Data")]
+    pub(crate) batch_size: usize,
+
+    /// Layers: 8, 14, 20, 32, 44, 56, ... (6n + 2)
+    #[arg(long, value_name = "N", default_value = "20", value_parser = depth, help_heading = "Model")]
+    pub(crate) depth: usize,
+    /// Channels of the first stage (16 in the paper)
+    #[arg(long, value_name = "N", default_value = "8", value_parser = positive, help_heading = "Model")]
+    pub(crate) width: usize,
+    /// Normalize each rank's batch by itself
+    #[arg(long, help_heading = "Model")]
+    pub(crate) no_sync_bn: bool,
+
+    /// Passes over the training images
+    #[arg(long, value_name = "N", default_value = "10", value_parser = positive, help_heading = "Training")]
+    pub(crate) epochs: usize,
+    /// Peak learning rate, for the batch of all ranks together
+    #[arg(long, value_name = "RATE", default_value = "0.1", value_parser = rate, help_heading = "Training")]
+    pub(crate) lr: f64,
+    /// Epochs of linear warm-up, before the cosine
+    #[arg(long, value_name = "N", default_value = "2", help_heading = "Training")]
+    pub(crate) warmup_epochs: usize,
+    /// Weight decay, of the weights of convolutions and of the linear layer
+    #[arg(long, value_name = "RATE", default_value = "0.0005", value_parser = rate, help_heading = "Training")]
+    pub(crate) weight_decay: f64,
+    /// Batches whose gradients make one step
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive, help_heading = "Training")]
+    pub(crate) accumulate: usize,
+    /// Decides the first weights, the order of the images and their crops
+    #[arg(long, value_name = "N", default_value = "0", help_heading = "Training")]
+    pub(crate) seed: u64,
+    /// Stop after so many steps, whatever the schedule
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Training")]
+    pub(crate) max_steps: Option<usize>,
+
+    /// Number format of matmuls and convolutions (fp8: of the last layer; bf16 elsewhere)
+    #[arg(long, value_enum, default_value_t = Precision::Bf16, help_heading = "Hardware")]
+    pub(crate) precision: Precision,
+    /// Where to compute; cuda, wgpu and cpu need the cargo feature of that name
+    #[arg(long, value_enum, default_value_t = DeviceKind::Flex, help_heading = "Hardware")]
+    pub(crate) device: DeviceKind,
+    /// Processes to start on this machine
+    #[arg(long, value_name = "N", default_value = "2", value_parser = positive, help_heading = "Hardware")]
+    pub(crate) ranks: usize,
+    /// Port where the ranks meet [default: a free one]
+    #[arg(long, value_name = "PORT", help_heading = "Hardware")]
+    pub(crate) port: Option<u16>,
+    /// Seconds a rank waits for another before it gives up
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = positive, help_heading = "Hardware")]
+    pub(crate) timeout: usize,
+
+    /// Where metrics.csv and curves.png go
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "target/cifar_resnet_ddp",
+        help_heading = "Output"
+    )]
+    pub(crate) out: PathBuf,
+    /// Where rank 0 keeps the last two checkpoints [default: OUT/checkpoints]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub(crate) checkpoint_dir: Option<PathBuf>,
+    /// Steps between checkpoints [default: an epoch]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Output")]
+    pub(crate) checkpoint_every: Option<usize>,
+    /// Go on from the last checkpoint
+    #[arg(long, help_heading = "Output")]
+    pub(crate) resume: bool,
+    /// Print the final table only
+    #[arg(long, help_heading = "Output")]
+    pub(crate) quiet: bool,
+
+    /// Print this help
+    #[arg(long, short, action = ArgAction::HelpShort)]
+    help: Option<bool>,
+}
+
+/// The number format of matmuls and convolutions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Precision {
+    F32,
+    Bf16,
+    Fp16,
+    Fp8,
+}
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceKind {
+    Flex,
+    Cuda,
+    Wgpu,
+    Cpu,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write_name(self, f)
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write_name(self, f)
+    }
+}
+
+/// The name by which an option is given on the command line.
+fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter) -> fmt::Result {
+    f.write_str(
+        value
+            .to_possible_value()
+            .expect("no value is skipped")
+            .get_name(),
+    )
+}
+
+impl Args {
+    /// Where rank 0 keeps the checkpoints.
+    pub(crate) fn checkpoint_dir(&self) -> PathBuf {
+        self.checkpoint_dir
+            .clone()
+            .unwrap_or_else(|| self.out.join("checkpoints"))
+    }
+
+    /// The network asked for.
+    pub(crate) fn network(&self) -> ResNetConfig {
+        ResNetConfig::new(self.depth, self.width)
+    }
+}
+
+/// The arguments of this process. A wrong one ends it with one line and exit code 2.
+pub(crate) fn parse() -> Args {
+    Args::try_parse().unwrap_or_else(|error| {
+        if matches!(
+            error.kind(),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+        ) {
+            error.exit();
+        }
+        eprintln!("{}", one_line(&error.to_string()));
+        std::process::exit(2);
+    })
+}
+
+/// What clap says in a paragraph, less the hints below it.
+fn one_line(message: &str) -> String {
+    let lines = message.lines().map(str::trim);
+    let hints = ["tip:", "Usage:", "For more information"];
+    let lines = lines.take_while(|line| !hints.iter().any(|hint| line.starts_with(hint)));
+    let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    format!("{} (see --help)", lines.join(" "))
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("expected 1 or more".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("expected a whole number".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text
+        .parse()
+        .ok()
+        .filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
+    rate.ok_or_else(|| "expected a number of 0 or more".to_owned())
+}
+
+fn depth(text: &str) -> Result<usize, String> {
+    let depth = text
+        .parse()
+        .ok()
+        .filter(|&depth| ResNetConfig::new(depth, 1).blocks_per_stage().is_some());
+    depth.ok_or_else(|| "expected 8, 14, 20, 26, 32, ... (6n + 2)".to_owned())
+}

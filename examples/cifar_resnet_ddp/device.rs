@@ -1,0 +1,74 @@
+//! The device a rank computes on, and the number format of its ops.
+
+use burn::tensor::{DType, Device};
+use burn_amp::{Autocast, AutocastDevice};
+use examples::text::thousands;
+
+use crate::cli::{DeviceKind, Precision};
+use crate::error::Error;
+
+/// The plain Burn device asked for; rank `local_rank` of this machine takes the GPU of that number.
+pub(crate) fn plain(kind: DeviceKind, local_rank: usize) -> Result<Device, Error> {
+    // Unused where no GPU backend is compiled in.
+    let _ = local_rank;
+    match kind {
+        #[cfg(feature = "flex")]
+        DeviceKind::Flex => Ok(Device::flex()),
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda => Ok(Device::cuda(local_rank)),
+        #[cfg(feature = "wgpu")]
+        DeviceKind::Wgpu => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+        #[cfg(feature = "cpu")]
+        DeviceKind::Cpu => Ok(Device::cpu()),
+        #[allow(unreachable_patterns, reason = "every device may be compiled in")]
+        kind => Err(Error::NotCompiledIn(kind)),
+    }
+}
+
+/// A device to train on in some precision.
+pub(crate) struct Compute {
+    /// With autodiff.
+    pub(crate) device: Device,
+    autocast: Option<AutocastDevice>,
+}
+
+impl Compute {
+    /// Puts autocast over `device`, unless all is to run in f32.
+    pub(crate) fn new(device: Device, precision: Precision) -> Result<Self, Error> {
+        let autocast = match precision {
+            Precision::F32 => None,
+            Precision::Bf16 | Precision::Fp8 => Some(Autocast::bf16()),
+            Precision::Fp16 => Some(Autocast::fp16()),
+        };
+        let autocast = autocast
+            .map(|autocast| autocast.with_report(device.clone()))
+            .transpose()?;
+        let device = autocast
+            .as_ref()
+            .map_or(device, |autocast| autocast.device.clone());
+        Ok(Self {
+            device: device.autodiff(),
+            autocast,
+        })
+    }
+
+    /// How many ops ran in which number format.
+    pub(crate) fn ops(&self) -> String {
+        let Some(autocast) = &self.autocast else {
+            return "all in f32".to_owned();
+        };
+        let report = autocast.report();
+        let formats = [
+            ("bf16", DType::BF16),
+            ("fp16", DType::F16),
+            ("f32", DType::F32),
+        ];
+        let counts = formats.map(|(name, dtype)| (name, report.runs(dtype)));
+        let counts: Vec<String> = counts
+            .iter()
+            .filter(|(_, runs)| *runs > 0)
+            .map(|(name, runs)| format!("{} in {name}", thousands(*runs)))
+            .collect();
+        counts.join(", ")
+    }
+}

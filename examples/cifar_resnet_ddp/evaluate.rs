@@ -1,0 +1,84 @@
+//! Accuracy on the held-out images, each counted once over all ranks.
+
+use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
+use burn::tensor::Device;
+use burn_ddp::{DistributedSampler, ProcessGroup, ReduceOp};
+use examples::batch::Batcher;
+use examples::images::Images;
+use examples::resnet::ResNet;
+
+use crate::error::Error;
+
+/// Images a rank evaluates at a time.
+const BATCH: usize = 128;
+
+/// What the held-out images say of a model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeldOut {
+    /// The mean loss.
+    pub(crate) loss: f64,
+    /// Images classified rightly.
+    pub(crate) right: usize,
+    /// All images.
+    pub(crate) images: usize,
+}
+
+impl HeldOut {
+    /// The part classified rightly, 0 to 1.
+    pub(crate) fn accuracy(&self) -> f64 {
+        self.right as f64 / self.images as f64
+    }
+}
+
+/// Evaluates models: each rank takes its share of the images, and the counts are summed over the ranks.
+pub(crate) struct Evaluator<'a> {
+    images: &'a Images,
+    share: Vec<usize>,
+    batcher: Batcher,
+    device: Device,
+    group: &'a ProcessGroup,
+    loss: CrossEntropyLoss,
+}
+
+impl<'a> Evaluator<'a> {
+    pub(crate) fn new(
+        images: &'a Images,
+        batcher: Batcher,
+        device: &Device,
+        group: &'a ProcessGroup,
+    ) -> Self {
+        // Without autodiff.
+        let device = device.clone().inner();
+        let sampler =
+            DistributedSampler::evaluation(images.len(), group.rank(), group.world_size());
+        Self {
+            images,
+            share: sampler.indices(),
+            batcher,
+            loss: CrossEntropyLossConfig::new().init(&device),
+            device,
+            group,
+        }
+    }
+
+    /// Evaluates a model that is the same on all ranks and not in training.
+    pub(crate) fn evaluate(&self, model: &ResNet) -> Result<HeldOut, Error> {
+        // Loss, images classified rightly, images.
+        let mut sums = [0.0, 0.0, self.share.len() as f64];
+        for indices in self.share.chunks(BATCH) {
+            let batch = self.batcher.eval(self.images, indices, &self.device);
+            let logits = model.forward(batch.images);
+            let loss = self.loss.forward(logits.clone(), batch.labels.clone());
+            let right = logits.argmax(1).squeeze_dim::<1>(1).equal(batch.labels);
+            sums[0] += f64::from(loss.into_scalar::<f32>()) * indices.len() as f64;
+            sums[1] += right.int().sum().into_scalar::<i64>() as f64;
+        }
+        self.group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        let [loss, right, images] = sums;
+        Ok(HeldOut {
+            loss: loss / images,
+            right: right as usize,
+            images: images as usize,
+        })
+    }
+}

@@ -1,0 +1,147 @@
+//! The training loop. What one step does is in `trainer.rs`.
+
+use std::time::{Duration, Instant};
+
+use burn_ddp::ProcessGroup;
+use examples::batch::{Batcher, Normalization};
+use examples::metrics::Metrics;
+use examples::resnet::ResNet;
+use examples::schedule::WarmupCosine;
+
+use crate::checkpoint;
+use crate::cli::Args;
+use crate::device::Compute;
+use crate::error::Error;
+use crate::evaluate::{Evaluator, HeldOut};
+use crate::feed::Feed;
+use crate::log::{Log, Step};
+use crate::setup::Setup;
+use crate::trainer::Trainer;
+
+/// What came of a run.
+pub(crate) struct Outcome {
+    /// What the images are called.
+    pub(crate) data: String,
+    pub(crate) model: ResNet,
+    pub(crate) held_out: HeldOut,
+    /// Wall time of the loop.
+    pub(crate) wall: Duration,
+    /// Training images per second over all ranks, evaluation and checkpoints not counted.
+    pub(crate) images_per_second: f64,
+    pub(crate) ranks: usize,
+    pub(crate) bytes_reduced: u64,
+    /// Ops by the number format they ran in.
+    pub(crate) ops: String,
+    /// On rank 0.
+    pub(crate) metrics: Option<Metrics>,
+}
+
+/// Trains as `args` say, from the start or from the checkpoint in `setup`.
+pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<Outcome, Error> {
+    let compute = Compute::new(setup.device.clone(), args.precision)?;
+    let device = &compute.device;
+    let mut trainer = Trainer::new(args, &setup, device, group)?;
+    let Setup {
+        data,
+        settings,
+        steps,
+        checkpoints,
+        resume,
+        ..
+    } = setup;
+    let batcher = Batcher {
+        normalization: Normalization::of(&data.train),
+        mirror: data.mirror,
+        seed: args.seed,
+    };
+    let mut feed = Feed::new(args, &data.train, batcher, device, steps, group);
+    let evaluator = Evaluator::new(&data.test, batcher, device, group);
+    let schedule = WarmupCosine {
+        peak: args.lr,
+        warmup: args.warmup_epochs * steps.per_epoch,
+        total: steps.total,
+    };
+    let first = resume.map_or(0, |(checkpoint, _)| checkpoint.step as usize);
+    let last = args
+        .max_steps
+        .unwrap_or(steps.total)
+        .clamp(first, steps.total);
+    let checkpoint_every = args.checkpoint_every.unwrap_or(steps.per_epoch);
+    let mut log = None;
+    if group.is_main() {
+        let dir = args.checkpoint_dir();
+        if first == 0 {
+            checkpoint::set_aside(&dir).map_err(|source| Error::Output { path: dir, source })?;
+        }
+        log = Some(Log::new(args, first, last)?);
+    }
+
+    let started = Instant::now();
+    let mut speed = Speed::default();
+    let mut held_out = None;
+    for step in first..last {
+        let lr = schedule.at(step);
+        let step_started = Instant::now();
+        let loss = trainer.step(feed.batches(step), lr)?;
+        speed.add(steps.images, step_started.elapsed());
+
+        let done = step + 1;
+        let ends_epoch = done % steps.per_epoch == 0 || done == last;
+        held_out = match ends_epoch {
+            true => Some(evaluator.evaluate(&trainer.valid_model()?)?),
+            false => None,
+        };
+        if let Some(log) = &mut log {
+            log.step(Step {
+                done,
+                epoch: step / steps.per_epoch + 1,
+                lr,
+                loss,
+                images_per_second: speed.images_per_second(),
+                held_out,
+            })?;
+        }
+        if done % checkpoint_every == 0 || done == last {
+            let accuracy = held_out.map(|held_out| held_out.accuracy());
+            trainer.save(&checkpoints, done, accuracy, &settings)?;
+        }
+    }
+    let held_out = match held_out {
+        Some(held_out) => held_out,
+        // Resumed at its end.
+        None => evaluator.evaluate(&trainer.valid_model()?)?,
+    };
+    Ok(Outcome {
+        data: data.name,
+        model: trainer.model().clone(),
+        held_out,
+        wall: started.elapsed(),
+        images_per_second: speed.images_per_second(),
+        ranks: group.world_size(),
+        bytes_reduced: trainer.bytes_reduced(),
+        ops: compute.ops(),
+        metrics: log.map(Log::finish),
+    })
+}
+
+/// Images trained on, and the time it took.
+#[derive(Default)]
+struct Speed {
+    images: usize,
+    time: Duration,
+}
+
+impl Speed {
+    fn add(&mut self, images: usize, time: Duration) {
+        self.images += images;
+        self.time += time;
+    }
+
+    /// 0 before the first step.
+    fn images_per_second(&self) -> f64 {
+        match self.images {
+            0 => 0.0,
+            images => images as f64 / self.time.as_secs_f64(),
+        }
+    }
+}

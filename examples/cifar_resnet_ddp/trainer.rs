@@ -1,0 +1,184 @@
+//! What one step does: forward, backward, gradients averaged over the ranks, optimizer.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+
+use burn::module::{Module, ParamGroup};
+use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_amp::{LossScaler, LossScalerConfig};
+use burn_ddp::{Checkpoints, Ddp, DdpConfig, ProcessGroup, ReduceOp};
+use burn_fp8::recipe::{AmaxReducer, DelayedScaling};
+use examples::batch::Batch;
+use examples::resnet::ResNet;
+
+use crate::checkpoint::{self, State};
+use crate::cli::{Args, Precision};
+use crate::error::Error;
+use crate::setup::{Settings, Setup};
+
+/// A model and what trains it.
+pub(crate) struct Trainer {
+    model: ResNet,
+    optimizer: ModuleOptimizer,
+    /// With fp16.
+    scaler: Option<LossScaler>,
+    ddp: Ddp,
+    group: ProcessGroup,
+    /// That of the normalization layers, which may communicate while gradients do.
+    norm_group: ProcessGroup,
+    loss: CrossEntropyLoss,
+}
+
+impl Trainer {
+    /// A new model, or that of the checkpoint in `setup`, on `device`; the same on all ranks.
+    pub(crate) fn new(
+        args: &Args,
+        setup: &Setup,
+        device: &Device,
+        group: &ProcessGroup,
+    ) -> Result<Self, Error> {
+        device.seed(args.seed);
+        let norm_group = group.duplicate()?;
+        let mut model = args.network().init(device);
+        if !args.no_sync_bn {
+            model = model.with_sync_batch_norm(&norm_group);
+        }
+        if args.precision == Precision::Fp8 {
+            let reducer = Arc::new(GroupAmax(group.duplicate()?));
+            model = model.with_fp8_head(DelayedScaling::new(), reducer)?;
+        }
+        let mut optimizer = sgd(args.weight_decay);
+        let mut scaler = match args.precision {
+            Precision::Fp16 => Some(LossScalerConfig::new().init()?),
+            _ => None,
+        };
+        if let Some((checkpoint, state)) = &setup.resume {
+            (model, optimizer) = checkpoint::load(checkpoint, model, optimizer)?;
+            if let (Some(new), Some(state)) = (scaler.take(), &state.scaler) {
+                scaler = Some(new.load_state(state.clone())?);
+            }
+        }
+        let ddp = Ddp::new(group, DdpConfig::new(), &model)?;
+        Ok(Self {
+            model: ddp.broadcast_parameters(model)?,
+            optimizer,
+            scaler,
+            ddp,
+            group: group.clone(),
+            norm_group,
+            loss: CrossEntropyLossConfig::new().init(device),
+        })
+    }
+
+    /// Takes one step of `lr` down the mean loss of this rank's `batches` and those of the other ranks; returns that
+    /// loss.
+    pub(crate) fn step(
+        &mut self,
+        batches: impl ExactSizeIterator<Item = Batch>,
+        lr: f64,
+    ) -> Result<f64, Error> {
+        let count = batches.len() as f64;
+        let mut gradients = GradientsAccumulator::new();
+        let mut losses = Vec::with_capacity(batches.len());
+        for batch in batches {
+            let logits = self.model.forward(batch.images);
+            let loss = self.loss.forward(logits, batch.labels) / count;
+            losses.push(loss.clone().detach());
+            let loss = match &self.scaler {
+                Some(scaler) => scaler.scale(loss),
+                None => loss,
+            };
+            let new = GradientsParams::from_grads(loss.backward(), &self.model);
+            gradients.accumulate(&self.model, new);
+        }
+        let gradients = self.ddp.reduce_gradients(gradients.grads(), &self.model)?;
+        self.update(lr, gradients);
+        let mut loss = [losses
+            .into_iter()
+            .map(|loss| f64::from(loss.into_scalar::<f32>()))
+            .sum()];
+        self.group.all_reduce(&mut loss, ReduceOp::Mean)?;
+        Ok(loss[0])
+    }
+
+    /// Steps the optimizer. Where scaled gradients overflowed, the step is skipped, by all ranks: they have the same
+    /// averages.
+    fn update(&mut self, lr: f64, gradients: GradientsParams) {
+        let model = self.model.clone();
+        self.model = match &mut self.scaler {
+            Some(scaler) => scaler.step(&mut self.optimizer, lr, model, gradients).0,
+            None => self.optimizer.step(lr, model, gradients),
+        };
+    }
+
+    /// The model as trained so far.
+    pub(crate) fn model(&self) -> &ResNet {
+        &self.model
+    }
+
+    /// The model to evaluate: that of rank 0, whose running statistics are its own where they are not synchronized.
+    pub(crate) fn valid_model(&self) -> Result<ResNet, Error> {
+        Ok(self.ddp.broadcast_parameters(self.model.valid())?)
+    }
+
+    /// Writes the checkpoint of `step`; called by all ranks.
+    pub(crate) fn save(
+        &self,
+        checkpoints: &Checkpoints,
+        step: usize,
+        accuracy: Option<f64>,
+        settings: &Settings,
+    ) -> Result<(), Error> {
+        let state = State {
+            settings: settings.clone(),
+            scaler: self.scaler.as_ref().map(|scaler| scaler.state().clone()),
+        };
+        checkpoint::save(
+            checkpoints,
+            step,
+            accuracy,
+            &self.model,
+            &self.optimizer,
+            &state,
+        )?;
+        Ok(())
+    }
+
+    /// Bytes that were all-reduced so far: gradients, statistics, losses.
+    pub(crate) fn bytes_reduced(&self) -> u64 {
+        let groups = [&self.group, &self.norm_group];
+        let others: u64 = groups.iter().map(|group| group.stats().bytes_reduced).sum();
+        self.ddp.stats().bytes_reduced + others
+    }
+}
+
+/// SGD with momentum. Norms and biases are not decayed (Goyal et al. 2017, section 5.3).
+fn sgd(weight_decay: f64) -> ModuleOptimizer {
+    let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
+    let sgd = SgdConfig::new().with_momentum(Some(momentum));
+    let decay = WeightDecayConfig::new(weight_decay as f32);
+    let decayed = sgd.clone().with_weight_decay(Some(decay));
+    let undecayed = ParamGroup::from_any_predicates(vec!["gamma", "beta", "bias"]);
+    ModuleOptimizer::from(decayed.build()).with_group(undecayed, sgd.build(), None)
+}
+
+/// Makes fp8 scales the same on all ranks of a group.
+#[derive(Debug)]
+struct GroupAmax(ProcessGroup);
+
+impl AmaxReducer for GroupAmax {
+    fn max(&self, amaxes: Tensor<1>) -> Result<Tensor<1>, Box<dyn StdError + Send + Sync>> {
+        if self.0.world_size() == 1 {
+            return Ok(amaxes);
+        }
+        let device = amaxes.device();
+        let mut values: Vec<f32> = amaxes.try_into_data()?.try_to_vec()?;
+        self.0.all_reduce(&mut values, ReduceOp::Max)?;
+        let count = values.len();
+        Ok(Tensor::from_data(TensorData::new(values, [count]), &device))
+    }
+}

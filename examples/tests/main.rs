@@ -1,0 +1,3 @@
+//! Drives the built example as a user does.
+
+mod suite;

@@ -1,0 +1,90 @@
+//! One module a topic; here is how they run the program.
+
+mod arguments;
+mod ranks;
+mod resume;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use examples::metrics::{Metrics, Row};
+
+/// The program, which cargo builds beside the tests.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("the test has a path");
+    let target = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("tests lie in target/PROFILE/deps");
+    let program = target.join("examples").join("cifar_resnet_ddp");
+    assert!(
+        program.is_file(),
+        "build {} first: cargo build --example cifar_resnet_ddp",
+        program.display()
+    );
+    program
+}
+
+/// The program with a network so small that a step takes milliseconds, in f32 on one thread a rank, writing to `out`.
+fn small(out: &Path, args: &[&str]) -> Command {
+    let mut command = plain(args);
+    command
+        .args([
+            "--depth",
+            "8",
+            "--width",
+            "2",
+            "--precision",
+            "f32",
+            "--timeout",
+            "20",
+            "--out",
+        ])
+        .arg(out);
+    command.env("RAYON_NUM_THREADS", "1");
+    command
+}
+
+/// The program, free of what the surroundings say of ranks.
+fn plain(args: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.args(args);
+    for (name, _) in std::env::vars() {
+        if [
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_",
+            "MASTER_",
+            "OMPI_",
+            "PMI_",
+            "SLURM_",
+        ]
+        .iter()
+        .any(|p| name.starts_with(p))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Runs to the end, successfully; what it printed.
+fn succeed(mut command: Command) -> String {
+    let output = command.output().expect("the program starts");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{:?}\n{stdout}\n{}",
+        output.status,
+        stderr(&output)
+    );
+    stdout
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn rows(out: &Path) -> Vec<Row> {
+    Metrics::read(&out.join("metrics.csv"))
+}

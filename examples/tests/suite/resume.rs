@@ -1,0 +1,146 @@
+//! A run that is killed and resumed ends as the one that is not, bit for bit.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::suite::{rows, small, succeed};
+
+/// Two epochs of eight steps, with a checkpoint every third step: most of them in mid-epoch.
+const RUN: [&str; 7] = [
+    "--ranks",
+    "--batch-size",
+    "--epochs",
+    "2",
+    "--checkpoint-every",
+    "3",
+    "--quiet",
+];
+
+fn run(out: &Path, ranks: usize, more: &[&str]) -> std::process::Command {
+    let batch = (176 / ranks).to_string();
+    let ranks = ranks.to_string();
+    let [ranks_option, batch_option, rest @ ..] = RUN;
+    let args = [
+        &[ranks_option, &ranks, batch_option, &batch][..],
+        &rest,
+        more,
+    ]
+    .concat();
+    small(out, &args)
+}
+
+/// The line of the table that tells two models apart.
+fn parameters(table: &str) -> String {
+    table
+        .lines()
+        .find(|line| line.starts_with("Parameters"))
+        .expect(table)
+        .to_owned()
+}
+
+/// The losses, bit for bit.
+fn losses(out: &Path) -> Vec<u64> {
+    rows(out).iter().map(|row| row.loss.to_bits()).collect()
+}
+
+fn kill_and_resume(ranks: usize, kills: &[usize]) {
+    let whole = tempfile::tempdir().unwrap();
+    let expected = parameters(&succeed(run(whole.path(), ranks, &[])));
+    assert_eq!(losses(whole.path()).len(), 16);
+
+    let out = tempfile::tempdir().unwrap();
+    for (attempt, &rows_before) in kills.iter().enumerate() {
+        let more: &[&str] = if attempt == 0 { &[] } else { &["--resume"] };
+        let mut child = run(out.path(), ranks, more)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let started = Instant::now();
+        while rows(out.path()).len() < rows_before {
+            assert!(started.elapsed() < Duration::from_secs(60), "no steps");
+            assert_eq!(
+                child.try_wait().unwrap(),
+                None,
+                "ended before it could be killed"
+            );
+            sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let resumed = parameters(&succeed(run(out.path(), ranks, &["--resume"])));
+    assert_eq!(resumed, expected);
+    assert_eq!(losses(out.path()), losses(whole.path()));
+}
+
+#[test]
+fn one_rank_killed_in_mid_epoch() {
+    kill_and_resume(1, &[5]);
+}
+
+#[test]
+fn one_rank_killed_before_its_first_checkpoint_and_again_and_again() {
+    kill_and_resume(1, &[1, 7, 11]);
+}
+
+#[test]
+fn two_ranks_killed_with_their_launcher() {
+    kill_and_resume(2, &[7]);
+}
+
+#[test]
+fn a_run_ended_by_max_steps_goes_on() {
+    let whole = tempfile::tempdir().unwrap();
+    let expected = parameters(&succeed(run(whole.path(), 1, &[])));
+    let out = tempfile::tempdir().unwrap();
+    succeed(run(out.path(), 1, &["--max-steps", "10"]));
+    assert_eq!(rows(out.path()).len(), 10);
+    assert_eq!(
+        parameters(&succeed(run(out.path(), 1, &["--resume"]))),
+        expected
+    );
+    // Once more: there is nothing left to do, and the table says the same.
+    assert_eq!(
+        parameters(&succeed(run(out.path(), 1, &["--resume"]))),
+        expected
+    );
+}
+
+#[test]
+fn a_checkpoint_whose_writing_was_cut_off_is_not_taken() {
+    let whole = tempfile::tempdir().unwrap();
+    let expected = parameters(&succeed(run(whole.path(), 1, &[])));
+    let out = tempfile::tempdir().unwrap();
+    succeed(run(out.path(), 1, &["--max-steps", "6"]));
+    let partial = out.path().join("checkpoints/.unfinished-9");
+    std::fs::create_dir(&partial).unwrap();
+    std::fs::write(partial.join("model.bpk"), b"cut off").unwrap();
+    assert_eq!(
+        parameters(&succeed(run(out.path(), 1, &["--resume"]))),
+        expected
+    );
+    assert!(!partial.exists());
+}
+
+#[test]
+fn a_new_run_keeps_the_checkpoints_of_the_last_one_aside() {
+    let out = tempfile::tempdir().unwrap();
+    succeed(run(out.path(), 1, &["--max-steps", "5"]));
+    succeed(run(out.path(), 1, &["--max-steps", "3"]));
+    let steps = |folder: &str| {
+        let mut names: Vec<_> = std::fs::read_dir(out.path().join(folder))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(steps("checkpoints"), ["step-000000000003"]);
+    assert_eq!(
+        steps("checkpoints.previous"),
+        ["step-000000000003", "step-000000000005"]
+    );
+}
