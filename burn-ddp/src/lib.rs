@@ -17,10 +17,13 @@ mod transport;
 
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
-pub use ddp::{BucketSizes, Bucketer, Compression, Ddp, DdpConfig, DdpStats, Slot, Values};
+pub use ddp::{
+    BucketSizes, BucketTimes, Bucketer, Compression, Ddp, DdpConfig, DdpStats, Overlap,
+    OverlapLayer, Slot, Timeline, Values,
+};
 pub use element::{Element, ElementType, ReduceOp};
 pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
 pub use local::LocalGroup;
 pub use sampler::DistributedSampler;
-pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormOps, register_custom_ops};
+pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormOps, custom_ops, register_custom_ops};

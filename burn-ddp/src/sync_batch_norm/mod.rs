@@ -13,7 +13,10 @@ use burn::{
     tensor::{Tensor, assert_shape, module::batch_norm},
 };
 
-pub use self::{backends::SyncBatchNormOps, remote::register_custom_ops};
+pub use self::{
+    backends::SyncBatchNormOps,
+    remote::{custom_ops, register_custom_ops},
+};
 use crate::ProcessGroup;
 
 /// Burn's [`BatchNorm`] with the statistics of the batches of all ranks, in training as if they

@@ -3,6 +3,8 @@
 //! The process group is found by its id, so that the server has to be in the client's process, as
 //! it is for layered devices.
 
+use std::sync::Arc;
+
 use burn::{
     backend::tensor::FloatTensor,
     tensor::{DType, Shape},
@@ -10,17 +12,42 @@ use burn::{
 use burn_ir::{
     BackendIr, CustomOpIr, HandleContainer, OperationIr, OperationOutput, ScalarIr, TensorIr,
 };
-use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient};
+use burn_layer::Handlers;
+use burn_router::{BackendRouter, CustomOpHandler, CustomOpRegistry, RouterChannel, RouterClient};
 
 use super::backends::{SyncBatchNormOps, Three};
 
 const FORWARD: &str = "ddp::sync_batch_norm";
 const BACKWARD: &str = "ddp::sync_batch_norm_backward";
 
-/// Lets a served backend run [`SyncBatchNorm`](crate::SyncBatchNorm). To be called on the registry with
-/// which the server is built.
+/// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm): to be given to
+/// [`Layers::custom_ops`](burn_layer::Layers::custom_ops), for each backend that may be underneath.
+///
+/// ```
+/// use burn::{backend::Flex, tensor::Device};
+/// use burn_ddp::custom_ops;
+/// use burn_layer::Layers;
+///
+/// let device = Layers::on(Device::flex()).custom_ops::<Flex>(custom_ops()).serve()?;
+/// # let _ = device;
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+pub fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> Handlers<B> {
+    handlers::<B>().into_iter().collect()
+}
+
+/// The same for a server of one's own: to be called on the registry with which it is built. The
+/// server has to be in the client's process.
 pub fn register_custom_ops<B: BackendIr + SyncBatchNormOps>(registry: &mut CustomOpRegistry<B>) {
-    registry.register(FORWARD, |handles, desc, _device| {
+    for (name, handler) in handlers::<B>() {
+        registry.register(name, move |handles, desc, device| {
+            handler(handles, desc, device)
+        });
+    }
+}
+
+fn handlers<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHandler<B>); 2] {
+    let forward: CustomOpHandler<B> = Arc::new(|handles, desc, _device| {
         let ([x, gamma, beta], outputs) = desc.as_fixed::<3, 3>();
         let (group, epsilon) = scalars(desc);
         let result = B::sync_batch_norm(
@@ -32,7 +59,7 @@ pub fn register_custom_ops<B: BackendIr + SyncBatchNormOps>(registry: &mut Custo
         );
         put::<B>(handles, outputs, result);
     });
-    registry.register(BACKWARD, |handles, desc, _device| {
+    let backward: CustomOpHandler<B> = Arc::new(|handles, desc, _device| {
         let ([x, gamma, mean, variance, grad], outputs) = desc.as_fixed::<5, 3>();
         let (group, epsilon) = scalars(desc);
         let result = B::sync_batch_norm_backward(
@@ -46,6 +73,7 @@ pub fn register_custom_ops<B: BackendIr + SyncBatchNormOps>(registry: &mut Custo
         );
         put::<B>(handles, outputs, result);
     });
+    [(FORWARD, forward), (BACKWARD, backward)]
 }
 
 fn scalars(desc: &CustomOpIr) -> (u64, f64) {
