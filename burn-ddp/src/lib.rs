@@ -17,7 +17,10 @@ mod transport;
 
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
-pub use ddp::{BucketSizes, Bucketer, Compression, Ddp, DdpConfig, DdpStats, Slot, Values};
+pub use ddp::{
+    BucketSizes, BucketTimes, Bucketer, Compression, Ddp, DdpConfig, DdpStats, Overlap,
+    OverlapLayer, Slot, Timeline, Values,
+};
 pub use element::{Element, ElementType, ReduceOp};
 pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};

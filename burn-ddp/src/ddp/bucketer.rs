@@ -18,6 +18,14 @@ pub enum Compression {
 }
 
 impl Compression {
+    /// The type in which gradients of a type travel.
+    pub(super) fn carried(this: Option<Self>, dtype: DType) -> DType {
+        match (dtype, this) {
+            (DType::F32, Some(compression)) => compression.dtype(),
+            (dtype, _) => dtype,
+        }
+    }
+
     fn dtype(self) -> DType {
         match self {
             Self::F16 => DType::F16,
@@ -86,10 +94,7 @@ impl Bucketer {
         let mut buckets: Vec<Bucket> = Vec::new();
         let mut places = Vec::with_capacity(slots.len());
         for (index, slot) in slots.iter().enumerate() {
-            let dtype = match (slot.dtype, compression) {
-                (DType::F32, Some(compression)) => compression.dtype(),
-                (dtype, _) => dtype,
-            };
+            let dtype = Compression::carried(compression, slot.dtype);
             let limit = match buckets.len() {
                 0 | 1 => sizes.first,
                 _ => sizes.others,

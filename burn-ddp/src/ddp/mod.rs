@@ -2,7 +2,10 @@
 //! the average of all ranks' gradients.
 
 mod bucketer;
+mod config;
+mod overlap;
 mod parameters;
+mod take;
 mod values;
 
 use std::{
@@ -12,61 +15,25 @@ use std::{
 };
 
 use burn::{
-    module::{Module, ModuleVisitor, Param, ParamId},
+    module::{Module, ParamId},
     optim::GradientsParams,
-    tensor::Tensor,
+    tensor::{
+        Device,
+        distributed::{DistributedConfig, DistributedContext, ReduceOperation},
+    },
 };
 
-use self::parameters::Signature;
 pub use self::{
     bucketer::{BucketSizes, Bucketer, Compression, Slot},
+    config::DdpConfig,
+    overlap::{BucketTimes, Overlap, OverlapLayer, Timeline},
     values::Values,
 };
+use self::{
+    parameters::{Parameter, Signature},
+    take::{Giver, Present, Taker},
+};
 use crate::{DdpError, ProcessGroup};
-
-/// Settings of [`Ddp`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct DdpConfig {
-    bucket_bytes: usize,
-    first_bucket_bytes: usize,
-    compression: Option<Compression>,
-}
-
-impl Default for DdpConfig {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl DdpConfig {
-    /// Buckets of 25 MiB, the first of 1 MiB, no compression: PyTorch's defaults.
-    pub fn new() -> Self {
-        Self {
-            bucket_bytes: 25 << 20,
-            first_bucket_bytes: 1 << 20,
-            compression: None,
-        }
-    }
-
-    /// The size of a bucket in bytes. A gradient larger than that has a bucket of its own.
-    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
-        self.bucket_bytes = bytes;
-        self
-    }
-
-    /// The size of the first bucket in bytes.
-    pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
-        self.first_bucket_bytes = bytes;
-        self
-    }
-
-    /// Sends `f32` gradients in a 16-bit type.
-    pub fn compression(mut self, compression: Compression) -> Self {
-        self.compression = Some(compression);
-        self
-    }
-}
 
 /// What the averaging of gradients has cost so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,11 +79,24 @@ pub struct DdpStats {
 /// ```
 pub struct Ddp {
     group: ProcessGroup,
-    bucketer: Bucketer,
+    method: Method,
     /// The trained parameters' signatures, last first: the order in which backward makes gradients.
     trained: Vec<Signature>,
     synchronize: bool,
     steps: u64,
+}
+
+/// When gradients are averaged.
+enum Method {
+    /// After backward.
+    After(Bucketer),
+    /// During backward.
+    During {
+        overlap: Overlap,
+        device: Device,
+        /// While this lives, backward submits gradients.
+        context: Option<DistributedContext>,
+    },
 }
 
 impl Debug for Ddp {
@@ -124,7 +104,7 @@ impl Debug for Ddp {
         f.debug_struct("Ddp")
             .field("group", &self.group)
             .field("parameters", &self.trained.len())
-            .field("buckets", &self.bucketer.len())
+            .field("overlapped", &matches!(self.method, Method::During { .. }))
             .finish_non_exhaustive()
     }
 }
@@ -142,14 +122,7 @@ impl Ddp {
         config: DdpConfig,
         model: &M,
     ) -> Result<Self, DdpError> {
-        let signatures: Vec<Signature> = parameters::parameters(model)
-            .into_iter()
-            .map(|parameter| parameter.signature)
-            .collect();
-        check_equal(group, &signatures)?;
-        let mut trained: Vec<Signature> = signatures;
-        trained.retain(|signature| signature.trained);
-        trained.reverse();
+        let trained = check_equal(group, model)?;
         let slots = trained
             .iter()
             .map(|signature| Slot {
@@ -157,17 +130,61 @@ impl Ddp {
                 dtype: signature.dtype,
             })
             .collect();
-        let sizes = BucketSizes {
-            first: config.first_bucket_bytes,
-            others: config.bucket_bytes,
-        };
+        let bucketer = Bucketer::new(
+            group.duplicate()?,
+            slots,
+            config.sizes(),
+            config.compression,
+        );
         Ok(Self {
             group: group.clone(),
-            bucketer: Bucketer::new(group.duplicate()?, slots, sizes, config.compression),
+            method: Method::After(bucketer),
             trained,
             synchronize: true,
             steps: 0,
         })
+    }
+
+    /// The same for a model on a layered device with the layer of `overlap`: gradients are averaged
+    /// while backward still runs. The model must then pass through
+    /// [`broadcast_parameters`](Self::broadcast_parameters), which marks its parameters.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and [`DdpError::InvalidArgument`] when the model's device is not an
+    /// autodiff device with layers.
+    pub fn overlapped<M: Module>(
+        group: &ProcessGroup,
+        overlap: Overlap,
+        model: &M,
+    ) -> Result<Self, DdpError> {
+        let devices = model.devices();
+        let [device] = &devices[..] else {
+            return Err(DdpError::InvalidArgument(format!(
+                "the model is on {} devices; expected one",
+                devices.len()
+            )));
+        };
+        let device = device.clone().autodiff();
+        if !overlap::is_layered(&device) {
+            return Err(DdpError::InvalidArgument(format!(
+                "the model's device, {device:?}, has no layers; serve it with `Overlap::layer`"
+            )));
+        }
+        let trained = check_equal(group, model)?;
+        let mut ddp = Self {
+            group: group.clone(),
+            method: Method::During {
+                overlap,
+                device,
+                context: None,
+            },
+            trained,
+            synchronize: true,
+            steps: 0,
+        };
+        ddp.set_synchronize(true);
+        Ok(ddp)
     }
 
     /// The model with the parameters and buffers (running statistics too) of rank 0.
@@ -179,6 +196,14 @@ impl Ddp {
         if self.group.world_size() == 1 {
             return Ok(model);
         }
+        let model = self.receive(model)?;
+        Ok(match self.method {
+            Method::After(_) => model,
+            Method::During { .. } => overlap::mark(model),
+        })
+    }
+
+    fn receive<M: Module>(&self, model: M) -> Result<M, DdpError> {
         // Running statistics keep their last update back until someone asks for the valid module.
         let _ = model.valid();
         let ours = match self.group.is_main() {
@@ -220,40 +245,47 @@ impl Ddp {
                 "the model's trained parameters have changed; make a new Ddp for it".into(),
             ));
         }
-
         let ids: Vec<ParamId> = parameters.iter().map(|it| it.id).collect();
         let slots: HashMap<ParamId, usize> = ids.iter().copied().zip(0..).collect();
-        let mut taker = Taker {
-            slots: &slots,
-            gradients,
-            taken: ids.iter().map(|_| None).collect(),
+        let gradients = match &mut self.method {
+            Method::After(bucketer) => average(bucketer, &self.trained, &slots, gradients, model)?,
+            Method::During {
+                overlap, device, ..
+            } => {
+                overlap.finish(device)?;
+                check_present(&self.group, &parameters, &slots, &gradients, model)?;
+                gradients
+            }
         };
-        model.visit(&mut taker);
-        let Taker {
-            gradients, taken, ..
-        } = taker;
-        for (slot, read) in taken.into_iter().enumerate() {
-            let values = read.map(|read| read()).transpose()?;
-            self.bucketer.submit(slot, values)?;
-        }
-        let averages = self.bucketer.finish()?;
         self.steps += 1;
-        let mut giver = Giver {
-            slots: &slots,
-            trained: &self.trained,
-            gradients,
-            averages,
-        };
-        model.visit(&mut giver);
-        Ok(giver.gradients)
+        Ok(gradients)
     }
 
     /// Runs `body` without averaging: for all but the last of several accumulated micro-steps.
     pub fn no_sync<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
-        let before = std::mem::replace(&mut self.synchronize, false);
+        let before = self.synchronize;
+        self.set_synchronize(false);
         let result = body(self);
-        self.synchronize = before;
+        self.set_synchronize(before);
         result
+    }
+
+    fn set_synchronize(&mut self, synchronize: bool) {
+        self.synchronize = synchronize;
+        let alone = self.group.world_size() == 1;
+        if let Method::During {
+            device, context, ..
+        } = &mut self.method
+        {
+            if !synchronize || alone {
+                *context = None;
+            } else if context.is_none() {
+                let config = DistributedConfig {
+                    all_reduce_op: ReduceOperation::Mean,
+                };
+                *context = Some(DistributedContext::init(vec![device.clone()], config));
+            }
+        }
     }
 
     /// Whether any rank says so: whether a loss scaler found an overflow, for instance, so that all
@@ -273,78 +305,116 @@ impl Ddp {
 
     /// What the averaging has cost so far.
     pub fn stats(&self) -> DdpStats {
-        DdpStats {
-            steps: self.steps,
-            buckets: self.bucketer.len(),
-            bytes_reduced: self.steps * self.bucketer.bytes() as u64,
-            waited: self.bucketer.waited(),
+        match &self.method {
+            Method::After(bucketer) => DdpStats {
+                steps: self.steps,
+                buckets: bucketer.len(),
+                bytes_reduced: self.steps * bucketer.bytes() as u64,
+                waited: bucketer.waited(),
+            },
+            Method::During { overlap, .. } => DdpStats {
+                steps: self.steps,
+                buckets: overlap.timeline().buckets.len(),
+                bytes_reduced: overlap.bytes_reduced(),
+                waited: overlap.waited(),
+            },
+        }
+    }
+
+    /// When the last backward pass sent its buckets and when their averages were there, if gradients
+    /// are averaged during backward.
+    pub fn timeline(&self) -> Option<Timeline> {
+        match &self.method {
+            Method::After(_) => None,
+            Method::During { overlap, .. } => Some(overlap.timeline()),
         }
     }
 }
 
-/// Compares the models of all ranks with that of rank 0.
-fn check_equal(group: &ProcessGroup, ours: &[Signature]) -> Result<(), DdpError> {
+/// Averages gradients that are all there.
+fn average<M: Module>(
+    bucketer: &mut Bucketer,
+    trained: &[Signature],
+    slots: &HashMap<ParamId, usize>,
+    gradients: GradientsParams,
+    model: &M,
+) -> Result<GradientsParams, DdpError> {
+    let mut taker = Taker {
+        slots,
+        gradients,
+        taken: trained.iter().map(|_| None).collect(),
+    };
+    model.visit(&mut taker);
+    let Taker {
+        gradients, taken, ..
+    } = taker;
+    for (slot, read) in taken.into_iter().enumerate() {
+        let values = read.map(|read| read()).transpose()?;
+        bucketer.submit(slot, values)?;
+    }
+    let mut giver = Giver {
+        slots,
+        trained,
+        gradients,
+        averages: bucketer.finish()?,
+    };
+    model.visit(&mut giver);
+    Ok(giver.gradients)
+}
+
+/// Checks that all ranks have gradients of the same parameters.
+fn check_present<M: Module>(
+    group: &ProcessGroup,
+    parameters: &[Parameter],
+    slots: &HashMap<ParamId, usize>,
+    gradients: &GradientsParams,
+    model: &M,
+) -> Result<(), DdpError> {
+    let mut present = Present {
+        slots,
+        gradients,
+        present: vec![0; parameters.len()],
+    };
+    model.visit(&mut present);
+    let all = group.all_gather(&present.present)?;
+    for (rank, theirs) in all.chunks_exact(parameters.len().max(1)).enumerate() {
+        if let Some(slot) = (0..parameters.len()).find(|slot| theirs[*slot] != all[*slot]) {
+            let path = &parameters[slot].signature.path;
+            let (has, lacks) = match theirs[slot] {
+                0 => (0, rank),
+                _ => (rank, 0),
+            };
+            return Err(group.abort(format!(
+                "rank {has} has a gradient of `{path}` and rank {lacks} has none; parameters that \
+                 only some ranks use need `Ddp::new` instead of `Ddp::overlapped`"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Compares the models of all ranks with that of rank 0. Returns the trained parameters, last first.
+fn check_equal<M: Module>(group: &ProcessGroup, model: &M) -> Result<Vec<Signature>, DdpError> {
     let invalid = |error: serde_json::Error| DdpError::Protocol {
         rank: 0,
         problem: format!("a model's description: {error}"),
     };
-    let text = serde_json::to_vec(ours).map_err(invalid)?;
+    let mut ours: Vec<Signature> = parameters::parameters(model)
+        .into_iter()
+        .map(|parameter| parameter.signature)
+        .collect();
+    let text = serde_json::to_vec(&ours).map_err(invalid)?;
     let text = group.broadcast_bytes(&text, 0)?;
     let theirs: Vec<Signature> = serde_json::from_slice(&text).map_err(invalid)?;
-    let problem = parameters::difference(&theirs, ours).unwrap_or_default();
+    let problem = parameters::difference(&theirs, &ours).unwrap_or_default();
     let problems = group.all_gather_bytes(problem.as_bytes())?;
-    match problems.iter().position(|problem| !problem.is_empty()) {
-        None => Ok(()),
-        Some(rank) => Err(DdpError::ModelMismatch {
+    if let Some(rank) = problems.iter().position(|problem| !problem.is_empty()) {
+        return Err(DdpError::ModelMismatch {
             rank,
             problem: String::from_utf8_lossy(&problems[rank]).into_owned(),
-        }),
+        });
     }
-}
-
-/// Reads a gradient when asked to.
-type Read = Box<dyn FnOnce() -> Result<Values, DdpError>>;
-
-/// Takes the gradients out, in the visitors' order.
-struct Taker<'a> {
-    slots: &'a HashMap<ParamId, usize>,
-    gradients: GradientsParams,
-    taken: Vec<Option<Read>>,
-}
-
-impl ModuleVisitor for Taker<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(slot) = self.slots.get(&param.id) else {
-            return;
-        };
-        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-            self.taken[*slot] = Some(Box::new(|| {
-                let data = gradient.try_into_data();
-                Values::from_data(data.map_err(|error| DdpError::Device(error.to_string()))?)
-            }));
-        }
-    }
-}
-
-/// Puts the averages in.
-struct Giver<'a> {
-    slots: &'a HashMap<ParamId, usize>,
-    trained: &'a [Signature],
-    gradients: GradientsParams,
-    averages: Vec<Option<Values>>,
-}
-
-impl ModuleVisitor for Giver<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(slot) = self.slots.get(&param.id) else {
-            return;
-        };
-        if let Some(average) = self.averages[*slot].take() {
-            let Signature { shape, dtype, .. } = &self.trained[*slot];
-            let device = param.base().device().without_autodiff();
-            let data = average.into_data(shape.clone(), *dtype);
-            let gradient = Tensor::<D>::from_data(data, (&device, *dtype));
-            self.gradients.register(param.id, gradient);
-        }
-    }
+    ours.retain(|signature| signature.trained);
+    ours.reverse();
+    Ok(ours)
 }

@@ -135,11 +135,20 @@ impl Values {
 
     /// Averages them over the ranks, on a thread of the group.
     pub(super) fn average(self, group: &ProcessGroup) -> PendingValues {
+        self.average_and(group, || ())
+    }
+
+    /// The same; `then` runs on that thread when the averages are there.
+    pub(super) fn average_and(
+        self,
+        group: &ProcessGroup,
+        then: impl FnOnce() + Send + 'static,
+    ) -> PendingValues {
         match self {
-            Self::F64(it) => PendingValues::F64(group.all_reduce_async(it, ReduceOp::Mean)),
-            Self::F32(it) => PendingValues::F32(group.all_reduce_async(it, ReduceOp::Mean)),
-            Self::F16(it) => PendingValues::F16(group.all_reduce_async(it, ReduceOp::Mean)),
-            Self::BF16(it) => PendingValues::BF16(group.all_reduce_async(it, ReduceOp::Mean)),
+            Self::F64(it) => PendingValues::F64(group.all_reduce_and(it, ReduceOp::Mean, then)),
+            Self::F32(it) => PendingValues::F32(group.all_reduce_and(it, ReduceOp::Mean, then)),
+            Self::F16(it) => PendingValues::F16(group.all_reduce_and(it, ReduceOp::Mean, then)),
+            Self::BF16(it) => PendingValues::BF16(group.all_reduce_and(it, ReduceOp::Mean, then)),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{
     Pending, ProcessGroup,
+    order::Place,
     run::{check_mean, message},
 };
 use crate::{CallKind, DdpError, Element, ElementType, ReduceOp};
@@ -26,18 +27,29 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// Faults come from [`Pending::wait`].
-    pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+    pub fn all_reduce_async<T: Element>(&self, data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+        self.all_reduce_and(data, op, || ())
+    }
+
+    /// The same; `then` runs on that thread when the call has ended well.
+    pub(crate) fn all_reduce_and<T: Element>(
+        &self,
+        mut data: Vec<T>,
+        op: ReduceOp,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Pending<Vec<T>> {
         let group = self.clone();
         let place = self.inner.order.take();
         self.inner.worker.submit(move || {
             group.all_reduce_at(place, &mut data, op)?;
+            then();
             Ok(data)
         })
     }
 
     fn all_reduce_at<T: Element>(
         &self,
-        place: u64,
+        place: Place,
         data: &mut [T],
         op: ReduceOp,
     ) -> Result<(), DdpError> {
@@ -224,7 +236,7 @@ impl ProcessGroup {
             *sent += 1;
             message::<T>(*sent - 1, data.len())
         })?
-        .map_or(Ok(()), |(_turn, call)| call.send(data, to))
+        .map_or(Ok(()), |(_place, call)| call.send(data, to))
     }
 
     /// Receives data that a rank sends to this one.
@@ -240,6 +252,6 @@ impl ProcessGroup {
             *received += 1;
             message::<T>(*received - 1, data.len())
         })?
-        .map_or(Ok(()), |(_turn, call)| call.receive(data, from))
+        .map_or(Ok(()), |(_place, call)| call.receive(data, from))
     }
 }

@@ -1,10 +1,18 @@
 //! Calls are made one at a time, in the order in which they were submitted.
 
-use std::sync::{Condvar, Mutex};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+};
 
-/// Hands out turns.
+/// Hands out places in a queue.
+#[derive(Clone, Default)]
+pub(super) struct Order {
+    queue: Arc<Queue>,
+}
+
 #[derive(Default)]
-pub(crate) struct Order {
+struct Queue {
     turns: Mutex<Turns>,
     changed: Condvar,
 }
@@ -12,37 +20,86 @@ pub(crate) struct Order {
 #[derive(Default)]
 struct Turns {
     given: u64,
+    /// The place whose turn it is.
     served: u64,
+    /// Places after that which were given up before their turn.
+    given_up: BTreeSet<u64>,
 }
 
-/// A turn: to be waited for, and over when dropped.
-pub(crate) struct Turn<'a> {
-    order: &'a Order,
+/// A place in the queue. It is given up when dropped, before its turn or after.
+pub(super) struct Place {
+    queue: Arc<Queue>,
+    number: u64,
+}
+
+impl Queue {
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().expect("no panic under lock")
+    }
 }
 
 impl Order {
-    /// Takes the next place in the queue.
-    pub(crate) fn take(&self) -> u64 {
-        let mut turns = self.turns.lock().expect("no panic under lock");
+    /// Takes the next place.
+    pub(super) fn take(&self) -> Place {
+        let mut turns = self.queue.turns();
+        let number = turns.given;
         turns.given += 1;
-        turns.given - 1
-    }
-
-    /// Waits until all earlier turns are over.
-    pub(crate) fn wait(&self, place: u64) -> Turn<'_> {
-        let turns = self.turns.lock().expect("no panic under lock");
-        let waited = self
-            .changed
-            .wait_while(turns, |turns| turns.served != place);
-        drop(waited.expect("no panic under lock"));
-        Turn { order: self }
+        drop(turns);
+        Place {
+            queue: self.queue.clone(),
+            number,
+        }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Place {
+    /// Waits until all earlier places were given up.
+    pub(super) fn wait(&self) {
+        let waiting = |turns: &mut Turns| turns.served != self.number;
+        let turns = self.queue.changed.wait_while(self.queue.turns(), waiting);
+        drop(turns.expect("no panic under lock"));
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        let mut turns = self.order.turns.lock().expect("no panic under lock");
-        turns.served += 1;
-        self.order.changed.notify_all();
+        let mut turns = self.queue.turns();
+        turns.given_up.insert(self.number);
+        loop {
+            let served = turns.served;
+            if !turns.given_up.remove(&served) {
+                break;
+            }
+            turns.served += 1;
+        }
+        self.queue.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{thread, time::Duration};
+
+    #[test]
+    fn turns_come_in_order_and_places_may_be_given_up() {
+        let order = Order::default();
+        let done = Mutex::new(Vec::new());
+        let places: Vec<(usize, Place)> = (0..6).map(|number| (number, order.take())).collect();
+        thread::scope(|scope| {
+            for (number, place) in places.into_iter().rev() {
+                if number % 3 == 1 {
+                    drop(place);
+                    continue;
+                }
+                let done = &done;
+                scope.spawn(move || {
+                    place.wait();
+                    thread::sleep(Duration::from_millis(5));
+                    done.lock().unwrap().push(number);
+                });
+            }
+        });
+        assert_eq!(done.into_inner().unwrap(), [0, 2, 3, 5]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Instant};
 
-use super::{ProcessGroup, order::Turn};
+use super::{ProcessGroup, order::Place};
 use crate::{
     Call, CallKind, DdpError, Element, ElementType, ReduceOp, collective::Collective,
     transport::Deadline,
@@ -32,7 +32,7 @@ impl ProcessGroup {
     /// The same, at a place in the queue that was taken before.
     pub(super) fn run_at<R>(
         &self,
-        place: u64,
+        place: Place,
         (kind, op, len, root): (CallKind, ReduceOp, usize, usize),
         dtype: ElementType,
         together: impl FnOnce(Collective<'_>) -> Result<R, DdpError>,
@@ -49,7 +49,7 @@ impl ProcessGroup {
                 root: root as u32,
             }
         })?;
-        let Some((_turn, call)) = call else {
+        let Some((_place, call)) = call else {
             return Ok(alone());
         };
         let start = Instant::now();
@@ -65,11 +65,11 @@ impl ProcessGroup {
     /// Waits for its turn, numbers the call and starts its clock. `None` when this is the only rank.
     pub(super) fn call_at(
         &self,
-        place: u64,
+        place: Place,
         number: impl FnOnce(&mut Sequences) -> Call,
-    ) -> Result<Option<(Turn<'_>, Collective<'_>)>, DdpError> {
+    ) -> Result<Option<(Place, Collective<'_>)>, DdpError> {
         let inner = &*self.inner;
-        let turn = inner.order.wait(place);
+        place.wait();
         inner.counters.calls.fetch_add(1, Ordering::Relaxed);
         let Some(transport) = &inner.transport else {
             return Ok(None);
@@ -85,7 +85,7 @@ impl ProcessGroup {
             call,
             deadline: Deadline::after(inner.timeout),
         };
-        Ok(Some((turn, collective)))
+        Ok(Some((place, collective)))
     }
 
     pub(super) fn check_rank(&self, rank: usize) -> Result<(), DdpError> {

@@ -1,6 +1,7 @@
 //! Data parallel training against one process with the whole batch, and what can differ over ranks.
 
 use burn::{
+    backend::Flex,
     module::{Module, Param},
     nn::{
         BatchNormConfig, Linear, LinearConfig,
@@ -9,9 +10,13 @@ use burn::{
     optim::{GradientsParams, SgdConfig, momentum::MomentumConfig},
     tensor::{Device, Distribution, Tensor, TensorData, activation::relu},
 };
-use burn_ddp::{Compression, Ddp, DdpConfig, DdpError, ProcessGroup, SyncBatchNorm};
+use burn_ddp::{
+    Compression, Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, SyncBatchNorm, Timeline,
+    custom_ops,
+};
+use burn_layer::Layers;
 
-use crate::ranks::{locally, over_tcp};
+use crate::ranks::{locally, meeting_place, over_tcp, start};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -65,7 +70,35 @@ fn train(group: &ProcessGroup, config: DdpConfig, batch: usize) -> (Vec<f32>, Ve
     let model = Net::new(&norms, &device);
     let mut ddp = Ddp::new(group, config, &model).unwrap();
     let mut model = ddp.broadcast_parameters(model).unwrap();
-    let start = group.broadcast_start(&mut model, &device);
+    let start = same_start(&mut model, &device);
+    let (parameters, losses) = train_on(model, &mut ddp, &device, batch);
+    (start, parameters, losses)
+}
+
+/// The same on a layered device, with gradients averaged during backward.
+pub(crate) fn train_overlapped(
+    group: &ProcessGroup,
+    config: DdpConfig,
+    batch: usize,
+) -> Result<(Vec<f32>, Timeline), DdpError> {
+    let norms = group.duplicate()?;
+    let overlap = Overlap::new(group, config)?;
+    let device = Layers::on(Device::flex())
+        .layer(overlap.layer())
+        .custom_ops::<Flex>(custom_ops::<Flex>())
+        .serve()
+        .unwrap()
+        .autodiff();
+    let mut model = Net::new(&norms, &device);
+    same_start(&mut model, &device);
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let model = ddp.broadcast_parameters(model)?;
+    let (parameters, _) = train_on(model, &mut ddp, &device, batch);
+    Ok((parameters, ddp.timeline().unwrap()))
+}
+
+fn train_on(mut model: Net, ddp: &mut Ddp, device: &Device, batch: usize) -> (Vec<f32>, Vec<f32>) {
+    let group = ddp.group().clone();
     let momentum = MomentumConfig::new().with_momentum(0.9);
     let mut optimizer = SgdConfig::new().with_momentum(Some(momentum)).init();
     let mut losses = Vec::new();
@@ -77,8 +110,8 @@ fn train(group: &ProcessGroup, config: DdpConfig, batch: usize) -> (Vec<f32>, Ve
         let targets: Vec<f32> = (0..batch * 5)
             .map(|index| ((index * 3 + step * 17) as f32).cos())
             .collect();
-        let images = Tensor::<4>::from_data(TensorData::new(images, [batch, 3, 8, 8]), &device);
-        let targets = Tensor::<2>::from_data(TensorData::new(targets, [batch, 5]), &device);
+        let images = Tensor::<4>::from_data(TensorData::new(images, [batch, 3, 8, 8]), device);
+        let targets = Tensor::<2>::from_data(TensorData::new(targets, [batch, 5]), device);
         let own = group.rank() * share..(group.rank() + 1) * share;
         let output = model.forward(images.slice(own.clone()));
         let loss = (output - targets.slice(own)).powi_scalar(2).mean();
@@ -96,38 +129,32 @@ fn train(group: &ProcessGroup, config: DdpConfig, batch: usize) -> (Vec<f32>, Ve
         assert_eq!(stats.steps, 20);
         assert!(stats.bytes_reduced > 0 && stats.buckets > 0);
     }
-    (start, contents(&model), losses)
+    (contents(&model), losses)
 }
 
 /// The same start for all runs, whatever the number of ranks.
-trait Start {
-    fn broadcast_start(&self, model: &mut Net, device: &Device) -> Vec<f32>;
-}
-
-impl Start for ProcessGroup {
-    fn broadcast_start(&self, model: &mut Net, device: &Device) -> Vec<f32> {
-        let wave = |shape: &[usize], phase: f32| {
-            let len: usize = shape.iter().product();
-            let values: Vec<f32> = (0..len).map(|i| (i as f32 + phase).sin() * 0.2).collect();
-            TensorData::new(values, shape.to_vec())
-        };
-        model.conv.weight = model
-            .conv
-            .weight
-            .clone()
-            .map(|old| Tensor::from_data(wave(&old.dims(), 1.0), device).require_grad());
-        model.head.weight = model
-            .head
-            .weight
-            .clone()
-            .map(|old| Tensor::from_data(wave(&old.dims(), 2.0), device).require_grad());
-        for bias in [&mut model.conv.bias, &mut model.head.bias] {
-            *bias = bias
-                .take()
-                .map(|bias| bias.map(|old| old.zeros_like().require_grad()));
-        }
-        contents(model)
+fn same_start(model: &mut Net, device: &Device) -> Vec<f32> {
+    let wave = |shape: &[usize], phase: f32| {
+        let len: usize = shape.iter().product();
+        let values: Vec<f32> = (0..len).map(|i| (i as f32 + phase).sin() * 0.2).collect();
+        TensorData::new(values, shape.to_vec())
+    };
+    model.conv.weight = model
+        .conv
+        .weight
+        .clone()
+        .map(|old| Tensor::from_data(wave(&old.dims(), 1.0), device).require_grad());
+    model.head.weight = model
+        .head
+        .weight
+        .clone()
+        .map(|old| Tensor::from_data(wave(&old.dims(), 2.0), device).require_grad());
+    for bias in [&mut model.conv.bias, &mut model.head.bias] {
+        *bias = bias
+            .take()
+            .map(|bias| bias.map(|old| old.zeros_like().require_grad()));
     }
+    contents(model)
 }
 
 #[test]
@@ -294,4 +321,111 @@ fn another_model_is_refused() {
             .unwrap_err();
         assert!(matches!(error, DdpError::InvalidArgument(_)));
     });
+}
+
+/// What the ranks of a job in processes of their own say at the end.
+fn results(scenario: &str, world_size: usize) -> Vec<(bool, String)> {
+    let (_folder, url) = meeting_place();
+    start(scenario, world_size, &url, 60.0)
+        .into_iter()
+        .map(|rank| rank.finish(std::time::Duration::from_secs(100)))
+        .collect()
+}
+
+#[test]
+fn overlapped_ranks_train_as_one_process_does() {
+    let (_, whole, _) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    for world_size in [2, 3] {
+        for (success, output) in results("overlapped", world_size) {
+            assert!(success, "{output}");
+            let (_, text) = output.split_once("RESULT ok ").unwrap();
+            let text = text.lines().next().unwrap();
+            let (parameters, hidden): (Vec<f32>, f64) = serde_json::from_str(text).unwrap();
+            let error = closest(&parameters, &whole);
+            assert!(error < 1e-5, "{error}");
+            assert!((0.0..=1.0).contains(&hidden));
+        }
+    }
+}
+
+#[test]
+fn overlapped_ranks_must_use_the_same_parameters() {
+    for (success, output) in results("overlapped unused", 2) {
+        assert!(!success);
+        assert!(output.contains("RESULT error"), "{output}");
+        let named = output.contains("a gradient of `sometimes`");
+        assert!(named || output.contains("diverged"), "{output}");
+    }
+}
+
+#[test]
+fn overlapped_accumulation_averages_once() {
+    for (success, output) in results("overlapped accumulation", 2) {
+        assert!(success, "{output}");
+    }
+}
+
+#[test]
+fn overlap_needs_layers() {
+    let group = ProcessGroup::single();
+    let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+    let overlap = Overlap::new(&group, DdpConfig::new()).unwrap();
+    let error = Ddp::overlapped(&group, overlap, &model).unwrap_err();
+    assert!(error.to_string().contains("has no layers"), "{error}");
+}
+
+/// A linear layer on a layered device of this process.
+fn layered(group: &ProcessGroup, config: DdpConfig) -> Result<(Device, Overlap), DdpError> {
+    let overlap = Overlap::new(group, config)?;
+    let device = Layers::on(Device::flex())
+        .layer(overlap.layer())
+        .serve()
+        .unwrap();
+    Ok((device.autodiff(), overlap))
+}
+
+pub(crate) fn unused_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+    let (device, overlap) = layered(group, DdpConfig::new())?;
+    let param = || Param::from_tensor(Tensor::<1>::ones([3], &device));
+    let model = Branches {
+        used: param(),
+        sometimes: param(),
+        never: param(),
+    };
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let model = ddp.broadcast_parameters(model)?;
+    let mut loss = model.used.val().sum();
+    if group.rank() == 1 {
+        loss = loss + model.sometimes.val().sum();
+    }
+    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+    ddp.reduce_gradients(gradients, &model).map(drop)
+}
+
+pub(crate) fn accumulate_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+    let (device, overlap) = layered(group, DdpConfig::new())?;
+    let model = LinearConfig::new(2, 1).init(&device);
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let model = ddp.broadcast_parameters(model)?;
+    let rank = group.rank() as f32;
+    let gradients = || {
+        let input = Tensor::<2>::full([1, 2], rank, &device);
+        GradientsParams::from_grads(model.forward(input).sum().backward(), &model)
+    };
+    let weight = |gradients: &GradientsParams| {
+        let weight = gradients.get::<2>(model.weight.id).unwrap();
+        weight.into_data().try_to_vec::<f32>().unwrap()
+    };
+    for _ in 0..3 {
+        let local = ddp.no_sync(|ddp| ddp.reduce_gradients(gradients(), &model))?;
+        assert_eq!(weight(&local), [rank; 2]);
+        let averaged = ddp.reduce_gradients(gradients(), &model)?;
+        assert_eq!(weight(&averaged), [0.5; 2]);
+    }
+    let stats = ddp.stats();
+    assert_eq!(
+        (stats.steps, stats.buckets, stats.bytes_reduced),
+        (3, 1, 3 * 12)
+    );
+    Ok(())
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use burn_ddp::{
-    DdpError, LocalGroup, ProcessGroup,
+    DdpConfig, DdpError, LocalGroup, ProcessGroup,
     launch::{self, LaunchOptions},
 };
 
@@ -196,6 +196,27 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             group.barrier()?;
             Ok("stayed".into())
         },
+        "overlapped" => |group| {
+            let config = DdpConfig::new().bucket_bytes(600).first_bucket_bytes(100);
+            let (parameters, timeline) = crate::ddp::train_overlapped(&group, config, 12)?;
+            assert!(timeline.buckets.len() > 2, "{timeline:?}");
+            // Nothing waits for the end of backward but the last bucket.
+            let launched = timeline.buckets.iter().rev().skip(1).map(|it| it.launched);
+            assert!(launched.max() < Some(timeline.backward_end), "{timeline:?}");
+            assert!(
+                timeline
+                    .buckets
+                    .iter()
+                    .all(|it| it.finished >= Some(it.launched))
+            );
+            Ok(serde_json::to_string(&(parameters, timeline.hidden())).unwrap())
+        },
+        "overlapped unused" => {
+            |group| crate::ddp::unused_when_overlapped(&group).map(|()| String::new())
+        }
+        "overlapped accumulation" => {
+            |group| crate::ddp::accumulate_when_overlapped(&group).map(|()| String::new())
+        }
         "panic" => |group| {
             if group.rank() == 1 {
                 panic!("on purpose");

@@ -1,11 +1,13 @@
 //! Synchronized batch normalization against PyTorch's batch normalization of the whole batch.
 
 use burn::{
+    backend::Flex,
     module::Module,
     nn::{BatchNorm, BatchNormConfig},
     tensor::{DType, Device, Tensor, TensorData, Tolerance},
 };
-use burn_ddp::{ProcessGroup, SyncBatchNorm};
+use burn_ddp::{ProcessGroup, SyncBatchNorm, custom_ops};
+use burn_layer::{Layer, Layers};
 use serde::Deserialize;
 
 use crate::ranks::{locally, over_tcp};
@@ -207,6 +209,47 @@ fn check_16_bit(dtype: DType, tolerance: f64) {
             .collect();
         close(&y, &expected, tolerance, "y");
     }
+}
+
+#[test]
+fn it_runs_on_layered_devices() {
+    #[derive(Debug)]
+    struct Nothing;
+    impl Layer for Nothing {}
+
+    let device = Layers::on(Device::flex().autodiff())
+        .layer(Nothing)
+        .custom_ops::<Flex>(custom_ops::<Flex>())
+        .serve()
+        .unwrap();
+    for case in cases() {
+        // One device each: ranks that share one would wait for each other on its only thread.
+        let ranks = locally(case.shards.len(), |group| {
+            let device = match group.is_main() {
+                true => device.clone(),
+                false => Layers::on(Device::flex().autodiff())
+                    .layer(Nothing)
+                    .custom_ops::<Flex>(custom_ops::<Flex>())
+                    .serve()
+                    .unwrap(),
+            };
+            match case.shape.len() {
+                3 => run::<3>(&case, &group, DType::F32, &device),
+                _ => run::<4>(&case, &group, DType::F32, &device),
+            }
+        });
+        for (rank, outcome) in ranks.iter().enumerate() {
+            close(&outcome.y, share(&case, &case.y, rank), 2e-5, "y");
+            close(&outcome.dx, share(&case, &case.dx, rank), 2e-5, "dx");
+        }
+    }
+}
+
+#[cfg(feature = "cpu")]
+#[test]
+fn it_runs_on_cubecl() {
+    let device = Device::cpu().autodiff();
+    check(DType::F32, 2e-5, &device, false);
 }
 
 fn sample(device: &Device) -> Tensor<3> {
