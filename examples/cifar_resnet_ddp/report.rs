@@ -42,7 +42,7 @@ fn rows(args: &Args, outcome: &Outcome, ranks: &str) -> Vec<(&'static str, Strin
             format!("{:.0} images/s, {ranks}", outcome.images_per_second),
         ),
         ("All-reduced", bytes(outcome.bytes_reduced)),
-        ("Ops", outcome.ops.clone()),
+        ("Ops on rank 0", outcome.ops.clone()),
         (
             "Parameters",
             format!(
