@@ -19,6 +19,9 @@ pub(crate) fn finish(args: &Args, outcome: &Outcome) -> Result<(), Error> {
         args.depth, args.width, args.precision, outcome.data
     );
     plot::curves(metrics.rows(), &title, &args.out.join("curves.png"))?;
+    if !args.quiet {
+        println!();
+    }
     print!("{}", table(&rows(args, outcome, &ranks)));
     Ok(())
 }
