@@ -8,12 +8,14 @@ mod error;
 mod flex;
 mod format;
 mod functions;
+mod granular;
 #[cfg(feature = "cubecl")]
 mod kernels;
 mod linear;
 mod ops;
 mod portable;
 pub mod recipe;
+mod scope;
 mod tensor;
 
 #[cfg(feature = "remote")]
@@ -22,5 +24,6 @@ pub use error::Fp8Error;
 pub use format::Fp8Format;
 pub use functions::{amax, scaled_matmul};
 pub use linear::{Fp8Linear, Fp8LinearConfig, GradAmaxSlot, ScalingState};
-pub use ops::{Bias, Fp8Ops, LinearSpec, MatmulSpec};
+pub use ops::{Bias, BlockLinearSpec, Fp8Ops, LinearSpec, MatmulSpec};
+pub use scope::{Fp8Scope, Microbatch, calibrate, fp8_autocast};
 pub use tensor::{Fp8Data, Fp8Tensor, Granularity};

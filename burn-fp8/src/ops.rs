@@ -10,7 +10,12 @@ use burn::backend::{
 };
 use burn::tensor::{FloatDType, Shape};
 
-use crate::{Fp8Format, linear::GradAmaxSlot, portable, recipe::ScaleUpdate};
+use crate::{
+    Fp8Format, Granularity, granular,
+    linear::GradAmaxSlot,
+    portable,
+    recipe::{LinearCasts, ScaleUpdate},
+};
 
 /// The optional bias of [`Fp8Ops::fp8_matmul`], a row added to every row of the product.
 #[derive(Clone, Debug, ExtensionType)]
@@ -43,6 +48,17 @@ pub struct LinearSpec {
     pub current_gradient_scale: bool,
     /// Receives the amax of the gradient during backward.
     pub gradient_amax: GradAmaxSlot,
+}
+
+/// How [`Fp8Ops::fp8_linear_blocks`] casts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockLinearSpec {
+    /// Format of input and weight.
+    pub forward: Fp8Format,
+    /// Format of the output's gradient.
+    pub gradient: Fp8Format,
+    /// Which elements share a scale.
+    pub casts: LinearCasts,
 }
 
 /// FP8 operations of a backend.
@@ -101,28 +117,92 @@ pub trait Fp8Ops: Backend {
         portable::update_scale::<Self>(history, scale, amax, update)
     }
 
-    /// `input` (`[rows, d_input]`) times `weight` (`[d_input, d_output]`), both cast with the scales given; also the
-    /// amax of input and weight. Under autodiff the gradient is cast too, and both its products run in fp8.
+    /// Quantize with a scale per row, column or block, each from its own amax: the codes and the scales (f32, the last two
+    /// dimensions counted in rows, columns or blocks).
+    fn fp8_quantize_blocks(
+        input: FloatTensor<Self>,
+        granularity: Granularity,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        granular::quantize::<Self>(input, granularity, format)
+    }
+
+    /// The inverse of [`fp8_quantize_blocks`](Self::fp8_quantize_blocks).
+    fn fp8_dequantize_blocks(
+        codes: IntTensor<Self>,
+        scale: FloatTensor<Self>,
+        granularity: Granularity,
+        format: Fp8Format,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        granular::dequantize::<Self>(codes, scale, granularity, format, dtype)
+    }
+
+    /// [`fp8_matmul`](Self::fp8_matmul) of operands with scales of any granularity. Scales that change along the inner
+    /// dimension are applied to the partial sum of each of their blocks, which are added in f32.
+    fn fp8_matmul_blocks(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        granularities: [Granularity; 2],
+        spec: MatmulSpec,
+    ) -> FloatTensor<Self> {
+        let [left, right] = granularities;
+        granular::matmul::<Self>((lhs, lhs_scale, left), (rhs, rhs_scale, right), bias, spec)
+    }
+
+    /// `input` (`[rows, d_input]`) times a weight (`[d_input, d_output]`), the first cast with its scale, the second cast
+    /// already; also the amax of the input. Under autodiff the gradient is cast too, and both its products run in fp8;
+    /// `weight` itself is what receives the second.
     fn fp8_linear(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
+        weight_codes: IntTensor<Self>,
         input_scale: FloatTensor<Self>,
         weight_scale: FloatTensor<Self>,
         gradient_scale: FloatTensor<Self>,
         #[extension_type] bias: Bias<Self>,
         spec: LinearSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let _ = gradient_scale;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let _ = (weight, gradient_scale);
+        let matmul = MatmulSpec {
+            lhs: spec.forward,
+            rhs: spec.forward,
+            output: output_dtype(&input),
+        };
+        let (codes, amax) = Self::fp8_quantize(input, input_scale.clone(), spec.forward);
+        let product =
+            Self::fp8_matmul(codes, weight_codes, input_scale, weight_scale, bias, matmul);
+        (product, amax)
+    }
+
+    /// [`fp8_linear`](Self::fp8_linear) with a scale per row, column or block of every operand, from its own amax.
+    fn fp8_linear_blocks(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        spec: BlockLinearSpec,
+    ) -> FloatTensor<Self> {
         let output = output_dtype(&input);
-        let (x, input_amax) = Self::fp8_quantize(input, input_scale.clone(), spec.forward);
-        let (w, weight_amax) = Self::fp8_quantize(weight, weight_scale.clone(), spec.forward);
+        let [left, right] = spec.casts.output;
+        let (x, input_scale) = Self::fp8_quantize_blocks(input, left, spec.forward);
+        let (w, weight_scale) = Self::fp8_quantize_blocks(weight, right, spec.forward);
         let matmul = MatmulSpec {
             lhs: spec.forward,
             rhs: spec.forward,
             output,
         };
-        let product = Self::fp8_matmul(x, w, input_scale, weight_scale, bias, matmul);
-        (product, input_amax, weight_amax)
+        Self::fp8_matmul_blocks(
+            x,
+            w,
+            input_scale,
+            weight_scale,
+            bias,
+            spec.casts.output,
+            matmul,
+        )
     }
 
     /// The amax that a backward pass left in `slot`, or 0 (of shape `[1]`, on the device of `like`) if none did;

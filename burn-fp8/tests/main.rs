@@ -7,9 +7,11 @@ mod suite {
     mod fixtures;
     mod linear;
     mod matmul;
+    mod properties;
     mod recipe;
     #[cfg(feature = "remote")]
     mod remote;
+    mod scope;
     mod tensor;
     mod training;
 }

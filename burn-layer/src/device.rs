@@ -6,7 +6,7 @@ use burn_std::device::Device;
 use core::fmt;
 use std::{
     collections::HashMap,
-    sync::{Arc, LazyLock, Mutex, PoisonError, Weak},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 /// A device of a layered backend. Two are equal when they are the same device under the same layer.
@@ -18,7 +18,15 @@ pub struct LayeredDevice<D> {
 impl<D: DeviceOps> LayeredDevice<D> {
     /// Put `layers` over `base`, the first one innermost.
     pub fn new(base: D, layers: impl IntoIterator<Item = Box<dyn Layer>>) -> Self {
-        Self::with_shared(base, Arc::new(layers.into_iter().collect()))
+        let mut names = names();
+        let index = unused_index(&names);
+        let layers = Arc::new(LayerSet {
+            index,
+            layers: layers.into_iter().collect(),
+        });
+        names.insert(index, (Arc::downgrade(&layers), base.to_id()));
+        drop(names);
+        Self::with_shared(base, layers)
     }
 
     pub(crate) fn with_shared(base: D, layer: Arc<LayerSet>) -> Self {
@@ -63,49 +71,40 @@ impl<D: fmt::Debug> fmt::Debug for LayeredDevice<D> {
     }
 }
 
-/// Burn names devices by two 16-bit numbers. The layers that were named so, by their number.
-#[derive(Default)]
-struct Names {
-    by_layer: HashMap<(usize, DeviceId), u16>,
-    by_index: HashMap<u16, (Weak<LayerSet>, DeviceId)>,
-    next: u16,
-}
-
-static NAMES: LazyLock<Mutex<Names>> = LazyLock::new(Mutex::default);
-
 /// Marks the device ids of layered devices, clear of the type ids that Burn's own backends use.
 const LAYERED: u16 = 0x4c00;
 
+/// Burn names devices by two 16-bit numbers: the layered devices that are alive, by theirs.
+type Names = HashMap<u16, (Weak<LayerSet>, DeviceId)>;
+
+static NAMES: LazyLock<Mutex<Names>> = LazyLock::new(Mutex::default);
+
+fn names() -> MutexGuard<'static, Names> {
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A number that no living layered device has.
+fn unused_index(names: &Names) -> u16 {
+    let free = (0..=u16::MAX).find(|index| !names.contains_key(index));
+    free.expect("fewer than 65,536 layered devices at a time")
+}
+
+impl Drop for LayerSet {
+    fn drop(&mut self) {
+        names().remove(&self.index);
+    }
+}
+
 impl<D: DeviceOps> Device for LayeredDevice<D> {
     fn from_id(id: DeviceId) -> Self {
-        let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        names
-            .by_index
-            .get(&id.index_id)
-            .and_then(|(layer, base)| Some(Self::with_shared(D::from_id(*base), layer.upgrade()?)))
+        let found = names().get(&id.index_id).cloned();
+        found
+            .and_then(|(layers, base)| Some(Self::with_shared(D::from_id(base), layers.upgrade()?)))
             .unwrap_or_else(|| panic!("no layered device {id} is alive"))
     }
 
     fn to_id(&self) -> DeviceId {
-        let base = self.base.to_id();
-        let key = (Arc::as_ptr(&self.layer) as usize, base);
-        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        // A layer made where a dropped one stood is another layer.
-        let known = names
-            .by_layer
-            .get(&key)
-            .copied()
-            .filter(|index| names.by_index[index].0.strong_count() > 0);
-        let index = known.unwrap_or_else(|| {
-            let index = names.next;
-            names.next = index.wrapping_add(1);
-            names
-                .by_index
-                .insert(index, (Arc::downgrade(&self.layer), base));
-            names.by_layer.insert(key, index);
-            index
-        });
-        DeviceId::new(LAYERED, index)
+        DeviceId::new(LAYERED, self.layer.index)
     }
 }
 

@@ -83,18 +83,16 @@ pub struct Cast {
 }
 
 /// The layers of a device, asked from the outermost (last) to the innermost.
-#[derive(Debug, Default)]
-pub(crate) struct LayerSet(Vec<Box<dyn Layer>>);
-
-impl FromIterator<Box<dyn Layer>> for LayerSet {
-    fn from_iter<I: IntoIterator<Item = Box<dyn Layer>>>(layers: I) -> Self {
-        Self(layers.into_iter().collect())
-    }
+#[derive(Debug)]
+pub(crate) struct LayerSet {
+    /// The number of the device that they are over.
+    pub(crate) index: u16,
+    pub(crate) layers: Vec<Box<dyn Layer>>,
 }
 
 impl LayerSet {
     fn outermost_first(&self) -> impl Iterator<Item = &dyn Layer> {
-        self.0.iter().rev().map(|layer| &**layer)
+        self.layers.iter().rev().map(|layer| &**layer)
     }
 
     pub(crate) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
@@ -104,11 +102,11 @@ impl LayerSet {
     }
 
     pub(crate) fn ran(&self, op: Op, dtype: DType) {
-        self.0.iter().for_each(|layer| layer.ran(op, dtype));
+        self.layers.iter().for_each(|layer| layer.ran(op, dtype));
     }
 
     pub(crate) fn cast(&self, cast: Cast) {
-        self.0.iter().for_each(|layer| layer.cast(cast));
+        self.layers.iter().for_each(|layer| layer.cast(cast));
     }
 
     pub(crate) fn all_reduce(

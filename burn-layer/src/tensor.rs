@@ -150,7 +150,7 @@ impl<B: Backend> LayeredFloat<B> {
             return tensor.clone();
         }
         layer.cast(cast);
-        let tensor = B::float_cast(self.into_storage(), float_dtype(dtype));
+        let tensor = B::float_cast(self.into_storage(), dtype.into());
         if shared {
             *copy = Some((dtype, tensor.clone()));
         }
@@ -162,12 +162,6 @@ impl<B: Backend> LayeredFloat<B> {
         let nominal = self.nominal;
         self.into_dtype(nominal)
     }
-}
-
-pub(crate) fn float_dtype(dtype: DType) -> burn_backend::FloatDType {
-    dtype
-        .try_into()
-        .unwrap_or_else(|_| panic!("a layer's plan names {dtype:?}, which is no float dtype"))
 }
 
 impl<B: Backend> Clone for LayeredFloat<B> {

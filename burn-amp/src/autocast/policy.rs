@@ -72,7 +72,10 @@ impl Policy {
     pub fn o3() -> Self {
         let mut builder = Self::builder(FloatDType::F16).name("O3").low_outputs(true);
         for op in Op::ALL.iter().copied() {
-            if matches!(TABLE[op.index()], Some(Rule::Full | Rule::FullKeep)) {
+            if matches!(
+                TABLE[op.index()],
+                Some(Rule::Full | Rule::Accumulate | Rule::FullKeep)
+            ) {
                 builder = builder.rule(op, Rule::Promote);
             }
         }
@@ -152,7 +155,7 @@ impl Policy {
             Rule::Full if self.low_outputs && inputs.stored_low() => {
                 Plan::compute(DType::F32).store(low)
             }
-            Rule::Full => Plan::compute(DType::F32),
+            Rule::Full | Rule::Accumulate => Plan::compute(DType::F32),
             Rule::FullKeep => Plan::compute(DType::F32).store(inputs.first),
             Rule::Promote => inputs.promote(),
         }
@@ -215,8 +218,8 @@ impl PolicyBuilder {
         self
     }
 
-    /// Store the results of f32 ops (softmax, norms, losses) in the low dtype, as far as their
-    /// inputs were low. Halves the memory of activations.
+    /// Store the results of f32 ops (softmax, norms, losses; not sums) in the low dtype, as far as
+    /// their inputs were low. Halves the memory of activations.
     pub fn low_outputs(mut self, low: bool) -> Self {
         self.policy.low_outputs = low;
         self

@@ -13,6 +13,8 @@ pub enum Rule {
     /// Compute in f32. The result stays f32, unless the policy stores
     /// [low outputs](crate::PolicyBuilder::low_outputs).
     Full,
+    /// Compute in f32. The result stays f32 under every policy: sums, and gradients that are sums.
+    Accumulate,
     /// Compute in f32 and store the result in the dtype of the first input: batch normalization.
     FullKeep,
     /// Compute in the widest dtype that an input is stored in. With one input: as it is stored.
@@ -25,6 +27,7 @@ impl core::fmt::Display for Rule {
             Rule::Lower => "lower",
             Rule::WeightGrad => "lower, stored f32",
             Rule::Full => "full",
+            Rule::Accumulate => "full, stored f32",
             Rule::FullKeep => "full, stored as input",
             Rule::Promote => "promote",
         })

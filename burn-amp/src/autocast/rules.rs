@@ -5,7 +5,7 @@
 //!
 //! | op | PyTorch | here | why |
 //! |---|---|---|---|
-//! | `float_mean`, `float_mean_dim` | not listed | full | PyTorch's kernel accumulates in f32 inside; Burn's computes in the dtype it is given |
+//! | `float_mean`, `float_mean_dim` | not listed | full, as sums | PyTorch's kernel accumulates in f32 inside; Burn's computes in the dtype it is given |
 //! | `log_sigmoid` | not listed | full | the same: `log` and `exp` inside, in the dtype it is given |
 //! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel of one dtype |
 //! | `deform_conv2d` | torchvision: full | full | as torchvision |
@@ -94,7 +94,7 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
     ),
     // prod, sum, cumsum, cumprod (and mean)
     (
-        Rule::Full,
+        Rule::Accumulate,
         &[
             Op::float_sum,
             Op::float_sum_dim,

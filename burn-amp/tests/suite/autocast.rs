@@ -172,6 +172,25 @@ fn gradients_of_weights_are_kept_in_f32() {
     }
 }
 
+/// O2 stores what norms and softmax give in the low dtype, and sums in f32 all the same.
+#[test]
+fn o2_keeps_activations_low_and_sums_full() {
+    let casts = |policy: Policy| {
+        let autocast = Autocast::new(policy).with_report(Device::flex()).unwrap();
+        let x = Tensor::<2>::ones([8, 8], &autocast.device);
+        let low = x.clone().matmul(x);
+        activation::softmax(low.clone(), 1).neg().into_data();
+        low.sum_dim(0).neg().into_data();
+        let report = autocast.report();
+        (
+            report.runs_of(Op::float_neg, DType::F16),
+            report.runs_of(Op::float_neg, DType::F32),
+        )
+    };
+    assert_eq!(casts(Policy::o1()), (0, 2));
+    assert_eq!(casts(Policy::o2()), (1, 1));
+}
+
 #[test]
 fn the_report_counts_ops_by_dtype() {
     let autocast = Autocast::fp16().with_report(Device::flex()).unwrap();

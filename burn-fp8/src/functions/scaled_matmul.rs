@@ -1,7 +1,7 @@
 use burn::backend::Dispatch;
-use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 
-use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, MatmulSpec, tensor::Granularity};
+use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec};
 
 /// The matrix product of two fp8 tensors: `lhs * rhs + bias` of their values, accumulated in f32.
 ///
@@ -40,76 +40,29 @@ pub fn scaled_matmul<const D: usize>(
         rhs: rhs.format(),
         output: dtype,
     };
-    if let (Granularity::Tensor, Granularity::Tensor) = (lhs.granularity(), rhs.granularity()) {
-        let scales = [lhs.scale(), rhs.scale()].map(|scale| scale.reshape([1]));
-        return Ok(launch(lhs.codes(), rhs.codes(), scales, bias, spec));
-    }
-
-    // Products of codes, scaled in f32 afterwards, block of k by block of k.
-    let inner = lhs.dims()[D - 1];
-    let unit = Tensor::<1>::ones([1], (&lhs.device(), DType::F32));
-    let raw = MatmulSpec {
-        output: FloatDType::F32,
-        ..spec
-    };
-    let step = match (lhs.granularity().columns(), rhs.granularity().rows()) {
-        (Some(left), Some(right)) => gcd(left, right),
-        (left, right) => left.or(right).unwrap_or(inner).max(1),
-    };
-    let right_columns = rhs.clone().transpose();
-    let mut sum: Option<Tensor<D>> = None;
-    for start in (0..inner).step_by(step) {
-        let range = start..(start + step).min(inner);
-        let scales = [unit.clone(), unit.clone()];
-        let left = lhs.columns(range.clone());
-        let right = right_columns.columns(range).transpose();
-        let part = launch(left, right, scales, None, raw);
-        let part = part / lhs.row_scales(start) / right_columns.row_scales(start).transpose();
-        sum = Some(match sum {
-            Some(sum) => sum + part,
-            None => part,
-        });
-    }
-    let product = sum.unwrap_or_else(|| {
-        let scales = [unit.clone(), unit];
-        launch(lhs.codes(), rhs.codes(), scales, None, raw)
-    });
-    let product = match bias {
-        Some(bias) => {
-            product
-                + bias
-                    .without_autodiff()
-                    .cast(FloatDType::F32)
-                    .unsqueeze::<D>()
-        }
-        None => product,
-    };
-    Ok(product.cast(dtype))
-}
-
-fn launch<const D: usize>(
-    lhs: Tensor<D, Int>,
-    rhs: Tensor<D, Int>,
-    [lhs_scale, rhs_scale]: [Tensor<1>; 2],
-    bias: Option<Tensor<1>>,
-    spec: MatmulSpec,
-) -> Tensor<D> {
+    let [left, right] = [lhs, rhs].map(|side| side.codes().into_dispatch());
     let bias = match bias {
         Some(bias) => Bias::Row(bias.into_dispatch()),
         None => Bias::None,
     };
-    Tensor::from_dispatch(Dispatch::fp8_matmul(
-        lhs.into_dispatch(),
-        rhs.into_dispatch(),
-        lhs_scale.into_dispatch(),
-        rhs_scale.into_dispatch(),
-        bias,
-        spec,
+    Ok(Tensor::from_dispatch(
+        match (lhs.granularity(), rhs.granularity()) {
+            (Granularity::Tensor, Granularity::Tensor) => {
+                let scales = [lhs, rhs].map(|side| side.scale().reshape([1]).into_dispatch());
+                let [left_scale, right_scale] = scales;
+                Dispatch::fp8_matmul(left, right, left_scale, right_scale, bias, spec)
+            }
+            (left_granularity, right_granularity) => Dispatch::fp8_matmul_blocks(
+                left,
+                right,
+                lhs.scale().into_dispatch(),
+                rhs.scale().into_dispatch(),
+                bias,
+                [left_granularity, right_granularity],
+                spec,
+            ),
+        },
     ))
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn check<const D: usize>(

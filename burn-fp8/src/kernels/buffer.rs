@@ -9,12 +9,16 @@ use burn_cubecl::{
 use cubecl::{client::Client, prelude::*, server::Handle};
 
 /// Words that hold `codes` codes.
-pub(super) fn words(codes: usize) -> usize {
+pub(in crate::kernels) fn words(codes: usize) -> usize {
     codes.div_ceil(4)
 }
 
 /// A new tensor of codes. Its allocation has whole words, of which the tensor shows the bytes that are codes.
-pub(super) fn empty_codes(client: &Client, device: &CubeDevice, shape: Shape) -> CubeTensor {
+pub(in crate::kernels) fn empty_codes(
+    client: &Client,
+    device: &CubeDevice,
+    shape: Shape,
+) -> CubeTensor {
     let codes = shape.num_elements();
     let rest = 4 * words(codes) - codes;
     let handle = client.empty(4 * words(codes)).offset_end(rest as u64);
@@ -22,12 +26,16 @@ pub(super) fn empty_codes(client: &Client, device: &CubeDevice, shape: Shape) ->
 }
 
 /// A new float tensor, row by row without gaps.
-pub(super) fn empty_floats(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+pub(in crate::kernels) fn empty_floats(
+    like: &CubeTensor,
+    shape: Shape,
+    dtype: DType,
+) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
 /// A new tensor of one f32, its bits 0.
-pub(super) fn zero_scalar(like: &CubeTensor) -> CubeTensor {
+pub(in crate::kernels) fn zero_scalar(like: &CubeTensor) -> CubeTensor {
     let handle = like.client.create_from_slice(&[0; 4]);
     CubeTensor::new_contiguous(
         like.client.clone(),
@@ -39,14 +47,14 @@ pub(super) fn zero_scalar(like: &CubeTensor) -> CubeTensor {
 }
 
 /// All elements of a tensor, row by row, in its own dtype.
-pub(super) fn elements(tensor: CubeTensor) -> BufferArg {
+pub(in crate::kernels) fn elements(tensor: CubeTensor) -> BufferArg {
     let tensor = into_contiguous(tensor);
     let length = tensor.shape().num_elements();
     raw(tensor.handle, length)
 }
 
 /// A buffer of codes as words.
-pub(super) fn code_words(codes: &CubeTensor) -> BufferArg {
+pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
     let mut handle = codes.handle.clone();
     let bytes = handle.size_in_used();
     let length = words(bytes as usize);
@@ -58,7 +66,7 @@ pub(super) fn code_words(codes: &CubeTensor) -> BufferArg {
 
 /// A handle as an array of `length` elements.
 #[allow(unsafe_code)]
-pub(super) fn raw(handle: Handle, length: usize) -> BufferArg {
+pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
     // SAFETY: `length` counts elements that lie in the allocation. For codes it is rounded up to a whole word, and
     // allocations are: the runtimes align and pad them to more than 4 bytes.
     unsafe { BufferArg::from_raw_parts(handle, length) }
@@ -66,7 +74,7 @@ pub(super) fn raw(handle: Handle, length: usize) -> BufferArg {
 
 /// Units for `tasks` independent tasks of a kernel that strides over them: enough to fill a device, few enough for
 /// each to have some work.
-pub(super) fn grid(client: &Client, tasks: usize) -> (CubeCount, CubeDim) {
+pub(in crate::kernels) fn grid(client: &Client, tasks: usize) -> (CubeCount, CubeDim) {
     const MAX_CUBES: usize = 1024;
     let dim = CubeDim::new(client, tasks);
     let cubes = tasks.div_ceil(dim.num_elems() as usize).clamp(1, MAX_CUBES);

@@ -9,7 +9,7 @@ use cubecl::{
 use crate::Fp8Format;
 
 /// CubeCL's name of a format.
-pub(super) fn cube_format(format: Fp8Format) -> CubeFormat {
+pub(in crate::kernels) fn cube_format(format: Fp8Format) -> CubeFormat {
     match format {
         Fp8Format::E4M3 => CubeFormat::E4M3,
         Fp8Format::E5M2 => CubeFormat::E5M2,
@@ -18,25 +18,25 @@ pub(super) fn cube_format(format: Fp8Format) -> CubeFormat {
 
 /// The code of a value, in the low byte.
 #[cube]
-pub(super) fn encode(value: f32, #[comptime] format: CubeFormat) -> u32 {
+pub(in crate::kernels) fn encode(value: f32, #[comptime] format: CubeFormat) -> u32 {
     f32_to_fp8_bits::<Const<1>>(Vector::new(value), format).extract(0usize)
 }
 
 /// The value of the code in the low byte.
 #[cube]
-pub(super) fn decode(code: u32, #[comptime] format: CubeFormat) -> f32 {
+pub(in crate::kernels) fn decode(code: u32, #[comptime] format: CubeFormat) -> f32 {
     fp8_bits_to_f32::<Const<1>>(Vector::new(code & 0xFFu32), format).extract(0usize)
 }
 
 /// The value of code number `index` of an array of words.
 #[cube]
-pub(super) fn load(words: &[u32], index: usize, #[comptime] format: CubeFormat) -> f32 {
+pub(in crate::kernels) fn load(words: &[u32], index: usize, #[comptime] format: CubeFormat) -> f32 {
     decode(words[index / 4] >> (8 * (index % 4) as u32), format)
 }
 
 /// The bits of a value without its sign: ordered as the magnitudes are, NaN above infinity.
 #[cube]
-pub(super) fn magnitude_bits(value: f32) -> u32 {
+pub(in crate::kernels) fn magnitude_bits(value: f32) -> u32 {
     u32::reinterpret(value) & 0x7FFF_FFFFu32
 }
 
@@ -45,7 +45,7 @@ pub(super) fn magnitude_bits(value: f32) -> u32 {
 /// The rounding to bf16 is done here, for CubeCL 0.11's CPU runtime fails to link LLVM's where the processor has no
 /// instruction for it (`__truncsfbf2`), and gives zeros.
 #[cube]
-pub(super) fn float_to<F: Numeric>(value: f32, #[comptime] bf16: bool) -> F {
+pub(in crate::kernels) fn float_to<F: Numeric>(value: f32, #[comptime] bf16: bool) -> F {
     if bf16 {
         let bits = u32::reinterpret(value);
         let odd = (bits >> 16u32) & 1u32;

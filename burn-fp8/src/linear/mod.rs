@@ -1,5 +1,6 @@
 //! A linear layer in fp8.
 
+mod cache;
 mod config;
 mod grad_amax;
 mod state;
@@ -15,9 +16,11 @@ use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, assert_shape, module::linear};
 
 use crate::{
-    Bias, Fp8Error, Fp8Format, Fp8Ops, LinearSpec, functions,
-    recipe::{AmaxReducer, Fp8Recipe, ScaleUpdate},
+    Bias, BlockLinearSpec, Fp8Error, Fp8Format, Fp8Ops, Fp8Scope, Fp8Tensor, LinearSpec,
+    Microbatch, functions,
+    recipe::{AmaxReducer, Fp8Recipe, LinearCasts, ScaleUpdate},
 };
+use cache::WeightCache;
 use state::Fp8State;
 
 /// A linear layer whose three matrix products (forward, input gradient, weight gradient) run in fp8.
@@ -30,6 +33,9 @@ use state::Fp8State;
 /// With delayed scaling, amax histories and scales are state of the module: a forward pass on an autodiff device
 /// updates them, `into_record` and `load_record` carry them, and a run that is resumed from a record continues bit for
 /// bit. A clone has its own state. `valid()` makes a copy that keeps its scales as they are.
+///
+/// [`fp8_autocast`](crate::fp8_autocast) turns it off for a while, [`calibrate`](crate::calibrate) sets the scales of a model
+/// that was trained without it, and [`Fp8Scope`] says which passes of a step may share the cast weight.
 ///
 /// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*` besides; to load the record of a `Linear`,
 /// load it there and convert, or allow a partial record.
@@ -51,8 +57,9 @@ pub struct Fp8Linear {
     pub weight: Param<Tensor<2>>,
     /// Vector of size `d_output`.
     pub bias: Option<Param<Tensor<1>>>,
-    /// Delayed scaling's state; current scaling has none.
+    /// Delayed scaling's state; the other recipes have none.
     fp8: Option<Fp8State>,
+    cache: WeightCache,
     #[module(skip)]
     recipe: Fp8Recipe,
     #[module(skip)]
@@ -70,12 +77,13 @@ impl Fp8Linear {
         let device = linear.weight.lazy_device().without_autodiff();
         let fp8 = match &recipe {
             Fp8Recipe::Delayed(recipe) => Some(Fp8State::new(recipe, &device)),
-            Fp8Recipe::Current(_) => None,
+            _ => None,
         };
         Ok(Self {
             weight: linear.weight,
             bias: linear.bias,
             fp8,
+            cache: WeightCache::default(),
             recipe,
             reducer: None,
         })
@@ -89,7 +97,8 @@ impl Fp8Linear {
         }
     }
 
-    /// Take the maximum of all amaxes over the ranks of a group.
+    /// Take the maximum of all amaxes over the ranks of a group: those of delayed scaling's history, or those of input and
+    /// weight with current scaling. Scales per row or block are each rank's own.
     #[must_use]
     pub fn with_amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
         self.reducer = Some(reducer);
@@ -122,12 +131,57 @@ impl Fp8Linear {
         assert_shape!(input, [.., d_input]);
         let mut dims = input.dims();
         let rows = dims[..D - 1].iter().product::<usize>();
-        if rows * d_input * d_output == 0 {
+        let scope = Fp8Scope::current();
+        if scope.calibrating() && rows * d_input * d_output > 0 {
+            self.gather(input.clone(), weight.clone());
+        }
+        if !scope.enabled() || rows * d_input * d_output == 0 {
             return linear(input, weight, bias);
         }
         let input = input.reshape([rows, d_input]);
         dims[D - 1] = d_output;
 
+        let bias = match bias {
+            Some(bias) => Bias::Row(bias.into_dispatch()),
+            None => Bias::None,
+        };
+        let casts = match &self.recipe {
+            Fp8Recipe::Rowwise(recipe) => Some(recipe.casts()),
+            Fp8Recipe::Block(recipe) => Some(recipe.casts()),
+            Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_) => None,
+        };
+        let output = match casts {
+            Some(casts) => self.forward_blocks(input, weight, bias, casts),
+            None => self.forward_scaled(input, weight, bias),
+        };
+        output.reshape(dims)
+    }
+
+    /// With many scales a tensor.
+    fn forward_blocks(
+        &self,
+        input: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Bias<Dispatch>,
+        casts: LinearCasts,
+    ) -> Tensor<2> {
+        let format = self.recipe.format();
+        let spec = BlockLinearSpec {
+            forward: format.forward(),
+            gradient: format.gradient(),
+            casts,
+        };
+        let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
+        Tensor::from_dispatch(Dispatch::fp8_linear_blocks(input, weight, bias, spec))
+    }
+
+    /// With one scale a tensor.
+    fn forward_scaled(
+        &self,
+        input: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Bias<Dispatch>,
+    ) -> Tensor<2> {
         let training = weight.is_autodiff();
         let (scales, slot) = self.scales(&input, &weight, training);
         let format = self.recipe.format();
@@ -137,25 +191,49 @@ impl Fp8Linear {
             current_gradient_scale: self.fp8.is_none(),
             gradient_amax: slot,
         };
-        let [input_scale, weight_scale, gradient_scale] = scales.map(Tensor::into_dispatch);
-        let bias = match bias {
-            Some(bias) => Bias::Row(bias.into_dispatch()),
-            None => Bias::None,
-        };
-        let (output, input_amax, weight_amax) = Dispatch::fp8_linear(
+        let [input_scale, weight_scale, gradient_scale] = scales;
+        let (codes, weight_amax) = self.weight_codes(&weight, weight_scale, spec.forward);
+        let (output, input_amax) = Dispatch::fp8_linear(
             input.into_dispatch(),
             weight.into_dispatch(),
-            input_scale,
-            weight_scale,
-            gradient_scale,
+            codes.codes().into_dispatch(),
+            input_scale.into_dispatch(),
+            codes.scale().reshape([1]).into_dispatch(),
+            gradient_scale.into_dispatch(),
             bias,
             spec,
         );
         if let (Some(state), true) = (&self.fp8, training) {
-            let amaxes = [input_amax, weight_amax].map(Tensor::<1>::from_dispatch);
-            state.stage(amaxes.map(Tensor::without_autodiff));
+            let input_amax = Tensor::<1>::from_dispatch(input_amax).without_autodiff();
+            state.stage(input_amax, weight_amax);
         }
-        Tensor::<2>::from_dispatch(output).reshape(dims)
+        Tensor::from_dispatch(output)
+    }
+
+    /// The weight in fp8, and its amax if it was cast just now.
+    fn weight_codes(
+        &self,
+        weight: &Tensor<2>,
+        scale: Tensor<1>,
+        format: Fp8Format,
+    ) -> (Fp8Tensor<2>, Option<Tensor<1>>) {
+        let microbatch = Fp8Scope::current().microbatch();
+        if let (Microbatch::Later, Some(codes)) = (microbatch, self.cache.get()) {
+            return (codes, None);
+        }
+        let (codes, amax) = Fp8Tensor::quantize_with_device_scale(weight.clone(), scale, format);
+        let keep = microbatch != Microbatch::Only;
+        self.cache.set(keep.then(|| codes.clone()));
+        (codes, Some(amax))
+    }
+
+    /// Take the amaxes of input and weight into the scales at once.
+    fn gather<const D: usize>(&self, input: Tensor<D>, weight: Tensor<2>) {
+        if let (Fp8Recipe::Delayed(recipe), Some(state)) = (&self.recipe, &self.fp8) {
+            state.update(recipe, self.reducer.as_deref());
+            state.stage(functions::amax(input), Some(functions::amax(weight)));
+            state.update(recipe, self.reducer.as_deref());
+        }
     }
 
     /// The scales of input, weight and gradient, and the slot for the gradient's amax.

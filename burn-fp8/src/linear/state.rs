@@ -84,11 +84,13 @@ impl Fp8State {
             .map(|tensor| tensor.scale.value.clone())
     }
 
-    /// Keep the amaxes of input and weight for the next update.
-    pub(super) fn stage(&self, [input, weight]: [Tensor<1>; 2]) {
+    /// Keep the amaxes of input and weight for the next update, that of a weight only if it was cast.
+    pub(super) fn stage(&self, input: Tensor<1>, weight: Option<Tensor<1>>) {
         let mut buffers = self.lock();
         buffers.input.amax.value = input;
-        buffers.weight.amax.value = weight;
+        if let Some(weight) = weight {
+            buffers.weight.amax.value = weight;
+        }
     }
 
     /// Take the amaxes of the last step into the histories, and compute the scales.

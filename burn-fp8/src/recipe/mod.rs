@@ -2,10 +2,12 @@
 
 mod current;
 mod delayed;
+mod granular;
 mod reducer;
 
 pub use current::CurrentScaling;
 pub use delayed::{AmaxCompute, DelayedScaling, ScaleUpdate};
+pub use granular::{BlockScaling, LinearCasts, RowwiseScaling};
 pub use reducer::AmaxReducer;
 
 use burn::config::Config;
@@ -62,6 +64,10 @@ pub enum Fp8Recipe {
     Delayed(DelayedScaling),
     /// Scales from the tensor at hand.
     Current(CurrentScaling),
+    /// A scale per row or column.
+    Rowwise(RowwiseScaling),
+    /// A scale per block.
+    Block(BlockScaling),
 }
 
 impl Fp8Recipe {
@@ -70,19 +76,22 @@ impl Fp8Recipe {
         match self {
             Self::Delayed(recipe) => recipe.format,
             Self::Current(recipe) => recipe.format,
+            Self::Rowwise(recipe) => recipe.format,
+            Self::Block(recipe) => recipe.format,
         }
     }
 
     /// Check the recipe.
     ///
     /// # Errors
-    /// [`Fp8Error::ForwardFormat`] for e5m2 in the forward pass, [`Fp8Error::RecipeField`] for an empty history or an
-    /// interval of 0.
+    /// [`Fp8Error::ForwardFormat`] for e5m2 in the forward pass, [`Fp8Error::RecipeField`] for a field out of range,
+    /// [`Fp8Error::EmptyBlock`] for blocks of size 0.
     pub fn validate(&self) -> Result<(), Fp8Error> {
         self.format().validate()?;
         match self {
             Self::Delayed(recipe) => recipe.validate(),
-            Self::Current(_) => Ok(()),
+            Self::Current(_) | Self::Rowwise(_) => Ok(()),
+            Self::Block(recipe) => recipe.validate(),
         }
     }
 }
@@ -102,5 +111,17 @@ impl From<DelayedScaling> for Fp8Recipe {
 impl From<CurrentScaling> for Fp8Recipe {
     fn from(recipe: CurrentScaling) -> Self {
         Self::Current(recipe)
+    }
+}
+
+impl From<RowwiseScaling> for Fp8Recipe {
+    fn from(recipe: RowwiseScaling) -> Self {
+        Self::Rowwise(recipe)
+    }
+}
+
+impl From<BlockScaling> for Fp8Recipe {
+    fn from(recipe: BlockScaling) -> Self {
+        Self::Block(recipe)
     }
 }

@@ -84,22 +84,17 @@ impl<const D: usize> Fp8Tensor<D> {
 
     /// The values, in `dtype`.
     pub fn dequantize(&self, dtype: FloatDType) -> Tensor<D> {
-        let decode = |scale: Tensor<1>, dtype| {
-            Tensor::from_dispatch(Dispatch::fp8_dequantize(
-                self.codes.clone().into_dispatch(),
-                scale.into_dispatch(),
-                self.format,
-                dtype,
-            ))
-        };
-        match self.granularity {
-            Granularity::Tensor => decode(self.scale.clone().reshape([1]), dtype),
-            _ => {
-                let unit = Tensor::ones([1], (&self.device(), DType::F32));
-                let values: Tensor<D> = decode(unit, FloatDType::F32);
-                (values / self.expanded_scale()).cast(dtype)
+        let codes = self.codes.clone().into_dispatch();
+        Tensor::from_dispatch(match self.granularity {
+            Granularity::Tensor => {
+                let scale = self.scale.clone().reshape([1]).into_dispatch();
+                Dispatch::fp8_dequantize(codes, scale, self.format, dtype)
             }
-        }
+            granularity => {
+                let scale = self.scale.clone().into_dispatch();
+                Dispatch::fp8_dequantize_blocks(codes, scale, granularity, self.format, dtype)
+            }
+        })
     }
 
     /// The codes, one byte an element (dtype U8).

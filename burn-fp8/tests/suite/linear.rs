@@ -6,7 +6,10 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_fp8::recipe::{AmaxReducer, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat};
+use burn_fp8::recipe::{
+    AmaxReducer, BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat,
+    RowwiseScaling,
+};
 use burn_fp8::{Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, ScalingState, scaled_matmul};
 
 use super::device::{Random, devices, sqnr, values};
@@ -22,11 +25,16 @@ pub(crate) fn assert_near(actual: &[f32], expected: &[f32], relative: f32) {
     }
 }
 
-fn recipes() -> [Fp8Recipe; 3] {
+fn recipes() -> [Fp8Recipe; 6] {
     [
         DelayedScaling::new().with_amax_history_len(4).into(),
         CurrentScaling::new().into(),
         CurrentScaling::new().with_format(RecipeFormat::E4M3).into(),
+        RowwiseScaling::new().into(),
+        RowwiseScaling::new()
+            .with_format(RecipeFormat::Hybrid)
+            .into(),
+        BlockScaling::new().with_size(16).into(),
     ]
 }
 
@@ -150,9 +158,50 @@ fn gradients_are_the_products_of_the_quantized_tensors() {
     }
 }
 
+/// Every product of a granular recipe is that of its own casts.
 #[test]
-fn gradients_agree_with_differences() {
-    // Of a loss that is linear in the weight: the gradient is exact but for its own cast.
+fn granular_gradients_are_the_products_of_their_casts() {
+    let format = Fp8Format::E4M3;
+    let rows = |t: &Tensor<2>| Fp8Tensor::quantize_rows(t.clone(), format);
+    let columns = |t: &Tensor<2>| Fp8Tensor::quantize_columns(t.clone(), format);
+    let blocks =
+        |t: &Tensor<2>, block| Fp8Tensor::quantize_blocks(t.clone(), block, format).unwrap();
+    let multiply = |a: Fp8Tensor<2>, b: Fp8Tensor<2>| {
+        values(scaled_matmul(&a, &b, None, FloatDType::F32).unwrap())
+    };
+    for device in devices() {
+        let device = device.autodiff();
+        let mut random = Random::new(29);
+        let mut linear = linear(&mut random, 9, 6, &device);
+        let (x, g) = (
+            random.matrix([7, 9], &device),
+            random.matrix([7, 6], &device),
+        );
+        let w = linear.weight.val();
+        linear.bias = linear
+            .bias
+            .map(|bias| bias.map(|bias| bias.zeros_like().require_grad()));
+
+        let layer = Fp8Linear::from_linear(linear.clone(), RowwiseScaling::new()).unwrap();
+        let [y, dx, dw, _] = pass_fp8(&layer, &x, &g);
+        assert_eq!(y, multiply(rows(&x), columns(&w)));
+        assert_eq!(dx, multiply(rows(&g), rows(&w).transpose()));
+        assert_eq!(dw, multiply(columns(&x).transpose(), columns(&g)));
+
+        let layer = Fp8Linear::from_linear(linear, BlockScaling::new().with_size(4)).unwrap();
+        let [y, dx, dw, _] = pass_fp8(&layer, &x, &g);
+        let square = blocks(&w, [4, 4]);
+        assert_eq!(y, multiply(blocks(&x, [1, 4]), square.clone()));
+        assert_eq!(dx, multiply(blocks(&g, [1, 4]), square.transpose()));
+        assert_eq!(
+            dw,
+            multiply(blocks(&x, [4, 1]).transpose(), blocks(&g, [4, 1]))
+        );
+    }
+}
+
+#[test]
+fn gradients_of_a_sum_are_sums_of_inputs() {
     let device = Device::flex().autodiff();
     let mut random = Random::new(22);
     let linear = linear(&mut random, 8, 4, &device);

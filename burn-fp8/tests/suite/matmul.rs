@@ -84,6 +84,38 @@ fn all_format_pairs_and_odd_shapes() {
     }
 }
 
+/// CubeCL's kernels change with the size; batches, a transposed operand, a bias and an odd size on the other side of it.
+#[test]
+fn large_products() {
+    for device in devices() {
+        let mut generator = Random::new(14);
+        let a = Fp8Tensor::quantize(
+            random(&mut generator, [2, 90, 131], &device),
+            Fp8Format::E4M3,
+        );
+        let b = Fp8Tensor::quantize(
+            random(&mut generator, [1, 101, 131], &device),
+            Fp8Format::E5M2,
+        );
+        let b = b.transpose();
+        let bias: Tensor<1> = random(&mut generator, [101], &device);
+        let host = values(bias.clone());
+        let mut expected = product(
+            &a.dequantize(FloatDType::F32),
+            &b.dequantize(FloatDType::F32),
+        );
+        for (index, (sum, size)) in expected.iter_mut().enumerate() {
+            *sum += f64::from(host[index % 101]);
+            *size += f64::from(host[index % 101].abs());
+        }
+        for (dtype, precision) in [(FloatDType::F32, 1e-5), (FloatDType::BF16, 1.0 / 256.0)] {
+            let actual = scaled_matmul(&a, &b, Some(bias.clone()), dtype).unwrap();
+            assert_eq!(actual.dims(), [2, 90, 101]);
+            assert_close(&values(actual), &expected, precision);
+        }
+    }
+}
+
 #[test]
 fn batches_and_broadcast() {
     for device in devices() {

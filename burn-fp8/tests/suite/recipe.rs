@@ -3,9 +3,10 @@
 use burn::config::Config;
 use burn::tensor::{Tensor, TensorData};
 use burn_fp8::recipe::{
-    AmaxCompute, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat, ScaleUpdate,
+    AmaxCompute, BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, LinearCasts,
+    RecipeFormat, RowwiseScaling, ScaleUpdate,
 };
-use burn_fp8::{Fp8Error, Fp8Format, Fp8LinearConfig};
+use burn_fp8::{Fp8Error, Fp8Format, Fp8LinearConfig, Granularity};
 
 use super::device::{Random, devices, values};
 
@@ -154,6 +155,8 @@ fn recipes_make_the_round_trip_through_json() {
     for recipe in [
         Fp8Recipe::from(delayed),
         CurrentScaling::new().into(),
+        RowwiseScaling::new().into(),
+        BlockScaling::new().with_size(64).into(),
         Fp8Recipe::default(),
     ] {
         let json = serde_json::to_string(&recipe).unwrap();
@@ -208,4 +211,35 @@ fn bad_recipes_are_errors() {
         let config = Fp8LinearConfig::new(2, 2).with_recipe(recipe);
         assert!(config.try_init(&devices()[0]).is_err());
     }
+}
+
+#[test]
+fn scales_do_not_change_along_a_rows_sum() {
+    // What makes rowwise scaling one product: operands as they enter it, transposed where it transposes them.
+    let LinearCasts {
+        output,
+        input_gradient: [gradient, weight],
+        weight_gradient: [input, other],
+    } = RowwiseScaling::new().casts();
+    let turned = |granularity| match granularity {
+        Granularity::Row => Granularity::Column,
+        Granularity::Column => Granularity::Row,
+        other => other,
+    };
+    for product in [output, [gradient, turned(weight)], [turned(input), other]] {
+        assert_eq!(product, [Granularity::Row, Granularity::Column]);
+    }
+    let empty = Fp8Recipe::from(BlockScaling::new().with_size(0)).validate();
+    assert_eq!(
+        empty,
+        Err(Fp8Error::EmptyBlock {
+            rows: 0,
+            columns: 0
+        })
+    );
+    let square = Granularity::Block {
+        rows: 128,
+        columns: 128,
+    };
+    assert_eq!(BlockScaling::new().casts().output[1], square);
 }

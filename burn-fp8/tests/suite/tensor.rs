@@ -121,6 +121,10 @@ fn granular_scales_follow_their_elements() {
         let columns = Fp8Tensor::quantize_columns(x.clone(), format);
         assert_eq!(columns.granularity(), Granularity::Column);
         assert_eq!(columns.scale().dims(), [1, 7]);
+        let expected: Vec<_> = (0..7)
+            .map(|column| 448.0 / amax(&|_, c| c == column))
+            .collect();
+        super::linear::assert_near(&values(columns.scale()), &expected, 1e-6);
         // torchao asks for 25 dB of a row-wise cast.
         for q in [rows, columns, blocks] {
             assert!(sqnr(&host, &values(q.dequantize(FloatDType::F32))) > 25.0);

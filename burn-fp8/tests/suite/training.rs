@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig, loss::CrossEntropyLossConfig};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation::relu};
 use burn_fp8::Fp8Linear;
-use burn_fp8::recipe::{CurrentScaling, DelayedScaling, Fp8Recipe};
+use burn_fp8::recipe::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RowwiseScaling};
 
 use super::device::Random;
 
@@ -112,9 +112,11 @@ fn a_network_learns_in_fp8_as_in_f32() {
     };
     let accuracy = train(plain.clone(), &device);
     assert!(accuracy > 0.93, "f32: {accuracy}");
-    let recipes: [Fp8Recipe; 2] = [
+    let recipes: [Fp8Recipe; 4] = [
         DelayedScaling::new().with_amax_history_len(16).into(),
         CurrentScaling::new().into(),
+        RowwiseScaling::new().into(),
+        BlockScaling::new().with_size(32).into(),
     ];
     for recipe in recipes {
         let convert =

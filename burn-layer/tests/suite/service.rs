@@ -121,6 +121,9 @@ fn a_device_is_found_by_its_id_as_long_as_it_lives() {
     let other = LayeredDevice::new(FlexDevice, []);
     assert_ne!(device, other);
     assert_ne!(device.to_id(), other.to_id());
+    let id = other.to_id();
+    drop(other);
+    assert!(std::panic::catch_unwind(|| LayeredDevice::<FlexDevice>::from_id(id)).is_err());
     assert_eq!(LayeredDevice::<FlexDevice>::from_id(device.to_id()), device);
 }
 
@@ -129,7 +132,7 @@ fn a_device_is_found_by_its_id_as_long_as_it_lives() {
 fn custom_ops_run_on_the_backend_underneath() {
     use burn::{remote::CustomOpClient, tensor::DType};
     use burn_flex::Flex;
-    use burn_ir::{CustomOpIr, ScalarIr, TensorIr};
+    use burn_ir::{CustomOpIr, OperationOutput, ScalarIr, TensorIr};
     use burn_layer::{CustomOpHandler, Inputs, Op, Plan};
     use std::sync::Arc;
 
@@ -143,7 +146,7 @@ fn custom_ops_run_on_the_backend_underneath() {
     }
 
     let double: CustomOpHandler<Flex> = Arc::new(|handles, ir, _device| {
-        use burn_backend::{TensorMetadata, ops::FloatTensorOps};
+        use burn_backend::ops::FloatTensorOps;
         let input = handles.get_float_tensor::<Flex>(&ir.inputs[0]);
         assert_eq!(input.dtype(), DType::F32);
         let output = Flex::float_mul_scalar(input, ir.scalars[0].into());

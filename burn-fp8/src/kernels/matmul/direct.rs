@@ -1,27 +1,33 @@
+//! One kernel that decodes in registers: for small products, where a launch costs more than the arithmetic.
+
 use burn::backend::TensorMetadata;
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{CubeBackend, kernel::cast, tensor::CubeTensor};
+use burn_cubecl::{kernel::cast, tensor::CubeTensor};
 use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
 
-use super::{
-    buffer,
-    codec::{cube_format, float_to, load},
+use super::Product;
+use crate::{
+    Bias,
+    custom::matmul_shape,
+    kernels::{
+        buffer,
+        codec::{cube_format, float_to, load},
+    },
 };
-use crate::{Bias, MatmulSpec, custom::matmul_shape};
 
 /// Output rows and columns of a unit.
 const TILE: usize = 4;
 
-/// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
-pub(crate) fn matmul(
-    lhs: CubeTensor,
-    rhs: CubeTensor,
-    lhs_scale: CubeTensor,
-    rhs_scale: CubeTensor,
-    bias: Bias<CubeBackend>,
-    spec: MatmulSpec,
-) -> CubeTensor {
+pub(super) fn matmul(product: Product) -> CubeTensor {
+    let Product {
+        lhs,
+        rhs,
+        lhs_scale,
+        rhs_scale,
+        bias,
+        spec,
+    } = product;
     let (left, right) = (lhs.shape(), rhs.shape());
     let shape = matmul_shape(&left, &right);
     let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
@@ -45,7 +51,7 @@ pub(crate) fn matmul(
     let [rhs_row, rhs_column] = strides(&rhs);
     let (has_bias, bias) = match bias {
         Bias::None => (false, lhs_scale.clone()),
-        Bias::Row(bias) => (true, cast(bias, DType::from(FloatDType::F32))),
+        Bias::Row(bias) => (true, cast(bias, DType::F32)),
     };
     let tiles = batches * m.div_ceil(TILE) * n.div_ceil(TILE);
     let (count, dim) = buffer::grid(&client, tiles);

@@ -1,0 +1,174 @@
+//! Autodiff: casts carry no gradient; the linear layer has a backward pass of its own, in fp8.
+
+mod linear;
+mod linear_blocks;
+
+use burn::backend::{
+    AutodiffBackend, Backend, TensorMetadata,
+    ops::FloatTensorOps,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{FloatDType, Shape};
+use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+
+use crate::{
+    Bias, BlockLinearSpec, Fp8Format, Fp8Ops, Granularity, LinearSpec, MatmulSpec,
+    linear::GradAmaxSlot, recipe::ScaleUpdate,
+};
+
+impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
+    fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::from_inner(B::fp8_amax(input.into_primitive()))
+    }
+
+    fn fp8_quantize(
+        input: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        let (codes, amax) = B::fp8_quantize(input.into_primitive(), scale.into_primitive(), format);
+        (codes, Self::from_inner(amax))
+    }
+
+    fn fp8_dequantize(
+        codes: IntTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        Self::from_inner(B::fp8_dequantize(
+            codes,
+            scale.into_primitive(),
+            format,
+            dtype,
+        ))
+    }
+
+    fn fp8_matmul(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        spec: MatmulSpec,
+    ) -> FloatTensor<Self> {
+        let scales = [lhs_scale.into_primitive(), rhs_scale.into_primitive()];
+        let [lhs_scale, rhs_scale] = scales;
+        let product = B::fp8_matmul(lhs, rhs, lhs_scale, rhs_scale, Bias::None, spec);
+        add_bias::<B, C>(Self::from_inner(product), bias)
+    }
+
+    fn fp8_update_scale(
+        history: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        amax: FloatTensor<Self>,
+        update: ScaleUpdate,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (history, scale) = B::fp8_update_scale(
+            history.into_primitive(),
+            scale.into_primitive(),
+            amax.into_primitive(),
+            update,
+        );
+        (Self::from_inner(history), Self::from_inner(scale))
+    }
+
+    fn fp8_quantize_blocks(
+        input: FloatTensor<Self>,
+        granularity: Granularity,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        let (codes, scale) = B::fp8_quantize_blocks(input.into_primitive(), granularity, format);
+        (codes, Self::from_inner(scale))
+    }
+
+    fn fp8_dequantize_blocks(
+        codes: IntTensor<Self>,
+        scale: FloatTensor<Self>,
+        granularity: Granularity,
+        format: Fp8Format,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let scale = scale.into_primitive();
+        Self::from_inner(B::fp8_dequantize_blocks(
+            codes,
+            scale,
+            granularity,
+            format,
+            dtype,
+        ))
+    }
+
+    fn fp8_matmul_blocks(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        granularities: [Granularity; 2],
+        spec: MatmulSpec,
+    ) -> FloatTensor<Self> {
+        let scales = [lhs_scale.into_primitive(), rhs_scale.into_primitive()];
+        let [lhs_scale, rhs_scale] = scales;
+        let product = B::fp8_matmul_blocks(
+            lhs,
+            rhs,
+            lhs_scale,
+            rhs_scale,
+            Bias::None,
+            granularities,
+            spec,
+        );
+        add_bias::<B, C>(Self::from_inner(product), bias)
+    }
+
+    fn fp8_linear(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        weight_codes: IntTensor<Self>,
+        input_scale: FloatTensor<Self>,
+        weight_scale: FloatTensor<Self>,
+        gradient_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        spec: LinearSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let scales = [input_scale, weight_scale, gradient_scale];
+        linear::forward::<B, C>(input, weight, weight_codes, scales, bias, spec)
+    }
+
+    fn fp8_linear_blocks(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Bias<Self>,
+        spec: BlockLinearSpec,
+    ) -> FloatTensor<Self> {
+        linear_blocks::forward::<B, C>(input, weight, bias, spec)
+    }
+
+    fn fp8_gradient_amax(
+        like: FloatTensor<Self>,
+        slot: GradAmaxSlot,
+        take: bool,
+    ) -> FloatTensor<Self> {
+        Self::from_inner(B::fp8_gradient_amax(like.into_primitive(), slot, take))
+    }
+}
+
+/// Add a bias by Burn's own addition, whose gradient is the sum over the rows, in high precision.
+fn add_bias<B: Backend, C: CheckpointStrategy>(
+    product: FloatTensor<Autodiff<B, C>>,
+    bias: Bias<Autodiff<B, C>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let Bias::Row(bias) = bias else {
+        return product;
+    };
+    let shape = product.shape();
+    let mut row = vec![1; shape.num_dims()];
+    row[shape.num_dims() - 1] = bias.shape().num_elements();
+    let bias = Autodiff::<B, C>::float_reshape(bias, Shape::from(row));
+    let bias = match bias.dtype() == product.dtype() {
+        true => bias,
+        false => Autodiff::<B, C>::float_cast(bias, product.dtype().into()),
+    };
+    Autodiff::<B, C>::float_add(product, bias)
+}

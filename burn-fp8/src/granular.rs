@@ -1,0 +1,220 @@
+//! Tensors with a scale per row, column or block, made of the per-tensor ops and Burn's own.
+
+use burn::backend::{
+    TensorMetadata, get_or_init_device_settings,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{FloatDType, Shape, Slice};
+
+use crate::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
+
+/// See [`Fp8Ops::fp8_quantize_blocks`].
+pub(crate) fn quantize<B: Fp8Ops>(
+    input: FloatTensor<B>,
+    granularity: Granularity,
+    format: Fp8Format,
+) -> (IntTensor<B>, FloatTensor<B>) {
+    let input = B::float_cast(input, FloatDType::F32);
+    let shape = input.shape();
+    let rank = shape.num_dims();
+    let mut amax = maxima::<B>(B::float_abs(input.clone()), rank - 1, granularity.columns());
+    if rank > 1 {
+        amax = maxima::<B>(amax, rank - 2, granularity.rows());
+    }
+    let scale = scale_of::<B>(amax, format);
+    let scaled = B::float_mul(input, stretch::<B>(scale.clone(), granularity, &shape));
+    let (codes, _) = B::fp8_quantize(scaled, unit::<B>(&scale), format);
+    (codes, scale)
+}
+
+/// See [`Fp8Ops::fp8_dequantize_blocks`].
+pub(crate) fn dequantize<B: Fp8Ops>(
+    codes: IntTensor<B>,
+    scale: FloatTensor<B>,
+    granularity: Granularity,
+    format: Fp8Format,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let shape = codes.shape();
+    let values = B::fp8_dequantize(codes, unit::<B>(&scale), format, FloatDType::F32);
+    let values = B::float_div(values, stretch::<B>(scale, granularity, &shape));
+    B::float_cast(values, dtype)
+}
+
+/// See [`Fp8Ops::fp8_matmul_blocks`].
+pub(crate) fn matmul<B: Fp8Ops>(
+    (lhs, lhs_scale, lhs_granularity): (IntTensor<B>, FloatTensor<B>, Granularity),
+    (rhs, rhs_scale, rhs_granularity): (IntTensor<B>, FloatTensor<B>, Granularity),
+    bias: Bias<B>,
+    spec: MatmulSpec,
+) -> FloatTensor<B> {
+    let (left, right) = (lhs.shape(), rhs.shape());
+    let rank = left.num_dims();
+    let [rows, inner, columns] = [left[rank - 2], left[rank - 1], right[rank - 1]];
+    let raw = MatmulSpec {
+        output: FloatDType::F32,
+        ..spec
+    };
+    // Products of codes, scaled in f32 afterwards, block of the inner dimension by block.
+    let step = match (lhs_granularity.columns(), rhs_granularity.rows()) {
+        (Some(left), Some(right)) => gcd(left, right),
+        (left, right) => left.or(right).unwrap_or(inner),
+    };
+    let mut sum: Option<FloatTensor<B>> = None;
+    for start in (0..inner.max(1)).step_by(step.max(1)) {
+        let range = start..(start + step).min(inner);
+        let one = unit::<B>(&lhs_scale);
+        let part = B::fp8_matmul(
+            slice_int::<B>(lhs.clone(), rank - 1, range.clone()),
+            slice_int::<B>(rhs.clone(), rank - 2, range),
+            one.clone(),
+            one,
+            Bias::None,
+            raw,
+        );
+        let column = lhs_granularity.columns().map_or(0, |size| start / size);
+        let row = rhs_granularity.rows().map_or(0, |size| start / size);
+        let row_scales = slice::<B>(lhs_scale.clone(), rank - 1, column..column + 1);
+        let row_scales = repeat::<B>(row_scales, rank - 2, lhs_granularity.rows(), rows);
+        let column_scales = slice::<B>(rhs_scale.clone(), rank - 2, row..row + 1);
+        let column_scales =
+            repeat::<B>(column_scales, rank - 1, rhs_granularity.columns(), columns);
+        let part = B::float_div(B::float_div(part, row_scales), column_scales);
+        sum = Some(match sum {
+            Some(sum) => B::float_add(sum, part),
+            None => part,
+        });
+    }
+    let product = sum.expect("there is at least one block");
+    let product = match bias {
+        Bias::None => product,
+        Bias::Row(bias) => {
+            let mut shape = vec![1; rank];
+            shape[rank - 1] = columns;
+            let bias = B::float_cast(bias, FloatDType::F32);
+            B::float_add(product, B::float_reshape(bias, Shape::from(shape)))
+        }
+    };
+    B::float_cast(product, spec.output)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A scale of 1.
+fn unit<B: Fp8Ops>(like: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_ones(Shape::new([1]), &like.device(), FloatDType::F32)
+}
+
+/// `max / amax`, and 1 where that cannot be.
+fn scale_of<B: Fp8Ops>(amax: FloatTensor<B>, format: Fp8Format) -> FloatTensor<B> {
+    let device = amax.device();
+    let dtype = get_or_init_device_settings::<B>(&device).bool_dtype;
+    let positive = B::float_greater_elem(amax.clone(), 0f32.into(), dtype);
+    let finite = B::float_lower_equal_elem(amax.clone(), f32::MAX.into(), dtype);
+    let top = B::float_full(amax.shape(), format.max().into(), &device, FloatDType::F32);
+    let ones = B::float_ones(amax.shape(), &device, FloatDType::F32);
+    let quotient = B::float_clamp_max(B::float_div(top, amax), f32::MAX.into());
+    B::float_mask_where(ones, B::bool_and(positive, finite), quotient)
+}
+
+/// The maximum of every `size` neighbours along `dim`, of all of them for `None`.
+fn maxima<B: Fp8Ops>(tensor: FloatTensor<B>, dim: usize, size: Option<usize>) -> FloatTensor<B> {
+    let mut shape = tensor.shape();
+    let length = shape[dim];
+    let size = match size {
+        None if length == 0 => {
+            shape[dim] = 1;
+            return B::float_zeros(shape, &tensor.device(), FloatDType::F32);
+        }
+        None => return B::float_max_dim(tensor, dim),
+        Some(1) => return tensor,
+        Some(size) => size.min(length.max(1)),
+    };
+    let blocks = length.div_ceil(size);
+    shape[dim] = blocks * size - length;
+    let padded = match shape[dim] {
+        0 => tensor,
+        _ => {
+            let padding = B::float_zeros(shape.clone(), &tensor.device(), FloatDType::F32);
+            B::float_cat(vec![tensor, padding], dim)
+        }
+    };
+    shape[dim] = blocks;
+    let [outer, inner] = around(&shape, dim);
+    let grouped = B::float_reshape(padded, Shape::new([outer, blocks, size, inner]));
+    B::float_reshape(B::float_max_dim(grouped, 2), shape)
+}
+
+/// Repeat every scale over the rows and columns that share it. Dimensions of one scale are left to broadcasting.
+fn stretch<B: Fp8Ops>(
+    scale: FloatTensor<B>,
+    granularity: Granularity,
+    shape: &Shape,
+) -> FloatTensor<B> {
+    let last = shape.num_dims() - 1;
+    let scale = repeat::<B>(scale, last, granularity.columns(), shape[last]);
+    match last {
+        0 => scale,
+        _ => repeat::<B>(scale, last - 1, granularity.rows(), shape[last - 1]),
+    }
+}
+
+/// Repeat every element along `dim` `times` times, then cut to `length`.
+fn repeat<B: Fp8Ops>(
+    tensor: FloatTensor<B>,
+    dim: usize,
+    times: Option<usize>,
+    length: usize,
+) -> FloatTensor<B> {
+    let mut shape = tensor.shape();
+    let size = shape[dim];
+    let Some(times) = times.filter(|&times| times > 1 && size > 1) else {
+        return tensor;
+    };
+    let [outer, inner] = around(&shape, dim);
+    shape[dim] *= times;
+    let single = B::float_reshape(tensor, Shape::new([outer, size, 1, inner]));
+    let repeated = B::float_expand(single, Shape::new([outer, size, times, inner]));
+    slice::<B>(B::float_reshape(repeated, shape), dim, 0..length)
+}
+
+/// Elements before and after a dimension.
+fn around(shape: &Shape, dim: usize) -> [usize; 2] {
+    let outer = shape.iter().take(dim).product();
+    let inner = shape.iter().skip(dim + 1).product();
+    [outer, inner]
+}
+
+fn ranges(shape: &Shape, dim: usize, range: core::ops::Range<usize>) -> Vec<Slice> {
+    let all = |(index, &size): (usize, &usize)| match index == dim {
+        true => Slice::from(range.clone()),
+        false => Slice::from(0..size),
+    };
+    shape.iter().enumerate().map(all).collect()
+}
+
+fn slice<B: Fp8Ops>(
+    tensor: FloatTensor<B>,
+    dim: usize,
+    range: core::ops::Range<usize>,
+) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    match range.len() == shape[dim] {
+        true => tensor,
+        false => B::float_slice(tensor, &ranges(&shape, dim, range)),
+    }
+}
+
+fn slice_int<B: Fp8Ops>(
+    tensor: IntTensor<B>,
+    dim: usize,
+    range: core::ops::Range<usize>,
+) -> IntTensor<B> {
+    let shape = tensor.shape();
+    match range.len() == shape[dim] {
+        true => tensor,
+        false => B::int_slice(tensor, &ranges(&shape, dim, range)),
+    }
+}

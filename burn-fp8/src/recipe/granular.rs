@@ -1,0 +1,80 @@
+//! Recipes with many scales a tensor, each from the amax of what it scales.
+
+use burn::config::Config;
+
+use super::RecipeFormat;
+use crate::{Fp8Error, Granularity};
+
+/// A scale for every row of a left operand and every column of a right one, from their own amaxes. Each of the three
+/// products of a layer casts its operands for itself.
+///
+/// torchao's `rowwise` recipe, e4m3 everywhere by default. Scales are not rounded to powers of two.
+#[derive(Config, Debug, PartialEq)]
+pub struct RowwiseScaling {
+    /// Which format goes where.
+    #[config(default = "RecipeFormat::E4M3")]
+    pub format: RecipeFormat,
+}
+
+/// A scale for every `1 x size` elements of an activation or gradient (along the sum) and every `size x size` of a weight,
+/// from their own amaxes; partial sums of `size` terms are scaled and added in f32.
+///
+/// DeepSeek-V3's recipe (arXiv:2412.19437) and Transformer Engine's `Float8BlockScaling`, e4m3 everywhere by default.
+/// Scales are not rounded to powers of two.
+#[derive(Config, Debug, PartialEq)]
+pub struct BlockScaling {
+    /// Which format goes where.
+    #[config(default = "RecipeFormat::E4M3")]
+    pub format: RecipeFormat,
+    /// Side of a block.
+    #[config(default = 128)]
+    pub size: usize,
+}
+
+impl BlockScaling {
+    pub(super) fn validate(&self) -> Result<(), Fp8Error> {
+        match self.size {
+            0 => Err(Fp8Error::EmptyBlock {
+                rows: 0,
+                columns: 0,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Which elements share a scale in the three products of a linear layer; each operand as it lies before it is transposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearCasts {
+    /// Input and weight, in the output.
+    pub output: [Granularity; 2],
+    /// Gradient and weight, in the gradient of the input.
+    pub input_gradient: [Granularity; 2],
+    /// Input and gradient, in the gradient of the weight.
+    pub weight_gradient: [Granularity; 2],
+}
+
+impl RowwiseScaling {
+    /// The casts of the three products.
+    pub fn casts(&self) -> LinearCasts {
+        LinearCasts {
+            output: [Granularity::Row, Granularity::Column],
+            input_gradient: [Granularity::Row, Granularity::Row],
+            weight_gradient: [Granularity::Column, Granularity::Column],
+        }
+    }
+}
+
+impl BlockScaling {
+    /// The casts of the three products.
+    pub fn casts(&self) -> LinearCasts {
+        let block = |rows, columns| Granularity::Block { rows, columns };
+        let (along_row, along_column) = (block(1, self.size), block(self.size, 1));
+        let square = block(self.size, self.size);
+        LinearCasts {
+            output: [along_row, square],
+            input_gradient: [along_row, square],
+            weight_gradient: [along_column, along_column],
+        }
+    }
+}
