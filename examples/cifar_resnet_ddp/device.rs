@@ -1,7 +1,12 @@
 //! The device a rank computes on, and the number format of its ops.
 
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+use burn::backend::Cube;
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
 use burn::tensor::{DType, Device};
 use burn_amp::{Autocast, AutocastDevice};
+use burn_layer::Layers;
 use examples::text::thousands;
 
 use crate::cli::{DeviceKind, Precision};
@@ -40,15 +45,18 @@ impl Compute {
             Precision::Bf16 | Precision::Fp8 => Some(Autocast::bf16()),
             Precision::Fp16 => Some(Autocast::fp16()),
         };
-        let autocast = autocast
-            .map(|autocast| autocast.with_report(device.clone()))
-            .transpose()?;
-        let device = autocast
-            .as_ref()
-            .map_or(device, |autocast| autocast.device.clone());
+        let Some(autocast) = autocast else {
+            return Ok(Self {
+                device: device.autodiff(),
+                autocast: None,
+            });
+        };
+        let layer = autocast.layer(&device)?;
+        let layers = Layers::on(device).layer(layer.clone());
+        let device = with_fp8_ops(burn_ddp::with_custom_ops(layers)).serve()?;
         Ok(Self {
-            device: device.autodiff(),
-            autocast,
+            device: device.clone().autodiff(),
+            autocast: Some(layer.on(device)),
         })
     }
 
@@ -71,4 +79,13 @@ impl Compute {
             .collect();
         counts.join(", ")
     }
+}
+
+/// Lets the device run `Fp8Linear`.
+fn with_fp8_ops(layers: Layers) -> Layers {
+    #[cfg(feature = "flex")]
+    let layers = layers.custom_ops::<Flex>(burn_fp8::custom_ops::<Flex>());
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    let layers = layers.custom_ops::<Cube>(burn_fp8::custom_ops::<Cube>());
+    layers
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use burn::tensor::TensorReadError;
 use burn_amp::{LayerError, LossScalerError};
 use burn_ddp::{DdpError, ProcessGroup};
 use burn_fp8::Fp8Error;
@@ -51,6 +52,9 @@ pub(crate) enum Error {
     Unreadable { path: PathBuf, problem: String },
     #[error(transparent)]
     Layer(#[from] LayerError),
+    /// The device could not do what it was asked to, for want of memory for instance.
+    #[error("the device failed: {0}")]
+    Device(#[from] TensorReadError),
     #[error(transparent)]
     LossScaler(#[from] LossScalerError),
     #[error(transparent)]
@@ -106,7 +110,7 @@ impl Error {
             | Self::LossScaler(_)
             | Self::Fp8(_) => 2,
             Self::Ranks(error) if error.is_setup() => 2,
-            Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => 1,
+            Self::Device(_) | Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => 1,
             Self::OnRank { source, .. } => source.exit_code(),
             Self::Said(code) => *code,
         }

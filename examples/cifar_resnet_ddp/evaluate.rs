@@ -70,8 +70,8 @@ impl<'a> Evaluator<'a> {
             let logits = model.forward(batch.images);
             let loss = self.loss.forward(logits.clone(), batch.labels.clone());
             let right = logits.argmax(1).squeeze_dim::<1>(1).equal(batch.labels);
-            sums[0] += f64::from(loss.into_scalar::<f32>()) * indices.len() as f64;
-            sums[1] += right.int().sum().into_scalar::<i64>() as f64;
+            sums[0] += f64::from(loss.try_into_scalar::<f32>()?) * indices.len() as f64;
+            sums[1] += right.int().sum().try_into_scalar::<i64>()? as f64;
         }
         self.group.all_reduce(&mut sums, ReduceOp::Sum)?;
         let [loss, right, images] = sums;

@@ -19,6 +19,9 @@ pub(crate) fn finish(args: &Args, outcome: &Outcome) -> Result<(), Error> {
         args.depth, args.width, args.precision, outcome.data
     );
     plot::curves(metrics.rows(), &title, &args.out.join("curves.png"))?;
+    if !args.quiet {
+        println!();
+    }
     print!("{}", table(&rows(args, outcome, &ranks)));
     Ok(())
 }
@@ -42,7 +45,7 @@ fn rows(args: &Args, outcome: &Outcome, ranks: &str) -> Vec<(&'static str, Strin
             format!("{:.0} images/s, {ranks}", outcome.images_per_second),
         ),
         ("All-reduced", bytes(outcome.bytes_reduced)),
-        ("Ops", outcome.ops.clone()),
+        ("Ops on rank 0", outcome.ops.clone()),
         (
             "Parameters",
             format!(

@@ -97,10 +97,10 @@ impl Trainer {
         }
         let gradients = self.ddp.reduce_gradients(gradients.grads(), &self.model)?;
         self.update(lr, gradients);
-        let mut loss = [losses
-            .into_iter()
-            .map(|loss| f64::from(loss.into_scalar::<f32>()))
-            .sum()];
+        let mut loss = [0.0];
+        for part in losses {
+            loss[0] += f64::from(part.try_into_scalar::<f32>()?);
+        }
         self.group.all_reduce(&mut loss, ReduceOp::Mean)?;
         Ok(loss[0])
     }

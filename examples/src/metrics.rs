@@ -132,8 +132,8 @@ mod tests {
             loss: f64::from(2.3_f32) / 3.0,
             images_per_second: 512.25,
             seconds: step as f64 * 0.3,
-            held_out_loss: (step.is_multiple_of(3)).then_some(0.7),
-            held_out_accuracy: (step.is_multiple_of(3)).then_some(0.9375),
+            held_out_loss: step.is_multiple_of(3).then_some(0.7),
+            held_out_accuracy: step.is_multiple_of(3).then_some(0.9375),
         }
     }
 

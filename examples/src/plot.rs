@@ -212,8 +212,8 @@ mod tests {
                 loss: 2.3 * (-(step as f64) / 30.0).exp() + 0.01,
                 images_per_second: 100.0,
                 seconds: step as f64,
-                held_out_loss: (step % 10 == 0).then_some(1.0 / step as f64),
-                held_out_accuracy: (step % 10 == 0).then_some(1.0 - 1.0 / step as f64),
+                held_out_loss: step.is_multiple_of(10).then_some(1.0 / step as f64),
+                held_out_accuracy: step.is_multiple_of(10).then_some(1.0 - 1.0 / step as f64),
             })
             .collect()
     }

@@ -51,7 +51,7 @@ impl Progress {
     /// line now and then.
     pub fn new(total: usize, done: usize) -> Self {
         let output = if std::io::stderr().is_terminal() {
-            let style = "{bar:30.cyan/blue} {pos}/{len} steps  {msg}  {eta} left";
+            let style = "{bar:20.cyan/blue} {pos}/{len} steps  {msg}  {eta} left";
             let bar = ProgressBar::new(total as u64).with_position(done as u64);
             bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
             bar.reset_eta();

@@ -1,6 +1,7 @@
 //! One module a topic; here is how they run the program.
 
 mod arguments;
+mod precision;
 mod ranks;
 mod resume;
 
@@ -25,23 +26,15 @@ fn program() -> PathBuf {
     program
 }
 
-/// The program with a network so small that a step takes milliseconds, in f32 on one thread a rank, writing to `out`.
+/// The program with a network so small that a step takes milliseconds, on one thread a rank, writing to `out`; in f32
+/// unless `args` say otherwise.
 fn small(out: &Path, args: &[&str]) -> Command {
     let mut command = plain(args);
-    command
-        .args([
-            "--depth",
-            "8",
-            "--width",
-            "2",
-            "--precision",
-            "f32",
-            "--timeout",
-            "20",
-            "--out",
-        ])
-        .arg(out);
-    command.env("RAYON_NUM_THREADS", "1");
+    if !args.contains(&"--precision") {
+        command.args(["--precision", "f32"]);
+    }
+    command.args(["--depth", "8", "--width", "2", "--timeout", "20", "--out"]);
+    command.arg(out).env("RAYON_NUM_THREADS", "1");
     command
 }
 

@@ -1,9 +1,13 @@
 //! Several ranks: started by the program, or by others.
 
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::suite::{rows, small, stderr, succeed};
 
@@ -152,45 +156,53 @@ fn process_of(launcher: &Child, rank: usize) -> Option<i32> {
     })
 }
 
+/// Kills rank `victim` of two in mid-run; the other says which, and the program ends.
+fn kill_one(victim: usize, precision: &str) {
+    let out = tempfile::tempdir().unwrap();
+    let args = [
+        "--ranks",
+        "2",
+        "--batch-size",
+        "16",
+        "--epochs",
+        "1000",
+        "--precision",
+        precision,
+    ];
+    let mut launcher = small(out.path(), &args)
+        .env("RUST_BACKTRACE", "0")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    while rows(out.path()).len() < 3 {
+        assert!(started.elapsed() < Duration::from_secs(60), "no steps");
+        sleep(Duration::from_millis(20));
+    }
+    let process = process_of(&launcher, victim).expect("a rank of the launcher");
+    let survivor = process_of(&launcher, 1 - victim).expect("the other rank");
+    kill(Pid::from_raw(process), Signal::SIGKILL).unwrap();
+    let status = wait(&mut launcher, Duration::from_secs(20));
+    assert_eq!(status.code(), Some(1));
+    let said = stderr(&launcher.wait_with_output().unwrap());
+    let line = said
+        .lines()
+        .find(|line| line.contains(&format!("rank {}: ", 1 - victim)));
+    let names = |line: &str| line.contains(&format!("rank {victim} died"));
+    assert!(line.is_some_and(names), "{said}");
+    assert!(said.contains("SIGKILL"), "{said}");
+    let alive = Path::new("/proc").join(survivor.to_string());
+    assert!(!alive.exists(), "the other rank lives on");
+}
+
 #[test]
 fn a_killed_rank_ends_the_other_with_an_error_that_names_it() {
-    for victim in [0, 1] {
-        let out = tempfile::tempdir().unwrap();
-        let mut command: Command = small(
-            out.path(),
-            &["--ranks", "2", "--batch-size", "16", "--epochs", "1000"],
-        );
-        let mut launcher = command
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let started = Instant::now();
-        while rows(out.path()).len() < 3 {
-            assert!(started.elapsed() < Duration::from_secs(60), "no steps");
-            sleep(Duration::from_millis(20));
-        }
-        let process = process_of(&launcher, victim).expect("a rank of the launcher");
-        let survivor = process_of(&launcher, 1 - victim).expect("the other rank");
-        nix::sys::signal::kill(
-            nix::unistd::Pid::from_raw(process),
-            nix::sys::signal::SIGKILL,
-        )
-        .unwrap();
-        let status = wait(&mut launcher, Duration::from_secs(20));
-        assert_eq!(status.code(), Some(1));
-        let said = stderr(&launcher.wait_with_output().unwrap());
-        let line = said
-            .lines()
-            .find(|line| line.contains(&format!("rank {}: ", 1 - victim)));
-        assert!(
-            line.is_some_and(|line| line.contains(&format!("rank {victim} died"))),
-            "{said}"
-        );
-        assert!(said.contains("SIGKILL"), "{said}");
-        assert!(
-            !std::path::Path::new(&format!("/proc/{survivor}")).exists(),
-            "the other rank lives on"
-        );
-    }
+    kill_one(0, "f32");
+    kill_one(1, "f32");
+}
+
+#[test]
+fn a_killed_rank_ends_the_other_on_the_autocast_device_too() {
+    kill_one(1, "bf16");
 }
