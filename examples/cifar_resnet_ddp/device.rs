@@ -6,10 +6,11 @@ use burn::backend::Cube;
 use burn::backend::Flex;
 use burn::tensor::{DType, Device};
 use burn_amp::{Autocast, AutocastDevice};
+use burn_ddp::{DdpConfig, Overlap, ProcessGroup};
 use burn_layer::Layers;
 use examples::text::thousands;
 
-use crate::cli::{DeviceKind, Precision};
+use crate::cli::{Args, DeviceKind, Precision};
 use crate::error::Error;
 
 /// The plain Burn device asked for; rank `local_rank` of this machine takes the GPU of that number.
@@ -35,12 +36,14 @@ pub(crate) struct Compute {
     /// With autodiff.
     pub(crate) device: Device,
     autocast: Option<AutocastDevice>,
+    /// Where gradients can be averaged during backward: on a layered device, unless they are to be accumulated first.
+    pub(crate) overlap: Option<Overlap>,
 }
 
 impl Compute {
     /// Puts autocast over `device`, unless all is to run in f32.
-    pub(crate) fn new(device: Device, precision: Precision) -> Result<Self, Error> {
-        let autocast = match precision {
+    pub(crate) fn new(device: Device, args: &Args, group: &ProcessGroup) -> Result<Self, Error> {
+        let autocast = match args.precision {
             Precision::F32 => None,
             Precision::Bf16 | Precision::Fp8 => Some(Autocast::bf16()),
             Precision::Fp16 => Some(Autocast::fp16()),
@@ -49,14 +52,23 @@ impl Compute {
             return Ok(Self {
                 device: device.autodiff(),
                 autocast: None,
+                overlap: None,
             });
         };
         let layer = autocast.layer(&device)?;
-        let layers = Layers::on(device).layer(layer.clone());
+        let mut layers = Layers::on(device).layer(layer.clone());
+        let overlap = match args.accumulate {
+            1 if group.world_size() > 1 => Some(Overlap::new(group, DdpConfig::new())?),
+            _ => None,
+        };
+        if let Some(overlap) = &overlap {
+            layers = layers.layer(overlap.layer());
+        }
         let device = with_fp8_ops(burn_ddp::with_custom_ops(layers)).serve()?;
         Ok(Self {
             device: device.clone().autodiff(),
             autocast: Some(layer.on(device)),
+            overlap,
         })
     }
 

@@ -8,7 +8,7 @@ use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use burn_amp::{LossScaler, LossScalerConfig};
 use burn_ddp::{Checkpoints, Ddp, DdpConfig, ProcessGroup, ReduceOp};
 use burn_fp8::recipe::{AmaxReducer, DelayedScaling};
@@ -17,6 +17,7 @@ use examples::resnet::ResNet;
 
 use crate::checkpoint::{self, State};
 use crate::cli::{Args, Precision};
+use crate::device::Compute;
 use crate::error::Error;
 use crate::setup::{Settings, Setup};
 
@@ -34,13 +35,14 @@ pub(crate) struct Trainer {
 }
 
 impl Trainer {
-    /// A new model, or that of the checkpoint in `setup`, on `device`; the same on all ranks.
+    /// A new model, or that of the checkpoint in `setup`, on the device of `compute`; the same on all ranks.
     pub(crate) fn new(
         args: &Args,
         setup: &Setup,
-        device: &Device,
+        compute: &mut Compute,
         group: &ProcessGroup,
     ) -> Result<Self, Error> {
+        let device = &compute.device;
         device.seed(args.seed);
         let norm_group = group.duplicate()?;
         let mut model = args.network().init(device);
@@ -62,7 +64,10 @@ impl Trainer {
                 scaler = Some(new.load_state(state.clone())?);
             }
         }
-        let ddp = Ddp::new(group, DdpConfig::new(), &model)?;
+        let ddp = match compute.overlap.take() {
+            Some(overlap) => Ddp::overlapped(group, overlap, &model)?,
+            None => Ddp::new(group, DdpConfig::new(), &model)?,
+        };
         Ok(Self {
             model: ddp.broadcast_parameters(model)?,
             optimizer,
