@@ -14,8 +14,8 @@ use crate::{
     recipe::ScaleUpdate,
 };
 
-/// The fp8 ops by name, run by the kernels of `B`: for `burn_layer`'s `Handlers`, which collects them and lets a layered
-/// device over `B` run them.
+/// The fp8 ops by name, run by the kernels of `B`: for `Layers::custom_ops` of burn-layer, which lets a layered device over
+/// `B` run them.
 pub fn custom_ops<B: BackendIr + Fp8Ops>() -> Vec<(&'static str, CustomOpHandler<B>)> {
     handlers::<B, Native>()
 }
