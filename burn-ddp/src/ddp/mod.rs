@@ -93,6 +93,8 @@ enum Method {
     /// During backward.
     During {
         overlap: Overlap,
+        /// For gradients that were accumulated without averaging.
+        bucketer: Bucketer,
         device: Device,
         /// While this lives, backward submits gradients.
         context: Option<DistributedContext>,
@@ -123,19 +125,7 @@ impl Ddp {
         model: &M,
     ) -> Result<Self, DdpError> {
         let trained = check_equal(group, model)?;
-        let slots = trained
-            .iter()
-            .map(|signature| Slot {
-                len: signature.shape.num_elements(),
-                dtype: signature.dtype,
-            })
-            .collect();
-        let bucketer = Bucketer::new(
-            group.duplicate()?,
-            slots,
-            config.sizes(),
-            config.compression,
-        );
+        let bucketer = bucketer(group.duplicate()?, &trained, &config);
         Ok(Self {
             group: group.clone(),
             method: Method::After(bucketer),
@@ -172,10 +162,12 @@ impl Ddp {
             )));
         }
         let trained = check_equal(group, model)?;
+        let bucketer = bucketer(overlap.group().clone(), &trained, overlap.config());
         let mut ddp = Self {
             group: group.clone(),
             method: Method::During {
                 overlap,
+                bucketer,
                 device,
                 context: None,
             },
@@ -250,18 +242,36 @@ impl Ddp {
         let gradients = match &mut self.method {
             Method::After(bucketer) => average(bucketer, &self.trained, &slots, gradients, model)?,
             Method::During {
-                overlap, device, ..
+                overlap,
+                bucketer,
+                device,
+                ..
             } => {
-                overlap.finish(device)?;
-                check_present(&self.group, &parameters, &slots, &gradients, model)?;
-                gradients
+                let averaged = overlap.finish(device)?;
+                if averaged == 0 {
+                    // They were made inside `no_sync`.
+                    average(bucketer, &self.trained, &slots, gradients, model)?
+                } else {
+                    check_present(&self.group, &parameters, &slots, &gradients, model)?;
+                    if averaged != gradients.len() {
+                        return Err(DdpError::InvalidArgument(format!(
+                            "{averaged} of {} gradients were averaged during backward; pass the \
+                             model through broadcast_parameters when parameters were loaded, and \
+                             run backward inside no_sync when gradients are accumulated",
+                            gradients.len()
+                        )));
+                    }
+                    gradients
+                }
             }
         };
         self.steps += 1;
         Ok(gradients)
     }
 
-    /// Runs `body` without averaging: for all but the last of several accumulated micro-steps.
+    /// Runs `body` without averaging. To accumulate gradients over several micro-steps, run the
+    /// backward passes of all of them in here, and then give the sum to
+    /// [`reduce_gradients`](Self::reduce_gradients), which averages it over the ranks.
     pub fn no_sync<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.synchronize;
         self.set_synchronize(false);
@@ -329,6 +339,18 @@ impl Ddp {
             Method::During { overlap, .. } => Some(overlap.timeline()),
         }
     }
+}
+
+/// Buckets for the gradients of trained parameters.
+fn bucketer(group: ProcessGroup, trained: &[Signature], config: &DdpConfig) -> Bucketer {
+    let slots = trained
+        .iter()
+        .map(|signature| Slot {
+            len: signature.shape.num_elements(),
+            dtype: signature.dtype,
+        })
+        .collect();
+    Bucketer::new(group, slots, config.sizes(), config.compression)
 }
 
 /// Averages gradients that are all there.

@@ -86,11 +86,20 @@ impl Overlap {
         }
     }
 
-    /// Waits until the device has run backward and all averages are there.
-    pub(super) fn finish(&self, device: &Device) -> Result<(), DdpError> {
+    /// Waits until the device has run backward and all averages are there. Returns the number of
+    /// gradients that were averaged since the last time.
+    pub(super) fn finish(&self, device: &Device) -> Result<usize, DdpError> {
         let read = device.sync();
         read.map_err(|error| DdpError::Device(error.to_string()))?;
         self.reducer.finish()
+    }
+
+    pub(super) fn group(&self) -> &ProcessGroup {
+        &self.reducer.group
+    }
+
+    pub(super) fn config(&self) -> &DdpConfig {
+        &self.reducer.config
     }
 
     pub(super) fn bytes_reduced(&self) -> u64 {
@@ -187,6 +196,8 @@ struct State {
     open: Option<Open>,
     /// The buckets of this pass, or of the last when none has begun since.
     sent: Vec<Sent>,
+    /// Gradients taken in since anyone asked.
+    submitted: usize,
     began: Option<Instant>,
     ended: Option<Instant>,
     waited: Duration,
@@ -273,6 +284,7 @@ impl Reducer {
             state.ended = None;
             state.sent.clear();
         }
+        state.submitted += 1;
         let carried = this.config.carried(dtype);
         let limit = match state.sent.is_empty() {
             true => this.config.first_bucket_bytes,
@@ -343,10 +355,12 @@ impl Reducer {
     }
 
     /// Waits for the averages of all buckets.
-    fn finish(&self) -> Result<(), DdpError> {
+    fn finish(&self) -> Result<usize, DdpError> {
         let start = Instant::now();
+        let mut submitted = 0;
         let sent: Vec<Arc<Averages>> = {
-            let state = self.state();
+            let mut state = self.state();
+            std::mem::swap(&mut submitted, &mut state.submitted);
             state
                 .sent
                 .iter()
@@ -358,7 +372,7 @@ impl Reducer {
             .try_for_each(|averages| averages.wait().map(drop));
         self.state().waited += start.elapsed();
         // A gradient that could not be read has aborted the group.
-        result.and_then(|()| self.group.fault().map_or(Ok(()), Err))
+        result.and_then(|()| self.group.fault().map_or(Ok(submitted), Err))
     }
 }
 

@@ -197,7 +197,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             Ok("stayed".into())
         },
         "overlapped" => |group| {
-            let config = DdpConfig::new().bucket_bytes(600).first_bucket_bytes(100);
+            let config = DdpConfig::new().bucket_bytes(100).first_bucket_bytes(100);
             let (parameters, timeline) = crate::ddp::train_overlapped(&group, config, 12)?;
             assert!(timeline.buckets.len() > 2, "{timeline:?}");
             // Nothing waits for the end of backward but the last bucket.
