@@ -38,9 +38,9 @@ pub(crate) struct Outcome {
 
 /// Trains as `args` say, from the start or from the checkpoint in `setup`.
 pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<Outcome, Error> {
-    let compute = Compute::new(setup.device.clone(), args.precision)?;
+    let mut compute = Compute::new(args, setup.device.clone(), group)?;
+    let mut trainer = Trainer::new(args, &setup, &mut compute, group)?;
     let device = &compute.device;
-    let mut trainer = Trainer::new(args, &setup, device, group)?;
     let Setup {
         data,
         settings,
