@@ -6,8 +6,9 @@ use burn::backend::Cube;
 use burn::backend::Flex;
 use burn::tensor::{DType, Device};
 use burn_amp::{Autocast, AutocastDevice};
-use burn_ddp::{DdpConfig, Overlap, ProcessGroup};
+use burn_ddp::{Ddp, DdpConfig, Overlap, ProcessGroup};
 use burn_layer::Layers;
+use examples::resnet::ResNet;
 use examples::text::thousands;
 
 use crate::cli::{Args, DeviceKind, Precision};
@@ -31,34 +32,34 @@ pub(crate) fn plain(kind: DeviceKind, local_rank: usize) -> Result<Device, Error
     }
 }
 
-/// A device to train on in some precision.
+/// A device to train on.
 pub(crate) struct Compute {
     /// With autodiff.
     pub(crate) device: Device,
     autocast: Option<AutocastDevice>,
-    /// Where gradients can be averaged during backward: on a layered device, unless they are to be accumulated first.
-    pub(crate) overlap: Option<Overlap>,
+    /// Where the device averages gradients while backward runs.
+    overlap: Option<Overlap>,
 }
 
 impl Compute {
-    /// Puts autocast over `device`, unless all is to run in f32.
-    pub(crate) fn new(device: Device, args: &Args, group: &ProcessGroup) -> Result<Self, Error> {
+    /// `device` itself for f32. For the other formats, autocast over it, and over that a layer which averages
+    /// gradients while backward still runs (unless those of several batches are to be added up first).
+    pub(crate) fn new(args: &Args, device: Device, group: &ProcessGroup) -> Result<Self, Error> {
         let autocast = match args.precision {
-            Precision::F32 => None,
-            Precision::Bf16 | Precision::Fp8 => Some(Autocast::bf16()),
-            Precision::Fp16 => Some(Autocast::fp16()),
+            Precision::F32 => {
+                return Ok(Self {
+                    device: device.autodiff(),
+                    autocast: None,
+                    overlap: None,
+                });
+            }
+            Precision::Bf16 | Precision::Fp8 => Autocast::bf16(),
+            Precision::Fp16 => Autocast::fp16(),
         };
-        let Some(autocast) = autocast else {
-            return Ok(Self {
-                device: device.autodiff(),
-                autocast: None,
-                overlap: None,
-            });
-        };
-        let layer = autocast.layer(&device)?;
-        let mut layers = Layers::on(device).layer(layer.clone());
+        let autocast = autocast.layer(&device)?;
+        let mut layers = Layers::on(device).layer(autocast.clone());
         let overlap = match args.accumulate {
-            1 if group.world_size() > 1 => Some(Overlap::new(group, DdpConfig::new())?),
+            1 => Some(Overlap::new(group, DdpConfig::new())?),
             _ => None,
         };
         if let Some(overlap) = &overlap {
@@ -67,8 +68,16 @@ impl Compute {
         let device = with_fp8_ops(burn_ddp::with_custom_ops(layers)).serve()?;
         Ok(Self {
             device: device.clone().autodiff(),
-            autocast: Some(layer.on(device)),
+            autocast: Some(autocast.on(device)),
             overlap,
+        })
+    }
+
+    /// What keeps the replicas of `model` equal.
+    pub(crate) fn ddp(&mut self, group: &ProcessGroup, model: &ResNet) -> Result<Ddp, Error> {
+        Ok(match self.overlap.take() {
+            Some(overlap) => Ddp::overlapped(group, overlap, model)?,
+            None => Ddp::new(group, DdpConfig::new(), model)?,
         })
     }
 

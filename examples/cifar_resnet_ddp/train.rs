@@ -38,7 +38,7 @@ pub(crate) struct Outcome {
 
 /// Trains as `args` say, from the start or from the checkpoint in `setup`.
 pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<Outcome, Error> {
-    let mut compute = Compute::new(setup.device.clone(), args, group)?;
+    let mut compute = Compute::new(args, setup.device.clone(), group)?;
     let mut trainer = Trainer::new(args, &setup, &mut compute, group)?;
     let device = &compute.device;
     let Setup {

@@ -10,7 +10,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Tensor, TensorData};
 use burn_amp::{LossScaler, LossScalerConfig};
-use burn_ddp::{Checkpoints, Ddp, DdpConfig, ProcessGroup, ReduceOp};
+use burn_ddp::{Checkpoints, Ddp, ProcessGroup, ReduceOp};
 use burn_fp8::recipe::{AmaxReducer, DelayedScaling};
 use examples::batch::Batch;
 use examples::resnet::ResNet;
@@ -35,7 +35,7 @@ pub(crate) struct Trainer {
 }
 
 impl Trainer {
-    /// A new model, or that of the checkpoint in `setup`, on the device of `compute`; the same on all ranks.
+    /// A new model, or that of the checkpoint in `setup`; the same on all ranks.
     pub(crate) fn new(
         args: &Args,
         setup: &Setup,
@@ -64,10 +64,8 @@ impl Trainer {
                 scaler = Some(new.load_state(state.clone())?);
             }
         }
-        let ddp = match compute.overlap.take() {
-            Some(overlap) => Ddp::overlapped(group, overlap, &model)?,
-            None => Ddp::new(group, DdpConfig::new(), &model)?,
-        };
+        let loss = CrossEntropyLossConfig::new().init(device);
+        let ddp = compute.ddp(group, &model)?;
         Ok(Self {
             model: ddp.broadcast_parameters(model)?,
             optimizer,
@@ -75,7 +73,7 @@ impl Trainer {
             ddp,
             group: group.clone(),
             norm_group,
-            loss: CrossEntropyLossConfig::new().init(device),
+            loss,
         })
     }
 
@@ -125,9 +123,10 @@ impl Trainer {
         &self.model
     }
 
-    /// The model to evaluate: that of rank 0, whose running statistics are its own where they are not synchronized.
+    /// The model to evaluate, the same on all ranks: running statistics that are not synchronized are those of rank 0.
     pub(crate) fn valid_model(&self) -> Result<ResNet, Error> {
-        Ok(self.ddp.broadcast_parameters(self.model.valid())?)
+        let model = self.model.clone();
+        Ok(self.ddp.broadcast_parameters(model)?.valid())
     }
 
     /// Writes the checkpoint of `step`; called by all ranks.

@@ -24,8 +24,10 @@ pub struct Normalization {
 impl Normalization {
     /// The statistics of `images`.
     ///
+    /// A channel that is the same everywhere keeps its scale: its deviation counts as 1.
+    ///
     /// # Panics
-    /// When there are no images, or a channel is the same everywhere.
+    /// When there are no images.
     pub fn of(images: &Images) -> Self {
         assert!(!images.is_empty(), "the statistics of no images");
         let count = (images.len() * SIDE * SIDE) as f64;
@@ -39,14 +41,13 @@ impl Normalization {
             }
         }
         let mean = sums.map(|(sum, _)| sum as f64 / count);
-        let std = std::array::from_fn(|c| (sums[c].1 as f64 / count - mean[c] * mean[c]).sqrt());
-        assert!(
-            std.iter().all(|&std: &f64| std > 0.0),
-            "a channel that is the same everywhere cannot be normalized"
-        );
+        let std: [f64; CHANNELS] = std::array::from_fn(|channel| {
+            let mean_square = sums[channel].1 as f64 / count;
+            (mean_square - mean[channel].powi(2)).max(0.0).sqrt()
+        });
         Self {
             mean: mean.map(|mean| (mean / 255.0) as f32),
-            std: std.map(|std| (std / 255.0) as f32),
+            std: std.map(|std| if std > 0.0 { (std / 255.0) as f32 } else { 1.0 }),
         }
     }
 
@@ -230,6 +231,19 @@ mod tests {
             .try_to_vec()
             .unwrap();
         assert_eq!(labels[..12], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]);
+    }
+
+    #[test]
+    fn images_of_one_colour_become_zeros() {
+        let images = Images::from_records(vec![7; 2 * RECORD], "grey").unwrap();
+        let batcher = Batcher {
+            normalization: Normalization::of(&images),
+            mirror: false,
+            seed: 0,
+        };
+        assert_eq!(batcher.normalization.std, [1.0; 3]);
+        let found = values(batcher.eval(&images, &[0, 1], &Device::flex()));
+        assert!(found.iter().all(|value| value.abs() < 1e-6));
     }
 
     #[test]

@@ -17,7 +17,7 @@ const FONT: &str = "sans-serif";
 const TRAINING: RGBColor = RGBColor(31, 119, 180);
 const HELD_OUT: RGBColor = RGBColor(214, 39, 40);
 /// Weight of the past in the smoothed loss.
-const SMOOTHING: f64 = 0.9;
+const SMOOTHING: f64 = 0.8;
 
 /// The plot could not be written.
 #[derive(Debug, Error)]
@@ -257,8 +257,8 @@ mod tests {
                 .iter()
                 .all(|point| (point.1 - 3.0).abs() < 1e-12)
         );
-        // The second of two: (0.9 * 1 + 2) / 1.9.
-        assert!((smoothed(&[(0.0, 1.0), (1.0, 2.0)])[1].1 - 2.9 / 1.9).abs() < 1e-12);
+        // The second of two: (0.8 * 1 + 2) / 1.8.
+        assert!((smoothed(&[(0.0, 1.0), (1.0, 2.0)])[1].1 - 2.8 / 1.8).abs() < 1e-12);
     }
 
     #[test]

@@ -109,6 +109,35 @@ fn without_sync_bn_two_ranks_differ_from_one() {
 }
 
 #[test]
+fn accumulated_batches_make_fewer_steps() {
+    for precision in ["f32", "bf16"] {
+        let out = tempfile::tempdir().unwrap();
+        let args = [
+            "--ranks",
+            "2",
+            "--batch-size",
+            "60",
+            "--accumulate",
+            "3",
+            "--epochs",
+            "1",
+            "--quiet",
+        ];
+        succeed(small(
+            out.path(),
+            &[&args[..], &["--precision", precision]].concat(),
+        ));
+        // 2 ranks, 3 batches of 60: 360 of the 1,442 images a step.
+        let rows = rows(out.path());
+        assert_eq!(rows.len(), 4, "{precision}");
+        assert!(
+            rows.iter().all(|row| (1.5..3.5).contains(&row.loss)),
+            "{rows:?}"
+        );
+    }
+}
+
+#[test]
 fn it_joins_the_ranks_that_torchrun_starts() {
     let out = tempfile::tempdir().unwrap();
     let port = TcpListener::bind("127.0.0.1:0")
