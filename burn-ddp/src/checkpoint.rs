@@ -176,7 +176,7 @@ impl Checkpoints {
         let finished = self.folder.join(format!("{PREFIX}{step:012}"));
         if finished.exists() {
             // Saved again: after a resume, for instance. A folder is not renamed over another.
-            fs::remove_dir_all(&finished)?;
+            self.discard(&finished)?;
         }
         fs::rename(unfinished, &finished)?;
         File::open(&self.folder)?.sync_all()
@@ -209,10 +209,19 @@ impl Checkpoints {
         let surplus = all.len().saturating_sub(keep_last);
         for old in &all[..surplus] {
             if best != Some(old) {
-                fs::remove_dir_all(&old.folder)?;
+                self.discard(&old.folder)?;
             }
         }
         Ok(())
+    }
+
+    /// Removes a checkpoint. It is renamed first, so that a kill meanwhile leaves no half of one; what is
+    /// left of it then goes when the folder is next [opened](Self::new).
+    fn discard(&self, checkpoint: &Path) -> io::Result<()> {
+        let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
+        let discarded = self.folder.join(format!("{UNFINISHED}discarded-{name}"));
+        fs::rename(checkpoint, &discarded)?;
+        fs::remove_dir_all(discarded)
     }
 
     /// Does something on rank 0; its failure is everyone's.
