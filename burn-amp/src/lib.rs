@@ -5,10 +5,10 @@ mod autocast;
 mod scaler;
 
 pub use autocast::{
-    Autocast, AutocastDevice, AutocastLayer, AutocastReport, OpCount, Policy, PolicyBuilder,
-    PolicyError, Rule,
+    Autocast, AutocastDevice, AutocastLayer, AutocastLease, AutocastReport, NanGuard, NonFinite,
+    OpCount, Policy, PolicyBuilder, PolicyError, Rule, autocast, full_precision, named,
 };
-pub use burn_layer::{LayerError, Op};
+pub use burn_layer::{CustomOpHandler, LayerError, Layers, Op};
 pub use scaler::{
     LossScaler, LossScalerConfig, LossScalerError, LossScalerState, Overflow, ScaledStep, Unscaled,
 };

@@ -2,6 +2,9 @@
 
 mod suite {
     mod autocast;
+    mod device;
     mod loss_scaler;
+    mod nan_guard;
     mod policy;
+    mod region;
 }

@@ -1,6 +1,6 @@
 //! [`Layered`]: a backend with layers over it.
 
-use crate::{LayeredDevice, LayeredFloat, LayeredTensor};
+use crate::{LayeredDevice, LayeredFloat, LayeredTensor, scope};
 use burn_backend::{
     Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, GraphUnsupported, MemoryPoolUsage,
     ProfileDuration, ProfileOptions, ProfileToken, SlicedPoolReport, TensorData,
@@ -74,7 +74,7 @@ impl<B: BackendIr> Backend for Layered<B> {
     }
 
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
-        B::sync(device.base())
+        outside(|| B::sync(device.base()))
     }
 
     fn profile<O: Send + 'static>(
@@ -86,7 +86,7 @@ impl<B: BackendIr> Backend for Layered<B> {
     }
 
     fn profile_start(device: &Self::Device) -> Result<Option<ProfileToken>, ExecutionError> {
-        B::profile_start(device.base())
+        outside(|| B::profile_start(device.base()))
     }
 
     fn profile_end(
@@ -94,7 +94,7 @@ impl<B: BackendIr> Backend for Layered<B> {
         token: ProfileToken,
         options: ProfileOptions,
     ) -> Result<ProfileDuration, ExecutionError> {
-        B::profile_end(device.base(), token, options)
+        outside(|| B::profile_end(device.base(), token, options))
     }
 
     fn profile_abandon(device: &Self::Device, token: ProfileToken) {
@@ -102,7 +102,7 @@ impl<B: BackendIr> Backend for Layered<B> {
     }
 
     fn flush(device: &Self::Device) -> Result<(), ExecutionError> {
-        B::flush(device.base())
+        outside(|| B::flush(device.base()))
     }
 
     fn staging<'a, Iter>(data: Iter, device: &Self::Device)
@@ -119,6 +119,12 @@ impl<B: BackendIr> Backend for Layered<B> {
     fn device_count(type_id: u16) -> usize {
         B::device_count(type_id)
     }
+}
+
+/// Runs `body` on the stream that the thread has outside all scopes, as all ops run.
+fn outside<R>(body: impl FnOnce() -> R) -> R {
+    let (_, stream) = scope::current();
+    stream.executes(body)
 }
 
 macro_rules! tensor_from_handle {

@@ -1,10 +1,10 @@
 //! Custom ops of backend extensions on layered devices.
 
-use crate::{Layered, LayeredFloat, LayeredTensor};
+use crate::{Layered, LayeredDevice, LayeredFloat, LayeredTensor, scope};
 use burn_backend::DType;
 use burn_ir::{BackendIr, HandleContainer, HandleKind, TensorIr, TensorStatus};
 use burn_router::{CustomOpHandler, CustomOpRegistry};
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 /// Custom ops by the name that a backend extension ships them under.
 ///
@@ -29,22 +29,41 @@ impl<B: BackendIr> Handlers<B> {
         self.0.extend(other.0);
     }
 
-    pub(crate) fn into_registry(self) -> CustomOpRegistry<B> {
-        let mut registry = CustomOpRegistry::new();
-        for (id, handler) in self.0 {
-            registry.register(&id, move |handles, ir, device| handler(handles, ir, device));
-        }
-        registry
+    /// The names, in order.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.0.iter().map(|(id, _)| id.clone()).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 
     /// The same ops on `B` under layers.
-    pub(crate) fn lift(self) -> Handlers<Layered<B>> {
+    pub(crate) fn lift(self) -> Lifted<B> {
         self.0
             .into_iter()
             .map(|(id, handler)| (id, lift::<B>(handler)))
             .collect()
     }
+
+    /// Ops of these names for all devices of a service, each of which has its own.
+    pub(crate) fn by_device(names: Vec<String>) -> CustomOpRegistry<Layered<B>> {
+        let mut registry = CustomOpRegistry::new();
+        for name in names {
+            let id = name.clone();
+            registry.register(&id, move |handles, ir, device: &LayeredDevice<B::Device>| {
+                let find = |ops: &Lifted<B>| ops.get(&name).cloned();
+                let handler = device.layer().custom_ops(find).flatten();
+                let handler = handler.expect("a device has the custom ops that its service names");
+                let (_, stream) = scope::current();
+                stream.executes(|| handler(handles, ir, device));
+            });
+        }
+        registry
+    }
 }
+
+/// The custom ops of a layered device.
+pub(crate) type Lifted<B> = HashMap<String, CustomOpHandler<Layered<B>>>;
 
 fn lift<B: BackendIr>(handler: CustomOpHandler<B>) -> CustomOpHandler<Layered<B>> {
     Arc::new(move |handles, ir, device| {

@@ -1,6 +1,6 @@
 //! [`LayeredDevice`]: a device of the backend underneath, with its layer.
 
-use crate::{Layer, LayerSet};
+use crate::{Layer, LayerSet, layer_set::Stack};
 use burn_backend::{DeviceId, DeviceOps, DeviceSettings};
 use burn_std::device::Device;
 use core::fmt;
@@ -20,10 +20,13 @@ impl<D: DeviceOps> LayeredDevice<D> {
     pub fn new(base: D, layers: impl IntoIterator<Item = Box<dyn Layer>>) -> Self {
         let mut names = names();
         let index = unused_index(&names);
-        let layers = Arc::new(LayerSet {
+        let layers = Arc::new(LayerSet::new(
             index,
-            layers: layers.into_iter().collect(),
-        });
+            Stack {
+                layers: layers.into_iter().collect(),
+                custom_ops: None,
+            },
+        ));
         names.insert(index, (Arc::downgrade(&layers), base.to_id()));
         drop(names);
         Self::with_shared(base, layers)

@@ -1,8 +1,8 @@
 //! [`Layer`]: what a layered backend changes about the backend under it.
 
-use crate::{FloatView, Inputs, Op, Plan, Reduced};
+use crate::{FloatView, Inputs, Op, Plan, Reduced, scope::Scope};
 use burn_backend::{DType, DeviceId, distributed::ReduceOperation};
-use core::fmt::Debug;
+use core::{any::Any, fmt::Debug};
 
 /// What a layer changes. Every method has a default that changes nothing, so `impl Layer for X {}`
 /// is a layer that passes every op through.
@@ -50,6 +50,23 @@ pub trait Layer: Debug + Send + Sync + 'static {
         let _ = cast;
     }
 
+    /// An op's float result of so many elements is stored in `dtype`, where the program sees
+    /// `nominal`.
+    fn stored(&self, dtype: DType, nominal: DType, elements: usize) {
+        let _ = (dtype, nominal, elements);
+    }
+
+    /// Whether the layer wants to be told what ops [made](Layer::made). Asked at every op.
+    fn watches(&self) -> bool {
+        false
+    }
+
+    /// An op made a float tensor. Called for every one of them while a layer
+    /// [watches](Layer::watches).
+    fn made(&self, made: &Made<'_>) {
+        let _ = made;
+    }
+
     /// Reduce `tensor` over the processes of a group. `None` leaves it to the next layer below, and
     /// below the last one to the backend.
     fn all_reduce(
@@ -82,44 +99,23 @@ pub struct Cast {
     pub saved: bool,
 }
 
-/// The layers of a device, asked from the outermost (last) to the innermost.
+/// A float tensor that an op made.
 #[derive(Debug)]
-pub(crate) struct LayerSet {
-    /// The number of the device that they are over.
-    pub(crate) index: u16,
-    pub(crate) layers: Vec<Box<dyn Layer>>,
+pub struct Made<'a> {
+    /// The op.
+    pub op: Op,
+    /// The float inputs, in the dtypes that the op ran in.
+    pub inputs: Vec<FloatView<'a>>,
+    /// The output, as it was computed.
+    pub output: FloatView<'a>,
+    pub(crate) scope: Option<&'a Scope>,
 }
 
-impl LayerSet {
-    fn outermost_first(&self) -> impl Iterator<Item = &dyn Layer> {
-        self.layers.iter().rev().map(|layer| &**layer)
-    }
-
-    pub(crate) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
-        self.outermost_first()
-            .find_map(|layer| layer.plan(op, inputs))
-            .unwrap_or_else(|| inputs.promote())
-    }
-
-    pub(crate) fn ran(&self, op: Op, dtype: DType) {
-        self.layers.iter().for_each(|layer| layer.ran(op, dtype));
-    }
-
-    pub(crate) fn cast(&self, cast: Cast) {
-        self.layers.iter().for_each(|layer| layer.cast(cast));
-    }
-
-    pub(crate) fn all_reduce(
-        &self,
-        tensor: FloatView<'_>,
-        op: ReduceOperation,
-        devices: &[DeviceId],
-    ) -> Option<Reduced> {
-        self.outermost_first()
-            .find_map(|layer| layer.all_reduce(tensor, op, devices))
-    }
-
-    pub(crate) fn sync_collective(&self) -> bool {
-        self.outermost_first().any(|layer| layer.sync_collective())
+impl Made<'_> {
+    /// The values of type `T` of the [scopes](crate::scoped) that the op is in, outermost first.
+    pub fn scopes<T: Any>(&self) -> Vec<&T> {
+        let mut values: Vec<&T> = self.scope.map_or_else(Vec::new, |s| s.values().collect());
+        values.reverse();
+        values
     }
 }

@@ -1,6 +1,6 @@
 //! [`Layers`]: putting layers over a device.
 
-use crate::{Layer, LayerError, Layered, LayeredDevice, custom_op::Handlers, serve::serve};
+use crate::{Layer, LayerError, Lease, custom_op::Handlers, service};
 use burn::tensor::Device;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::Cube;
@@ -66,8 +66,8 @@ impl Layers {
         self
     }
 
-    /// Serve the layered device in this process. The service listens on 127.0.0.1 only, on a port
-    /// of the system's choice, to holders of a random token, and lives as long as the process.
+    /// Serve the layered device in this process, for as long as the process lives. The service
+    /// listens on 127.0.0.1 only, on a port of the system's choice, to holders of a random token.
     ///
     /// An autodiff device given to [`on`](Layers::on) gives an autodiff device.
     ///
@@ -75,9 +75,18 @@ impl Layers {
     ///
     /// When the device cannot carry layers, or no loopback socket can be opened.
     pub fn serve(self) -> Result<Device, LayerError> {
-        let autodiff = self.device.is_autodiff();
-        let base = self.device.clone().inner();
-        let device = match base.as_dispatch() {
+        self.lease().map(Lease::keep)
+    }
+
+    /// As [`serve`](Self::serve), for as long as the lease or a tensor of the device lives.
+    ///
+    /// # Errors
+    ///
+    /// As [`serve`](Self::serve).
+    pub fn lease(self) -> Result<Lease, LayerError> {
+        let device = self.device.clone();
+        let base = device.clone().inner();
+        let served = match base.as_dispatch() {
             #[cfg(feature = "flex")]
             DispatchDevice::Flex(device) => self.serve_on::<Flex>(*device),
             #[cfg(feature = "cubecl")]
@@ -90,17 +99,16 @@ impl Layers {
                 device: format!("{base:?}"),
             }),
         }?;
-        Ok(if autodiff { device.autodiff() } else { device })
+        Ok(Lease::new(served, &device))
     }
 
-    fn serve_on<B: BackendIr>(self, device: B::Device) -> Result<Device, LayerError> {
+    fn serve_on<B: BackendIr>(self, device: B::Device) -> Result<service::Served, LayerError> {
         let mut handlers = Handlers::<B>::default();
         for ops in self.custom_ops {
             if let Ok(ops) = ops.downcast::<Handlers<B>>() {
                 handlers.extend(*ops);
             }
         }
-        let device = LayeredDevice::new(device, self.layers);
-        serve::<Layered<B>>(device, handlers.lift())
+        service::serve::<B>(device, self.layers, handlers)
     }
 }

@@ -1,6 +1,7 @@
 //! [`Op`]: a name for every op of Burn's op traits.
 
 use crate::ops::table::op_table;
+use std::sync::LazyLock;
 
 macro_rules! define_ops {
     ($($trait:ident {
@@ -71,6 +72,38 @@ impl Op {
     /// The op's place in [`Op::ALL`], for tables indexed by op.
     pub const fn index(self) -> usize {
         self as usize
+    }
+
+    /// Whether the op is part of backward by its name. (Most of backward is made of ops that occur
+    /// in forward as well.)
+    ///
+    /// ```
+    /// use burn_layer::Op;
+    ///
+    /// assert!(Op::conv2d_weight_backward.is_backward() && !Op::conv2d.is_backward());
+    /// ```
+    pub fn is_backward(self) -> bool {
+        self.name().ends_with("_backward")
+    }
+
+    /// Whether backward of the op is ops of its own, or matrix products.
+    pub(crate) fn has_backward(self) -> bool {
+        static HAVE: LazyLock<Vec<bool>> = LazyLock::new(|| {
+            let backward: Vec<&str> = Op::ALL
+                .iter()
+                .filter_map(|op| op.name().strip_suffix("_backward"))
+                .collect();
+            let has = |op: &Op| {
+                let name = op.name();
+                let of = |backward: &&str| {
+                    let rest = backward.strip_prefix(name);
+                    rest.is_some_and(|rest| matches!(rest, "" | "_x" | "_weight" | "_bias"))
+                };
+                *op == Op::float_matmul || backward.iter().any(of)
+            };
+            Op::ALL.iter().map(has).collect()
+        });
+        HAVE[self.index()]
     }
 
     /// The op of that name, if there is one.

@@ -1,9 +1,11 @@
 //! [`Plan`]: the dtypes that one op runs in.
 
+use crate::scope::Scope;
 use burn_backend::DType;
+use std::{any::Any, sync::Arc};
 
 /// The float inputs of an op: what they are stored in, and what the program believes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Inputs {
     /// The dtype that the program sees: that of the first float input.
     pub nominal: DType,
@@ -15,6 +17,8 @@ pub struct Inputs {
     pub widest: DType,
     /// Whether the inputs are stored in more than one dtype.
     pub mixed: bool,
+    /// The scope of the op.
+    pub(crate) scope: Option<Arc<Scope>>,
 }
 
 impl Inputs {
@@ -31,13 +35,15 @@ impl Inputs {
         matches!(self.first, DType::F16 | DType::BF16)
     }
 
-    /// These inputs and one more.
-    pub(crate) fn with(self, storage: DType) -> Self {
-        Self {
-            widest: widest(self.widest, storage),
-            mixed: self.mixed || self.widest != storage,
-            ..self
-        }
+    /// The value of type `T` of the innermost [scope](crate::scoped) that the op is in.
+    pub fn scope<T: Any>(&self) -> Option<&T> {
+        self.scope.as_ref()?.values().next()
+    }
+
+    /// One more input.
+    pub(crate) fn add(&mut self, storage: DType) {
+        self.mixed |= self.widest != storage;
+        self.widest = widest(self.widest, storage);
     }
 }
 

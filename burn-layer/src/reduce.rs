@@ -13,6 +13,7 @@ trait Float {
     fn dtype(&self) -> DType;
     fn shape(&self) -> Shape;
     fn read(&self) -> Result<TensorData, ExecutionError>;
+    fn is_finite(&self) -> Result<bool, ExecutionError>;
     fn primitive(&self) -> &dyn Any;
 }
 
@@ -42,6 +43,13 @@ impl<B: Backend> Float for Viewed<B> {
         })
     }
 
+    fn is_finite(&self) -> Result<bool, ExecutionError> {
+        // 0 times an infinity or a NaN is NaN, and a NaN stays in a sum.
+        let zeros = B::float_mul_scalar(self.0.clone(), 0.0.into());
+        let sum = Self(B::float_sum(zeros)).read()?;
+        Ok(sum.iter::<f32>().all(f32::is_finite))
+    }
+
     fn primitive(&self) -> &dyn Any {
         &self.0
     }
@@ -65,6 +73,15 @@ impl FloatView<'_> {
     /// When the device failed to compute them.
     pub fn read(&self) -> Result<TensorData, ExecutionError> {
         self.0.read()
+    }
+
+    /// Whether no element is infinite or NaN. Computed on the device; one number is read.
+    ///
+    /// # Errors
+    ///
+    /// When the device failed to compute them.
+    pub fn is_finite(&self) -> Result<bool, ExecutionError> {
+        self.0.is_finite()
     }
 
     /// The primitive of the backend, for layers that know which one it is: `P` is

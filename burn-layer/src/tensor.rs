@@ -1,9 +1,31 @@
 //! The tensor primitives of a layered backend: those of the backend underneath, with their layer.
 
-use crate::{Cast, LayerSet, LayeredDevice};
+use crate::{Cast, LayerSet, LayeredDevice, scope::Scope};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use core::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The layers of a tensor, which are not taken off their device while it lives.
+struct Held(Arc<LayerSet>);
+
+impl Held {
+    fn new(layer: Arc<LayerSet>) -> Self {
+        layer.hold();
+        Self(layer)
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        Self::new(self.0.clone())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
 
 /// A tensor that is not there yet, such as a gradient on its way around the ranks. Its first use
 /// waits for it; clones share the wait and the result.
@@ -50,9 +72,27 @@ enum Source<P: TensorMetadata> {
     },
 }
 
-/// A copy of a tensor in another dtype, shared by every clone of the tensor: a parameter is cast
-/// once and not once an op, and the copy goes when the parameter does.
-type CastCopy<P> = Arc<Mutex<Option<(DType, P)>>>;
+/// What the clones of a tensor share.
+struct Shared<P> {
+    /// A copy in another dtype: a parameter is cast once and not once an op, and the copy goes when
+    /// the parameter does.
+    copy: Mutex<Option<(DType, P)>>,
+    /// The scope that the tensor was last used in, which its backward belongs to.
+    used_in: Mutex<Option<Arc<Scope>>>,
+}
+
+impl<P> Default for Shared<P> {
+    fn default() -> Self {
+        Self {
+            copy: Mutex::new(None),
+            used_in: Mutex::new(None),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A float tensor of a layered backend: its storage, whose dtype is the layer's business, and the
 /// dtype that the program sees.
@@ -60,8 +100,8 @@ pub struct LayeredFloat<B: Backend> {
     source: Source<FloatTensor<B>>,
     nominal: DType,
     transposed: bool,
-    copy: CastCopy<FloatTensor<B>>,
-    layer: Arc<LayerSet>,
+    shared: Arc<Shared<FloatTensor<B>>>,
+    layer: Held,
 }
 
 impl<B: Backend> LayeredFloat<B> {
@@ -89,8 +129,8 @@ impl<B: Backend> LayeredFloat<B> {
             source,
             nominal,
             transposed: false,
-            copy: Arc::new(Mutex::new(None)),
-            layer,
+            shared: Arc::default(),
+            layer: Held::new(layer),
         }
     }
 
@@ -102,8 +142,17 @@ impl<B: Backend> LayeredFloat<B> {
         self.transposed
     }
 
+    /// The scope that the tensor was last used in.
+    pub(crate) fn used_in(&self) -> Option<Arc<Scope>> {
+        lock(&self.shared.used_in).clone()
+    }
+
+    pub(crate) fn set_used_in(&self, scope: &Arc<Scope>) {
+        *lock(&self.shared.used_in) = Some(scope.clone());
+    }
+
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
-        &self.layer
+        &self.layer.0
     }
 
     /// The dtype that the elements are stored in.
@@ -136,10 +185,10 @@ impl<B: Backend> LayeredFloat<B> {
             saved: false,
         };
         // The last holder has no use for a copy beyond this op.
-        let shared = Arc::strong_count(&self.copy) > 1;
-        let copy = self.copy.clone();
-        let layer = self.layer.clone();
-        let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_shared = Arc::strong_count(&self.shared) > 1;
+        let shared = self.shared.clone();
+        let layer = self.layer().clone();
+        let mut copy = lock(&shared.copy);
         if let Some((at, tensor)) = copy.as_ref()
             && *at == dtype
         {
@@ -151,7 +200,7 @@ impl<B: Backend> LayeredFloat<B> {
         }
         layer.cast(cast);
         let tensor = B::float_cast(self.into_storage(), dtype.into());
-        if shared {
+        if is_shared {
             *copy = Some((dtype, tensor.clone()));
         }
         tensor
@@ -170,7 +219,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             source: self.source.clone(),
             nominal: self.nominal,
             transposed: self.transposed,
-            copy: self.copy.clone(),
+            shared: self.shared.clone(),
             layer: self.layer.clone(),
         }
     }
@@ -204,7 +253,7 @@ impl<B: Backend> TensorMetadata for LayeredFloat<B> {
             Source::Ready(tensor) => tensor.device(),
             Source::Deferred { device, .. } => device.clone(),
         };
-        LayeredDevice::with_shared(base, self.layer.clone())
+        LayeredDevice::with_shared(base, self.layer().clone())
     }
 
     fn can_mut(&self) -> bool {
@@ -218,16 +267,19 @@ impl<B: Backend> TensorMetadata for LayeredFloat<B> {
 /// An int, bool or quantized tensor of a layered backend.
 pub struct LayeredTensor<P> {
     primitive: P,
-    layer: Arc<LayerSet>,
+    layer: Held,
 }
 
 impl<P> LayeredTensor<P> {
     pub(crate) fn new(primitive: P, layer: Arc<LayerSet>) -> Self {
-        Self { primitive, layer }
+        Self {
+            primitive,
+            layer: Held::new(layer),
+        }
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
-        &self.layer
+        &self.layer.0
     }
 
     /// The tensor of the backend underneath.
@@ -238,7 +290,7 @@ impl<P> LayeredTensor<P> {
 
 impl<P: Clone> Clone for LayeredTensor<P> {
     fn clone(&self) -> Self {
-        Self::new(self.primitive.clone(), self.layer.clone())
+        Self::new(self.primitive.clone(), self.layer().clone())
     }
 }
 
@@ -262,7 +314,7 @@ impl<P: TensorMetadata> TensorMetadata for LayeredTensor<P> {
     }
 
     fn device(&self) -> Self::Device {
-        LayeredDevice::with_shared(self.primitive.device(), self.layer.clone())
+        LayeredDevice::with_shared(self.primitive.device(), self.layer().clone())
     }
 
     fn can_mut(&self) -> bool {

@@ -2,6 +2,9 @@
 
 mod suite {
     mod delegation;
+    mod lease;
+    mod made;
     mod op_table;
+    mod scope;
     mod service;
 }

@@ -1,9 +1,13 @@
 //! [`Autocast`]: a device that runs each op in the dtype that suits it.
 
-use super::{AutocastReport, Policy, report::Counters};
+use super::{
+    AutocastReport, NanGuard, Policy,
+    region::{self, Region},
+    report::Counters,
+};
 use burn::tensor::{DType, Device};
-use burn_layer::{Cast, Inputs, Layer, LayerError, Layers, Op, Plan};
-use std::sync::Arc;
+use burn_layer::{Cast, Inputs, Layer, LayerError, Layers, Lease, Op, Plan};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
 /// suits it.
@@ -29,12 +33,19 @@ use std::sync::Arc;
 #[must_use = "autocast does nothing until a device is made of it"]
 pub struct Autocast {
     policy: Policy,
+    guard: Option<NanGuard>,
 }
+
+/// The devices that [`Autocast::device`] made, by policy and device underneath.
+static DEVICES: Mutex<Vec<(Policy, Device, Device)>> = Mutex::new(Vec::new());
 
 impl Autocast {
     /// Autocast with a policy of your own.
     pub fn new(policy: Policy) -> Self {
-        Self { policy }
+        Self {
+            policy,
+            guard: None,
+        }
     }
 
     /// Autocast to bf16: [`Policy::bf16`].
@@ -48,17 +59,40 @@ impl Autocast {
         Self::new(Policy::fp16())
     }
 
-    /// The device. Any Flex or CubeCL device will do; an autodiff device gives an autodiff device.
+    /// Let `guard` look at everything that is computed.
+    pub fn nan_guard(mut self, guard: &NanGuard) -> Self {
+        self.guard = Some(guard.clone());
+        self
+    }
+
+    /// The device, for the life of the process. Any Flex or CubeCL device will do; an autodiff
+    /// device gives an autodiff device. As with Burn's own devices, the same policy over the same
+    /// device is the same device (unless a [guard](Self::nan_guard) looks on).
     ///
     /// # Errors
     ///
     /// When the device cannot compute in the policy's low dtype (the error lists the dtypes that it
     /// can), or cannot carry a layer.
     pub fn device(self, device: Device) -> Result<Device, LayerError> {
-        self.with_report(device).map(|autocast| autocast.device)
+        if self.guard.is_some() {
+            return self.with_report(device).map(|autocast| autocast.device);
+        }
+        let (policy, plain) = (self.policy.clone(), device.clone().inner());
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |(p, under, _): &&(Policy, Device, Device)| *p == policy && *under == plain;
+        let autocast = match devices.iter().find(same) {
+            Some((_, _, autocast)) => autocast.clone(),
+            None => {
+                let autocast = self.with_report(plain.clone())?.device;
+                devices.push((policy, plain, autocast.clone()));
+                autocast
+            }
+        };
+        Ok(autocast.with_autodiff_context_from(&device))
     }
 
-    /// The device, and a handle to read [what ran in which precision](AutocastReport) from.
+    /// A device of its own, for the life of the process, and a handle to read
+    /// [what ran in which precision](AutocastReport) from.
     ///
     /// # Errors
     ///
@@ -77,32 +111,100 @@ impl Autocast {
     /// # Ok::<(), burn_layer::LayerError>(())
     /// ```
     pub fn with_report(self, device: Device) -> Result<AutocastDevice, LayerError> {
-        let layer = self.layer(&device)?;
-        let counters = layer.counters.clone();
-        let device = Layers::on(device).layer(layer).serve()?;
+        let (layers, counters) = self.layers(device)?;
+        let device = layers.serve()?;
         Ok(AutocastDevice { device, counters })
     }
 
-    /// The layer alone, to be [stacked](Layers) with others over `device`.
+    /// A device of its own, which goes when the lease and the device's last tensor are dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`device`](Self::device).
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_amp::Autocast;
+    ///
+    /// let autocast = Autocast::bf16().lease(Device::flex())?;
+    /// Tensor::<1>::ones([4], &autocast.device()).exp().into_data();
+    /// println!("{}", autocast.report());
+    /// # Ok::<(), burn_layer::LayerError>(())
+    /// ```
+    pub fn lease(self, device: Device) -> Result<AutocastLease, LayerError> {
+        let (layers, counters) = self.layers(device)?;
+        let lease = layers.lease()?;
+        Ok(AutocastLease { lease, counters })
+    }
+
+    fn layers(self, device: Device) -> Result<(Layers, Arc<Counters>), LayerError> {
+        let guard = self.guard.clone();
+        let layer = self.layer(&device)?;
+        let counters = layer.counters.clone();
+        let layers = Layers::on(device).layer(layer);
+        let layers = match guard {
+            Some(guard) => layers.layer(guard),
+            None => layers,
+        };
+        Ok((layers, counters))
+    }
+
+    /// The layer alone, to be [stacked](Layers) with others over `device`, or to be served with
+    /// custom ops of a backend extension. Those see plain tensors in the dtype that the program
+    /// sees.
     ///
     /// # Errors
     ///
     /// When the device cannot compute in the policy's low dtype.
+    ///
+    /// ```
+    /// use burn::{remote::CustomOpClient, tensor::{DType, Device, Tensor}};
+    /// use burn_amp::{Autocast, CustomOpHandler, Layers};
+    /// use burn_backend::{TensorMetadata, ops::FloatTensorOps};
+    /// use burn_flex::Flex;
+    /// use burn_ir::{CustomOpIr, OperationOutput, TensorIr};
+    /// use std::sync::Arc;
+    ///
+    /// // How Flex runs the op `my::cube`:
+    /// let cube: CustomOpHandler<Flex> = Arc::new(|handles, ir, _device| {
+    ///     let x = handles.get_float_tensor::<Flex>(&ir.inputs[0]);
+    ///     assert_eq!(x.dtype(), DType::F32);
+    ///     let cube = Flex::float_mul(Flex::float_mul(x.clone(), x.clone()), x);
+    ///     handles.register_float_tensor::<Flex>(&ir.outputs[0].id, cube);
+    /// });
+    /// let plain = Device::flex();
+    /// let device = Layers::on(plain.clone())
+    ///     .layer(Autocast::bf16().layer(&plain)?)
+    ///     .custom_ops::<Flex>([("my::cube", cube)])
+    ///     .serve()?;
+    ///
+    /// // How a program on the device calls it:
+    /// let x = Tensor::<1>::from_floats([1.5, 2.0], &device);
+    /// let burn_dispatch::DispatchDevice::Remote(remote) = device.as_dispatch() else {
+    ///     unreachable!("autocast devices are remote devices")
+    /// };
+    /// let client = CustomOpClient::new(remote);
+    /// let x = x.try_into_primitive::<burn::backend::Remote>().unwrap();
+    /// let out = TensorIr::uninit(client.create_empty_handle(), [2].into(), DType::F32);
+    /// let call = CustomOpIr::new("my::cube", &[x.into_ir()], &[out]);
+    /// let out = Tensor::<1>::from_primitive::<burn::backend::Remote>(client.register(call).output());
+    /// assert_eq!(out.into_data().try_to_vec::<f32>().unwrap(), [3.375, 8.0]);
+    /// # Ok::<(), burn_amp::LayerError>(())
+    /// ```
     pub fn layer(self, device: &Device) -> Result<AutocastLayer, LayerError> {
         let low = DType::from(self.policy.low_dtype());
-        if !device.supports_dtype(low) {
-            let float = [DType::F64, DType::F32, DType::F16, DType::BF16];
-            let supported = float
-                .into_iter()
-                .filter(|dtype| device.supports_dtype(*dtype));
+        let mut supported = vec![DType::F64, DType::F32, DType::F16, DType::BF16];
+        supported.retain(|dtype| device.supports_dtype(*dtype));
+        if !supported.contains(&low) {
             return Err(LayerError::UnsupportedDType {
                 device: format!("{device:?}"),
                 wanted: format!("{low:?}"),
-                supported: supported.map(|dtype| format!("{dtype:?}")).collect(),
+                supported: supported.iter().map(|d| format!("{d:?}")).collect(),
             });
         }
         Ok(AutocastLayer {
             policy: Arc::new(self.policy),
+            supported,
             counters: Arc::default(),
         })
     }
@@ -123,10 +225,33 @@ impl AutocastDevice {
     }
 }
 
+/// An autocast device for as long as it is needed: it goes when this and its last tensor are
+/// dropped, with its threads and all that it holds.
+#[derive(Debug)]
+#[must_use = "the device goes when its lease is dropped"]
+pub struct AutocastLease {
+    lease: Lease,
+    counters: Arc<Counters>,
+}
+
+impl AutocastLease {
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.lease.device()
+    }
+
+    /// What ran in which precision so far.
+    pub fn report(&self) -> AutocastReport {
+        self.counters.report()
+    }
+}
+
 /// The layer that autocast puts over a device.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct AutocastLayer {
     policy: Arc<Policy>,
+    /// The float dtypes that the device computes in.
+    supported: Vec<DType>,
     counters: Arc<Counters>,
 }
 
@@ -142,7 +267,15 @@ impl AutocastLayer {
 
 impl Layer for AutocastLayer {
     fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
-        Some(self.policy.plan(op, inputs))
+        Some(match inputs.scope() {
+            Some(Region::Full) => region::full(inputs),
+            Some(Region::Policy(policy))
+                if self.supported.contains(&policy.low_dtype().into()) =>
+            {
+                policy.plan(op, inputs)
+            }
+            _ => self.policy.plan(op, inputs),
+        })
     }
 
     fn ran(&self, op: Op, dtype: DType) {
@@ -151,5 +284,9 @@ impl Layer for AutocastLayer {
 
     fn cast(&self, cast: Cast) {
         self.counters.cast(cast);
+    }
+
+    fn stored(&self, dtype: DType, nominal: DType, elements: usize) {
+        self.counters.stored(dtype, nominal, elements);
     }
 }

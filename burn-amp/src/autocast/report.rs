@@ -19,6 +19,7 @@ pub(super) struct Counters {
     casts: AtomicU64,
     casts_saved: AtomicU64,
     cast_elements: AtomicU64,
+    low_bytes: AtomicU64,
 }
 
 impl Default for Counters {
@@ -28,6 +29,7 @@ impl Default for Counters {
             casts: AtomicU64::new(0),
             casts_saved: AtomicU64::new(0),
             cast_elements: AtomicU64::new(0),
+            low_bytes: AtomicU64::new(0),
         }
     }
 }
@@ -48,6 +50,13 @@ impl Counters {
         }
     }
 
+    pub(super) fn stored(&self, dtype: DType, nominal: DType, elements: usize) {
+        if dtype.size() < nominal.size() {
+            let bytes = (elements * dtype.size()) as u64;
+            self.low_bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+
     pub(super) fn report(&self) -> AutocastReport {
         let row = |op: &Op| OpCount {
             op: *op,
@@ -59,6 +68,7 @@ impl Counters {
             casts: self.casts.load(Relaxed),
             casts_saved: self.casts_saved.load(Relaxed),
             cast_elements: self.cast_elements.load(Relaxed),
+            low_bytes: self.low_bytes.load(Relaxed),
         }
     }
 }
@@ -98,6 +108,8 @@ pub struct AutocastReport {
     pub casts_saved: u64,
     /// Elements of the casts made.
     pub cast_elements: u64,
+    /// Bytes of results that were kept in a lower dtype than the program sees.
+    pub low_bytes: u64,
 }
 
 impl AutocastReport {
@@ -129,8 +141,8 @@ impl fmt::Display for AutocastReport {
         }
         write!(
             f,
-            "{} casts made ({} elements), {} saved",
-            self.casts, self.cast_elements, self.casts_saved
+            "{} casts made ({} elements), {} saved; {} bytes kept low",
+            self.casts, self.cast_elements, self.casts_saved, self.low_bytes
         )
     }
 }

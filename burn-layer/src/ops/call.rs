@@ -1,44 +1,92 @@
 //! One op on its way through a layer.
 
-use crate::{Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Op, Plan};
-use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
-use core::marker::PhantomData;
+use crate::{
+    Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, reduce::Viewed,
+    scope,
+    scope::Scope,
+};
+use burn_backend::{DType, TensorMetadata, tensor::FloatTensor};
+use burn_ir::BackendIr;
 use std::sync::Arc;
 
 /// An op that runs: its arguments are [seen](Call::see_float), the layer [plans](Call::plan), the
 /// arguments are [lowered](Call::lower) and the results wrapped.
-pub(crate) struct Call<B: Backend> {
+pub(crate) struct Call<B: BackendIr> {
     op: Op,
     layer: Option<Arc<LayerSet>>,
     inputs: Option<Inputs>,
     plan: Plan,
-    backend: PhantomData<B>,
+    /// The scope that the op was started in.
+    scope: Option<Arc<Scope>>,
+    /// Otherwise the scope of the forward that it is the backward of.
+    forward: Option<Arc<Scope>>,
+    /// The scopes that the float inputs were used in before, once there are any.
+    used_in: Vec<Option<Arc<Scope>>>,
+    /// Whether a layer watches what ops make.
+    watched: bool,
+    /// The float inputs as the op gets them, when watched.
+    lowered: Vec<Viewed<B>>,
 }
 
-impl<B: Backend> Call<B> {
-    pub(crate) fn new(op: Op) -> Self {
+impl<B: BackendIr> Call<B> {
+    pub(crate) fn new(op: Op, scope: Option<Arc<Scope>>) -> Self {
         Self {
             op,
             layer: None,
             inputs: None,
             plan: Plan::default(),
-            backend: PhantomData,
+            scope,
+            forward: None,
+            used_in: Vec::new(),
+            watched: false,
+            lowered: Vec::new(),
         }
     }
 
     pub(crate) fn see_float(&mut self, tensor: &LayeredFloat<B>) {
         let storage = tensor.storage_dtype();
-        self.inputs = Some(match self.inputs {
-            Some(inputs) => inputs.with(storage),
-            None => Inputs {
-                nominal: tensor.dtype(),
-                first: storage,
-                first_transposed: tensor.is_transposed(),
-                widest: storage,
-                mixed: false,
-            },
-        });
+        match &mut self.inputs {
+            Some(inputs) => inputs.add(storage),
+            None => {
+                self.inputs = Some(Inputs {
+                    nominal: tensor.dtype(),
+                    first: storage,
+                    first_transposed: tensor.is_transposed(),
+                    widest: storage,
+                    mixed: false,
+                    scope: None,
+                });
+            }
+        }
         self.see_layer(tensor.layer());
+        if scope::any() {
+            self.see_scope(tensor);
+        }
+    }
+
+    fn see_scope(&mut self, tensor: &LayeredFloat<B>) {
+        match &self.scope {
+            // What backward needs of a forward is used in the forward's scope.
+            Some(scope) if self.op.has_backward() => tensor.set_used_in(scope),
+            Some(_) => {}
+            None => {
+                let counts = self.op != Op::float_matmul || tensor.is_transposed();
+                let used_in = counts.then(|| tensor.used_in()).flatten();
+                self.used_in.push(used_in);
+            }
+        }
+    }
+
+    /// The scope of the forward that this op is the backward of.
+    fn scope_of_forward(&mut self) -> Option<Arc<Scope>> {
+        let mut used_in = core::mem::take(&mut self.used_in);
+        if self.op == Op::float_matmul || transposes(self.op) {
+            return used_in.into_iter().flatten().next();
+        }
+        // The last input of a backward op is a gradient, the others belong to the forward.
+        used_in.pop();
+        let all = self.op.is_backward() && used_in.iter().all(Option::is_some);
+        all.then(|| used_in.into_iter().flatten().next())?
     }
 
     pub(crate) fn see_layer(&mut self, layer: &Arc<LayerSet>) {
@@ -53,9 +101,13 @@ impl<B: Backend> Call<B> {
     }
 
     pub(crate) fn plan(&mut self) {
-        let (Some(layer), Some(inputs)) = (&self.layer, &self.inputs) else {
+        let forward = self.scope_of_forward();
+        let (Some(layer), Some(inputs)) = (&self.layer, &mut self.inputs) else {
             return;
         };
+        inputs.scope = self.scope.clone().or_else(|| forward.clone());
+        self.forward = forward;
+        self.watched = layer.watches();
         self.plan = match self.op {
             // What the program reads is in the dtype that it sees.
             Op::float_into_data => Plan::compute(inputs.nominal),
@@ -64,11 +116,15 @@ impl<B: Backend> Call<B> {
         layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
     }
 
-    pub(crate) fn lower(&self, tensor: LayeredFloat<B>) -> FloatTensor<B> {
-        match self.plan.compute {
+    pub(crate) fn lower(&mut self, tensor: LayeredFloat<B>) -> FloatTensor<B> {
+        let tensor = match self.plan.compute {
             Some(dtype) => tensor.into_dtype(dtype),
             None => tensor.into_storage(),
+        };
+        if self.watched {
+            self.lowered.push(Viewed(tensor.clone()));
         }
+        tensor
     }
 
     /// A float result: the program sees the dtype of the inputs, or without any what was computed.
@@ -88,17 +144,32 @@ impl<B: Backend> Call<B> {
 
     fn wrap(&self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
+        if self.watched {
+            self.made(&tensor);
+        }
         let tensor = match self.plan.store {
             Some(dtype) if dtype != tensor.dtype() => {
                 LayeredFloat::<B>::new(tensor, nominal, layer.clone()).into_dtype(dtype)
             }
             _ => tensor,
         };
-        let transposes = matches!(
-            self.op,
-            Op::float_transpose | Op::float_swap_dims | Op::float_permute
-        );
-        LayeredFloat::new(tensor, nominal, layer).transposed(transposes)
+        layer.stored(tensor.dtype(), nominal, tensor.shape().num_elements());
+        let transposes = transposes(self.op);
+        let tensor = LayeredFloat::new(tensor, nominal, layer).transposed(transposes);
+        if transposes && let Some(scope) = &self.forward {
+            tensor.set_used_in(scope);
+        }
+        tensor
+    }
+
+    fn made(&self, output: &FloatTensor<B>) {
+        let output = Viewed::<B>(output.clone());
+        self.layer().made(&Made {
+            op: self.op,
+            inputs: self.lowered.iter().map(Viewed::view).collect(),
+            output: output.view(),
+            scope: self.scope.as_deref().or(self.forward.as_deref()),
+        });
     }
 
     pub(crate) fn tensor<P>(&self, tensor: P) -> LayeredTensor<P> {
@@ -111,4 +182,11 @@ impl<B: Backend> Call<B> {
             .expect("every op that returns a tensor takes a tensor or a device")
             .clone()
     }
+}
+
+fn transposes(op: Op) -> bool {
+    matches!(
+        op,
+        Op::float_transpose | Op::float_swap_dims | Op::float_permute
+    )
 }

@@ -256,11 +256,14 @@ macro_rules! delegate {
             $(
                 #[allow(unused_mut, clippy::let_and_return, refining_impl_trait)]
                 fn $name($($arg: kind!($kind)),*) -> kind!($ret) {
-                    let mut call = Call::<B>::new(crate::Op::$name);
-                    $(see!(call, $kind, $arg);)*
-                    call.plan();
-                    $(let $arg = lower!(call, $kind, $arg);)*
-                    wrap!(call, $ret, B::$name($($arg),*))
+                    let (scope, stream) = crate::scope::current();
+                    stream.executes(move || {
+                        let mut call = Call::<B>::new(crate::Op::$name, scope);
+                        $(see!(call, $kind, $arg);)*
+                        call.plan();
+                        $(let $arg = lower!(call, $kind, $arg);)*
+                        wrap!(call, $ret, B::$name($($arg),*))
+                    })
                 }
             )*
         }

@@ -1,0 +1,184 @@
+//! [`NanGuard`]: which op made the first NaN.
+
+use burn::tensor::{DType, Device, Shape};
+use burn_layer::{FloatView, Layer, LayerError, Layers, Made, Op, scoped};
+use core::fmt;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// Looks at what every op computes, forward and backward, and remembers the first that made a NaN
+/// or an infinity of finite inputs. Every op then waits for the device, so this is for the search
+/// and not for the training.
+///
+/// Infinities that the program put there itself (as data, or to mask attention) are no find; a NaN
+/// in the data is.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_amp::{Autocast, NanGuard, Op, named};
+///
+/// let guard = NanGuard::new();
+/// let device = Autocast::bf16().nan_guard(&guard).device(Device::flex())?;
+/// let x = Tensor::<1>::from_floats([1.0, -1.0], &device);
+/// let y = named("encoder", || x.abs().log() / x.clone().add_scalar(1.0).sqrt());
+/// named("decoder", || y.exp() * x.log()).into_data();
+///
+/// let first = guard.first().unwrap();
+/// assert_eq!((first.op, first.path.join(".")), (Op::float_div, "encoder".to_string()));
+/// println!("{first}");
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct NanGuard {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    paused: AtomicBool,
+    ops: AtomicU64,
+    first: Mutex<Option<NonFinite>>,
+}
+
+impl NanGuard {
+    /// A guard that looks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A device that computes as `device` does, under the guard.
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot carry a layer.
+    pub fn device(&self, device: Device) -> Result<Device, LayerError> {
+        Layers::on(device).layer(self.clone()).serve()
+    }
+
+    /// The first op that made a NaN or an infinity, once it ran: after
+    /// [`Device::sync`](burn::tensor::Device::sync) or a readback.
+    pub fn first(&self) -> Option<NonFinite> {
+        self.shared.first().clone()
+    }
+
+    /// Forget the find and look for the next.
+    pub fn reset(&self) {
+        *self.shared.first() = None;
+    }
+
+    /// Look no more, at the cost of nothing, until [`resume`](Self::resume).
+    pub fn pause(&self) {
+        self.shared.paused.store(true, Relaxed);
+    }
+
+    /// Look again.
+    pub fn resume(&self) {
+        self.shared.paused.store(false, Relaxed);
+    }
+}
+
+impl Shared {
+    fn first(&self) -> MutexGuard<'_, Option<NonFinite>> {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives the ops that `body` starts, and their backward as far as it can be told, a name in what a
+/// [`NanGuard`] finds. Names nest: give blocks theirs, and the path of the block is found.
+pub fn named<R>(name: &str, body: impl FnOnce() -> R) -> R {
+    static NAMES: LazyLock<Mutex<HashMap<String, Arc<Name>>>> = LazyLock::new(Mutex::default);
+    let name = {
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Name(name.into()));
+        names.entry(name.into()).or_insert_with(new).clone()
+    };
+    scoped(&name, body)
+}
+
+struct Name(String);
+
+/// A NaN or an infinity, and the op that made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NonFinite {
+    /// The op.
+    pub op: Op,
+    /// Whether it made a NaN; otherwise it made infinities only.
+    pub nan: bool,
+    /// The dtype that it ran in.
+    pub dtype: DType,
+    /// The shape of what it made.
+    pub shape: Shape,
+    /// The shapes of its float inputs.
+    pub inputs: Vec<Shape>,
+    /// The [names](named) around the op, outermost first.
+    pub path: Vec<String>,
+    /// How many ops the guard had looked at, this one included.
+    pub ops: u64,
+}
+
+impl fmt::Display for NonFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.nan { "a NaN" } else { "an infinity" };
+        let Self { op, dtype, ops, .. } = self;
+        write!(f, "{op} in {dtype:?} made {what} of finite inputs")?;
+        if !self.path.is_empty() {
+            write!(f, " in {}", self.path.join("."))?;
+        }
+        let inputs: Vec<_> = self.inputs.iter().map(Shape::to_string).collect();
+        let inputs = inputs.join(", ");
+        write!(f, " ({inputs} to {}; op {ops})", self.shape)
+    }
+}
+
+/// Ops whose infinities are those that the program gave them.
+fn places(op: Op) -> bool {
+    matches!(
+        op,
+        Op::float_from_data | Op::float_full | Op::float_mask_fill | Op::float_random
+    )
+}
+
+fn is_finite(tensor: FloatView<'_>) -> bool {
+    // A device that fails to compute says so where the program reads from it.
+    tensor.is_finite().unwrap_or(true)
+}
+
+fn has_nan(tensor: FloatView<'_>) -> bool {
+    let data = tensor.read();
+    data.is_ok_and(|data| data.iter::<f64>().any(f64::is_nan))
+}
+
+impl Layer for NanGuard {
+    fn watches(&self) -> bool {
+        !self.shared.paused.load(Relaxed) && self.shared.first().is_none()
+    }
+
+    fn made(&self, made: &Made<'_>) {
+        let ops = self.shared.ops.fetch_add(1, Relaxed) + 1;
+        if is_finite(made.output) || !made.inputs.iter().copied().all(is_finite) {
+            return;
+        }
+        let nan = has_nan(made.output);
+        if !nan && places(made.op) {
+            return;
+        }
+        let names = made.scopes::<Name>().into_iter();
+        let found = NonFinite {
+            op: made.op,
+            nan,
+            dtype: made.output.dtype(),
+            shape: made.output.shape(),
+            inputs: made.inputs.iter().map(FloatView::shape).collect(),
+            path: names.map(|name| name.0.clone()).collect(),
+            ops,
+        };
+        log::error!("{found}");
+        self.shared.first().get_or_insert(found);
+    }
+}

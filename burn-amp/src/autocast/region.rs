@@ -1,0 +1,74 @@
+//! Regions: a part of a program that runs under another policy than its device.
+
+use super::Policy;
+use burn_layer::{Inputs, Plan, scoped};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+/// What a region asks for.
+#[derive(Debug)]
+pub(super) enum Region {
+    /// The precision that the program sees.
+    Full,
+    /// Another policy.
+    Policy(Policy),
+}
+
+/// Runs the ops that `body` starts on autocast devices as without autocast, in the precision that
+/// the program sees: `torch.autocast(enabled=False)`.
+///
+/// Regions nest and belong to the calling thread. The backward of an op runs at the precision of
+/// its forward, wherever `backward` is called.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_amp::{Autocast, full_precision};
+///
+/// let device = Autocast::bf16().device(Device::flex())?;
+/// let x = Tensor::<2>::from_floats([[1.0009765625]], &device);
+/// let square = || x.clone().matmul(x.clone()).into_scalar::<f32>();
+/// assert_eq!(square(), 1.0);
+/// assert_eq!(full_precision(square), 1.0009765625f32 * 1.0009765625);
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+pub fn full_precision<R>(body: impl FnOnce() -> R) -> R {
+    static FULL: LazyLock<Arc<Region>> = LazyLock::new(|| Arc::new(Region::Full));
+    scoped(&FULL, body)
+}
+
+/// Runs the ops that `body` starts on autocast devices under `policy`: `torch.autocast` inside
+/// another. As [`full_precision`] in every other respect. A device that cannot compute in the
+/// policy's low dtype keeps its own policy.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_amp::{Autocast, Policy, autocast, full_precision};
+///
+/// let device = Autocast::bf16().device(Device::flex())?;
+/// let x = Tensor::<2>::from_floats([[1.0009765625]], &device); // fp16 holds it, bf16 does not
+/// let one = Tensor::<2>::ones([1, 1], &device);
+/// let product = || x.clone().matmul(one.clone()).into_scalar::<f32>();
+/// let fp16 = full_precision(|| autocast(&Policy::fp16(), product));
+/// assert_eq!((product(), fp16), (1.0, 1.0009765625));
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+pub fn autocast<R>(policy: &Policy, body: impl FnOnce() -> R) -> R {
+    scoped(&region(policy), body)
+}
+
+/// The region of a policy, one for equal policies.
+fn region(policy: &Policy) -> Arc<Region> {
+    static REGIONS: Mutex<Vec<Arc<Region>>> = Mutex::new(Vec::new());
+    let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let of_policy = |region: &&Arc<Region>| matches!(&***region, Region::Policy(p) if p == policy);
+    if let Some(region) = regions.iter().find(of_policy) {
+        return region.clone();
+    }
+    let region = Arc::new(Region::Policy(policy.clone()));
+    regions.push(region.clone());
+    region
+}
+
+/// The plan of an op for which nothing is cast but what was stored low.
+pub(super) fn full(inputs: &Inputs) -> Plan {
+    Plan::compute(inputs.nominal)
+}

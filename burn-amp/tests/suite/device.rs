@@ -1,0 +1,46 @@
+//! Which device an autocast device is, and how long.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_amp::{Autocast, LayerError, Op, Policy};
+
+#[test]
+fn the_same_policy_over_the_same_device_is_the_same_device() {
+    let device = |autocast: Autocast| autocast.device(Device::flex()).unwrap();
+    assert_eq!(device(Autocast::bf16()), device(Autocast::bf16()));
+    assert_eq!(device(Autocast::new(Policy::o1())), device(Autocast::new(Policy::o1())));
+    assert_ne!(device(Autocast::bf16()), device(Autocast::fp16()));
+    let autodiff = Autocast::bf16().device(Device::flex().autodiff()).unwrap();
+    assert_eq!(autodiff.clone().inner(), device(Autocast::bf16()).inner());
+    assert!(autodiff.is_autodiff());
+    let own = Autocast::bf16().with_report(Device::flex()).unwrap();
+    assert_ne!(own.device, device(Autocast::bf16()));
+}
+
+#[test]
+fn a_lease_counts_and_goes() {
+    let lease = Autocast::bf16().lease(Device::flex()).unwrap();
+    let x = Tensor::<2>::ones([2, 2], &lease.device());
+    let y = x.clone().matmul(x);
+    y.clone().into_data();
+    let report = lease.report();
+    assert_eq!(report.runs_of(Op::float_matmul, DType::BF16), 1);
+    // Four elements of two bytes.
+    assert_eq!(report.low_bytes, 8);
+    assert!(report.to_string().contains("8 bytes kept low"), "{report}");
+
+    let device = lease.device();
+    drop(lease);
+    assert_eq!(y.sum().into_scalar::<f32>(), 8.0);
+    drop(device);
+}
+
+#[test]
+fn a_dtype_that_the_device_cannot_hold_is_refused_with_those_that_it_can() {
+    let policy = Policy::builder(FloatDType::Flex32).build();
+    let error = Autocast::new(policy).device(Device::flex()).unwrap_err();
+    assert!(matches!(error, LayerError::UnsupportedDType { .. }));
+    let text = error.to_string();
+    for dtype in ["Flex32", "F64", "F32", "F16", "BF16"] {
+        assert!(text.contains(dtype), "{text}");
+    }
+}

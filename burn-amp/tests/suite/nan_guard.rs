@@ -1,0 +1,84 @@
+//! What the NaN guard finds, and what it does not take for a find.
+
+use burn::tensor::{DType, Device, Shape, Tensor, activation};
+use burn_amp::{Autocast, NanGuard, Op, named};
+
+fn guarded(autocast: Autocast) -> (NanGuard, Device) {
+    let guard = NanGuard::new();
+    let device = autocast.nan_guard(&guard).device(Device::flex()).unwrap();
+    (guard, device)
+}
+
+#[test]
+fn it_names_the_first_op_that_overflowed_in_fp16() {
+    let (guard, device) = guarded(Autocast::fp16());
+    let x = Tensor::<2>::full([2, 3], 300.0, &device);
+    let square = named("block", || named("attention", || x.clone().matmul(x.transpose())));
+    // 3 * 300^2 is more than fp16 holds; what comes of the infinity is no find of its own.
+    (square.clone() - square).log().into_data();
+    let found = guard.first().unwrap();
+    assert_eq!((found.op, found.nan, found.dtype), (Op::float_matmul, false, DType::F16));
+    assert_eq!(found.shape, Shape::from([2, 2]));
+    assert_eq!(found.inputs, [Shape::from([2, 3]), Shape::from([3, 2])]);
+    assert_eq!(found.path, ["block", "attention"]);
+    let text = found.to_string();
+    assert!(text.contains("float_matmul in F16 made an infinity"), "{text}");
+    assert!(text.contains("in block.attention"), "{text}");
+}
+
+/// The derivative of a square root is infinite at 0, where the square root itself is finite.
+#[test]
+fn it_looks_at_backward() {
+    let (guard, device) = guarded(Autocast::bf16());
+    let device = device.autodiff();
+    let x = Tensor::<1>::from_floats([0.0, 4.0], &device).require_grad();
+    let loss = named("loss", || x.clone().sqrt().sum());
+    device.sync().unwrap();
+    assert_eq!(guard.first(), None);
+    let grads = named("backward", || loss.backward());
+    x.grad(&grads).unwrap().into_data();
+    let found = guard.first().unwrap();
+    assert!(!found.nan, "{found}");
+    assert_eq!(found.path, ["backward"]);
+}
+
+#[test]
+fn infinities_of_the_program_are_no_find() {
+    let (guard, device) = guarded(Autocast::bf16());
+    let scores = Tensor::<2>::ones([2, 2], &device);
+    let mask = Tensor::<2>::from_floats([[0.0, f32::NEG_INFINITY], [0.0, 0.0]], &device);
+    let masked = scores.mask_fill(mask.clone().lower_elem(0.0), f32::NEG_INFINITY) + mask;
+    activation::softmax(masked, 1).into_data();
+    assert_eq!(guard.first(), None);
+    // A NaN in the data is.
+    Tensor::<1>::from_floats([f32::NAN], &device).into_data();
+    assert_eq!(guard.first().unwrap().op, Op::float_from_data);
+}
+
+#[test]
+fn it_pauses_resumes_and_forgets() {
+    let (guard, device) = guarded(Autocast::bf16());
+    let overflow = |x: f32| Tensor::<1>::from_floats([x], &device).exp().into_data();
+    guard.pause();
+    overflow(1000.0);
+    assert_eq!(guard.first(), None);
+    guard.resume();
+    overflow(1000.0);
+    let first = guard.first().unwrap();
+    overflow(2000.0);
+    assert_eq!(guard.first().as_ref(), Some(&first));
+    guard.reset();
+    assert_eq!(guard.first(), None);
+    overflow(2000.0);
+    assert!(guard.first().unwrap().ops > first.ops);
+}
+
+#[test]
+fn it_guards_plain_devices() {
+    let guard = NanGuard::new();
+    let device = guard.device(Device::flex()).unwrap();
+    let zero = Tensor::<1>::zeros([1], &device);
+    (zero.clone() / zero).into_data();
+    let found = guard.first().unwrap();
+    assert_eq!((found.op, found.nan), (Op::float_div, true));
+}

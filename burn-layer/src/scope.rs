@@ -1,0 +1,135 @@
+//! [`scoped`]: telling layers which part of the program an op belongs to.
+//!
+//! The ops of a layered device run on a thread of the device, in the order in which the program
+//! started them. What travels with each is the stream that it was started on, so a scope is a
+//! stream of its own: the layers recognize it, and the backend underneath is given the stream that
+//! the thread had outside all scopes, so that nothing is synchronized that was not before.
+
+use burn_std::id::StreamId;
+use std::{
+    any::Any,
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, LazyLock, PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+type Value = Arc<dyn Any + Send + Sync>;
+
+/// Runs `body`; the layers of every op that it starts [see](crate::Inputs::scope) `value`.
+///
+/// Scopes nest, belong to the calling thread, and reach into backward: the backward of an op is in
+/// the scope of its forward, wherever `backward` is called. (Of a plain matrix product, backward is
+/// plain products as well. They are recognized by the transposed operand that they share with the
+/// forward.)
+///
+/// A value should be one of few that live long, such as a static: what is needed to recognize it
+/// is kept as long as the process lives, once for each value and thread.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Tensor};
+/// use burn_layer::{Inputs, Layer, Layers, Op, Plan, scoped};
+/// use std::sync::Arc;
+///
+/// struct Precise;
+///
+/// /// bf16, but where `Precise` is asked for.
+/// #[derive(Debug)]
+/// struct Low;
+/// impl Layer for Low {
+///     fn plan(&self, _op: Op, inputs: &Inputs) -> Option<Plan> {
+///         let precise = inputs.scope::<Precise>().is_some();
+///         Some(Plan::compute(if precise { DType::F32 } else { DType::BF16 }))
+///     }
+/// }
+///
+/// let device = Layers::on(Device::flex()).layer(Low).serve()?;
+/// let x = Tensor::<1>::from_floats([1.0], &device);
+/// let add = || x.clone().add_scalar(0.001).into_scalar::<f32>();
+/// assert_eq!(add(), 1.0);
+/// assert_eq!(scoped(&Arc::new(Precise), add), 1.001);
+/// assert_eq!(add(), 1.0);
+/// # Ok::<(), burn_layer::LayerError>(())
+/// ```
+pub fn scoped<T: Any + Send + Sync, R>(value: &Arc<T>, body: impl FnOnce() -> R) -> R {
+    stream_in(value.clone()).executes(body)
+}
+
+/// A scope that is open somewhere, or was.
+pub(crate) struct Scope {
+    value: Value,
+    outer: Option<Arc<Scope>>,
+    /// The stream outside all scopes.
+    pub(crate) stream: StreamId,
+}
+
+impl Scope {
+    /// The values of type `T`, the innermost first.
+    pub(crate) fn values<T: Any>(&self) -> impl Iterator<Item = &T> {
+        core::iter::successors(Some(self), |scope| scope.outer.as_deref())
+            .filter_map(|scope| scope.value.downcast_ref())
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct Scopes {
+    by_stream: HashMap<StreamId, Arc<Scope>>,
+    /// The stream of a value, seen from another stream. The value is known by its address, which
+    /// stays taken because its scope is kept.
+    streams: HashMap<(StreamId, usize), StreamId>,
+}
+
+static SCOPES: LazyLock<RwLock<Scopes>> = LazyLock::new(RwLock::default);
+
+/// Whether there are any, so that programs without scopes pay for one load an op.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+fn write() -> RwLockWriteGuard<'static, Scopes> {
+    SCOPES.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn stream_in(value: Value) -> StreamId {
+    let outside = StreamId::current();
+    let key = (outside, Arc::as_ptr(&value).cast::<()>() as usize);
+    let mut scopes = write();
+    if let Some(inside) = scopes.streams.get(&key) {
+        return *inside;
+    }
+    let outer = scopes.by_stream.get(&outside).cloned();
+    let inside = StreamId::allocate();
+    let scope = Scope {
+        value,
+        stream: outer.as_ref().map_or(outside, |outer| outer.stream),
+        outer,
+    };
+    scopes.by_stream.insert(inside, Arc::new(scope));
+    scopes.streams.insert(key, inside);
+    ANY.store(true, Ordering::Release);
+    inside
+}
+
+/// Whether any scope was ever opened.
+pub(crate) fn any() -> bool {
+    ANY.load(Ordering::Acquire)
+}
+
+/// The scope that the calling thread is in, and the stream outside of it.
+pub(crate) fn current() -> (Option<Arc<Scope>>, StreamId) {
+    let stream = StreamId::current();
+    if !any() {
+        return (None, stream);
+    }
+    let scopes = SCOPES.read().unwrap_or_else(PoisonError::into_inner);
+    match scopes.by_stream.get(&stream) {
+        Some(scope) => (Some(scope.clone()), scope.stream),
+        None => (None, stream),
+    }
+}

@@ -1,0 +1,141 @@
+//! Scopes: which ops are in them, forward and backward.
+
+use burn::{
+    nn::{LinearConfig, conv::Conv2dConfig},
+    tensor::{Device, Distribution, Tensor},
+};
+use burn_layer::{Inputs, Layer, Layers, Op, Plan, scoped};
+use std::sync::{Arc, LazyLock, Mutex};
+
+struct Name(&'static str);
+
+/// Writes down every op and the scope that it is in.
+#[derive(Clone, Debug, Default)]
+struct Recorder(Arc<Mutex<Vec<(Op, &'static str)>>>);
+
+impl Layer for Recorder {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        let scope = inputs.scope::<Name>().map_or("", |name| name.0);
+        self.0.lock().unwrap().push((op, scope));
+        None
+    }
+}
+
+impl Recorder {
+    fn device(&self) -> Device {
+        Layers::on(Device::flex())
+            .layer(self.clone())
+            .serve()
+            .unwrap()
+    }
+
+    /// The scopes in which `op` ran, in order.
+    fn scopes_of(&self, op: Op) -> Vec<&'static str> {
+        let ran = self.0.lock().unwrap();
+        let of_op = ran.iter().filter(|(ran, _)| *ran == op);
+        of_op.map(|(_, scope)| *scope).collect()
+    }
+}
+
+static OUTER: LazyLock<Arc<Name>> = LazyLock::new(|| Arc::new(Name("outer")));
+static INNER: LazyLock<Arc<Name>> = LazyLock::new(|| Arc::new(Name("inner")));
+
+#[test]
+fn scopes_nest_and_end() {
+    let recorder = Recorder::default();
+    let x = Tensor::<1>::ones([2], &recorder.device());
+    let neg = || x.clone().neg();
+    let inside = scoped(&OUTER, || {
+        let first = neg();
+        let inner = scoped(&INNER, neg);
+        scoped(&Arc::new(5usize), || first + inner + neg())
+    });
+    (inside + neg()).into_data();
+    // A scope of another type hides none.
+    let scopes = recorder.scopes_of(Op::float_neg);
+    assert_eq!(scopes, ["outer", "inner", "outer", ""]);
+    let scopes = recorder.scopes_of(Op::float_add);
+    assert_eq!(scopes, ["outer", "outer", ""]);
+}
+
+#[test]
+fn a_scope_ends_when_its_body_panics() {
+    let recorder = Recorder::default();
+    let x = Tensor::<1>::ones([2], &recorder.device());
+    let panics = || scoped(&OUTER, || panic!("on purpose"));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    x.neg().into_data();
+    assert_eq!(recorder.scopes_of(Op::float_neg), [""]);
+}
+
+#[test]
+fn scopes_belong_to_their_thread() {
+    let recorder = Recorder::default();
+    let x = Tensor::<1>::ones([2], &recorder.device());
+    scoped(&OUTER, || {
+        let x = x.clone();
+        std::thread::spawn(move || x.neg().into_data())
+            .join()
+            .unwrap();
+        scoped(&INNER, || x_exp(&recorder));
+    });
+    fn x_exp(recorder: &Recorder) {
+        Tensor::<1>::ones([2], &recorder.device()).exp().into_data();
+    }
+    assert_eq!(recorder.scopes_of(Op::float_neg), [""]);
+    assert_eq!(recorder.scopes_of(Op::float_exp), ["inner"]);
+}
+
+/// The same module in a scope and outside of it: half of its backward is in the scope, though
+/// `backward` is called outside.
+#[test]
+fn backward_is_in_the_scope_of_its_forward() {
+    let recorder = Recorder::default();
+    let device = recorder.device().autodiff();
+    let random = |shape: [usize; 4]| {
+        Tensor::<4>::random(shape, Distribution::Default, &device).require_grad()
+    };
+    let conv = || Conv2dConfig::new([2, 2], [3, 3]).init(&device);
+    let (inside, outside) = (conv(), conv());
+    let x = random([1, 2, 5, 5]);
+    let y = scoped(&INNER, || inside.forward(x));
+    outside.forward(y).sum().backward();
+    device.sync().unwrap();
+    for op in [Op::conv2d, Op::conv2d_bias_backward] {
+        assert_eq!(recorder.scopes_of(op).len(), 2, "{op}");
+    }
+    assert_eq!(recorder.scopes_of(Op::conv2d), ["inner", ""]);
+    for op in [
+        Op::conv2d_x_backward,
+        Op::conv2d_weight_backward,
+        Op::conv2d_bias_backward,
+    ] {
+        assert_eq!(recorder.scopes_of(op), ["", "inner"], "{op}");
+    }
+}
+
+#[test]
+fn backward_of_products_is_in_the_scope_of_its_forward() {
+    for bias in [true, false] {
+        let recorder = Recorder::default();
+        let device = recorder.device().autodiff();
+        let linear = || LinearConfig::new(3, 3).with_bias(bias).init(&device);
+        let (inside, outside) = (linear(), linear());
+        let x = Tensor::<2>::random([2, 3], Distribution::Default, &device).require_grad();
+        let y = scoped(&INNER, || inside.forward(x));
+        outside.forward(y).sum().backward();
+        device.sync().unwrap();
+        let ops = [
+            Op::linear,
+            Op::linear_x_backward,
+            Op::linear_weight_backward,
+            Op::float_matmul,
+        ];
+        let count = |scope: &str| {
+            let scopes = ops.iter().flat_map(|op| recorder.scopes_of(*op));
+            scopes.filter(|ran| *ran == scope).count()
+        };
+        // Forward, and backward to the input and to the weight.
+        assert_eq!((count("inner"), count("")), (3, 3), "bias: {bias}");
+    }
+}
