@@ -50,13 +50,17 @@ impl<B: BackendIr> Handlers<B> {
         let mut registry = CustomOpRegistry::new();
         for name in names {
             let id = name.clone();
-            registry.register(&id, move |handles, ir, device: &LayeredDevice<B::Device>| {
-                let find = |ops: &Lifted<B>| ops.get(&name).cloned();
-                let handler = device.layer().custom_ops(find).flatten();
-                let handler = handler.expect("a device has the custom ops that its service names");
-                let (_, stream) = scope::current();
-                stream.executes(|| handler(handles, ir, device));
-            });
+            registry.register(
+                &id,
+                move |handles, ir, device: &LayeredDevice<B::Device>| {
+                    let find = |ops: &Lifted<B>| ops.get(&name).cloned();
+                    let handler = device.layer().custom_ops(find).flatten();
+                    let handler =
+                        handler.expect("a device has the custom ops that its service names");
+                    let (_, stream) = scope::current();
+                    stream.executes(|| handler(handles, ir, device));
+                },
+            );
         }
         registry
     }

@@ -26,9 +26,7 @@ use burn_remote::{
         AuthorizationRequest, BackendServer, PeerAuthorizer, TokenAuthorizer, WebSocketTransport,
     },
 };
-use burn_router::{
-    BackendRouter, RouterChannel, RouterClientRegistration, register_scoped_client,
-};
+use burn_router::{BackendRouter, RouterChannel, RouterClientRegistration, register_scoped_client};
 use burn_std::device::Device as _;
 use std::{
     any::TypeId,

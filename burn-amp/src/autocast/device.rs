@@ -269,9 +269,7 @@ impl Layer for AutocastLayer {
     fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
         Some(match inputs.scope() {
             Some(Region::Full) => region::full(inputs),
-            Some(Region::Policy(policy))
-                if self.supported.contains(&policy.low_dtype().into()) =>
-            {
+            Some(Region::Policy(policy)) if self.supported.contains(&policy.low_dtype().into()) => {
                 policy.plan(op, inputs)
             }
             _ => self.policy.plan(op, inputs),

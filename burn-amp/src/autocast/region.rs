@@ -10,7 +10,7 @@ pub(super) enum Region {
     /// The precision that the program sees.
     Full,
     /// Another policy.
-    Policy(Policy),
+    Policy(Box<Policy>),
 }
 
 /// Runs the ops that `body` starts on autocast devices as without autocast, in the precision that
@@ -59,11 +59,12 @@ pub fn autocast<R>(policy: &Policy, body: impl FnOnce() -> R) -> R {
 fn region(policy: &Policy) -> Arc<Region> {
     static REGIONS: Mutex<Vec<Arc<Region>>> = Mutex::new(Vec::new());
     let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    let of_policy = |region: &&Arc<Region>| matches!(&***region, Region::Policy(p) if p == policy);
+    let of_policy =
+        |region: &&Arc<Region>| matches!(&***region, Region::Policy(p) if **p == *policy);
     if let Some(region) = regions.iter().find(of_policy) {
         return region.clone();
     }
-    let region = Arc::new(Region::Policy(policy.clone()));
+    let region = Arc::new(Region::Policy(Box::new(policy.clone())));
     regions.push(region.clone());
     region
 }

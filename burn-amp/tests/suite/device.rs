@@ -7,7 +7,10 @@ use burn_amp::{Autocast, LayerError, Op, Policy};
 fn the_same_policy_over_the_same_device_is_the_same_device() {
     let device = |autocast: Autocast| autocast.device(Device::flex()).unwrap();
     assert_eq!(device(Autocast::bf16()), device(Autocast::bf16()));
-    assert_eq!(device(Autocast::new(Policy::o1())), device(Autocast::new(Policy::o1())));
+    assert_eq!(
+        device(Autocast::new(Policy::o1())),
+        device(Autocast::new(Policy::o1()))
+    );
     assert_ne!(device(Autocast::bf16()), device(Autocast::fp16()));
     let autodiff = Autocast::bf16().device(Device::flex().autodiff()).unwrap();
     assert_eq!(autodiff.clone().inner(), device(Autocast::bf16()).inner());

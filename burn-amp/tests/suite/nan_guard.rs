@@ -13,16 +13,24 @@ fn guarded(autocast: Autocast) -> (NanGuard, Device) {
 fn it_names_the_first_op_that_overflowed_in_fp16() {
     let (guard, device) = guarded(Autocast::fp16());
     let x = Tensor::<2>::full([2, 3], 300.0, &device);
-    let square = named("block", || named("attention", || x.clone().matmul(x.transpose())));
+    let square = named("block", || {
+        named("attention", || x.clone().matmul(x.transpose()))
+    });
     // 3 * 300^2 is more than fp16 holds; what comes of the infinity is no find of its own.
     (square.clone() - square).log().into_data();
     let found = guard.first().unwrap();
-    assert_eq!((found.op, found.nan, found.dtype), (Op::float_matmul, false, DType::F16));
+    assert_eq!(
+        (found.op, found.nan, found.dtype),
+        (Op::float_matmul, false, DType::F16)
+    );
     assert_eq!(found.shape, Shape::from([2, 2]));
     assert_eq!(found.inputs, [Shape::from([2, 3]), Shape::from([3, 2])]);
     assert_eq!(found.path, ["block", "attention"]);
     let text = found.to_string();
-    assert!(text.contains("float_matmul in F16 made an infinity"), "{text}");
+    assert!(
+        text.contains("float_matmul in F16 made an infinity"),
+        "{text}"
+    );
     assert!(text.contains("in block.attention"), "{text}");
 }
 

@@ -70,7 +70,9 @@ fn a_region_casts_what_came_from_outside() {
 
 fn linear(weight: &TensorData, bias: Option<&TensorData>, device: &Device) -> Linear {
     let param = |data: &TensorData| Tensor::from_data(data.clone(), device);
-    let mut linear = LinearConfig::new(6, 6).with_bias(bias.is_some()).init(device);
+    let mut linear = LinearConfig::new(6, 6)
+        .with_bias(bias.is_some())
+        .init(device);
     linear.weight = Param::from_tensor(param(weight).require_grad());
     linear.bias = bias.map(|bias| {
         let bias = Tensor::<2>::from_data(bias.clone(), device);
@@ -111,7 +113,11 @@ fn backward_runs_at_the_precision_of_its_forward() {
         assert_eq!(found[0], hand[0], "of the region, bias: {with_bias}");
         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 128.0;
         let ok = found[1].iter().zip(&hand[1]).all(close);
-        assert!(ok, "outside, bias: {with_bias}: {:?} {:?}", found[1], hand[1]);
+        assert!(
+            ok,
+            "outside, bias: {with_bias}: {:?} {:?}",
+            found[1], hand[1]
+        );
         // The gradient of the outer weight was a bf16 product.
         let report = device.report();
         let low = [Op::linear_weight_backward, Op::float_matmul];

@@ -2,8 +2,7 @@
 
 use crate::{
     Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, reduce::Viewed,
-    scope,
-    scope::Scope,
+    scope, scope::Scope,
 };
 use burn_backend::{DType, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;

@@ -105,7 +105,13 @@ fn leases_live_side_by_side() {
     drop(first);
     drop(second);
     let y = Tensor::<1>::ones([4], &third.device());
-    assert_eq!((x.neg().sum().into_scalar::<f32>(), y.sum().into_scalar::<f32>()), (-4.0, 4.0));
+    assert_eq!(
+        (
+            x.neg().sum().into_scalar::<f32>(),
+            y.sum().into_scalar::<f32>()
+        ),
+        (-4.0, 4.0)
+    );
 }
 
 #[test]
