@@ -7,20 +7,19 @@ use core::{
     fmt,
     sync::atomic::{AtomicUsize, Ordering},
 };
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{PoisonError, RwLock};
 
-/// The layers of a device, the first one innermost. They can be taken off, and others put on, once
-/// none of the device's tensors lives.
+/// The layers of a device, the first one innermost. They can be [taken off](Self::take_off), and
+/// others [put on](Self::put_on), once none of the device's tensors lives.
 pub(crate) struct LayerSet {
     /// The number of the device that they are over.
     pub(crate) index: u16,
-    stack: RwLock<Stack>,
+    stack: RwLock<Option<Stack>>,
     /// How many tensors the device has.
     tensors: AtomicUsize,
 }
 
 /// What is on a device.
-#[derive(Default)]
 pub(crate) struct Stack {
     pub(crate) layers: Vec<Box<dyn Layer>>,
     /// The custom ops, of the type that the service knows.
@@ -31,14 +30,17 @@ impl LayerSet {
     pub(crate) fn new(index: u16, stack: Stack) -> Self {
         Self {
             index,
-            stack: RwLock::new(stack),
+            stack: RwLock::new(Some(stack)),
             tensors: AtomicUsize::new(0),
         }
     }
 
-    /// Takes off what is there and puts `stack` on.
-    pub(crate) fn replace(&self, stack: Stack) {
-        *self.stack.write().unwrap_or_else(PoisonError::into_inner) = stack;
+    pub(crate) fn put_on(&self, stack: Stack) {
+        *self.stack.write().unwrap_or_else(PoisonError::into_inner) = Some(stack);
+    }
+
+    pub(crate) fn take_off(&self) {
+        *self.stack.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     pub(crate) fn hold(&self) {
@@ -54,49 +56,52 @@ impl LayerSet {
         self.tensors.load(Ordering::Acquire)
     }
 
-    fn stack(&self) -> RwLockReadGuard<'_, Stack> {
-        self.stack.read().unwrap_or_else(PoisonError::into_inner)
+    /// What is on the device. An op on a device that went ends the session, so that the program
+    /// is told.
+    fn with<R>(&self, ask: impl FnOnce(&Stack) -> R) -> R {
+        let stack = self.stack.read().unwrap_or_else(PoisonError::into_inner);
+        ask(stack.as_ref().expect(
+            "the layered device went with its lease: keep the lease for as long as the device",
+        ))
     }
 
     /// Something of the custom ops, when they are of type `T`.
     pub(crate) fn custom_ops<T: 'static, R>(&self, get: impl FnOnce(&T) -> R) -> Option<R> {
-        let stack = self.stack();
-        let ops = stack.custom_ops.as_ref()?.downcast_ref::<T>()?;
-        Some(get(ops))
+        self.with(|stack| Some(get(stack.custom_ops.as_ref()?.downcast_ref::<T>()?)))
     }
 
     pub(crate) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
-        let stack = self.stack();
-        let mut layers = stack.layers.iter().rev();
-        layers
-            .find_map(|layer| layer.plan(op, inputs))
-            .unwrap_or_else(|| inputs.promote())
+        self.with(|stack| {
+            let mut layers = stack.layers.iter().rev();
+            layers.find_map(|layer| layer.plan(op, inputs))
+        })
+        .unwrap_or_else(|| inputs.promote())
     }
 
     pub(crate) fn ran(&self, op: Op, dtype: DType) {
-        self.stack().layers.iter().for_each(|l| l.ran(op, dtype));
+        self.with(|stack| stack.layers.iter().for_each(|layer| layer.ran(op, dtype)));
     }
 
     pub(crate) fn cast(&self, cast: Cast) {
-        self.stack().layers.iter().for_each(|l| l.cast(cast));
+        self.with(|stack| stack.layers.iter().for_each(|layer| layer.cast(cast)));
     }
 
     pub(crate) fn stored(&self, dtype: DType, nominal: DType, elements: usize) {
-        let stack = self.stack();
-        let layers = stack.layers.iter();
-        layers.for_each(|layer| layer.stored(dtype, nominal, elements));
+        self.with(|stack| {
+            let layers = stack.layers.iter();
+            layers.for_each(|layer| layer.stored(dtype, nominal, elements));
+        });
     }
 
     pub(crate) fn watches(&self) -> bool {
-        self.stack().layers.iter().any(|layer| layer.watches())
+        self.with(|stack| stack.layers.iter().any(|layer| layer.watches()))
     }
 
     pub(crate) fn made(&self, made: &Made<'_>) {
-        let stack = self.stack();
-        let layers = stack.layers.iter();
-        layers
-            .filter(|layer| layer.watches())
-            .for_each(|layer| layer.made(made));
+        self.with(|stack| {
+            let watching = stack.layers.iter().filter(|layer| layer.watches());
+            watching.for_each(|layer| layer.made(made));
+        });
     }
 
     pub(crate) fn all_reduce(
@@ -105,20 +110,27 @@ impl LayerSet {
         op: ReduceOperation,
         devices: &[DeviceId],
     ) -> Option<Reduced> {
-        let stack = self.stack();
-        let mut layers = stack.layers.iter().rev();
-        layers.find_map(|layer| layer.all_reduce(tensor, op, devices))
+        self.with(|stack| {
+            let mut layers = stack.layers.iter().rev();
+            layers.find_map(|layer| layer.all_reduce(tensor, op, devices))
+        })
     }
 
     pub(crate) fn sync_collective(&self) -> bool {
-        let stack = self.stack();
-        let mut layers = stack.layers.iter().rev();
-        layers.any(|layer| layer.sync_collective())
+        self.with(|stack| {
+            stack
+                .layers
+                .iter()
+                .rev()
+                .any(|layer| layer.sync_collective())
+        })
     }
 }
 
 impl fmt::Debug for LayerSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.stack().layers).finish()
+        let stack = self.stack.read().unwrap_or_else(PoisonError::into_inner);
+        let layers = stack.iter().flat_map(|stack| &stack.layers);
+        f.debug_list().entries(layers).finish()
     }
 }

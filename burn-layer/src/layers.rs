@@ -102,7 +102,7 @@ impl Layers {
         Ok(Lease::new(served, &device))
     }
 
-    fn serve_on<B: BackendIr>(self, device: B::Device) -> Result<service::Served, LayerError> {
+    fn serve_on<B: BackendIr>(self, device: B::Device) -> Result<service::Service, LayerError> {
         let mut handlers = Handlers::<B>::default();
         for ops in self.custom_ops {
             if let Ok(ops) = ops.downcast::<Handlers<B>>() {

@@ -1,14 +1,15 @@
 //! [`Lease`]: a layered device for as long as it is needed.
 
-use crate::service::{Served, runtime};
+use crate::service::{Service, runtime};
 use burn::tensor::Device;
 use core::{fmt, time::Duration};
 
 /// A layered device that goes when it is not needed any more: when the lease is dropped and the
-/// last of the device's tensors is. Its session, its threads and its layers go with it.
+/// last of the device's tensors is. Its layers and tensors go with it; its port and its threads are
+/// the next leased device's.
 ///
-/// A [`Device`] itself is a plain name. Using it after the device went panics, as using any remote
-/// device does whose server is gone.
+/// A [`Device`] itself is a plain name. One that is used after the device went panics, as one does
+/// whose server is gone, or names the next device: keep the lease for as long as the name.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -27,13 +28,13 @@ use core::{fmt, time::Duration};
 /// ```
 #[must_use = "the device goes when its lease is dropped"]
 pub struct Lease {
-    served: Option<Served>,
+    served: Option<Service>,
     device: Device,
 }
 
 impl Lease {
     /// A lease on what is served over `base`: with autodiff, if `base` is.
-    pub(crate) fn new(served: Served, base: &Device) -> Self {
+    pub(crate) fn new(served: Service, base: &Device) -> Self {
         Self {
             device: served.device().with_autodiff_context_from(base),
             served: Some(served),
@@ -61,7 +62,7 @@ impl fmt::Debug for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(served) = self.served.take()
-            && let Err(served) = served.leave()
+            && let Some(served) = served.leave()
             && let Ok(runtime) = runtime()
         {
             runtime.spawn(leave(served));
@@ -70,13 +71,13 @@ impl Drop for Lease {
 }
 
 /// Waits for the last tensor.
-async fn leave(mut served: Served) {
+async fn leave(mut served: Service) {
     let mut pause = Duration::from_millis(1);
     loop {
         tokio::time::sleep(pause).await;
         pause = (2 * pause).min(Duration::from_secs(1));
         match tokio::task::spawn_blocking(move || served.leave()).await {
-            Ok(Err(still)) => served = still,
+            Ok(Some(still)) => served = still,
             _ => return,
         }
     }

@@ -101,12 +101,16 @@ impl<B: BackendIr> Call<B> {
 
     pub(crate) fn plan(&mut self) {
         let forward = self.scope_of_forward();
-        let (Some(layer), Some(inputs)) = (&self.layer, &mut self.inputs) else {
+        let scope = self.scope.clone().or_else(|| forward.clone());
+        self.forward = forward;
+        let Some(layer) = &self.layer else {
             return;
         };
-        inputs.scope = self.scope.clone().or_else(|| forward.clone());
-        self.forward = forward;
         self.watched = layer.watches();
+        let Some(inputs) = &mut self.inputs else {
+            return;
+        };
+        inputs.scope = scope;
         self.plan = match self.op {
             // What the program reads is in the dtype that it sees.
             Op::float_into_data => Plan::compute(inputs.nominal),

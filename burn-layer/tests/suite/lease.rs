@@ -1,9 +1,11 @@
 //! Devices that go.
 
 use burn::tensor::{Device, Tensor};
-use burn_layer::{Layer, Layers, Lease};
+use burn_flex::Flex;
+use burn_layer::{CustomOpHandler, Layer, Layers, Lease};
 use std::{
     process::Command,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -116,7 +118,13 @@ fn leases_live_side_by_side() {
 
 #[test]
 fn a_device_that_went_is_refused() {
-    let lease = lease();
+    // Of a kind of its own, so that no other test's device takes its place.
+    let alone: CustomOpHandler<Flex> = Arc::new(|_, _, _| ());
+    let layers = Layers::on(Device::flex()).layer(Nothing);
+    let lease = layers
+        .custom_ops::<Flex>([("alone", alone)])
+        .lease()
+        .unwrap();
     let device = lease.device();
     drop(lease);
     let late = move || Tensor::<1>::ones([1], &device).into_data();
