@@ -10,5 +10,6 @@ pub use autocast::{
 };
 pub use burn_layer::{LayerError, Op};
 pub use scaler::{
-    LossScaler, LossScalerConfig, LossScalerError, LossScalerState, Overflow, ScaledStep, Unscaled,
+    LossScaler, LossScalerConfig, LossScalerError, LossScalerState, Overflow, ScaleChange,
+    ScaleHistory, ScaledStep, SharedLossScaler, Unscaled,
 };

@@ -3,5 +3,11 @@
 mod suite {
     mod autocast;
     mod loss_scaler;
+    mod loss_scaler_learner;
+    mod loss_scaler_optimizers;
+    mod loss_scaler_ranks;
+    mod loss_scaler_state;
+    mod loss_scaler_steps;
+    mod loss_scaler_support;
     mod policy;
 }
