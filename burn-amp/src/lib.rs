@@ -10,6 +10,8 @@ pub use autocast::{
 };
 pub use burn_layer::{LayerError, Op};
 pub use scaler::{
-    LossScaler, LossScalerConfig, LossScalerError, LossScalerState, Overflow, ScaleChange,
-    ScaleHistory, ScaledStep, SharedLossScaler, Unscaled,
+    DeviceAdam, DeviceAdamConfig, DeviceAdamState, DeviceLossScaler, DeviceOptimizer, DeviceSgd,
+    DeviceSgdConfig, DeviceSgdState, DeviceUnscaled, LossScaler, LossScalerConfig, LossScalerError,
+    LossScalerState, Overflow, ScaleChange, ScaleHistory, ScaledStep, SharedLossScaler, SkipsNan,
+    Unscaled,
 };

@@ -3,6 +3,8 @@
 mod suite {
     mod autocast;
     mod loss_scaler;
+    mod loss_scaler_device;
+    mod loss_scaler_device_optimizers;
     mod loss_scaler_learner;
     mod loss_scaler_optimizers;
     mod loss_scaler_ranks;

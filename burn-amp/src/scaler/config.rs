@@ -1,7 +1,7 @@
 //! [`LossScalerConfig`].
 
-use super::{LossScaler, LossScalerError};
-use burn::config::Config;
+use super::{DeviceLossScaler, LossScaler, LossScalerError, LossScalerState};
+use burn::{config::Config, tensor::Device};
 
 /// How the loss is scaled. The defaults are those of PyTorch's `torch.amp.GradScaler`.
 ///
@@ -58,6 +58,17 @@ impl LossScalerConfig {
     pub fn init(&self) -> Result<LossScaler, LossScalerError> {
         self.validate()?;
         Ok(LossScaler::new(self.clone()))
+    }
+
+    /// A scaler at its first scale that keeps its state on `device` and never waits for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](Self::init).
+    pub fn init_on(&self, device: &Device) -> Result<DeviceLossScaler, LossScalerError> {
+        self.validate()?;
+        let state = LossScalerState::new(self);
+        Ok(DeviceLossScaler::new(self.clone(), &state, device))
     }
 
     fn validate(&self) -> Result<(), LossScalerError> {

@@ -67,12 +67,26 @@ impl Pass {
 /// One number on every device that has gradients: brought there once.
 pub(super) struct Factor {
     by_device: Vec<(Device, Tensor<1>)>,
-    value: f32,
+    value: Value,
+}
+
+enum Value {
+    Host(f32),
+    Device(Box<Tensor<1>>),
 }
 
 impl Factor {
     /// A number that the host knows.
     pub(super) fn host(value: f32) -> Self {
+        Self::new(Value::Host(value))
+    }
+
+    /// One element of a device's.
+    pub(super) fn device(value: Tensor<1>) -> Self {
+        Self::new(Value::Device(Box::new(value)))
+    }
+
+    fn new(value: Value) -> Self {
         Self {
             by_device: Vec::new(),
             value,
@@ -85,7 +99,11 @@ impl Factor {
         }
         // A tensor even for the host's number: a gradient that autocast stored in 16 bits is
         // multiplied in f32.
-        let there = Tensor::<1>::from_data([self.value], (&device, DType::F32));
+        let there = match &self.value {
+            Value::Host(value) => Tensor::from_data([*value], (&device, DType::F32)),
+            Value::Device(value) if value.device() == device => *value.clone(),
+            Value::Device(value) => value.clone().to_device(&device),
+        };
         self.by_device.push((device, there.clone()));
         there
     }

@@ -5,6 +5,7 @@ mod error;
 mod gradients;
 mod history;
 mod loss_scaler;
+mod on_device;
 mod overflow;
 mod shared;
 mod state;
@@ -14,6 +15,10 @@ pub use config::LossScalerConfig;
 pub use error::LossScalerError;
 pub use history::{ScaleChange, ScaleHistory};
 pub use loss_scaler::LossScaler;
+pub use on_device::{
+    DeviceAdam, DeviceAdamConfig, DeviceAdamState, DeviceLossScaler, DeviceOptimizer, DeviceSgd,
+    DeviceSgdConfig, DeviceSgdState, DeviceUnscaled, SkipsNan,
+};
 pub use overflow::Overflow;
 pub use shared::SharedLossScaler;
 pub use state::LossScalerState;

@@ -1,6 +1,7 @@
 //! The scale itself: against PyTorch's and DeepSpeed's.
 
 use super::loss_scaler_support::traces;
+use burn::tensor::Device;
 use burn_amp::{LossScaler, LossScalerConfig, LossScalerError};
 
 #[test]
@@ -100,6 +101,8 @@ fn nonsense_is_refused() {
             panic!("another error");
         };
         assert_eq!(found, what);
+        let on_device = config.init_on(&Device::flex()).unwrap_err();
+        assert_eq!(on_device.to_string(), error.to_string());
     }
     let mut scaler = config().init().unwrap();
     assert!(scaler.set_scale(f32::INFINITY).is_err());

@@ -1,8 +1,11 @@
 //! Ranks that agree: threads, with a barrier as their all-reduce.
 
 use super::loss_scaler_support::{gradients, loss, problem, values};
-use burn::{optim::AdamConfig, tensor::Device};
-use burn_amp::LossScalerConfig;
+use burn::{
+    optim::AdamConfig,
+    tensor::{Bool, Device, Tensor},
+};
+use burn_amp::{DeviceAdamConfig, DeviceOptimizer, LossScalerConfig};
 use std::{
     sync::{
         Arc, Barrier,
@@ -100,6 +103,30 @@ fn ranks_skip_together() {
                 assert_eq!(found.parameters.is_empty(), !overflow);
                 assert_eq!(found.to_string().contains("another rank"), !overflow);
             }
+            (scaler.current_scale(), values(&model) != before)
+        };
+        (0..STEPS).map(step).collect()
+    });
+    assert_eq!(seen, vec![EXPECTED.to_vec(); RANKS]);
+}
+
+#[test]
+fn ranks_skip_together_on_the_device() {
+    let seen = on_every_rank(|rank, group| {
+        let device = Device::flex().autodiff();
+        let (mut model, x) = problem(&device);
+        let mut optim = DeviceOptimizer::from(DeviceAdamConfig::new().build());
+        let mut scaler = config().init_on(&device).unwrap();
+        let step = |step: usize| {
+            let before = values(&model);
+            let overflow = overflows(rank, step);
+            let grads = gradients(scaler.scale(loss(&model, &x, overflow)), &model);
+            let unscaled = scaler.unscale(grads, &model);
+            let any_rank = group.all_reduce(unscaled.overflow().into_scalar::<bool>());
+            let any_rank = Tensor::<1, Bool>::from_data([any_rank], &Device::flex());
+            let unscaled = unscaled.agree(any_rank);
+            scaler.update(unscaled.overflow());
+            model = unscaled.step(&mut optim, 0.1, model.clone());
             (scaler.current_scale(), values(&model) != before)
         };
         (0..STEPS).map(step).collect()
