@@ -5,10 +5,10 @@ use super::{
     loss_scaler_support::{Readbacks, gradients, loss, problem, traces, values},
 };
 use burn::{
-    optim::{GradientsParams, ModuleOptimizer},
+    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::{Bool, DType, Device, Tensor},
 };
-use burn_amp::{DeviceLossScaler, DeviceSgdConfig, LossScalerConfig};
+use burn_amp::{Autocast, DeviceLossScaler, DeviceOptimizer, DeviceSgdConfig, LossScalerConfig};
 use burn_layer::{Layer, Layers, Op};
 use std::{
     sync::{
@@ -161,6 +161,41 @@ fn cubecl_selects_as_flex_does() {
         [f32::NAN, 2.0, f32::INFINITY, -1.0].map(step)
     };
     assert_eq!(train(Device::cpu()), train(Device::flex()));
+}
+
+/// From far too high, the scale falls to the largest power of two with which fp16 holds every
+/// gradient, those by the layer's output, `2 y / 4`, and by its weight. From 65520 on, it rounds to
+/// infinity.
+#[test]
+fn the_scale_settles_where_fp16_ends() {
+    let (model, x) = problem(&Device::flex().autodiff());
+    let weight = gradients(loss(&model, &x, false), &model);
+    let weight = weight.get::<2>(model.weight.id).unwrap();
+    let output = model.forward(x).inner().mul_scalar(2.0 / 4.0);
+    let largest = Tensor::cat(vec![weight, output], 0).abs().max();
+    let largest: f32 = largest.into_scalar();
+    let halvings = (0..).find(|halvings| 2f32.powi(40 - halvings) * largest < 65520.0);
+    let expected = 2f32.powi(40 - halvings.unwrap());
+
+    let device = Autocast::fp16().device(Device::flex()).unwrap().autodiff();
+    let (mut model, x) = problem(&device);
+    let (mut twin, _) = problem(&device);
+    let config = LossScalerConfig::new().with_init_scale(2f64.powi(40));
+    let mut scaler = config.init_on(&device).unwrap();
+    let mut host = config.init().unwrap();
+    let mut optim = DeviceOptimizer::from(DeviceSgdConfig::new().build());
+    let mut burns = SgdConfig::new().init();
+    for _ in 0..halvings.unwrap() + 2 {
+        // Steps too small to change the outputs by much.
+        let grads = gradients(scaler.scale(loss(&model, &x, false)), &model);
+        model = scaler.step(&mut optim, 1e-6, model, grads);
+        let grads = gradients(host.scale(loss(&twin, &x, false)), &twin);
+        twin = host.step(&mut burns, 1e-6, twin, grads).0;
+    }
+    assert_eq!(&scaler.state(), host.state());
+    assert_eq!(scaler.current_scale(), expected);
+    assert_eq!(host.state().skipped, halvings.unwrap() as u64);
+    assert_eq!(values(&model), values(&twin));
 }
 
 #[test]
