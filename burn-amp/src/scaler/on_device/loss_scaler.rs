@@ -39,14 +39,15 @@ use burn::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// **Which optimizers.** No optimizer of Burn can take part: `AdaptiveMomentumState::time`, which
-/// Adam's bias correction needs, is a `usize` on the host, and a state that does not exist before
-/// the first step is an `Option` there; whether a step was skipped changes both, and a host that
-/// never waits cannot know. (PyTorch has the same two kinds: its fused optimizers take `found_inf`
-/// as a tensor, for all others its scaler waits.) So [`DeviceOptimizer`] takes optimizers whose
-/// whole state is on the device: [`DeviceSgd`](super::DeviceSgd), [`DeviceAdam`](super::DeviceAdam)
-/// and others that [skip NaN](super::SkipsNan). Burn's own go with `LossScaler`, which waits once a
-/// step and gives the same parameters.
+/// **Which optimizers.** Burn's keep on the host what a skipped step must not change: Adam's bias
+/// correction needs `AdaptiveMomentumState::time`, a `usize`, and a velocity that does not exist
+/// before the first step is an `Option`, from which momentum starts undampened. Whether a step was
+/// skipped decides over both, and a host that never waits does not know it; so no code around such
+/// an optimizer can be right. (PyTorch has the same two kinds: fused optimizers take `found_inf` as
+/// a tensor, for all others its scaler waits.) [`DeviceOptimizer`] takes optimizers whose whole
+/// state is on the device: [`DeviceSgd`](super::DeviceSgd), [`DeviceAdam`](super::DeviceAdam) and
+/// others that [skip NaN](super::SkipsNan). Burn's own go with `LossScaler`, which waits once a step
+/// and gives the same parameters.
 ///
 /// Factors are applied in f32; those that f32 does not hold exactly, such as 0.7, differ from
 /// `LossScaler`'s f64 in the last place.
