@@ -10,5 +10,8 @@ pub use autocast::{
 };
 pub use burn_layer::{CustomOpHandler, LayerError, Layers, Op};
 pub use scaler::{
-    LossScaler, LossScalerConfig, LossScalerError, LossScalerState, Overflow, ScaledStep, Unscaled,
+    DeviceAdam, DeviceAdamConfig, DeviceAdamState, DeviceLossScaler, DeviceOptimizer, DeviceSgd,
+    DeviceSgdConfig, DeviceSgdState, DeviceUnscaled, LossScaler, LossScalerConfig, LossScalerError,
+    LossScalerState, Overflow, ScaleChange, ScaleHistory, ScaledStep, SharedLossScaler, SkipsNan,
+    Unscaled,
 };

@@ -4,6 +4,14 @@ mod suite {
     mod autocast;
     mod device;
     mod loss_scaler;
+    mod loss_scaler_device;
+    mod loss_scaler_device_optimizers;
+    mod loss_scaler_learner;
+    mod loss_scaler_optimizers;
+    mod loss_scaler_ranks;
+    mod loss_scaler_state;
+    mod loss_scaler_steps;
+    mod loss_scaler_support;
     mod nan_guard;
     mod policy;
     mod region;

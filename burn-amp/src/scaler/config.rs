@@ -1,7 +1,7 @@
 //! [`LossScalerConfig`].
 
-use super::{LossScaler, LossScalerError};
-use burn::config::Config;
+use super::{DeviceLossScaler, LossScaler, LossScalerError, LossScalerState};
+use burn::{config::Config, tensor::Device};
 
 /// How the loss is scaled. The defaults are those of PyTorch's `torch.amp.GradScaler`.
 ///
@@ -56,6 +56,22 @@ impl LossScalerConfig {
     ///
     /// When a factor, the interval or a bound makes no sense.
     pub fn init(&self) -> Result<LossScaler, LossScalerError> {
+        self.validate()?;
+        Ok(LossScaler::new(self.clone()))
+    }
+
+    /// A scaler at its first scale that keeps its state on `device` and never waits for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](Self::init).
+    pub fn init_on(&self, device: &Device) -> Result<DeviceLossScaler, LossScalerError> {
+        self.validate()?;
+        let state = LossScalerState::new(self);
+        Ok(DeviceLossScaler::new(self.clone(), &state, device))
+    }
+
+    fn validate(&self) -> Result<(), LossScalerError> {
         let invalid = |what: &'static str, expected: &'static str, found: f64| {
             Err(LossScalerError::Invalid {
                 what,
@@ -64,11 +80,16 @@ impl LossScalerConfig {
             })
         };
         let (min, max) = self.bounds();
-        if !(self.init_scale > 0.0 && (self.init_scale as f32).is_finite()) {
+        let init_scale = self.init_scale as f32;
+        if !(init_scale > 0.0 && init_scale.is_finite()) {
             return invalid("init_scale", "a finite scale above 0", self.init_scale);
         }
-        if self.growth_factor.is_nan() || self.growth_factor <= 1.0 {
-            return invalid("growth_factor", "a factor above 1", self.growth_factor);
+        if !(self.growth_factor > 1.0 && self.growth_factor.is_finite()) {
+            return invalid(
+                "growth_factor",
+                "a finite factor above 1",
+                self.growth_factor,
+            );
         }
         if !(self.backoff_factor > 0.0 && self.backoff_factor < 1.0) {
             return invalid("backoff_factor", "between 0 and 1", self.backoff_factor);
@@ -82,7 +103,7 @@ impl LossScalerConfig {
         if min.is_nan() || max.is_nan() || min > max {
             return invalid("min_scale", "a bound below max_scale", min.into());
         }
-        Ok(LossScaler::new(self.clone()))
+        Ok(())
     }
 
     /// The least and the greatest scale.

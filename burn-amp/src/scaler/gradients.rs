@@ -1,74 +1,57 @@
-//! Unscaling all gradients of a module and finding those that overflowed.
+//! One pass over all gradients of a module: unscaled, and probed for infinities and NaN.
 
+use super::Overflow;
 use burn::{
     module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
-    tensor::{ElementConversion, Tensor},
+    tensor::{DType, Device, ElementConversion, FloatDType, Tensor},
 };
-use core::fmt;
 
-/// Gradients that overflowed: the step is to be skipped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overflow {
-    /// The paths of the parameters whose gradients hold an infinity or a NaN.
-    pub parameters: Vec<String>,
-}
-
-impl fmt::Display for Overflow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 4;
-        let shown = self.parameters.iter().take(SHOWN);
-        let shown: Vec<_> = shown.map(String::as_str).collect();
-        write!(f, "the gradients of {} overflowed", shown.join(", "))?;
-        match self.parameters.len().saturating_sub(SHOWN) {
-            0 => Ok(()),
-            more => write!(f, " and those of {more} more parameters"),
-        }
-    }
-}
-
-/// Gradients multiplied by the inverse of the loss scale.
-#[derive(Debug)]
-pub struct Unscaled {
-    /// The gradients, of every parameter that has one.
-    pub grads: GradientsParams,
-    /// Whether some of them are infinite or NaN.
-    pub overflow: Option<Overflow>,
-}
-
-/// Multiplies every gradient by `factor`. Whether they are finite is read back once, for all of
-/// them together.
-pub(super) fn unscale<M: Module>(grads: GradientsParams, module: &M, factor: f32) -> Unscaled {
-    let mut visitor = Unscale {
-        grads,
-        factor,
-        path: Vec::new(),
-        names: Vec::new(),
-        probes: Vec::new(),
-    };
-    module.visit(&mut visitor);
-    let overflow = visitor.overflow();
-    Unscaled {
-        grads: visitor.grads,
-        overflow,
-    }
-}
-
-struct Unscale {
-    grads: GradientsParams,
-    factor: f32,
-    path: Vec<String>,
+/// Gradients times a factor, and what tells whether they are finite.
+pub(super) struct Pass {
+    pub(super) grads: GradientsParams,
+    /// The path of each parameter with a gradient.
     names: Vec<String>,
-    /// One element a gradient: 0 where all of it is finite, NaN otherwise.
+    /// One element a gradient, on its device: 0 where all of it is finite, NaN otherwise.
     probes: Vec<Tensor<1>>,
 }
 
-impl Unscale {
-    fn overflow(&mut self) -> Option<Overflow> {
-        if self.probes.is_empty() {
-            return None;
-        }
-        let probes = Tensor::cat(core::mem::take(&mut self.probes), 0).into_data();
+/// Multiplies every gradient by `factor`, one element. The host does not wait.
+///
+/// # Panics
+///
+/// When a gradient is f16: what scaling saved would be lost again.
+pub(super) fn multiply<M: Module>(grads: GradientsParams, module: &M, factor: Factor) -> Pass {
+    let mut visitor = Multiply {
+        factor,
+        path: Vec::new(),
+        pass: Pass {
+            grads,
+            names: Vec::new(),
+            probes: Vec::new(),
+        },
+    };
+    module.visit(&mut visitor);
+    visitor.pass
+}
+
+impl Pass {
+    /// The probes in one tensor, on the first one's device; none without gradients.
+    pub(super) fn probes(&self) -> Option<Tensor<1>> {
+        let device = self.probes.first()?.device();
+        let there = |probe: &Tensor<1>| {
+            if probe.device() == device {
+                probe.clone()
+            } else {
+                probe.clone().to_device(&device)
+            }
+        };
+        Some(Tensor::cat(self.probes.iter().map(there).collect(), 0))
+    }
+
+    /// Which gradients are not finite. The host waits, once for all of them.
+    pub(super) fn overflow(&self) -> Option<Overflow> {
+        let probes = self.probes()?.into_data();
         let probes = probes.iter::<f32>().map(|probe| probe.elem::<f32>());
         let parameters: Vec<String> = self
             .names
@@ -81,7 +64,68 @@ impl Unscale {
     }
 }
 
-impl ModuleVisitor for Unscale {
+/// One number on every device that has gradients: brought there once.
+pub(super) struct Factor {
+    by_device: Vec<(Device, Tensor<1>)>,
+    value: Value,
+}
+
+enum Value {
+    Host(f32),
+    Device(Box<Tensor<1>>),
+}
+
+impl Factor {
+    /// A number that the host knows.
+    pub(super) fn host(value: f32) -> Self {
+        Self::new(Value::Host(value))
+    }
+
+    /// One element of a device's.
+    pub(super) fn device(value: Tensor<1>) -> Self {
+        Self::new(Value::Device(Box::new(value)))
+    }
+
+    fn new(value: Value) -> Self {
+        Self {
+            by_device: Vec::new(),
+            value,
+        }
+    }
+
+    fn on(&mut self, device: Device) -> Tensor<1> {
+        if let Some((_, there)) = self.by_device.iter().find(|(known, _)| *known == device) {
+            return there.clone();
+        }
+        // A tensor even for the host's number: a gradient that autocast stored in 16 bits is
+        // multiplied in f32.
+        let there = match &self.value {
+            Value::Host(value) => Tensor::from_data([*value], (&device, DType::F32)),
+            Value::Device(value) if value.device() == device => *value.clone(),
+            Value::Device(value) => value.clone().to_device(&device),
+        };
+        self.by_device.push((device, there.clone()));
+        there
+    }
+
+    /// `grad` times the factor, in f32 where the gradient is narrower.
+    pub(super) fn times<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
+        let factor = self.on(grad.device()).reshape([1; D]);
+        match grad.dtype() {
+            DType::F32 => grad * factor,
+            DType::BF16 => (grad.cast(FloatDType::F32) * factor).cast(FloatDType::BF16),
+            dtype => grad * factor.cast(dtype),
+        }
+    }
+}
+
+struct Multiply {
+    factor: Factor,
+    path: Vec<String>,
+    pass: Pass,
+}
+
+impl ModuleVisitor for Multiply {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.to_string());
     }
@@ -91,15 +135,21 @@ impl ModuleVisitor for Unscale {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(grad) = self.grads.remove::<D>(param.id) else {
+        let Some(grad) = self.pass.grads.remove::<D>(param.id) else {
             return;
         };
-        // By a tensor of f32: a gradient that autocast stored in 16 bits is divided in f32.
-        let factor = Tensor::<1>::from_floats([self.factor], &grad.device());
-        let grad = grad * factor.reshape([1; D]);
-        // 0 times an infinity or a NaN is NaN, and a NaN stays in a sum.
-        self.probes.push(grad.clone().mul_scalar(0.0).sum());
-        self.names.push(self.path.join("."));
-        self.grads.register::<D>(param.id, grad);
+        let path = self.path.join(".");
+        assert!(
+            grad.dtype() != DType::F16,
+            "the gradient of {path} is f16, in which unscaling loses what scaling saved: keep the \
+             parameters in f32 and let Autocast choose what is computed in f16"
+        );
+        let grad = self.factor.times(grad);
+        // 0 times an infinity or a NaN is NaN, and a NaN stays in a sum. In f32: the sum of f64
+        // and bf16 probes is asked the same question.
+        let probe = grad.clone().mul_scalar(0.0).sum();
+        self.pass.probes.push(probe.cast(FloatDType::F32));
+        self.pass.names.push(path);
+        self.pass.grads.register::<D>(param.id, grad);
     }
 }

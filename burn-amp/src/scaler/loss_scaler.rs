@@ -1,14 +1,16 @@
 //! [`LossScaler`]: PyTorch's dynamic loss scaling, with the extras of Apex and DeepSpeed.
 
-use super::{LossScalerConfig, LossScalerError, Overflow, Unscaled, gradients};
+use super::{
+    LossScalerConfig, LossScalerError, LossScalerState, ScaleChange, ScaleHistory, ScaledStep,
+    Unscaled,
+    gradients::{self, Factor},
+};
 use burn::{
+    lr_scheduler::{LrSchedulerRecord, module_lr_scheduler::ModuleLearningRate},
     module::Module,
-    optim::{
-        GradientsParams, ModuleOptimizer, lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    },
+    optim::{GradientsParams, ModuleOptimizer},
     tensor::Tensor,
 };
-use serde::{Deserialize, Serialize};
 
 /// Dynamic loss scaling around any Burn optimizer.
 ///
@@ -44,39 +46,49 @@ use serde::{Deserialize, Serialize};
 /// To clip gradients, give the optimizer a clipping configuration: it clips what the scaler has
 /// unscaled. To accumulate, add up the gradients of the scaled losses and call
 /// [`step`](Self::step) once for all of them.
+///
+/// **In parts**, as `unscale_`, `step` and `update` of PyTorch: [`unscale`](Self::unscale) gives
+/// [`Unscaled`], which is clipped, agreed upon by ranks and stepped with. Several optimizers skip
+/// each by itself and share the scale, which [`update_after`](Self::update_after) adjusts once.
+///
+/// ```
+/// # use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
+/// # use burn_amp::LossScalerConfig;
+/// # let device = Device::flex().autodiff();
+/// # let (mut encoder, mut decoder) = (LinearConfig::new(4, 2).init(&device), LinearConfig::new(2, 4).init(&device));
+/// # let (mut optim_e, mut optim_d) = (SgdConfig::new().init(), SgdConfig::new().init());
+/// # let mut scaler = LossScalerConfig::new().init()?;
+/// # let loss = decoder.forward(encoder.forward(Tensor::<2>::ones([1, 4], &device))).sum();
+/// let mut grads = scaler.scale(loss).backward();
+/// let grads_e = GradientsParams::from_module(&mut grads, &encoder);
+/// let grads_d = GradientsParams::from_module(&mut grads, &decoder);
+/// let (step_e, step_d);
+/// (encoder, step_e) = scaler.unscale(grads_e, &encoder).step(&mut optim_e, 0.1, encoder);
+/// (decoder, step_d) = scaler.unscale(grads_d, &decoder).step(&mut optim_d, 0.1, decoder);
+/// scaler.update_after([&step_e, &step_d])?;
+/// # let _ = (encoder, decoder);
+/// # Ok::<(), burn_amp::LossScalerError>(())
+/// ```
+///
+/// **L-BFGS** evaluates its closure many times a step and carries curvature from one to the next,
+/// so that a skipped evaluation has no meaning; PyTorch's scaler refuses closures too. Burn's
+/// `LBFGS` is no `ModuleOptimizer`, and the compiler refuses it:
+///
+/// ```compile_fail,E0308
+/// use burn::{nn::LinearConfig, optim::{GradientsParams, LBFGSConfig}, tensor::Device};
+/// use burn_amp::LossScalerConfig;
+///
+/// let model = LinearConfig::new(4, 2).init(&Device::flex());
+/// let mut optim = LBFGSConfig::new().init();
+/// let mut scaler = LossScalerConfig::new().init().unwrap();
+/// scaler.step(&mut optim, 0.1, model, GradientsParams::new());
+/// ```
 #[derive(Clone, Debug)]
 pub struct LossScaler {
     config: LossScalerConfig,
     state: LossScalerState,
+    history: ScaleHistory,
     warned: bool,
-}
-
-/// What a [`LossScaler`] remembers: save it with the checkpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LossScalerState {
-    /// The scale.
-    pub scale: f32,
-    /// Steps without overflow since the scale last changed.
-    pub growth_tracker: u32,
-    /// Overflows that are still borne before the scale falls, this one included.
-    pub hysteresis_left: u32,
-    /// Overflows in a row.
-    pub overflows_in_a_row: u32,
-    /// Steps taken.
-    pub steps: u64,
-    /// Steps skipped.
-    pub skipped: u64,
-}
-
-/// What became of a step.
-#[derive(Clone, Debug, PartialEq)]
-#[must_use = "a step that overflowed was skipped"]
-pub struct ScaledStep {
-    /// The scale that the step's loss had.
-    pub scale: f32,
-    /// What overflowed, if the step was skipped for it.
-    pub overflow: Option<Overflow>,
 }
 
 /// So many overflows in a row say that the scale is not the trouble.
@@ -84,15 +96,9 @@ const OVERFLOWS_WARNED: u32 = 20;
 
 impl LossScaler {
     pub(super) fn new(config: LossScalerConfig) -> Self {
-        let state = LossScalerState {
-            scale: config.init_scale as f32,
-            growth_tracker: 0,
-            hysteresis_left: config.hysteresis,
-            overflows_in_a_row: 0,
-            steps: 0,
-            skipped: 0,
-        };
+        let state = LossScalerState::new(&config);
         Self {
+            history: ScaleHistory::new(0, state.scale),
             config,
             state,
             warned: false,
@@ -108,7 +114,7 @@ impl LossScaler {
         }
     }
 
-    /// The loss times the scale, to call `backward` on.
+    /// The loss times the scale, to call `backward` on. Several losses are scaled each.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         if self.config.enabled {
             loss.mul_scalar(self.state.scale)
@@ -117,20 +123,43 @@ impl LossScaler {
         }
     }
 
-    /// The gradients divided by the scale, and whether one overflowed. The host waits for the
-    /// device once. Disabled, the gradients pass unchecked.
+    /// The gradients of `module` divided by the scale, and whether one overflowed. The host waits
+    /// for the device once, for all gradients together. Disabled, the gradients pass unchecked,
+    /// without waiting.
+    ///
+    /// They are checked after the division: with a scale so small that it has no inverse, all of
+    /// them overflow.
+    ///
+    /// # Panics
+    ///
+    /// When a gradient is f16, as PyTorch's does: what scaling saved would be lost again.
     pub fn unscale<M: Module>(&self, grads: GradientsParams, module: &M) -> Unscaled {
+        let scale = self.current_scale();
         if !self.config.enabled {
-            return Unscaled {
-                grads,
+            let step = ScaledStep {
+                scale,
                 overflow: None,
             };
+            return Unscaled { grads, step };
         }
-        gradients::unscale(grads, module, 1.0 / self.state.scale)
+        let pass = gradients::multiply(grads, module, Factor::host(scale.recip()));
+        let step = ScaledStep {
+            scale,
+            overflow: pass.overflow(),
+        };
+        Unscaled {
+            grads: pass.grads,
+            step,
+        }
     }
 
     /// Unscale the gradients, step the optimizer unless one overflowed, and update the scale. On
-    /// overflow neither the module nor the optimizer changes.
+    /// overflow neither the module nor the optimizer changes. Without gradients nothing does,
+    /// but the step counts.
+    ///
+    /// # Panics
+    ///
+    /// As [`unscale`](Self::unscale).
     pub fn step<M: Module>(
         &mut self,
         optimizer: &mut ModuleOptimizer,
@@ -138,78 +167,64 @@ impl LossScaler {
         module: M,
         grads: GradientsParams,
     ) -> (M, ScaledStep) {
-        let unscaled = self.unscale(grads, &module);
-        let step = ScaledStep {
-            scale: self.current_scale(),
-            overflow: unscaled.overflow,
-        };
-        let module = match step.overflow {
-            None => optimizer.step(lr, module, unscaled.grads),
-            Some(_) => module,
-        };
+        let (module, step) = self.unscale(grads, &module).step(optimizer, lr, module);
         self.update(step.overflow.is_some());
         (module, step)
     }
 
+    /// Adjust the scale after the steps of one or more optimizers on one scale: it backs off where
+    /// any of them overflowed. Call it once, when all of them are done.
+    ///
+    /// # Errors
+    ///
+    /// When there is no step, and when one was unscaled with another scale than the current one.
+    pub fn update_after<'a>(
+        &mut self,
+        steps: impl IntoIterator<Item = &'a ScaledStep>,
+    ) -> Result<(), LossScalerError> {
+        let current = self.current_scale();
+        let mut overflow = None;
+        for step in steps {
+            if step.scale != current {
+                return Err(LossScalerError::Stale {
+                    step: step.scale,
+                    current,
+                });
+            }
+            *overflow.get_or_insert(false) |= step.overflow.is_some();
+        }
+        self.update(overflow.ok_or(LossScalerError::NothingChecked)?);
+        Ok(())
+    }
+
     /// Adjust the scale after a step that overflowed or not. [`step`](Self::step) does it; this is
-    /// for loops that unscale by themselves, and for ranks that agree on what overflowed.
+    /// for loops that find overflows by themselves.
     pub fn update(&mut self, overflow: bool) {
         if !self.config.enabled {
             return;
         }
-        self.state.steps += 1;
-        if overflow {
-            self.state.skipped += 1;
-            self.state.overflows_in_a_row += 1;
-        } else {
-            self.state.overflows_in_a_row = 0;
-        }
-        if self.config.dynamic {
-            if overflow {
-                self.back_off()
-            } else {
-                self.grow()
-            }
-        }
-        self.warn_if_falling();
+        self.state.update(&self.config, overflow);
+        self.history.push(ScaleChange {
+            step: self.state.steps,
+            scale: self.state.scale,
+            overflow,
+        });
+        self.warn_if_falling(overflow);
     }
 
-    fn back_off(&mut self) {
-        self.state.growth_tracker = 0;
-        if self.state.hysteresis_left > 1 {
-            self.state.hysteresis_left -= 1;
-            return;
-        }
-        let (min, _) = self.config.bounds();
-        let scale = f64::from(self.state.scale) * self.config.backoff_factor;
-        self.state.scale = (scale as f32).max(min);
-    }
-
-    fn grow(&mut self) {
-        if self.config.consecutive_hysteresis {
-            self.state.hysteresis_left = self.config.hysteresis;
-        }
-        self.state.growth_tracker += 1;
-        if self.state.growth_tracker < self.config.growth_interval {
-            return;
-        }
-        self.state.growth_tracker = 0;
-        self.state.hysteresis_left = self.config.hysteresis;
-        let (_, max) = self.config.bounds();
-        let scale = (f64::from(self.state.scale) * self.config.growth_factor) as f32;
-        if scale.is_finite() {
-            // A first scale above the maximum stays where it is.
-            self.state.scale = scale.min(max.max(self.state.scale));
-        }
-    }
-
-    fn warn_if_falling(&mut self) {
-        if !self.warned && self.state.overflows_in_a_row >= OVERFLOWS_WARNED {
+    fn warn_if_falling(&mut self, overflow: bool) {
+        let falling =
+            overflow && self.state.scale < 1.0 || self.state.overflows_in_a_row >= OVERFLOWS_WARNED;
+        if falling && !self.warned {
             self.warned = true;
             log::warn!(
-                "{OVERFLOWS_WARNED} steps in a row overflowed and the loss scale is {}: the loss \
-                 itself is probably not finite. Look for a NaN in the data, lower the learning \
-                 rate, or run the op that overflows in f32 (Policy::builder)",
+                "{} of {} steps overflowed, the last {} in a row, and the loss scale is {}: the \
+                 loss itself is probably not finite. Look for a NaN in the data, lower the \
+                 learning rate, or run the op that overflows in f32 (Policy::builder); \
+                 ScaledStep::overflow names the parameters",
+                self.state.skipped,
+                self.state.steps,
+                self.state.overflows_in_a_row,
                 self.state.scale
             );
         }
@@ -229,12 +244,22 @@ impl LossScaler {
             });
         }
         self.state.scale = scale;
+        self.history.push(ScaleChange {
+            step: self.state.steps,
+            scale,
+            overflow: false,
+        });
         Ok(())
     }
 
     /// The configuration.
     pub fn config(&self) -> &LossScalerConfig {
         &self.config
+    }
+
+    /// The overflows and the changes of the scale since the scaler was made or loaded.
+    pub fn history(&self) -> &ScaleHistory {
+        &self.history
     }
 
     /// The state, to be saved after [`step`](Self::step).
@@ -249,7 +274,34 @@ impl LossScaler {
     /// When the state's scale is not a finite number above 0.
     pub fn load_state(mut self, state: LossScalerState) -> Result<Self, LossScalerError> {
         self.set_scale(state.scale)?;
+        self.history = ScaleHistory::new(state.steps, state.scale);
         self.state = state;
         Ok(self)
+    }
+
+    /// The state as a [record of Burn](LossScalerState::to_record).
+    pub fn to_record(&self) -> LrSchedulerRecord {
+        self.state.to_record()
+    }
+
+    /// Go on from a record that [`to_record`](Self::to_record) made.
+    ///
+    /// ```
+    /// use burn::lr_scheduler::LrSchedulerRecord;
+    /// use burn_amp::LossScalerConfig;
+    ///
+    /// let config = LossScalerConfig::new();
+    /// let scaler = config.init()?;
+    /// let bytes = scaler.to_record().into_bytes()?;
+    /// let loaded = config.init()?.load_record(&LrSchedulerRecord::from_bytes(bytes)?)?;
+    /// assert_eq!(loaded.state(), scaler.state());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the record is of something else, or its scale is not a finite number above 0.
+    pub fn load_record(self, record: &LrSchedulerRecord) -> Result<Self, LossScalerError> {
+        self.load_state(LossScalerState::from_record(record)?)
     }
 }

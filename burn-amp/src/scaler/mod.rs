@@ -1,25 +1,25 @@
 //! Loss scaling.
 
 mod config;
+mod error;
 mod gradients;
+mod history;
 mod loss_scaler;
+mod on_device;
+mod overflow;
+mod shared;
+mod state;
+mod unscaled;
 
 pub use config::LossScalerConfig;
-pub use gradients::{Overflow, Unscaled};
-pub use loss_scaler::{LossScaler, LossScalerState, ScaledStep};
-
-/// Why a loss scaler cannot be made as configured.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LossScalerError {
-    /// A value that makes no sense.
-    #[error("the loss scaler's {what} is {found}; expected {expected}")]
-    Invalid {
-        /// The name of the value.
-        what: &'static str,
-        /// What it must be.
-        expected: &'static str,
-        /// What it is.
-        found: f64,
-    },
-}
+pub use error::LossScalerError;
+pub use history::{ScaleChange, ScaleHistory};
+pub use loss_scaler::LossScaler;
+pub use on_device::{
+    DeviceAdam, DeviceAdamConfig, DeviceAdamState, DeviceLossScaler, DeviceOptimizer, DeviceSgd,
+    DeviceSgdConfig, DeviceSgdState, DeviceUnscaled, SkipsNan,
+};
+pub use overflow::Overflow;
+pub use shared::SharedLossScaler;
+pub use state::LossScalerState;
+pub use unscaled::{ScaledStep, Unscaled};

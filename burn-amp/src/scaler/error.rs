@@ -1,0 +1,43 @@
+//! [`LossScalerError`].
+
+/// Why a loss scaler cannot do what it is asked to.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossScalerError {
+    /// A value that makes no sense.
+    #[error("the loss scaler's {what} is {found}; expected {expected}")]
+    Invalid {
+        /// The name of the value.
+        what: &'static str,
+        /// What it must be.
+        expected: &'static str,
+        /// What it is.
+        found: f64,
+    },
+    /// An update after no step at all.
+    #[error(
+        "nothing was checked for overflow since the last update of the loss scale: unscale and \
+         step at least one optimizer, then update with what the steps returned"
+    )]
+    NothingChecked,
+    /// An update with a step that was unscaled before the scale last changed.
+    #[error(
+        "a step unscaled with the loss scale {step} says nothing about the scale {current}: update \
+         the scale once after all steps of one backward pass, and before the next one"
+    )]
+    Stale {
+        /// The scale that the step was unscaled with.
+        step: f32,
+        /// The scale of the scaler.
+        current: f32,
+    },
+    /// A record that is not that of a loss scaler.
+    #[error(
+        "the record has no loss scaler's {missing}: load what LossScaler::to_record returned, \
+         or begin anew with LossScalerConfig::init"
+    )]
+    Record {
+        /// The name of the first entry that is missing or of another type.
+        missing: &'static str,
+    },
+}

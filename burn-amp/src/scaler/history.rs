@@ -1,0 +1,105 @@
+//! [`ScaleHistory`]: how the scale came to be what it is.
+
+use serde::Serialize;
+use std::{collections::VecDeque, io};
+
+/// The overflows and the changes of a loss scale, the latest [`CAPACITY`](Self::CAPACITY) of them.
+/// Steps at which nothing happened are not kept, so that a whole training fits.
+///
+/// ```
+/// use burn_amp::LossScalerConfig;
+///
+/// let mut scaler = LossScalerConfig::new().with_growth_interval(2).init()?;
+/// for overflow in [true, false, false] {
+///     scaler.update(overflow);
+/// }
+/// let mut csv = Vec::new();
+/// scaler.history().write_csv(&mut csv)?;
+/// assert_eq!(
+///     String::from_utf8(csv)?,
+///     "step,scale,overflow\n0,65536,false\n1,32768,true\n3,65536,false\n"
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaleHistory {
+    changes: VecDeque<ScaleChange>,
+}
+
+/// An overflow, a change of the scale, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ScaleChange {
+    /// The number of the step, from 1. The first entry has the number of the steps before it.
+    pub step: u64,
+    /// The scale from the next step on.
+    pub scale: f32,
+    /// Whether the step overflowed and was skipped.
+    pub overflow: bool,
+}
+
+impl ScaleHistory {
+    /// How many entries are kept; at a new one, the oldest goes.
+    pub const CAPACITY: usize = 4096;
+
+    pub(super) fn new(step: u64, scale: f32) -> Self {
+        let first = ScaleChange {
+            step,
+            scale,
+            overflow: false,
+        };
+        Self {
+            changes: VecDeque::from([first]),
+        }
+    }
+
+    /// Keep `change` if it is one.
+    pub(super) fn push(&mut self, change: ScaleChange) {
+        let before = self.changes.back().map(|last| last.scale);
+        if !change.overflow && before == Some(change.scale) {
+            return;
+        }
+        if self.changes.len() == Self::CAPACITY {
+            self.changes.pop_front();
+        }
+        self.changes.push_back(change);
+    }
+
+    /// The entries, oldest first. Between two of them the scale is that of the first.
+    pub fn changes(&self) -> impl ExactSizeIterator<Item = ScaleChange> + '_ {
+        self.changes.iter().copied()
+    }
+
+    /// The corners of the scale's staircase, `(step, scale)`, up to step `until`: what a plotting
+    /// library draws as a line.
+    ///
+    /// ```
+    /// use burn_amp::LossScalerConfig;
+    ///
+    /// let mut scaler = LossScalerConfig::new().with_init_scale(8.0).init()?;
+    /// for overflow in [false, true, false] {
+    ///     scaler.update(overflow);
+    /// }
+    /// let line: Vec<_> = scaler.history().line(3).collect();
+    /// assert_eq!(line, [(0, 8.0), (2, 8.0), (2, 4.0), (3, 4.0)]);
+    /// # Ok::<(), burn_amp::LossScalerError>(())
+    /// ```
+    pub fn line(&self, until: u64) -> impl Iterator<Item = (u64, f32)> + '_ {
+        let ends = self.changes().skip(1).map(|change| change.step);
+        self.changes()
+            .zip(ends.chain([until]))
+            .flat_map(|(change, end)| [(change.step, change.scale), (end, change.scale)])
+    }
+
+    /// Write the entries as CSV, with a header: the columns are the fields of [`ScaleChange`].
+    ///
+    /// # Errors
+    ///
+    /// When writing fails.
+    pub fn write_csv(&self, mut out: impl io::Write) -> io::Result<()> {
+        writeln!(out, "step,scale,overflow")?;
+        for change in self.changes() {
+            writeln!(out, "{},{},{}", change.step, change.scale, change.overflow)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! [`DeviceLossScaler`].
+
+use super::{DeviceOptimizer, DeviceUnscaled};
+use crate::scaler::{
+    LossScalerConfig, LossScalerError, LossScalerState,
+    gradients::{self, Factor},
+};
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::GradientsParams,
+    tensor::{Bool, DType, Device, Int, Tensor, Transaction},
+};
+
+/// [`LossScaler`](crate::LossScaler) on the device: the scale, the growth tracker and the decision
+/// whether a step is taken are tensors there, and the host never waits for them.
+///
+/// ```
+/// use burn::{
+///     nn::LinearConfig,
+///     optim::GradientsParams,
+///     tensor::{Device, Distribution, Tensor},
+/// };
+/// use burn_amp::{Autocast, DeviceAdamConfig, DeviceOptimizer, LossScalerConfig};
+///
+/// let device = Autocast::fp16().device(Device::flex())?.autodiff();
+/// let mut model = LinearConfig::new(4, 2).init(&device);
+/// let mut optim = DeviceOptimizer::from(DeviceAdamConfig::new().build());
+/// let mut scaler = LossScalerConfig::new().init_on(&device)?;
+///
+/// let x = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+/// let loss = model.forward(x).powi_scalar(2).mean();
+/// let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
+/// model = scaler.step(&mut optim, 1e-3, model, grads);
+/// # let _ = model;
+///
+/// // Only this waits.
+/// assert_eq!(scaler.current_scale(), 65536.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// **Which optimizers.** Burn's keep on the host what a skipped step must not change: Adam's bias
+/// correction needs `AdaptiveMomentumState::time`, a `usize`, and a velocity that does not exist
+/// before the first step is an `Option`, from which momentum starts undampened. Whether a step was
+/// skipped decides over both, and a host that never waits does not know it; so no code around such
+/// an optimizer can be right. (PyTorch has the same two kinds: fused optimizers take `found_inf` as
+/// a tensor, for all others its scaler waits.) [`DeviceOptimizer`] takes optimizers whose whole
+/// state is on the device: [`DeviceSgd`](super::DeviceSgd), [`DeviceAdam`](super::DeviceAdam) and
+/// others that [skip NaN](super::SkipsNan). Burn's own go with `LossScaler`, which waits once a step
+/// and gives the same parameters.
+///
+/// Factors are applied in f32; those that f32 does not hold exactly, such as 0.7, differ from
+/// `LossScaler`'s f64 in the last place.
+///
+/// **What the host does not know** it cannot tell: no parameter is named, no warning given, no
+/// history kept. [`state`](Self::state) tells how many steps were skipped.
+#[derive(Clone, Debug)]
+pub struct DeviceLossScaler {
+    config: LossScalerConfig,
+    device: Device,
+    scale: Tensor<1>,
+    growth_tracker: Tensor<1, Int>,
+    hysteresis_left: Tensor<1, Int>,
+    overflows_in_a_row: Tensor<1, Int>,
+    skipped: Tensor<1, Int>,
+    steps: u64,
+}
+
+impl DeviceLossScaler {
+    pub(in crate::scaler) fn new(
+        config: LossScalerConfig,
+        state: &LossScalerState,
+        device: &Device,
+    ) -> Self {
+        let device = device.clone().inner();
+        let scale = if config.enabled { state.scale } else { 1.0 };
+        let int = |value: u64| Tensor::from_data([value as i64], &device);
+        Self {
+            config,
+            scale: Tensor::from_data([scale], (&device, DType::F32)),
+            growth_tracker: int(state.growth_tracker.into()),
+            hysteresis_left: int(state.hysteresis_left.into()),
+            overflows_in_a_row: int(state.overflows_in_a_row.into()),
+            skipped: int(state.skipped),
+            steps: state.steps,
+            device,
+        }
+    }
+
+    /// The loss times the scale, to call `backward` on.
+    pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
+        if !self.config.enabled {
+            return loss;
+        }
+        let scale = self.scale.clone().reshape([1; D]).cast(loss.dtype());
+        loss * scale
+    }
+
+    /// The gradients of `module` divided by the scale, and whether one overflowed, on the device.
+    ///
+    /// # Panics
+    ///
+    /// When a gradient is f16, as [`LossScaler::unscale`](crate::LossScaler::unscale).
+    pub fn unscale<M: Module>(&self, grads: GradientsParams, module: &M) -> DeviceUnscaled {
+        let finite = || Tensor::from_data([false], &self.device);
+        if !self.config.enabled {
+            return DeviceUnscaled::new(grads, finite());
+        }
+        let factor = Factor::device(self.scale.clone().recip());
+        let pass = gradients::multiply(grads, module, factor);
+        let overflow = pass.probes().map(|probes| probes.sum().is_nan());
+        DeviceUnscaled::new(pass.grads, overflow.unwrap_or_else(finite))
+    }
+
+    /// Unscale the gradients, step the optimizer unless one overflowed, and update the scale: all
+    /// of it on the device. On overflow parameters and optimizer state keep their values.
+    ///
+    /// # Panics
+    ///
+    /// As [`unscale`](Self::unscale).
+    pub fn step<M: Module>(
+        &mut self,
+        optimizer: &mut DeviceOptimizer,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: GradientsParams,
+    ) -> M {
+        let unscaled = self.unscale(grads, &module);
+        self.update(unscaled.overflow());
+        unscaled.step(optimizer, lr, module)
+    }
+
+    /// Adjust the scale after the steps on one scale: `overflow`, one element, is true where any of
+    /// them [overflowed](DeviceUnscaled::overflow). [`step`](Self::step) does it; this is for
+    /// several optimizers.
+    pub fn update(&mut self, overflow: Tensor<1, Bool>) {
+        if !self.config.enabled {
+            return;
+        }
+        let overflow = if overflow.device() == self.device {
+            overflow
+        } else {
+            overflow.to_device(&self.device)
+        };
+        self.steps += 1;
+        let clean = overflow.clone().bool_not();
+        self.skipped = self.skipped.clone() + overflow.clone().int();
+        let in_a_row = self.overflows_in_a_row.clone().add_scalar(1);
+        self.overflows_in_a_row = in_a_row.mask_fill(clean.clone(), 0);
+        if self.config.dynamic {
+            self.adjust(overflow, clean);
+        }
+    }
+
+    /// [`LossScalerState::update`] without branches.
+    fn adjust(&mut self, overflow: Tensor<1, Bool>, clean: Tensor<1, Bool>) {
+        let config = &self.config;
+        let (min, max) = config.bounds();
+        let tracker = self.growth_tracker.clone().add_scalar(1);
+        let full = tracker.clone().greater_equal_scalar(config.growth_interval);
+        let grows = full.clone().bool_and(clean.clone());
+        let borne = self.hysteresis_left.clone().lower_equal_scalar(1);
+        let falls = overflow.clone().bool_and(borne.clone());
+        let spends = overflow.clone().bool_and(borne.bool_not());
+
+        let fallen = self.scale.clone().mul_scalar(config.backoff_factor);
+        let grown = self.scale.clone().mul_scalar(config.growth_factor);
+        let can_grow = grows.clone().bool_and(grown.clone().is_finite());
+        let most = self.scale.clone().clamp_min(max);
+        self.scale = self
+            .scale
+            .clone()
+            .mask_where(falls, fallen.clamp_min(min))
+            .mask_where(can_grow, grown.min_pair(most));
+        self.growth_tracker = tracker.mask_fill(overflow.bool_or(full), 0);
+        let refills = if config.consecutive_hysteresis {
+            clean
+        } else {
+            grows
+        };
+        self.hysteresis_left =
+            (self.hysteresis_left.clone() - spends.int()).mask_fill(refills, config.hysteresis);
+    }
+
+    /// The scale that the next loss is multiplied by; 1 when disabled. The host waits for it.
+    pub fn current_scale(&self) -> f32 {
+        self.scale.clone().into_scalar()
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &LossScalerConfig {
+        &self.config
+    }
+
+    /// The state, to be saved with a checkpoint, of either kind of scaler. The host waits for it,
+    /// once.
+    pub fn state(&self) -> LossScalerState {
+        let read = Transaction::default()
+            .register(self.scale.clone())
+            .register(self.growth_tracker.clone())
+            .register(self.hysteresis_left.clone())
+            .register(self.overflows_in_a_row.clone())
+            .register(self.skipped.clone())
+            .execute();
+        let int = |at: usize| read[at].iter::<i64>().next().unwrap_or_default();
+        LossScalerState {
+            scale: read[0].iter().next().unwrap_or_default(),
+            growth_tracker: int(1) as u32,
+            hysteresis_left: int(2) as u32,
+            overflows_in_a_row: int(3) as u32,
+            steps: self.steps,
+            skipped: int(4) as u64,
+        }
+    }
+
+    /// Go on from a saved state, of either kind of scaler.
+    ///
+    /// # Errors
+    ///
+    /// When the state's scale is not a finite number above 0.
+    pub fn load_state(self, state: LossScalerState) -> Result<Self, LossScalerError> {
+        let checked = self.config.init()?.load_state(state)?;
+        Ok(Self::new(self.config, checked.state(), &self.device))
+    }
+}

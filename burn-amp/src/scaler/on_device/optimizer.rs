@@ -1,0 +1,82 @@
+//! [`DeviceOptimizer`]: optimizers that a device can tell to skip a step.
+
+use burn::{
+    grad_clipping::GradientClipping,
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ParamGroup},
+    optim::{GradientsParams, ModuleOptimizer, Optimizer, OptimizerRecord},
+};
+
+/// An optimizer that skips its step for a gradient that is NaN throughout: the parameter and the
+/// state, counters of steps included, keep their values, and the host does not ask.
+///
+/// Implement it for optimizers of your own that hold to this. Everything that a skipped step must
+/// not change has to be a tensor in the state: a number on the host cannot follow the device.
+pub trait SkipsNan: Optimizer {}
+
+/// A [`ModuleOptimizer`] made of optimizers that [skip NaN](SkipsNan) only, for
+/// [`DeviceLossScaler`](super::DeviceLossScaler).
+///
+/// ```
+/// use burn::{grad_clipping::GradientClipping, module::ParamGroup};
+/// use burn_amp::{DeviceAdamConfig, DeviceOptimizer, DeviceSgdConfig};
+///
+/// let optim = DeviceOptimizer::from(DeviceAdamConfig::new().build())
+///     .with_grad_clipping(GradientClipping::Norm(1.0))
+///     .with_group(ParamGroup::from_predicate("head"), DeviceSgdConfig::new().build(), None);
+/// assert!(optim.as_ref().has_gradient_clipping());
+/// ```
+///
+/// Burn's own do not, and the compiler refuses them:
+///
+/// ```compile_fail,E0277
+/// use burn::optim::AdamConfig;
+/// use burn_amp::DeviceOptimizer;
+///
+/// let optim = DeviceOptimizer::from(AdamConfig::new().build());
+/// ```
+#[derive(Clone)]
+pub struct DeviceOptimizer(ModuleOptimizer);
+
+impl<O: SkipsNan> From<O> for DeviceOptimizer {
+    fn from(optimizer: O) -> Self {
+        Self(optimizer.into())
+    }
+}
+
+impl AsRef<ModuleOptimizer> for DeviceOptimizer {
+    fn as_ref(&self) -> &ModuleOptimizer {
+        &self.0
+    }
+}
+
+impl DeviceOptimizer {
+    /// As [`ModuleOptimizer::with_grad_clipping`]: clips what the scaler has unscaled.
+    pub fn with_grad_clipping(self, clipping: GradientClipping) -> Self {
+        Self(self.0.with_grad_clipping(clipping))
+    }
+
+    /// As [`ModuleOptimizer::with_group`].
+    pub fn with_group<O: SkipsNan>(
+        self,
+        group: ParamGroup,
+        optimizer: O,
+        clipping: Option<GradientClipping>,
+    ) -> Self {
+        Self(self.0.with_group(group, optimizer, clipping))
+    }
+
+    /// As [`ModuleOptimizer::load_record`]. [`as_ref`](AsRef::as_ref) gives what to save.
+    pub fn load_record(self, record: OptimizerRecord) -> Self {
+        Self(self.0.load_record(record))
+    }
+
+    pub(super) fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: GradientsParams,
+    ) -> M {
+        self.0.step(lr, module, grads)
+    }
+}

@@ -1,0 +1,176 @@
+//! [`SharedLossScaler`]: one loss scaler in many hands.
+
+use super::{LossScaler, ScaledStep};
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    tensor::Tensor,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A handle to a [`LossScaler`]; clones share it. For training loops that are not one's own, such
+/// as that of burn-train's `Learner`, which calls the model by reference.
+///
+/// Keep it in the model as a skipped field. `TrainStep::step` scales the loss, and
+/// `TrainStep::optimize` is what the `Learner` calls with the gradients, accumulated ones too:
+///
+/// ```
+/// use burn::{
+///     module::Module,
+///     nn::Linear,
+///     optim::{GradientsParams, ModuleOptimizer, lr_scheduler::module_lr_scheduler::ModuleLearningRate},
+///     tensor::Tensor,
+/// };
+/// use burn_amp::SharedLossScaler;
+///
+/// #[derive(Module, Debug)]
+/// struct Net {
+///     linear: Linear,
+///     #[module(skip)]
+///     scaler: SharedLossScaler,
+/// }
+///
+/// // In `impl TrainStep for Net`:
+/// # trait TrainStep: Sized { fn step(&self, item: Tensor<2>) -> GradientsParams;
+/// # fn optimize(self, optim: &mut ModuleOptimizer, lr: ModuleLearningRate, grads: GradientsParams) -> Self; }
+/// # impl TrainStep for Net {
+/// # fn step(&self, item: Tensor<2>) -> GradientsParams {
+/// let loss = self.linear.forward(item).powi_scalar(2).mean();
+/// let grads = self.scaler.scale(loss).backward();
+/// // TrainOutput::new(self, grads, output)
+/// # GradientsParams::from_grads(grads, self)
+/// # }
+///
+/// fn optimize(self, optim: &mut ModuleOptimizer, lr: ModuleLearningRate, grads: GradientsParams) -> Self {
+///     let scaler = self.scaler.clone();
+///     scaler.step(optim, lr, self, grads).0
+/// }
+/// # }
+/// ```
+///
+/// Not for Burn's own data parallel strategy, where several copies of the model each call
+/// `optimize`: their steps would adjust one scale several times.
+#[derive(Clone, Debug)]
+pub struct SharedLossScaler(Arc<Mutex<LossScaler>>);
+
+impl From<LossScaler> for SharedLossScaler {
+    fn from(scaler: LossScaler) -> Self {
+        Self(Arc::new(Mutex::new(scaler)))
+    }
+}
+
+impl SharedLossScaler {
+    /// Do something with the scaler while no other handle can: read its state, save it, load it.
+    ///
+    /// ```
+    /// use burn_amp::{LossScalerConfig, SharedLossScaler};
+    ///
+    /// let scaler = SharedLossScaler::from(LossScalerConfig::new().init()?);
+    /// let skipped = scaler.with(|scaler| scaler.state().skipped);
+    /// assert_eq!(skipped, 0);
+    /// # Ok::<(), burn_amp::LossScalerError>(())
+    /// ```
+    pub fn with<R>(&self, act: impl FnOnce(&mut LossScaler) -> R) -> R {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// As [`LossScaler::current_scale`].
+    pub fn current_scale(&self) -> f32 {
+        self.with(|scaler| scaler.current_scale())
+    }
+
+    /// As [`LossScaler::scale`].
+    pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
+        self.with(|scaler| scaler.scale(loss))
+    }
+
+    /// As [`LossScaler::step`].
+    ///
+    /// # Panics
+    ///
+    /// As [`LossScaler::unscale`].
+    pub fn step<M: Module>(
+        &self,
+        optimizer: &mut ModuleOptimizer,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: GradientsParams,
+    ) -> (M, ScaledStep) {
+        self.with(|scaler| scaler.step(optimizer, lr, module, grads))
+    }
+
+    /// As [`step`](Self::step), with the gradients of several devices, which the `Learner` gives to
+    /// `TrainStep::optimize_multi`: all of them are skipped if one of them overflows. The host
+    /// waits once a device.
+    ///
+    /// # Panics
+    ///
+    /// As [`LossScaler::unscale`].
+    pub fn step_multi<M: Module>(
+        &self,
+        optimizer: &mut ModuleOptimizer,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: MultiGradientsParams,
+    ) -> (M, ScaledStep) {
+        self.with(|scaler| {
+            let mut step = ScaledStep {
+                scale: scaler.current_scale(),
+                overflow: None,
+            };
+            let mut unscaled = Vec::with_capacity(grads.grads.len());
+            for (grads, device) in grads.grads {
+                let (grads, part) = scaler.unscale(grads, &module).into_parts();
+                if let Some(part) = part.overflow {
+                    let overflow = step.overflow.get_or_insert_default();
+                    overflow.parameters.extend(part.parameters);
+                }
+                unscaled.push((grads, device));
+            }
+            scaler.update(step.overflow.is_some());
+            let grads = MultiGradientsParams { grads: unscaled };
+            match step.overflow {
+                None => (optimizer.step_multi(lr, module, grads), step),
+                Some(_) => (module, step),
+            }
+        })
+    }
+
+    /// Everything inside `TrainStep::step`: scale the loss, run backward, unscale, update the scale.
+    /// Where a gradient overflowed there are no gradients at all, and an optimizer that is given
+    /// none leaves every parameter and its state alone.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+    /// use burn_amp::{LossScalerConfig, SharedLossScaler};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(4, 2).init(&device);
+    /// let scaler = SharedLossScaler::from(LossScalerConfig::new().init()?);
+    /// let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum();
+    /// let (grads, step) = scaler.gradients(loss, &model);
+    /// assert!(step.overflow.is_none() && grads.len() == 2);
+    /// # Ok::<(), burn_amp::LossScalerError>(())
+    /// ```
+    ///
+    /// With the `Learner`'s gradient accumulation each loss is checked by itself, and one that
+    /// overflows is missing in the sum; to skip the sum, step in `TrainStep::optimize`.
+    ///
+    /// # Panics
+    ///
+    /// As [`LossScaler::unscale`].
+    pub fn gradients<const D: usize, M: Module>(
+        &self,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> (GradientsParams, ScaledStep) {
+        let grads = self.scale(loss).backward();
+        let grads = GradientsParams::from_grads(grads, module);
+        self.with(|scaler| {
+            let parts = scaler.unscale(grads, module).into_parts();
+            scaler.update(parts.1.overflow.is_some());
+            parts
+        })
+    }
+}
