@@ -16,5 +16,7 @@ mod launch;
 mod ranks;
 #[path = "suite/sampler.rs"]
 mod sampler;
+#[path = "suite/subgroup.rs"]
+mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]
 mod sync_batch_norm;
