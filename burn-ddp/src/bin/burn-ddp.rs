@@ -39,6 +39,10 @@ struct Run {
     /// Seconds that the other ranks may go on when one has failed.
     #[arg(long, default_value_t = 5.0)]
     grace: f64,
+    /// How often to start all ranks again when one has failed. They find RESTART_COUNT in the
+    /// environment.
+    #[arg(long, default_value_t = 0)]
+    max_restarts: usize,
     /// Do not put the rank before each line of output.
     #[arg(long)]
     no_prefix: bool,
@@ -61,7 +65,8 @@ fn run(run: Run) -> Result<(), DdpError> {
         .arguments(arguments)
         .nodes(run.nnodes, run.node_rank)
         .prefix_output(!run.no_prefix)
-        .grace(grace);
+        .grace(grace)
+        .max_restarts(run.max_restarts);
     if let Some(master) = &run.master {
         let parts = master.rsplit_once(':');
         let parts = parts.and_then(|(host, port)| Some((host, port.parse().ok()?)));
