@@ -18,8 +18,8 @@ mod transport;
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
 pub use ddp::{
-    BucketSizes, BucketTimes, Bucketer, Compression, Ddp, DdpConfig, DdpStats, Overlap,
-    OverlapLayer, Slot, Timeline, Values,
+    Average, BucketSizes, BucketTimes, Bucketer, CommHook, Compression, Ddp, DdpConfig, DdpStats,
+    GradientBucket, Overlap, OverlapLayer, Slot, Timeline, Values,
 };
 pub use element::{Element, ElementType, ReduceOp};
 pub use error::DdpError;

@@ -10,6 +10,10 @@ mod collectives;
 mod ddp;
 #[path = "suite/faults.rs"]
 mod faults;
+#[path = "suite/hook.rs"]
+mod hook;
+#[path = "suite/join.rs"]
+mod join;
 #[path = "suite/launch.rs"]
 mod launch;
 #[path = "suite/ranks.rs"]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use burn_ddp::{
-    Checkpoints, DdpConfig, DdpError, LocalGroup, ProcessGroup,
+    Checkpoints, Compression, DdpConfig, DdpError, LocalGroup, ProcessGroup,
     launch::{self, LaunchOptions},
 };
 
@@ -244,6 +244,14 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             );
             Ok(serde_json::to_string(&(parameters, timeline.hidden())).unwrap())
         },
+        "overlapped bf16" => |group| {
+            let config = DdpConfig::new().compression(Compression::BF16);
+            let (parameters, _) = crate::ddp::train_overlapped(&group, config, 12)?;
+            Ok(serde_json::to_string(&parameters).unwrap())
+        },
+        "overlapped join" => {
+            |group| crate::join::join_when_overlapped(&group).map(|()| String::new())
+        }
         "overlapped unused" => {
             |group| crate::ddp::unused_when_overlapped(&group).map(|()| String::new())
         }
