@@ -2,13 +2,16 @@
 
 mod call;
 mod checkpoint;
+mod clip;
 mod collective;
 mod ddp;
 mod element;
+mod ema;
 mod environment;
 mod error;
 mod group;
 pub mod launch;
+mod learning_rate;
 mod local;
 mod sampler;
 mod sync_batch_norm;
@@ -17,13 +20,16 @@ mod transport;
 
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
+pub use clip::clip_gradient_norm;
 pub use ddp::{
     Average, BucketSizes, BucketTimes, Bucketer, CommHook, Compression, Ddp, DdpConfig, DdpStats,
     GradientBucket, Overlap, OverlapLayer, Slot, Timeline, Values,
 };
 pub use element::{Element, ElementType, ReduceOp};
+pub use ema::ModelEma;
 pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
+pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;
 pub use sampler::DistributedSampler;
 pub use sync_batch_norm::{

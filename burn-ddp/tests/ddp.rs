@@ -24,3 +24,5 @@ mod sampler;
 mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]
 mod sync_batch_norm;
+#[path = "suite/training.rs"]
+mod training;
