@@ -31,7 +31,7 @@ pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
 pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;
-pub use sampler::DistributedSampler;
+pub use sampler::{DistributedLoader, DistributedSampler};
 pub use sync_batch_norm::{
     SyncBatchNorm, SyncBatchNormOps, custom_ops, register_custom_ops, with_custom_ops,
 };

@@ -16,6 +16,8 @@ mod hook;
 mod join;
 #[path = "suite/launch.rs"]
 mod launch;
+#[path = "suite/loader.rs"]
+mod loader;
 #[path = "suite/ranks.rs"]
 mod ranks;
 #[path = "suite/sampler.rs"]
