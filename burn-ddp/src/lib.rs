@@ -9,6 +9,8 @@ mod element;
 mod ema;
 mod environment;
 mod error;
+#[cfg(feature = "fp8")]
+mod fp8;
 mod group;
 pub mod launch;
 mod learning_rate;

@@ -10,6 +10,8 @@ mod collectives;
 mod ddp;
 #[path = "suite/faults.rs"]
 mod faults;
+#[path = "suite/fp8.rs"]
+mod fp8;
 #[path = "suite/hook.rs"]
 mod hook;
 #[path = "suite/join.rs"]
