@@ -16,6 +16,7 @@ pub mod launch;
 mod learning_rate;
 mod local;
 mod sampler;
+pub mod simulate;
 mod sync_batch_norm;
 mod tcp;
 mod transport;

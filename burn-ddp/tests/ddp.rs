@@ -24,6 +24,8 @@ mod loader;
 mod ranks;
 #[path = "suite/sampler.rs"]
 mod sampler;
+#[path = "suite/simulate.rs"]
+mod simulate;
 #[path = "suite/subgroup.rs"]
 mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]
