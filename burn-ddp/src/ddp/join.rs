@@ -9,10 +9,10 @@ impl Ddp {
     /// for all ranks together, when that is 0.
     ///
     /// A rank without a batch passes on empty gradients, which count as zeros (see
-    /// [`DdpConfig::divide_by_initial_world_size`](crate::DdpConfig::divide_by_initial_world_size)), and applies the average as the others do. So
-    /// parameters and the optimizer's state stay equal on all ranks, and nothing has to be copied at
-    /// the end, as it has in PyTorch, where the ranks that are done stop updating. Gradients are
-    /// averaged after backward while a rank has no batch.
+    /// [`divide_by_initial_world_size`](crate::DdpConfig::divide_by_initial_world_size)), and applies the
+    /// average as the others do. So parameters and the optimizer's state stay equal on all ranks, and
+    /// nothing has to be copied at the end, as it has in PyTorch, where the ranks that are done stop
+    /// updating. Gradients are averaged after backward while a rank has no batch.
     ///
     /// A rank without a batch runs no forward pass, so that a model with
     /// [`SyncBatchNorm`](crate::SyncBatchNorm) needs equally many batches on all ranks, as in PyTorch.
