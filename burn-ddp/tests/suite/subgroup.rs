@@ -90,6 +90,36 @@ fn communicators_of_communicators_do_not_mix() {
 }
 
 #[test]
+fn ranks_that_counted_differently_do_not_reuse_a_number() {
+    locally(4, |group| {
+        let low = group.subgroup(&[0, 1]).unwrap();
+        let high = group.subgroup(&[2, 3]).unwrap();
+        let _high: Vec<_> = high
+            .iter()
+            .flat_map(|high| (0..3).map(|_| high.duplicate().unwrap()))
+            .collect();
+        // Its number is one that ranks 0 and 1 have not come to yet.
+        let copy = group.duplicate().unwrap();
+        let low: Vec<_> = low
+            .iter()
+            .flat_map(|low| (0..4).map(|_| low.duplicate().unwrap()))
+            .collect();
+        // All at once, so that calls with the same number would meet.
+        for _ in 0..20 {
+            let whole = copy.all_reduce_async(vec![1u32; 3], ReduceOp::Sum);
+            let pairs: Vec<_> = low
+                .iter()
+                .map(|low| low.all_reduce_async(vec![1u32; 5], ReduceOp::Sum))
+                .collect();
+            assert_eq!(whole.wait().unwrap(), [4; 3]);
+            for pair in pairs {
+                assert_eq!(pair.wait().unwrap(), [2; 5]);
+            }
+        }
+    });
+}
+
+#[test]
 fn one_rank_is_a_group() {
     both(2, |group| {
         let alone = group.subgroup(&[1]).unwrap();
