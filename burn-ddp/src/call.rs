@@ -20,10 +20,11 @@ pub enum CallKind {
     AllToAll = 6,
     Message = 7,
     Duplicate = 8,
+    Subgroup = 9,
 }
 
 impl CallKind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Barrier,
         Self::Broadcast,
         Self::Reduce,
@@ -33,6 +34,7 @@ impl CallKind {
         Self::AllToAll,
         Self::Message,
         Self::Duplicate,
+        Self::Subgroup,
     ];
 
     fn name(self) -> &'static str {
@@ -46,6 +48,7 @@ impl CallKind {
             Self::AllToAll => "all_to_all",
             Self::Message => "send/recv",
             Self::Duplicate => "duplicate",
+            Self::Subgroup => "subgroup",
         }
     }
 }
@@ -61,9 +64,9 @@ pub struct Call {
     pub dtype: ElementType,
     /// How they are combined (sum where nothing is).
     pub op: ReduceOp,
-    /// The number of elements of the call.
+    /// The number of elements of the call; the number of ranks of a subgroup.
     pub len: u64,
-    /// The root rank (0 where there is none).
+    /// The root rank (0 where there is none); a checksum of the ranks of a subgroup.
     pub root: u32,
 }
 
@@ -72,6 +75,7 @@ impl Display for Call {
         write!(f, "{}", self.kind.name())?;
         match self.kind {
             CallKind::Barrier | CallKind::Duplicate => {}
+            CallKind::Subgroup => write!(f, "({} ranks, list {:08x})", self.len, self.root)?,
             CallKind::AllReduce | CallKind::ReduceScatter => {
                 write!(f, "({}, {} x {})", self.op, self.dtype, self.len)?
             }

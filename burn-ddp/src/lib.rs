@@ -2,30 +2,39 @@
 
 mod call;
 mod checkpoint;
+mod clip;
 mod collective;
 mod ddp;
 mod element;
+mod ema;
 mod environment;
 mod error;
+#[cfg(feature = "fp8")]
+mod fp8;
 mod group;
 pub mod launch;
+mod learning_rate;
 mod local;
 mod sampler;
+pub mod simulate;
 mod sync_batch_norm;
 mod tcp;
 mod transport;
 
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
+pub use clip::clip_gradient_norm;
 pub use ddp::{
-    BucketSizes, BucketTimes, Bucketer, Compression, Ddp, DdpConfig, DdpStats, Overlap,
-    OverlapLayer, Slot, Timeline, Values,
+    Average, BucketSizes, BucketTimes, Bucketer, CommHook, Compression, Ddp, DdpConfig, DdpStats,
+    GradientBucket, Overlap, OverlapLayer, Slot, Timeline, Values,
 };
 pub use element::{Element, ElementType, ReduceOp};
+pub use ema::ModelEma;
 pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
+pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;
-pub use sampler::DistributedSampler;
+pub use sampler::{DistributedLoader, DistributedSampler};
 pub use sync_batch_norm::{
     SyncBatchNorm, SyncBatchNormOps, custom_ops, register_custom_ops, with_custom_ops,
 };

@@ -199,7 +199,12 @@ impl Transport for Local {
         }
     }
 
-    fn duplicate(&self, id: u32, _deadline: Deadline) -> Result<Box<dyn Transport>, DdpError> {
+    fn duplicate(
+        &self,
+        id: u32,
+        _members: &[usize],
+        _deadline: Deadline,
+    ) -> Result<Box<dyn Transport>, DdpError> {
         Ok(Box::new(Self::new(&self.hub, self.rank, id)))
     }
 

@@ -94,8 +94,14 @@ pub(crate) trait Transport: Send + Sync {
         deadline: Deadline,
     ) -> Result<(), DdpError>;
 
-    /// A transport of its own over the same ranks. `id` is the same on all ranks, and new.
-    fn duplicate(&self, id: u32, deadline: Deadline) -> Result<Box<dyn Transport>, DdpError>;
+    /// A transport of its own between `members`, of which this rank is one; they keep their
+    /// numbers. `id` is the same on all of them, and new to each.
+    fn duplicate(
+        &self,
+        id: u32,
+        members: &[usize],
+        deadline: Deadline,
+    ) -> Result<Box<dyn Transport>, DdpError>;
 
     /// Ends the group on all ranks; returns the fault that did, which may be an earlier one.
     fn fail(&self, fault: DdpError) -> DdpError;

@@ -10,11 +10,25 @@ mod collectives;
 mod ddp;
 #[path = "suite/faults.rs"]
 mod faults;
+#[path = "suite/fp8.rs"]
+mod fp8;
+#[path = "suite/hook.rs"]
+mod hook;
+#[path = "suite/join.rs"]
+mod join;
 #[path = "suite/launch.rs"]
 mod launch;
+#[path = "suite/loader.rs"]
+mod loader;
 #[path = "suite/ranks.rs"]
 mod ranks;
 #[path = "suite/sampler.rs"]
 mod sampler;
+#[path = "suite/simulate.rs"]
+mod simulate;
+#[path = "suite/subgroup.rs"]
+mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]
 mod sync_batch_norm;
+#[path = "suite/training.rs"]
+mod training;

@@ -1,6 +1,5 @@
 //! What one step does: forward, backward, gradients averaged over the ranks, optimizer.
 
-use std::error::Error as StdError;
 use std::sync::Arc;
 
 use burn::module::{Module, ParamGroup};
@@ -8,10 +7,9 @@ use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Tensor, TensorData};
 use burn_amp::{LossScaler, LossScalerConfig};
 use burn_ddp::{Checkpoints, Ddp, ProcessGroup, ReduceOp};
-use burn_fp8::recipe::{AmaxReducer, DelayedScaling};
+use burn_fp8::recipe::DelayedScaling;
 use examples::batch::Batch;
 use examples::resnet::ResNet;
 
@@ -50,7 +48,7 @@ impl Trainer {
             model = model.with_sync_batch_norm(&norm_group);
         }
         if args.precision == Precision::Fp8 {
-            let reducer = Arc::new(GroupAmax(group.duplicate()?));
+            let reducer = Arc::new(group.duplicate()?);
             model = model.with_fp8_head(DelayedScaling::new(), reducer)?;
         }
         let mut optimizer = sgd(args.weight_decay);
@@ -168,21 +166,4 @@ fn sgd(weight_decay: f64) -> ModuleOptimizer {
     let decayed = sgd.clone().with_weight_decay(Some(decay));
     let undecayed = ParamGroup::from_any_predicates(vec!["gamma", "beta", "bias"]);
     ModuleOptimizer::from(decayed.build()).with_group(undecayed, sgd.build(), None)
-}
-
-/// Makes fp8 scales the same on all ranks of a group.
-#[derive(Debug)]
-struct GroupAmax(ProcessGroup);
-
-impl AmaxReducer for GroupAmax {
-    fn max(&self, amaxes: Tensor<1>) -> Result<Tensor<1>, Box<dyn StdError + Send + Sync>> {
-        if self.0.world_size() == 1 {
-            return Ok(amaxes);
-        }
-        let device = amaxes.device();
-        let mut values: Vec<f32> = amaxes.try_into_data()?.try_to_vec()?;
-        self.0.all_reduce(&mut values, ReduceOp::Max)?;
-        let count = values.len();
-        Ok(Tensor::from_data(TensorData::new(values, [count]), &device))
-    }
 }

@@ -1,10 +1,11 @@
-//! Starts the ranks of a data parallel job: `burn-ddp run -n 4 -- PROGRAM ARGS`.
+//! The command `burn-ddp`: starts the ranks of a job, and foretells what more of them would bring.
 
 use std::{ffi::OsString, process::ExitCode, time::Duration};
 
 use burn_ddp::{
     DdpError,
     launch::{self, LaunchOptions},
+    simulate::{AllReduce, Network, Step},
 };
 use clap::{Args, Parser, Subcommand};
 
@@ -20,6 +21,8 @@ struct Cli {
 enum Action {
     /// Start a program as several ranks, and wait for all of them.
     Run(Run),
+    /// Estimate step times and efficiency for 8 to 4,096 ranks.
+    Simulate(Simulate),
 }
 
 #[derive(Args)]
@@ -39,6 +42,10 @@ struct Run {
     /// Seconds that the other ranks may go on when one has failed.
     #[arg(long, default_value_t = 5.0)]
     grace: f64,
+    /// How often to start all ranks again when one has failed. They find RESTART_COUNT in the
+    /// environment.
+    #[arg(long, default_value_t = 0)]
+    max_restarts: usize,
     /// Do not put the rank before each line of output.
     #[arg(long)]
     no_prefix: bool,
@@ -47,35 +54,124 @@ struct Run {
     command: Vec<OsString>,
 }
 
+#[derive(Args)]
+struct Simulate {
+    /// Milliseconds that one rank alone computes in a step.
+    #[arg(long, default_value_t = 250.0)]
+    compute_ms: f64,
+    /// Megabytes of gradients.
+    #[arg(long, default_value_t = 100.0)]
+    gradient_mb: f64,
+    /// Megabytes of a bucket.
+    #[arg(long, default_value_t = 25.0)]
+    bucket_mb: f64,
+    /// Microseconds that a message between machines takes, however short.
+    #[arg(long, default_value_t = 10.0)]
+    latency_us: f64,
+    /// Gigabits that a machine sends in a second.
+    #[arg(long, default_value_t = 100.0)]
+    gbit: f64,
+    /// Ranks of a machine, for the hierarchical all-reduce.
+    #[arg(long, default_value_t = 8)]
+    per_machine: usize,
+    /// Microseconds that a message within a machine takes, however short.
+    #[arg(long, default_value_t = 3.0)]
+    inside_latency_us: f64,
+    /// Gigabits that a rank sends in a second within its machine.
+    #[arg(long, default_value_t = 2400.0)]
+    inside_gbit: f64,
+    /// Send gradients after backward instead of meanwhile.
+    #[arg(long)]
+    no_overlap: bool,
+}
+
+fn invalid(problem: String) -> DdpError {
+    DdpError::InvalidArgument(problem)
+}
+
 fn run(run: Run) -> Result<(), DdpError> {
     if run.node_rank >= run.nnodes {
-        return Err(DdpError::InvalidArgument(format!(
+        return Err(invalid(format!(
             "--node-rank {}; expected less than --nnodes, {}",
             run.node_rank, run.nnodes
         )));
     }
     let (program, arguments) = run.command.split_first().expect("clap requires one");
     let grace = Duration::try_from_secs_f64(run.grace)
-        .map_err(|error| DdpError::InvalidArgument(format!("--grace: {error}")))?;
+        .map_err(|error| invalid(format!("--grace: {error}")))?;
     let mut options = LaunchOptions::new()
         .arguments(arguments)
         .nodes(run.nnodes, run.node_rank)
         .prefix_output(!run.no_prefix)
-        .grace(grace);
+        .grace(grace)
+        .max_restarts(run.max_restarts);
     if let Some(master) = &run.master {
         let parts = master.rsplit_once(':');
         let parts = parts.and_then(|(host, port)| Some((host, port.parse().ok()?)));
-        let (host, port) = parts.ok_or_else(|| {
-            DdpError::InvalidArgument(format!("--master {master}; expected HOST:PORT"))
-        })?;
+        let (host, port) =
+            parts.ok_or_else(|| invalid(format!("--master {master}; expected HOST:PORT")))?;
         options = options.master(host, port);
     }
     launch::spawn(program, run.n, options)
 }
 
+fn simulate(simulate: Simulate) -> Result<(), DdpError> {
+    let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
+        true => Ok(value),
+        false => Err(invalid(format!("--{name} {value}; expected more than 0"))),
+    };
+    let network = |latency_us: f64, gbit: f64| Network {
+        latency: latency_us * 1e-6,
+        bandwidth: gbit * 1e9 / 8.0,
+    };
+    let compute = positive("compute-ms", simulate.compute_ms)?;
+    let gradients = positive("gradient-mb", simulate.gradient_mb)?;
+    let bucket = (positive("bucket-mb", simulate.bucket_mb)? * 1e6).max(1.0) as u64;
+    let between = network(
+        positive("latency-us", simulate.latency_us)?,
+        positive("gbit", simulate.gbit)?,
+    );
+    let inside = network(
+        positive("inside-latency-us", simulate.inside_latency_us)?,
+        positive("inside-gbit", simulate.inside_gbit)?,
+    );
+    let per_machine = simulate.per_machine;
+    if !(1..=8).contains(&per_machine) || !per_machine.is_power_of_two() {
+        return Err(invalid(format!(
+            "--per-machine {per_machine}; expected 1, 2, 4 or 8"
+        )));
+    }
+    let compute = Duration::from_secs_f64(compute / 1e3);
+    let step = Step::new(compute, (gradients * 1e6) as u64)
+        .buckets(bucket.min(1 << 20), bucket)
+        .overlap(!simulate.no_overlap);
+    let hierarchical = AllReduce::Hierarchical {
+        per_machine,
+        inside,
+    };
+    println!(
+        "{:>6}{:>22}{:>22}{:>22}",
+        "ranks", "ring", "tree", "hierarchical"
+    );
+    for ranks in (3..=12).map(|power| 1 << power) {
+        print!("{ranks:>6}");
+        for algorithm in [AllReduce::Ring, AllReduce::Tree, hierarchical] {
+            let all_reduce = |bytes| algorithm.seconds(between, ranks, bytes);
+            let milliseconds = step.seconds(all_reduce) * 1e3;
+            let percent = step.efficiency(all_reduce) * 1e2;
+            print!("{milliseconds:>11.1} ms {percent:>5.1} %");
+        }
+        println!();
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
-    let Action::Run(arguments) = Cli::parse().command;
-    let Err(error) = run(arguments) else {
+    let result = match Cli::parse().command {
+        Action::Run(arguments) => run(arguments),
+        Action::Simulate(arguments) => simulate(arguments),
+    };
+    let Err(error) = result else {
         return ExitCode::SUCCESS;
     };
     eprintln!("burn-ddp: {error}");

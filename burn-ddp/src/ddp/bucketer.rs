@@ -1,38 +1,15 @@
 //! Gradients are averaged in buckets, so that each message is large, and each bucket as soon as it
 //! is full, so that it travels while the next is being filled.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use burn::tensor::DType;
 
-use super::values::{PendingValues, Values};
-use crate::{DdpError, ProcessGroup};
-
-/// A 16-bit type in which `f32` gradients travel. They are summed in `f32` and rounded once more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
-    /// Half precision: 11 bits of precision, values up to 65,504.
-    F16,
-    /// Brain floats: 8 bits of precision, the range of `f32`.
-    BF16,
-}
-
-impl Compression {
-    /// The type in which gradients of a type travel.
-    pub(super) fn carried(this: Option<Self>, dtype: DType) -> DType {
-        match (dtype, this) {
-            (DType::F32, Some(compression)) => compression.dtype(),
-            (dtype, _) => dtype,
-        }
-    }
-
-    fn dtype(self) -> DType {
-        match self {
-            Self::F16 => DType::F16,
-            Self::BF16 => DType::BF16,
-        }
-    }
-}
+use super::{CommHook, GradientBucket, Values, averager::Averager};
+use crate::{DdpError, Pending, ProcessGroup};
 
 /// What one gradient looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +29,7 @@ pub struct BucketSizes {
     pub others: usize,
 }
 
-/// One bucket: the gradients in it, one after the other, then a flag for each that says whether
-/// this rank has it.
+/// One bucket: some gradients, one after the other.
 struct Bucket {
     /// Each gradient's slot, and where it starts.
     members: Vec<(usize, usize)>,
@@ -61,7 +37,7 @@ struct Bucket {
     dtype: DType,
     values: Option<Values>,
     missing: usize,
-    pending: Option<PendingValues>,
+    pending: Option<Pending<Values>>,
 }
 
 /// Averages gradients over the ranks, bucket by bucket.
@@ -71,12 +47,16 @@ struct Bucket {
 /// (the same on all ranks), and [`finish`](Self::finish) gives the averages back. A gradient that this
 /// rank does not have counts as zero.
 pub struct Bucketer {
-    group: ProcessGroup,
+    averager: Averager,
     slots: Vec<Slot>,
     buckets: Vec<Bucket>,
     /// The bucket of each slot, and the position in it.
     places: Vec<(usize, usize)>,
     launched: usize,
+    /// For each slot that was submitted, whether this rank has its gradient.
+    present: Vec<Option<bool>>,
+    /// For each slot, whether any rank has.
+    anywhere: Option<Pending<Vec<u8>>>,
     waited: Duration,
 }
 
@@ -84,29 +64,28 @@ impl Bucketer {
     /// Lays out buckets for gradients that are expected in the order of `slots`.
     ///
     /// The group is used from a thread of its own: give it a [duplicate](ProcessGroup::duplicate)
-    /// when anything else communicates meanwhile.
+    /// when anything else communicates meanwhile. `hook` averages each bucket.
     pub fn new(
         group: ProcessGroup,
         slots: Vec<Slot>,
         sizes: BucketSizes,
-        compression: Option<Compression>,
+        hook: Arc<dyn CommHook>,
     ) -> Self {
         let mut buckets: Vec<Bucket> = Vec::new();
         let mut places = Vec::with_capacity(slots.len());
         for (index, slot) in slots.iter().enumerate() {
-            let dtype = Compression::carried(compression, slot.dtype);
             let limit = match buckets.len() {
                 0 | 1 => sizes.first,
                 _ => sizes.others,
             };
             let fits = |bucket: &Bucket| {
-                bucket.dtype == dtype && (bucket.len + slot.len) * dtype.size() <= limit
+                bucket.dtype == slot.dtype && (bucket.len + slot.len) * slot.dtype.size() <= limit
             };
             if !buckets.last().is_some_and(fits) {
                 buckets.push(Bucket {
                     members: Vec::new(),
                     len: 0,
-                    dtype,
+                    dtype: slot.dtype,
                     values: None,
                     missing: 0,
                     pending: None,
@@ -122,11 +101,13 @@ impl Bucketer {
             bucket.missing = bucket.members.len();
         }
         Self {
-            group,
+            averager: Averager::new(group, hook),
+            present: vec![None; slots.len()],
             slots,
             buckets,
             places,
             launched: 0,
+            anywhere: None,
             waited: Duration::ZERO,
         }
     }
@@ -141,10 +122,15 @@ impl Bucketer {
         self.buckets.is_empty()
     }
 
-    /// The bytes that one round of averaging gives to the group.
+    /// The bytes of the gradients of one round, before any compression.
     pub fn bytes(&self) -> usize {
-        let bytes = |bucket: &Bucket| (bucket.len + bucket.members.len()) * bucket.dtype.size();
+        let bytes = |bucket: &Bucket| bucket.len * bucket.dtype.size();
         self.buckets.iter().map(bytes).sum()
+    }
+
+    /// The bytes given to all-reduces so far.
+    pub(super) fn bytes_reduced(&self) -> u64 {
+        self.averager.group.stats().bytes_reduced
     }
 
     /// The time spent in [`finish`](Self::finish) so far, waiting for averages.
@@ -174,26 +160,35 @@ impl Bucketer {
         }
         let (number, position) = self.places[slot];
         let bucket = &mut self.buckets[number];
-        if bucket.missing == 0 {
+        if self.present[slot].is_some() {
             return Err(DdpError::InvalidArgument(format!(
                 "gradient {slot} was submitted twice"
             )));
         }
         if bucket.values.is_none() {
-            let len = bucket.len + bucket.members.len();
-            bucket.values = Some(Values::zeros(len, bucket.dtype)?);
+            bucket.values = Some(Values::zeros(bucket.len, bucket.dtype)?);
         }
         if let (Some(values), Some(gradient)) = (&mut bucket.values, &gradient) {
             values.put(bucket.members[position].1, gradient);
-            values.set(bucket.len + position, 1.0);
         }
+        self.present[slot] = Some(gradient.is_some());
         bucket.missing -= 1;
         while let Some(bucket) = self.buckets.get_mut(self.launched)
             && bucket.missing == 0
+            && let Some(values) = bucket.values.take()
         {
-            let values = bucket.values.take();
-            bucket.pending = values.map(|values| values.average(&self.group));
+            let lens = bucket.members.iter().map(|(slot, _)| self.slots[*slot].len);
+            let full = GradientBucket {
+                index: self.launched,
+                values,
+                lens: lens.collect(),
+            };
+            bucket.pending = Some(self.averager.start(full, || ()));
             self.launched += 1;
+        }
+        if self.launched == self.buckets.len() {
+            let present = self.present.iter().map(|it| u8::from(*it == Some(true)));
+            self.anywhere = Some(self.averager.start_any(present.collect()));
         }
         Ok(())
     }
@@ -208,6 +203,9 @@ impl Bucketer {
         let start = Instant::now();
         let complete = self.launched == self.buckets.len();
         self.launched = 0;
+        self.present.fill(None);
+        let anywhere = self.anywhere.take().map(Pending::wait).transpose()?;
+        let anywhere = anywhere.unwrap_or_default();
         let mut averages = vec![None; self.slots.len()];
         for bucket in &mut self.buckets {
             bucket.missing = bucket.members.len();
@@ -216,8 +214,8 @@ impl Bucketer {
                 continue;
             };
             let values = pending.wait()?;
-            for (position, (slot, at)) in bucket.members.iter().enumerate() {
-                if values.is_positive(bucket.len + position) {
+            for (slot, at) in &bucket.members {
+                if anywhere.get(*slot) == Some(&1) {
                     averages[*slot] = Some(values.slice(*at, self.slots[*slot].len));
                 }
             }

@@ -1,16 +1,17 @@
 //! Settings of data parallel training.
 
-use burn::tensor::DType;
+use std::sync::Arc;
 
-use super::{BucketSizes, Compression};
+use super::{Average, BucketSizes, CommHook, Compression};
 
-/// Settings of [`Ddp`](super::Ddp).
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Settings of [`Ddp`](super::Ddp): the same on all ranks.
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct DdpConfig {
-    pub(super) bucket_bytes: usize,
-    pub(super) first_bucket_bytes: usize,
-    pub(super) compression: Option<Compression>,
+    bucket_bytes: usize,
+    first_bucket_bytes: usize,
+    pub(super) hook: Arc<dyn CommHook>,
+    pub(super) divide_by_initial_world_size: bool,
 }
 
 impl Default for DdpConfig {
@@ -25,7 +26,8 @@ impl DdpConfig {
         Self {
             bucket_bytes: 25 << 20,
             first_bucket_bytes: 1 << 20,
-            compression: None,
+            hook: Arc::new(Average),
+            divide_by_initial_world_size: true,
         }
     }
 
@@ -41,9 +43,23 @@ impl DdpConfig {
         self
     }
 
-    /// Sends `f32` gradients in a 16-bit type.
-    pub fn compression(mut self, compression: Compression) -> Self {
-        self.compression = Some(compression);
+    /// How buckets are averaged. Default: [`Average`].
+    pub fn hook(mut self, hook: impl CommHook) -> Self {
+        self.hook = Arc::new(hook);
+        self
+    }
+
+    /// Sends `f32` gradients in a 16-bit type: a [hook](Self::hook) that is often wanted.
+    pub fn compression(self, compression: Compression) -> Self {
+        self.hook(compression)
+    }
+
+    /// What gradients are divided by while some ranks have run out of batches (see
+    /// [`Ddp::join`](super::Ddp::join)): by the number of all ranks (`true`, the default, as in
+    /// PyTorch), so that every item weighs the same in the whole epoch, or by the number of ranks that
+    /// still have batches, so that the last steps are as long as the others.
+    pub fn divide_by_initial_world_size(mut self, divide: bool) -> Self {
+        self.divide_by_initial_world_size = divide;
         self
     }
 
@@ -52,10 +68,5 @@ impl DdpConfig {
             first: self.first_bucket_bytes,
             others: self.bucket_bytes,
         }
-    }
-
-    /// The type in which gradients of a type travel.
-    pub(super) fn carried(&self, dtype: DType) -> DType {
-        Compression::carried(self.compression, dtype)
     }
 }

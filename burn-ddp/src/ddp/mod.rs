@@ -1,11 +1,18 @@
 //! Data parallel training: every rank has the same model, sees its share of the data, and applies
 //! the average of all ranks' gradients.
 
+mod after;
+mod agreement;
+mod averager;
 mod bucketer;
 mod config;
+mod hook;
+mod join;
 mod overlap;
 mod parameters;
+mod reducer;
 mod take;
+mod timeline;
 mod values;
 
 use std::{
@@ -23,15 +30,18 @@ use burn::{
     },
 };
 
-pub use self::{
-    bucketer::{BucketSizes, Bucketer, Compression, Slot},
-    config::DdpConfig,
-    overlap::{BucketTimes, Overlap, OverlapLayer, Timeline},
-    values::Values,
-};
 use self::{
-    parameters::{Parameter, Signature},
-    take::{Giver, Present, Taker},
+    after::{average, bucketer},
+    agreement::{check_equal, check_present},
+    parameters::Signature,
+};
+pub use self::{
+    bucketer::{BucketSizes, Bucketer, Slot},
+    config::DdpConfig,
+    hook::{Average, CommHook, Compression, GradientBucket},
+    overlap::{Overlap, OverlapLayer},
+    timeline::{BucketTimes, Timeline},
+    values::Values,
 };
 use crate::{DdpError, ProcessGroup};
 
@@ -83,6 +93,9 @@ pub struct Ddp {
     /// The trained parameters' signatures, last first: the order in which backward makes gradients.
     trained: Vec<Signature>,
     synchronize: bool,
+    divide_by_initial_world_size: bool,
+    /// The number of ranks that have a batch for this step.
+    active: usize,
     steps: u64,
 }
 
@@ -131,6 +144,8 @@ impl Ddp {
             method: Method::After(bucketer),
             trained,
             synchronize: true,
+            divide_by_initial_world_size: config.divide_by_initial_world_size,
+            active: group.world_size(),
             steps: 0,
         })
     }
@@ -163,6 +178,7 @@ impl Ddp {
         }
         let trained = check_equal(group, model)?;
         let bucketer = bucketer(overlap.group().clone(), &trained, overlap.config());
+        let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
         let mut ddp = Self {
             group: group.clone(),
             method: Method::During {
@@ -173,6 +189,8 @@ impl Ddp {
             },
             trained,
             synchronize: true,
+            divide_by_initial_world_size,
+            active: group.world_size(),
             steps: 0,
         };
         ddp.set_synchronize(true);
@@ -239,8 +257,15 @@ impl Ddp {
         }
         let ids: Vec<ParamId> = parameters.iter().map(|it| it.id).collect();
         let slots: HashMap<ParamId, usize> = ids.iter().copied().zip(0..).collect();
+        let factor = match self.divide_by_initial_world_size {
+            true => 1.0,
+            false => self.group.world_size() as f64 / self.active as f64,
+        };
+        let trained = &self.trained;
         let gradients = match &mut self.method {
-            Method::After(bucketer) => average(bucketer, &self.trained, &slots, gradients, model)?,
+            Method::After(bucketer) => {
+                average(bucketer, trained, &slots, gradients, model, factor)?
+            }
             Method::During {
                 overlap,
                 bucketer,
@@ -249,8 +274,8 @@ impl Ddp {
             } => {
                 let averaged = overlap.finish(device)?;
                 if averaged == 0 {
-                    // They were made inside `no_sync`.
-                    average(bucketer, &self.trained, &slots, gradients, model)?
+                    // They were made inside `no_sync`, or some ranks have no batch.
+                    average(bucketer, trained, &slots, gradients, model, factor)?
                 } else {
                     check_present(&self.group, &parameters, &slots, &gradients, model)?;
                     if averaged != gradients.len() {
@@ -283,11 +308,12 @@ impl Ddp {
     fn set_synchronize(&mut self, synchronize: bool) {
         self.synchronize = synchronize;
         let alone = self.group.world_size() == 1;
+        let all_active = self.active == self.group.world_size();
         if let Method::During {
             device, context, ..
         } = &mut self.method
         {
-            if !synchronize || alone {
+            if !synchronize || alone || !all_active {
                 *context = None;
             } else if context.is_none() {
                 let config = DistributedConfig {
@@ -319,7 +345,7 @@ impl Ddp {
             Method::After(bucketer) => DdpStats {
                 steps: self.steps,
                 buckets: bucketer.len(),
-                bytes_reduced: self.steps * bucketer.bytes() as u64,
+                bytes_reduced: bucketer.bytes_reduced(),
                 waited: bucketer.waited(),
             },
             Method::During { overlap, .. } => DdpStats {
@@ -339,104 +365,4 @@ impl Ddp {
             Method::During { overlap, .. } => Some(overlap.timeline()),
         }
     }
-}
-
-/// Buckets for the gradients of trained parameters.
-fn bucketer(group: ProcessGroup, trained: &[Signature], config: &DdpConfig) -> Bucketer {
-    let slots = trained
-        .iter()
-        .map(|signature| Slot {
-            len: signature.shape.num_elements(),
-            dtype: signature.dtype,
-        })
-        .collect();
-    Bucketer::new(group, slots, config.sizes(), config.compression)
-}
-
-/// Averages gradients that are all there.
-fn average<M: Module>(
-    bucketer: &mut Bucketer,
-    trained: &[Signature],
-    slots: &HashMap<ParamId, usize>,
-    gradients: GradientsParams,
-    model: &M,
-) -> Result<GradientsParams, DdpError> {
-    let mut taker = Taker {
-        slots,
-        gradients,
-        taken: trained.iter().map(|_| None).collect(),
-    };
-    model.visit(&mut taker);
-    let Taker {
-        gradients, taken, ..
-    } = taker;
-    for (slot, read) in taken.into_iter().enumerate() {
-        let values = read.map(|read| read()).transpose()?;
-        bucketer.submit(slot, values)?;
-    }
-    let mut giver = Giver {
-        slots,
-        trained,
-        gradients,
-        averages: bucketer.finish()?,
-    };
-    model.visit(&mut giver);
-    Ok(giver.gradients)
-}
-
-/// Checks that all ranks have gradients of the same parameters.
-fn check_present<M: Module>(
-    group: &ProcessGroup,
-    parameters: &[Parameter],
-    slots: &HashMap<ParamId, usize>,
-    gradients: &GradientsParams,
-    model: &M,
-) -> Result<(), DdpError> {
-    let mut present = Present {
-        slots,
-        gradients,
-        present: vec![0; parameters.len()],
-    };
-    model.visit(&mut present);
-    let all = group.all_gather(&present.present)?;
-    for (rank, theirs) in all.chunks_exact(parameters.len().max(1)).enumerate() {
-        if let Some(slot) = (0..parameters.len()).find(|slot| theirs[*slot] != all[*slot]) {
-            let path = &parameters[slot].signature.path;
-            let (has, lacks) = match theirs[slot] {
-                0 => (0, rank),
-                _ => (rank, 0),
-            };
-            return Err(group.abort(format!(
-                "rank {has} has a gradient of `{path}` and rank {lacks} has none; parameters that \
-                 only some ranks use need `Ddp::new` instead of `Ddp::overlapped`"
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Compares the models of all ranks with that of rank 0. Returns the trained parameters, last first.
-fn check_equal<M: Module>(group: &ProcessGroup, model: &M) -> Result<Vec<Signature>, DdpError> {
-    let invalid = |error: serde_json::Error| DdpError::Protocol {
-        rank: 0,
-        problem: format!("a model's description: {error}"),
-    };
-    let mut ours: Vec<Signature> = parameters::parameters(model)
-        .into_iter()
-        .map(|parameter| parameter.signature)
-        .collect();
-    let text = serde_json::to_vec(&ours).map_err(invalid)?;
-    let text = group.broadcast_bytes(&text, 0)?;
-    let theirs: Vec<Signature> = serde_json::from_slice(&text).map_err(invalid)?;
-    let problem = parameters::difference(&theirs, &ours).unwrap_or_default();
-    let problems = group.all_gather_bytes(problem.as_bytes())?;
-    if let Some(rank) = problems.iter().position(|problem| !problem.is_empty()) {
-        return Err(DdpError::ModelMismatch {
-            rank,
-            problem: String::from_utf8_lossy(&problems[rank]).into_owned(),
-        });
-    }
-    ours.retain(|signature| signature.trained);
-    ours.reverse();
-    Ok(ours)
 }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Shape, TensorData};
 use half::{bf16, f16};
 
-use crate::{DdpError, Pending, ProcessGroup, ReduceOp};
+use crate::{DdpError, ProcessGroup, ReduceOp};
 
 /// The numbers of a gradient, or of a bucket of them.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,42 +84,60 @@ impl Values {
         }
     }
 
-    /// Copies `other` to the elements from `at` on, converting where the types differ.
+    /// The same numbers in another type, rounded to nearest.
+    ///
+    /// # Errors
+    ///
+    /// [`DdpError::InvalidArgument`] for types that are no floats of 16, 32 or 64 bits.
+    pub fn cast(self, dtype: DType) -> Result<Self, DdpError> {
+        match (self, dtype) {
+            (values, dtype) if values.dtype() == dtype => Ok(values),
+            (Self::F32(it), DType::F16) => Ok(Self::F16(convert(&it, f16::from_f32))),
+            (Self::F32(it), DType::BF16) => Ok(Self::BF16(convert(&it, bf16::from_f32))),
+            (Self::F16(it), DType::F32) => Ok(Self::F32(convert(&it, f16::to_f32))),
+            (Self::BF16(it), DType::F32) => Ok(Self::F32(convert(&it, bf16::to_f32))),
+            (values, dtype) => {
+                let len = values.len();
+                Self::from_data(values.into_data([len].into(), dtype))
+            }
+        }
+    }
+
+    /// Combines them over the ranks, as [`ProcessGroup::all_reduce`] does.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group.
+    pub fn all_reduce(&mut self, group: &ProcessGroup, op: ReduceOp) -> Result<(), DdpError> {
+        each!(self, it => group.all_reduce(it, op))
+    }
+
+    /// Multiplies them by a factor.
+    pub fn scale(&mut self, factor: f64) {
+        match self {
+            Self::F64(it) => it.iter_mut().for_each(|value| *value *= factor),
+            Self::F32(it) => it.iter_mut().for_each(|value| *value *= factor as f32),
+            Self::F16(it) => it
+                .iter_mut()
+                .for_each(|value| *value = f16::from_f64(value.to_f64() * factor)),
+            Self::BF16(it) => it
+                .iter_mut()
+                .for_each(|value| *value = bf16::from_f64(value.to_f64() * factor)),
+        }
+    }
+
+    /// Copies `other`, which has the same type, to the elements from `at` on.
     pub(super) fn put(&mut self, at: usize, other: &Self) {
         match (self, other) {
             (Self::F64(into), Self::F64(from)) => into[at..][..from.len()].copy_from_slice(from),
             (Self::F32(into), Self::F32(from)) => into[at..][..from.len()].copy_from_slice(from),
             (Self::F16(into), Self::F16(from)) => into[at..][..from.len()].copy_from_slice(from),
             (Self::BF16(into), Self::BF16(from)) => into[at..][..from.len()].copy_from_slice(from),
-            (Self::F16(into), Self::F32(from)) => convert(&mut into[at..], from, f16::from_f32),
-            (Self::BF16(into), Self::F32(from)) => {
-                convert(&mut into[at..], from, bf16::from_f32);
-            }
             (into, from) => unreachable!(
                 "gradients of type {:?} are never put in buckets of {:?}",
                 from.dtype(),
                 into.dtype()
             ),
-        }
-    }
-
-    /// One element.
-    pub(super) fn set(&mut self, at: usize, value: f32) {
-        match self {
-            Self::F64(it) => it[at] = value.into(),
-            Self::F32(it) => it[at] = value,
-            Self::F16(it) => it[at] = f16::from_f32(value),
-            Self::BF16(it) => it[at] = bf16::from_f32(value),
-        }
-    }
-
-    /// Whether an element is above zero.
-    pub(super) fn is_positive(&self, at: usize) -> bool {
-        match self {
-            Self::F64(it) => it[at] > 0.0,
-            Self::F32(it) => it[at] > 0.0,
-            Self::F16(it) => it[at] > f16::ZERO,
-            Self::BF16(it) => it[at] > bf16::ZERO,
         }
     }
 
@@ -132,48 +150,8 @@ impl Values {
             Self::BF16(it) => Self::BF16(it[at..][..len].to_vec()),
         }
     }
-
-    /// Averages them over the ranks, on a thread of the group.
-    pub(super) fn average(self, group: &ProcessGroup) -> PendingValues {
-        self.average_and(group, || ())
-    }
-
-    /// The same; `then` runs on that thread when the averages are there.
-    pub(super) fn average_and(
-        self,
-        group: &ProcessGroup,
-        then: impl FnOnce() + Send + 'static,
-    ) -> PendingValues {
-        match self {
-            Self::F64(it) => PendingValues::F64(group.all_reduce_and(it, ReduceOp::Mean, then)),
-            Self::F32(it) => PendingValues::F32(group.all_reduce_and(it, ReduceOp::Mean, then)),
-            Self::F16(it) => PendingValues::F16(group.all_reduce_and(it, ReduceOp::Mean, then)),
-            Self::BF16(it) => PendingValues::BF16(group.all_reduce_and(it, ReduceOp::Mean, then)),
-        }
-    }
 }
 
-fn convert<T>(into: &mut [T], from: &[f32], round: impl Fn(f32) -> T) {
-    for (into, from) in into.iter_mut().zip(from) {
-        *into = round(*from);
-    }
-}
-
-/// Values on their way.
-pub(super) enum PendingValues {
-    F64(Pending<Vec<f64>>),
-    F32(Pending<Vec<f32>>),
-    F16(Pending<Vec<f16>>),
-    BF16(Pending<Vec<bf16>>),
-}
-
-impl PendingValues {
-    pub(super) fn wait(self) -> Result<Values, DdpError> {
-        match self {
-            Self::F64(it) => it.wait().map(Values::F64),
-            Self::F32(it) => it.wait().map(Values::F32),
-            Self::F16(it) => it.wait().map(Values::F16),
-            Self::BF16(it) => it.wait().map(Values::BF16),
-        }
-    }
+fn convert<T: Copy, U>(from: &[T], round: impl Fn(T) -> U) -> Vec<U> {
+    from.iter().map(|value| round(*value)).collect()
 }

@@ -27,22 +27,11 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// Faults come from [`Pending::wait`].
-    pub fn all_reduce_async<T: Element>(&self, data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
-        self.all_reduce_and(data, op, || ())
-    }
-
-    /// The same; `then` runs on that thread when the call has ended well.
-    pub(crate) fn all_reduce_and<T: Element>(
-        &self,
-        mut data: Vec<T>,
-        op: ReduceOp,
-        then: impl FnOnce() + Send + 'static,
-    ) -> Pending<Vec<T>> {
+    pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
         let group = self.clone();
         let place = self.inner.order.take();
         self.inner.worker.submit(move || {
             group.all_reduce_at(place, &mut data, op)?;
-            then();
             Ok(data)
         })
     }

@@ -15,14 +15,16 @@ mod order;
 mod pending;
 mod registry;
 mod run;
+mod subgroup;
 
 pub use self::{
     builder::{GroupBuilder, is_distributed_env},
     pending::Pending,
 };
 
-use self::{order::Order, pending::Worker, run::Sequences};
-use crate::{CallKind, DdpError, ElementType, ReduceOp, transport::Transport};
+pub(crate) use self::pending::Worker;
+use self::{order::Order, run::Sequences};
+use crate::{DdpError, transport::Transport};
 
 /// The time limit of a call, where none is set.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
@@ -60,13 +62,15 @@ pub(crate) struct Inner {
     id: u64,
     rank: usize,
     world_size: usize,
+    /// This rank's number in the whole job, by which faults name it.
+    job_rank: usize,
     local_rank: usize,
     timeout: Duration,
     transport: Option<Box<dyn Transport>>,
     order: Order,
     sequences: Mutex<Sequences>,
     worker: Worker,
-    /// Shared by all communicators of the job: the number of the next one.
+    /// Shared by all communicators of this rank: the lowest number that none of them has had.
     next_communicator: Arc<AtomicU32>,
     counters: Counters,
 }
@@ -143,6 +147,7 @@ impl ProcessGroup {
             transport,
             rank,
             world_size,
+            rank,
             local_rank,
             timeout,
             Arc::new(AtomicU32::new(1)),
@@ -157,6 +162,7 @@ impl ProcessGroup {
         transport: Option<Box<dyn Transport>>,
         rank: usize,
         world_size: usize,
+        job_rank: usize,
         local_rank: usize,
         timeout: Duration,
         next_communicator: Arc<AtomicU32>,
@@ -165,6 +171,7 @@ impl ProcessGroup {
             id: registry::next_id(),
             rank,
             world_size,
+            job_rank,
             local_rank,
             timeout,
             // One rank has nobody to talk to.
@@ -237,42 +244,12 @@ impl ProcessGroup {
     /// rank and `reason`, unless another fault came first.
     pub fn abort(&self, reason: impl Into<String>) -> DdpError {
         let fault = DdpError::Aborted {
-            rank: self.inner.rank,
+            rank: self.inner.job_rank,
             reason: reason.into(),
         };
         match &self.inner.transport {
             Some(transport) => transport.fail(fault),
             None => fault,
         }
-    }
-
-    /// An independent communicator over the same ranks, as `MPI_Comm_dup` makes: it has its own
-    /// connections, so that another thread can use it at the same time. All ranks call this
-    /// together.
-    ///
-    /// # Errors
-    ///
-    /// Those of any call.
-    pub fn duplicate(&self) -> Result<Self, DdpError> {
-        let inner = &self.inner;
-        let id = inner.next_communicator.fetch_add(1, Ordering::SeqCst);
-        let transport = self.run(
-            (CallKind::Duplicate, ReduceOp::Sum, id as usize, 0),
-            ElementType::U8,
-            |call| {
-                // Agreement on the number comes first.
-                call.barrier()?;
-                call.transport.duplicate(id, call.deadline).map(Some)
-            },
-            || None,
-        )?;
-        Ok(Self::with_numbers(
-            transport,
-            inner.rank,
-            inner.world_size,
-            inner.local_rank,
-            inner.timeout,
-            inner.next_communicator.clone(),
-        ))
     }
 }

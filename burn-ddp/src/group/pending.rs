@@ -1,4 +1,4 @@
-//! Calls that run on a thread of the group while the caller goes on.
+//! Calls that run on another thread while the caller goes on.
 
 use std::{
     sync::{Mutex, mpsc},
@@ -9,14 +9,14 @@ use crate::DdpError;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread that makes a communicator's asynchronous calls. It starts with the first one.
+/// A thread that makes asynchronous calls, one after the other. It starts with the first one.
 #[derive(Default)]
-pub(super) struct Worker {
+pub(crate) struct Worker {
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
 }
 
 impl Worker {
-    pub(super) fn submit<R: Send + 'static>(
+    pub(crate) fn submit<R: Send + 'static>(
         &self,
         job: impl FnOnce() -> Result<R, DdpError> + Send + 'static,
     ) -> Pending<R> {

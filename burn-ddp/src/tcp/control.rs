@@ -148,17 +148,19 @@ impl Control {
         }
     }
 
-    /// Which of `waited_for` hold up the call, and what is known of them.
+    /// Which members of a communicator hold up its call, and what is known of them. Where nothing
+    /// is, it is those of `waited_for`.
     pub(crate) fn blame(
         &self,
         communicator: u32,
         sequence: u64,
         waited_for: &[usize],
+        is_member: impl Fn(usize) -> bool,
     ) -> (Vec<usize>, String) {
         let state = self.shared.state();
         let mut silent: Vec<usize> = Vec::new();
         let mut late: Vec<(usize, u64)> = Vec::new();
-        for (rank, peer) in &state.peers {
+        for (rank, peer) in state.peers.iter().filter(|(rank, _)| is_member(**rank)) {
             let entered = peer.progress.get(&communicator).copied().unwrap_or(0);
             if peer.heard.elapsed() > SILENCE {
                 silent.push(*rank);

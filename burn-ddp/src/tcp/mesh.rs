@@ -26,7 +26,7 @@ const STRIPE: usize = 128 << 10;
 pub(crate) struct Mesh {
     job: Arc<Job>,
     communicator: u32,
-    /// By rank, then by lane; empty for this rank.
+    /// By rank, then by lane; empty for this rank and for those that are no members.
     lanes: Vec<Vec<TcpStream>>,
     /// Aligned for every element type.
     scratch: Mutex<Vec<u64>>,
@@ -203,7 +203,10 @@ impl Transport for Mesh {
                     .collect();
                 waited_for.sort_unstable();
                 waited_for.dedup();
-                let (ranks, why) = control.blame(self.communicator, call.sequence, &waited_for);
+                let (ranks, why) =
+                    control.blame(self.communicator, call.sequence, &waited_for, |peer| {
+                        !self.lanes[peer].is_empty()
+                    });
                 return Err(control.fail(DdpError::Timeout {
                     ranks,
                     call: *call,
@@ -224,8 +227,13 @@ impl Transport for Mesh {
         }
     }
 
-    fn duplicate(&self, id: u32, deadline: Deadline) -> Result<Box<dyn Transport>, DdpError> {
-        let lanes = self.job.connect(id, deadline)?;
+    fn duplicate(
+        &self,
+        id: u32,
+        members: &[usize],
+        deadline: Deadline,
+    ) -> Result<Box<dyn Transport>, DdpError> {
+        let lanes = self.job.connect(id, members, deadline)?;
         let mesh = Self::new(self.job.clone(), id, lanes);
         let mesh = mesh.map_err(|error| DdpError::io("preparing connections", error))?;
         Ok(Box::new(mesh))

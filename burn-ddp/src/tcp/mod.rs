@@ -71,7 +71,8 @@ pub(crate) fn connect(
         met,
         control,
     });
-    let lanes = job.connect(0, deadline)?;
+    let everyone: Vec<usize> = (0..world_size).collect();
+    let lanes = job.connect(0, &everyone, deadline)?;
     let mesh = Mesh::new(job, 0, lanes);
     Ok(Box::new(mesh.map_err(|error| {
         DdpError::io("preparing connections", error)
@@ -79,10 +80,11 @@ pub(crate) fn connect(
 }
 
 impl Job {
-    /// Connects the lanes of a new communicator; all ranks do so together.
+    /// Connects the lanes of a new communicator; its members do so together.
     fn connect(
         &self,
         communicator: u32,
+        members: &[usize],
         deadline: Deadline,
     ) -> Result<Vec<Vec<TcpStream>>, DdpError> {
         let links = Links {
@@ -93,7 +95,7 @@ impl Job {
             deadline,
         };
         let connect = |peer: usize| -> Result<Vec<TcpStream>, DdpError> {
-            if peer == self.rank {
+            if peer == self.rank || !members.contains(&peer) {
                 return Ok(Vec::new());
             }
             let lanes = 0..self.lanes as u32;

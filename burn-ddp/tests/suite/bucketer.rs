@@ -1,7 +1,9 @@
 //! The bucketer: gradients in any order, averages in theirs.
 
+use std::sync::Arc;
+
 use burn::tensor::DType;
-use burn_ddp::{BucketSizes, Bucketer, DdpError, ProcessGroup, Slot, Values};
+use burn_ddp::{Average, BucketSizes, Bucketer, DdpError, ProcessGroup, Slot, Values};
 use half::bf16;
 use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -26,7 +28,7 @@ fn gradients_may_come_in_any_order_on_each_rank() {
     let lens = [3, 40, 0, 500, 7, 1, 90, 90, 90, 2];
     locally(3, |group| {
         let rank = group.rank();
-        let mut bucketer = Bucketer::new(group, slots(&lens), SIZES, None);
+        let mut bucketer = Bucketer::new(group, slots(&lens), SIZES, Arc::new(Average));
         assert!(bucketer.len() > 3 && !bucketer.is_empty());
         assert!(bucketer.bytes() >= lens.iter().sum::<usize>() * 4);
         for round in 0..10 {
@@ -58,7 +60,7 @@ fn types_do_not_share_buckets() {
     locally(2, |group| {
         let dtypes = [DType::F32, DType::BF16, DType::F64, DType::F64];
         let slots = dtypes.map(|dtype| Slot { len: 2, dtype }).to_vec();
-        let mut bucketer = Bucketer::new(group.clone(), slots, SIZES, None);
+        let mut bucketer = Bucketer::new(group.clone(), slots, SIZES, Arc::new(Average));
         assert_eq!(bucketer.len(), 3);
         let value = group.rank() as f64;
         let third = 1.0 / 3.0 + value;
@@ -84,7 +86,12 @@ fn types_do_not_share_buckets() {
 
 #[test]
 fn mistakes_are_refused() {
-    let mut bucketer = Bucketer::new(ProcessGroup::single(), slots(&[2, 2]), SIZES, None);
+    let mut bucketer = Bucketer::new(
+        ProcessGroup::single(),
+        slots(&[2, 2]),
+        SIZES,
+        Arc::new(Average),
+    );
     let is_refused =
         |result: Result<(), DdpError>| matches!(result, Err(DdpError::InvalidArgument(_)));
     assert!(is_refused(
@@ -94,6 +101,7 @@ fn mistakes_are_refused() {
         bucketer.submit(0, Some(Values::F64(vec![0.0; 2])))
     ));
     bucketer.submit(0, None).unwrap();
+    assert!(is_refused(bucketer.submit(0, None)));
     assert!(is_refused(bucketer.finish().map(drop)));
     // The next round starts afresh.
     bucketer.submit(0, None).unwrap();

@@ -41,7 +41,7 @@ impl Net {
 }
 
 /// All parameters and buffers, by the visitors' order.
-fn contents<M: Module>(model: &M) -> Vec<f32> {
+pub(crate) fn contents<M: Module>(model: &M) -> Vec<f32> {
     struct Reader(Vec<f32>);
     impl burn::module::ModuleVisitor for Reader {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -324,7 +324,7 @@ fn another_model_is_refused() {
 }
 
 /// What the ranks of a job in processes of their own say at the end.
-fn results(scenario: &str, world_size: usize) -> Vec<(bool, String)> {
+pub(crate) fn results(scenario: &str, world_size: usize) -> Vec<(bool, String)> {
     let (_folder, url) = meeting_place();
     start(scenario, world_size, &url, 60.0)
         .into_iter()
@@ -345,6 +345,19 @@ fn overlapped_ranks_train_as_one_process_does() {
             assert!(error < 1e-5, "{error}");
             assert!((0.0..=1.0).contains(&hidden));
         }
+    }
+}
+
+#[test]
+fn overlapped_gradients_are_compressed() {
+    let (_, whole, _) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    for (success, output) in results("overlapped bf16", 2) {
+        assert!(success, "{output}");
+        let (_, text) = output.split_once("RESULT ok ").unwrap();
+        let text = text.lines().next().unwrap();
+        let parameters: Vec<f32> = serde_json::from_str(text).unwrap();
+        let error = closest(&parameters, &whole);
+        assert!(error > 1e-5 && error < 2e-2, "{error}");
     }
 }
 
@@ -375,7 +388,10 @@ fn overlap_needs_layers() {
 }
 
 /// A linear layer on a layered device of this process.
-fn layered(group: &ProcessGroup, config: DdpConfig) -> Result<(Device, Overlap), DdpError> {
+pub(crate) fn layered(
+    group: &ProcessGroup,
+    config: DdpConfig,
+) -> Result<(Device, Overlap), DdpError> {
     let overlap = Overlap::new(group, config)?;
     let device = Layers::on(Device::flex())
         .layer(overlap.layer())

@@ -12,7 +12,7 @@ use burn_ddp::{
 };
 use nix::sys::signal::Signal;
 
-use crate::ranks::{PLAY, Rank, SCENARIO};
+use crate::ranks::{FOLDER, PLAY, Rank, SCENARIO};
 
 fn play(scenario: &str) -> LaunchOptions {
     LaunchOptions::new()
@@ -67,6 +67,57 @@ fn the_rank_that_failed_first_is_named() {
         matches!(&error, DdpError::RankFailed { rank: 2, code: None, status }
         if status.contains("SIGKILL")),
         "{error}"
+    );
+}
+
+/// What the attempts left in their folder.
+fn attempts(folder: &std::path::Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("attempt")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn failed_ranks_start_again_from_their_checkpoint() {
+    let run = |restarts: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        let options = play("count")
+            .variable(FOLDER, folder.path())
+            .max_restarts(restarts);
+        (spawn(2, options), attempts(folder.path()))
+    };
+    let (result, attempts) = run(2);
+    result.unwrap();
+    let all = ["attempt-0-from-0", "attempt-1-from-2", "attempt-2-from-4"];
+    assert_eq!(attempts, all);
+    // One restart is not enough: the last attempt's failure is what is reported.
+    let (result, attempts) = run(1);
+    let error = result.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            DdpError::RankFailed {
+                rank: 1,
+                code: Some(9),
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(attempts, all[..2]);
+}
+
+#[test]
+fn a_signal_is_no_failure_to_start_again_from() {
+    let (launcher, pids) = launcher("launch with restarts");
+    launcher.signal(Signal::SIGTERM);
+    wait_for_end(&pids);
+    let (_, output) = launcher.finish(Duration::from_secs(20));
+    assert!(
+        !output.contains("PID"),
+        "no rank was started again: {output}"
     );
 }
 
@@ -152,6 +203,16 @@ fn the_command_prefixes_output_and_returns_the_ranks_code() {
             .find(|line| line.contains("RESULT ok") && line.starts_with(&format!("[{rank}] ")));
         assert!(line.is_some(), "{text}");
     }
+    let folder = tempfile::tempdir().unwrap();
+    let count = Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
+        .args(["run", "-n", "2", "--max-restarts", "2", "--"])
+        .arg(std::env::current_exe().unwrap())
+        .args(PLAY)
+        .env(SCENARIO, "count")
+        .env(FOLDER, folder.path())
+        .output();
+    assert!(count.unwrap().status.success());
+    assert_eq!(attempts(folder.path()).len(), 3);
     let output = run("exit 7", &["-n", "2", "--grace", "0.5", "--no-prefix"]);
     assert_eq!(output.status.code(), Some(7));
     let text = String::from_utf8(output.stderr).unwrap();

@@ -7,12 +7,15 @@ use std::{
 };
 
 use burn_ddp::{
-    DdpConfig, DdpError, LocalGroup, ProcessGroup,
+    Checkpoints, Compression, DdpConfig, DdpError, LocalGroup, ProcessGroup,
     launch::{self, LaunchOptions},
 };
 
 /// The variable that tells a process of this binary which scenario to play.
 pub(crate) const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
+
+/// The variable that tells it which folder to use.
+pub(crate) const FOLDER: &str = "BURN_DDP_TEST_FOLDER";
 
 /// The arguments that make this binary run nothing but [`play`].
 pub(crate) const PLAY: [&str; 4] = ["ranks::play", "--exact", "--nocapture", "--test-threads=1"];
@@ -136,10 +139,14 @@ fn play() {
         assert!(scenario_named("none").is_none());
         return;
     };
-    if scenario == "launch" {
+    if let Some(restarts) = ["launch", "launch with restarts"]
+        .iter()
+        .position(|known| *known == scenario)
+    {
         let options = LaunchOptions::new()
             .arguments(PLAY)
-            .variable(SCENARIO, "loop");
+            .variable(SCENARIO, "loop")
+            .max_restarts(restarts);
         launch::spawn(std::env::current_exe().unwrap(), 2, options).unwrap_err();
         return;
     }
@@ -181,6 +188,32 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             group.barrier()?;
             Ok("stayed".into())
         },
+        // Counts to 6 with a checkpoint at each step. Rank 1 is killed at step 3 of the first attempt and
+        // fails at step 5 of the second.
+        "count" => |group| {
+            let folder = std::env::var(FOLDER).unwrap();
+            let attempt: usize = std::env::var("RESTART_COUNT").unwrap().parse().unwrap();
+            let checkpoints = Checkpoints::new(&folder, &group)?;
+            let start = checkpoints
+                .latest()?
+                .map_or(0, |checkpoint| checkpoint.step);
+            if group.is_main() {
+                let note = format!("{folder}/attempt-{attempt}-from-{start}");
+                std::fs::write(note, "").unwrap();
+            }
+            for step in start + 1..=6 {
+                match (group.rank(), attempt, step) {
+                    (1, 0, 3) => {
+                        let own = nix::unistd::Pid::this();
+                        nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL).unwrap();
+                    }
+                    (1, 1, 5) => std::process::exit(9),
+                    _ => group.barrier()?,
+                }
+                checkpoints.save(step, None, |_| Ok(()))?;
+            }
+            Ok(String::new())
+        },
         "exit 7" => |group| {
             if group.rank() == 1 {
                 std::process::exit(7);
@@ -211,6 +244,14 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             );
             Ok(serde_json::to_string(&(parameters, timeline.hidden())).unwrap())
         },
+        "overlapped bf16" => |group| {
+            let config = DdpConfig::new().compression(Compression::BF16);
+            let (parameters, _) = crate::ddp::train_overlapped(&group, config, 12)?;
+            Ok(serde_json::to_string(&parameters).unwrap())
+        },
+        "overlapped join" => {
+            |group| crate::join::join_when_overlapped(&group).map(|()| String::new())
+        }
         "overlapped unused" => {
             |group| crate::ddp::unused_when_overlapped(&group).map(|()| String::new())
         }

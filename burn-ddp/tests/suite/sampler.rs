@@ -11,6 +11,8 @@ use burn_ddp::DistributedSampler;
 use proptest::prelude::*;
 use serde::Deserialize;
 
+use crate::ranks::locally;
+
 #[derive(Deserialize)]
 struct Case {
     length: usize,
@@ -158,4 +160,145 @@ fn it_plugs_into_burns_data_loader() {
 fn another_dataset_is_refused() {
     let dataset = InMemDataset::new(vec![1usize, 2]);
     let _ = DistributedSampler::new(3, 0, 1).shard(dataset);
+}
+
+proptest! {
+    #[test]
+    fn a_subset_is_dealt_out_as_a_dataset_is(
+        subset in prop::collection::vec(0usize..1000, 0..100),
+        ranks in 1usize..6, seed: u64, epoch: u64, shuffle: bool, drop_last: bool,
+    ) {
+        for rank in 0..ranks {
+            let set = |sampler: DistributedSampler| {
+                let mut sampler = sampler.shuffle(shuffle).seed(seed).drop_last(drop_last);
+                sampler.set_epoch(epoch);
+                sampler.indices()
+            };
+            let own = set(DistributedSampler::subset(subset.iter().copied(), rank, ranks));
+            let positions = set(DistributedSampler::new(subset.len(), rank, ranks));
+            let expected: Vec<usize> = positions.iter().map(|position| subset[*position]).collect();
+            prop_assert_eq!(own, expected);
+        }
+    }
+
+    #[test]
+    fn weighted_draws_are_dealt_out_in_turn(
+        draws in 0usize..100, ranks in 1usize..6, seed: u64, epoch: u64,
+    ) {
+        let weights = [0.5, 0.0, 3.0, 1.0];
+        let of = |rank, ranks| {
+            let mut sampler = DistributedSampler::weighted(&weights, draws, rank, ranks).seed(seed);
+            sampler.set_epoch(epoch);
+            sampler.indices()
+        };
+        let all = of(0, 1);
+        prop_assert_eq!(all.len(), draws);
+        for rank in 0..ranks {
+            let own = of(rank, ranks);
+            prop_assert_eq!(own.len(), draws.div_ceil(ranks));
+            for (turn, index) in own.iter().enumerate() {
+                prop_assert_eq!(*index, all[(rank + turn * ranks) % draws]);
+            }
+        }
+    }
+}
+
+#[test]
+fn weighted_draws_follow_the_weights() {
+    let weights = [1.0, 0.0, 4.0, 2.0, 3.0];
+    let draws = 20_000;
+    let mut counts = [0usize; 5];
+    for index in DistributedSampler::weighted(&weights, draws, 0, 1)
+        .seed(1)
+        .indices()
+    {
+        counts[index] += 1;
+    }
+    assert_eq!(counts[1], 0);
+    // Pearson's statistic, of 3 degrees of freedom: above 16.3 once in a thousand seeds.
+    let statistic: f64 = weights
+        .iter()
+        .zip(counts)
+        .filter(|(weight, _)| **weight > 0.0)
+        .map(|(weight, count)| {
+            let expected = weight / 10.0 * draws as f64;
+            (count as f64 - expected).powi(2) / expected
+        })
+        .sum();
+    assert!(statistic < 16.3, "{counts:?}: {statistic}");
+    let mut sampler = DistributedSampler::weighted(&weights, 50, 0, 1);
+    let first = sampler.indices();
+    sampler.set_epoch(1);
+    assert_ne!(sampler.indices(), first);
+}
+
+#[test]
+fn weights_that_are_none_are_refused() {
+    for weights in [
+        &[][..],
+        &[0.0, 0.0],
+        &[1.0, -1.0],
+        &[f64::NAN],
+        &[f64::INFINITY],
+    ] {
+        let drawn = std::panic::catch_unwind(|| DistributedSampler::weighted(weights, 1, 0, 1));
+        assert!(drawn.is_err(), "{weights:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "of the subset is not among the dataset's 2")]
+fn a_subset_of_another_dataset_is_refused() {
+    let dataset = InMemDataset::new(vec![1usize, 2]);
+    let _ = DistributedSampler::subset([0, 2], 0, 1).shard(dataset);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn gathered_results_count_every_item_once(
+        items in 0usize..40, ranks in 1usize..5, skip in 0usize..4, seed: u64, kind in 0..3, width in 1usize..3,
+    ) {
+        let sampler = |rank, ranks| {
+            let mut sampler = match kind {
+                0 => DistributedSampler::new(items, rank, ranks),
+                1 => DistributedSampler::new(items, rank, ranks).drop_last(true),
+                _ => DistributedSampler::evaluation(items, rank, ranks),
+            };
+            sampler = sampler.shuffle(true).seed(seed);
+            sampler.skip(skip);
+            sampler
+        };
+        // One rank sees the whole order.
+        let mut whole = DistributedSampler::evaluation(items, 0, 1).shuffle(true).seed(seed);
+        whole.skip(skip * ranks);
+        let mut expected: Vec<u32> = whole.indices().iter().map(|index| *index as u32).collect();
+        if kind == 1 {
+            expected.truncate((items / ranks * ranks).saturating_sub(skip * ranks));
+        }
+        let expected: Vec<u32> = expected.iter().flat_map(|it| vec![*it; width]).collect();
+        for gathered in locally(ranks, |group| {
+            let sampler = sampler(group.rank(), ranks);
+            let results: Vec<u32> = sampler
+                .indices()
+                .iter()
+                .flat_map(|index| vec![*index as u32; width])
+                .collect();
+            sampler.gather_for_metrics(&group, &results).unwrap()
+        }) {
+            prop_assert_eq!(&gathered, &expected);
+        }
+    }
+}
+
+#[test]
+fn results_that_do_not_come_out_even_are_refused() {
+    for wrong in [3, 4] {
+        locally(2, |group| {
+            let sampler = DistributedSampler::new(4, group.rank(), 2);
+            let results = vec![0f32; if group.rank() == 1 { wrong } else { 2 }];
+            let error = sampler.gather_for_metrics(&group, &results).unwrap_err();
+            assert!(error.to_string().contains("rank 1 has"), "{error}");
+        });
+    }
 }

@@ -1,16 +1,24 @@
 //! Which items of a dataset each rank sees.
 
-use burn::data::{dataset::Dataset, dataset::transform::SelectionDataset};
-use rand::{SeedableRng, seq::SliceRandom};
-use rand_chacha::ChaCha8Rng;
+mod gather;
+mod loader;
+mod source;
+
 use std::sync::Arc;
+
+use burn::data::{dataset::Dataset, dataset::transform::SelectionDataset};
+
+pub use self::loader::DistributedLoader;
+use self::source::Source;
 
 /// Deals the items of a dataset out to the ranks, as PyTorch's `DistributedSampler` does.
 ///
 /// The order is the dataset's, or a permutation drawn from `seed + epoch`, the same on all ranks.
 /// Rank `r` of `n` takes items `r`, `r + n`, and so on. Where the length is no multiple of `n`, items
 /// from the front are repeated so that all ranks have equally many ([`drop_last`](Self::drop_last)
-/// leaves the surplus out instead, [`evaluation`](Self::evaluation) does neither).
+/// leaves the surplus out instead, [`evaluation`](Self::evaluation) does neither). The items are those of
+/// a whole dataset, some of them ([`subset`](Self::subset)), or drawn by weights
+/// ([`weighted`](Self::weighted)).
 ///
 /// ```
 /// use burn_ddp::DistributedSampler;
@@ -23,10 +31,10 @@ use std::sync::Arc;
 ///     assert_eq!(sampler.indices().len(), sampler.len());
 /// }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct DistributedSampler {
-    items: usize,
+    source: Source,
     rank: usize,
     world_size: usize,
     shuffle: bool,
@@ -51,12 +59,60 @@ impl DistributedSampler {
     ///
     /// Panics if `rank` is not below `world_size`.
     pub fn new(items: usize, rank: usize, world_size: usize) -> Self {
+        Self::of(Source::All(items), rank, world_size)
+    }
+
+    /// A sampler over some of the items of a dataset: PyTorch's `SubsetRandomSampler`, when shuffled,
+    /// over ranks. Each index counts as often as it is listed.
+    ///
+    /// ```
+    /// use burn_ddp::DistributedSampler;
+    ///
+    /// let held_out = DistributedSampler::subset([3, 1, 4, 1, 5], 0, 2);
+    /// assert_eq!(held_out.indices(), [3, 4, 5]);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `rank` is not below `world_size`.
+    pub fn subset(
+        indices: impl IntoIterator<Item = usize>,
+        rank: usize,
+        world_size: usize,
+    ) -> Self {
+        let indices = indices.into_iter().collect();
+        Self::of(Source::Subset(indices), rank, world_size)
+    }
+
+    /// A sampler that draws `draws` items in each epoch, each with a probability in proportion to its
+    /// weight, independently and with replacement: PyTorch's `WeightedRandomSampler`, over ranks. All
+    /// ranks deal out the same draws. It needs no [shuffling](Self::shuffle).
+    ///
+    /// ```
+    /// use burn_ddp::DistributedSampler;
+    ///
+    /// // Items 0 and 1 are of a rare class.
+    /// let weights = [5.0, 5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0];
+    /// let sampler = DistributedSampler::weighted(&weights, 100, 0, 4).seed(42);
+    /// assert_eq!(sampler.len(), 25);
+    /// assert!(!sampler.indices().contains(&9));
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `rank` is not below `world_size`, or if the weights are no finite numbers of 0 or more,
+    /// of which at least one is positive.
+    pub fn weighted(weights: &[f64], draws: usize, rank: usize, world_size: usize) -> Self {
+        Self::of(Source::weighted(weights, draws), rank, world_size)
+    }
+
+    fn of(source: Source, rank: usize, world_size: usize) -> Self {
         assert!(
             rank < world_size,
             "rank {rank} must be below the world size, {world_size}"
         );
         Self {
-            items,
+            source,
             rank,
             world_size,
             shuffle: false,
@@ -119,7 +175,7 @@ impl DistributedSampler {
 
     /// The number of this rank's items in the epoch, less those skipped.
     pub fn len(&self) -> usize {
-        self.share().saturating_sub(self.skip)
+        self.share(self.rank).saturating_sub(self.skip)
     }
 
     /// Whether this rank has no items.
@@ -129,42 +185,38 @@ impl DistributedSampler {
 
     /// This rank's items in their order.
     pub fn indices(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.items).collect();
-        if self.shuffle {
-            let seed = self.seed.wrapping_add(self.epoch);
-            order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
-        }
-        (self.skip..self.share())
-            .map(|turn| order[(self.rank + turn * self.world_size) % self.items])
+        let seed = self.seed.wrapping_add(self.epoch);
+        let order = self.source.order(seed, self.shuffle);
+        (self.skip..self.share(self.rank))
+            .map(|turn| order[(self.rank + turn * self.world_size) % order.len()])
             .collect()
     }
 
     /// This rank's items as a dataset, for Burn's `DataLoaderBuilder` (which must not shuffle
-    /// again). To be made anew for each epoch.
+    /// again). To be made anew for each epoch. With more than one worker, Burn's loader returns batches as
+    /// they come; [`DistributedLoader`] keeps their order.
     ///
     /// # Panics
     ///
-    /// Panics if the dataset has another length than the sampler was made for.
+    /// Panics if the dataset has another length than the sampler was made for, or, for a subset, lacks
+    /// one of its items.
     pub fn shard<D, I>(&self, dataset: impl Into<Arc<D>>) -> SelectionDataset<D, I>
     where
         D: Dataset<I>,
         I: Clone + Send + Sync,
     {
         let dataset = dataset.into();
-        assert_eq!(
-            dataset.len(),
-            self.items,
-            "the dataset must have the length that the sampler was made for"
-        );
+        self.source.check(dataset.len());
         SelectionDataset::from_indices_checked(dataset, self.indices())
     }
 
-    /// The number of this rank's items in a whole epoch.
-    fn share(&self) -> usize {
+    /// The number of a rank's items in a whole epoch.
+    fn share(&self, rank: usize) -> usize {
+        let items = self.source.len();
         match self.uneven {
-            Uneven::Pad => self.items.div_ceil(self.world_size),
-            Uneven::Drop => self.items / self.world_size,
-            Uneven::Keep => (self.items + self.world_size - 1 - self.rank) / self.world_size,
+            Uneven::Pad => items.div_ceil(self.world_size),
+            Uneven::Drop => items / self.world_size,
+            Uneven::Keep => (items + self.world_size - 1 - rank) / self.world_size,
         }
     }
 }

@@ -1,0 +1,116 @@
+//! Gradients clipped by the norm of all of them together.
+
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    optim::GradientsParams,
+    tensor::{DType, FloatDType, Tensor},
+};
+
+use crate::DdpError;
+
+/// PyTorch adds as much to the norm.
+const EPSILON: f64 = 1e-6;
+
+/// Scales gradients down so that the Euclidean norm of all of them together is at most `max_norm`
+/// (Pascanu et al. 2013), and returns the norm that they had: PyTorch's `clip_grad_norm_`. (Burn's own
+/// clipping takes the norm of each gradient by itself.)
+///
+/// To be called after [`Ddp::reduce_gradients`](crate::Ddp::reduce_gradients): all ranks then have the same
+/// gradients, so that each finds the same norm without communication. Clipping before would clip what
+/// is not the gradient of the whole batch. It waits for the device once.
+///
+/// ```
+/// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+/// use burn_ddp::clip_gradient_norm;
+///
+/// # fn main() -> Result<(), burn_ddp::DdpError> {
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 1).with_bias(false).init(&device);
+/// let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum(); // four gradients of 1
+/// let gradients = GradientsParams::from_grads(loss.backward(), &model);
+/// let (gradients, norm) = clip_gradient_norm(gradients, &model, 1.0)?;
+/// assert_eq!(norm, 2.0);
+/// # let _ = gradients;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// [`DdpError::Device`] when the norm cannot be read. A norm that is no finite number is no error, and
+/// leaves gradients that are none either: look at it, or use a loss scaler, which skips such steps.
+///
+/// # Panics
+///
+/// Panics if `max_norm` is not positive.
+pub fn clip_gradient_norm<M: Module>(
+    gradients: GradientsParams,
+    model: &M,
+    max_norm: f64,
+) -> Result<(GradientsParams, f64), DdpError> {
+    assert!(
+        max_norm > 0.0,
+        "the largest norm, {max_norm}, must be positive"
+    );
+    let mut squares = Squares {
+        gradients: &gradients,
+        sums: Vec::new(),
+    };
+    model.visit(&mut squares);
+    if squares.sums.is_empty() {
+        return Ok((gradients, 0.0));
+    }
+    let sum = Tensor::cat(squares.sums, 0).sum();
+    let data = sum.try_into_data();
+    let data = data.map_err(|error| DdpError::Device(error.to_string()))?;
+    let norm = data.iter::<f64>().sum::<f64>().sqrt();
+    let factor = max_norm / (norm + EPSILON);
+    if factor >= 1.0 {
+        return Ok((gradients, norm));
+    }
+    let mut scale = Scale { gradients, factor };
+    model.visit(&mut scale);
+    Ok((scale.gradients, norm))
+}
+
+/// Sums the squares of each gradient, in `f32` at least.
+struct Squares<'a> {
+    gradients: &'a GradientsParams,
+    sums: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Squares<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            let gradient = match gradient.dtype().size() {
+                2 => gradient.cast(FloatDType::F32),
+                _ => gradient,
+            };
+            self.sums
+                .push(gradient.square().sum().cast(FloatDType::F32));
+        }
+    }
+}
+
+fn widen<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
+    match gradient.dtype() {
+        DType::F16 | DType::BF16 => gradient.cast(FloatDType::F32),
+        _ => gradient,
+    }
+}
+
+struct Scale {
+    gradients: GradientsParams,
+    factor: f64,
+}
+
+impl ModuleVisitor for Scale {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            // In 16 bits, a small factor would be rounded, or be 0.
+            let dtype = gradient.dtype();
+            let gradient = widen(gradient).mul_scalar(self.factor).cast(dtype);
+            self.gradients.register(param.id, gradient);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Checks that all ranks train the same model.
+
+use std::collections::HashMap;
+
+use burn::{
+    module::{Module, ParamId},
+    optim::GradientsParams,
+};
+
+use super::{
+    parameters::{self, Parameter, Signature},
+    take::Present,
+};
+use crate::{DdpError, ProcessGroup};
+
+/// Compares the models of all ranks with that of rank 0. Returns the trained parameters, last first.
+pub(super) fn check_equal<M: Module>(
+    group: &ProcessGroup,
+    model: &M,
+) -> Result<Vec<Signature>, DdpError> {
+    let invalid = |error: serde_json::Error| DdpError::Protocol {
+        rank: 0,
+        problem: format!("a model's description: {error}"),
+    };
+    let mut ours: Vec<Signature> = parameters::parameters(model)
+        .into_iter()
+        .map(|parameter| parameter.signature)
+        .collect();
+    let text = serde_json::to_vec(&ours).map_err(invalid)?;
+    let text = group.broadcast_bytes(&text, 0)?;
+    let theirs: Vec<Signature> = serde_json::from_slice(&text).map_err(invalid)?;
+    let problem = parameters::difference(&theirs, &ours).unwrap_or_default();
+    let problems = group.all_gather_bytes(problem.as_bytes())?;
+    if let Some(rank) = problems.iter().position(|problem| !problem.is_empty()) {
+        return Err(DdpError::ModelMismatch {
+            rank,
+            problem: String::from_utf8_lossy(&problems[rank]).into_owned(),
+        });
+    }
+    ours.retain(|signature| signature.trained);
+    ours.reverse();
+    Ok(ours)
+}
+
+/// Checks that all ranks have gradients of the same parameters.
+pub(super) fn check_present<M: Module>(
+    group: &ProcessGroup,
+    parameters: &[Parameter],
+    slots: &HashMap<ParamId, usize>,
+    gradients: &GradientsParams,
+    model: &M,
+) -> Result<(), DdpError> {
+    let mut present = Present {
+        slots,
+        gradients,
+        present: vec![0; parameters.len()],
+    };
+    model.visit(&mut present);
+    let all = group.all_gather(&present.present)?;
+    for (rank, theirs) in all.chunks_exact(parameters.len().max(1)).enumerate() {
+        if let Some(slot) = (0..parameters.len()).find(|slot| theirs[*slot] != all[*slot]) {
+            let path = &parameters[slot].signature.path;
+            let (has, lacks) = match theirs[slot] {
+                0 => (0, rank),
+                _ => (rank, 0),
+            };
+            return Err(group.abort(format!(
+                "rank {has} has a gradient of `{path}` and rank {lacks} has none; parameters that \
+                 only some ranks use need `Ddp::new` instead of `Ddp::overlapped`"
+            )));
+        }
+    }
+    Ok(())
+}

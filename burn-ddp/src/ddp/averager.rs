@@ -1,0 +1,78 @@
+//! The thread on which buckets travel.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use super::{CommHook, GradientBucket, Values};
+use crate::{DdpError, Pending, ProcessGroup, ReduceOp, group::Worker};
+
+/// Averages buckets, one after the other, while the caller goes on.
+pub(super) struct Averager {
+    pub(super) group: ProcessGroup,
+    hook: Arc<dyn CommHook>,
+    /// Not the group's own, so that a hook may make asynchronous calls.
+    worker: Worker,
+}
+
+impl Averager {
+    pub(super) fn new(group: ProcessGroup, hook: Arc<dyn CommHook>) -> Self {
+        Self {
+            group,
+            hook,
+            worker: Worker::default(),
+        }
+    }
+
+    /// Starts to average a bucket; `then` runs when the averages are there.
+    pub(super) fn start(
+        &self,
+        bucket: GradientBucket,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Pending<Values> {
+        let (group, hook) = (self.group.clone(), self.hook.clone());
+        self.worker.submit(move || {
+            let values =
+                average(&*hook, &group, bucket).map_err(|error| match error.is_fault() {
+                    true => error,
+                    // The other ranks must not wait for this one.
+                    false => group.abort(error.to_string()),
+                })?;
+            then();
+            Ok(values)
+        })
+    }
+
+    /// Starts to find out which flags any rank has set.
+    pub(super) fn start_any(&self, mut flags: Vec<u8>) -> Pending<Vec<u8>> {
+        let group = self.group.clone();
+        self.worker.submit(move || {
+            group.all_reduce(&mut flags, ReduceOp::Max)?;
+            Ok(flags)
+        })
+    }
+}
+
+fn average(
+    hook: &dyn CommHook,
+    group: &ProcessGroup,
+    bucket: GradientBucket,
+) -> Result<Values, DdpError> {
+    let expected = (bucket.values.len(), bucket.values.dtype());
+    let result = catch_unwind(AssertUnwindSafe(|| hook.average(group, bucket)));
+    let values = result.unwrap_or_else(|_| {
+        let problem = format!("the communication hook {hook:?} panicked");
+        Err(DdpError::InvalidArgument(problem))
+    })?;
+    match (values.len(), values.dtype()) == expected {
+        true => Ok(values),
+        false => Err(DdpError::InvalidArgument(format!(
+            "the communication hook {hook:?} returned {} values of type {:?}; expected {} of type {:?}",
+            values.len(),
+            values.dtype(),
+            expected.0,
+            expected.1
+        ))),
+    }
+}

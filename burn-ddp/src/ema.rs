@@ -1,0 +1,183 @@
+//! The exponential moving average of a model's weights.
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    optim::GradientsParams,
+    store::{ModuleRecord, RecordError},
+    tensor::{DType, FloatDType, Tensor},
+};
+
+/// The exponential moving average of a model's weights, which often generalizes better than the weights
+/// themselves (Polyak and Juditsky 1992; timm's `ModelEmaV2`, PyTorch's `get_ema_multi_avg_fn`).
+///
+/// After each step, `average = decay * average + (1 - decay) * weights`, for all float tensors, running
+/// statistics too, as timm does; other tensors are copied. Averages of 16-bit weights are kept in `f32`,
+/// where small changes are not lost. Ranks whose weights are equal have equal averages: nothing is
+/// communicated.
+///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::Device};
+/// use burn_ddp::ModelEma;
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).init(&device);
+/// let mut ema = ModelEma::new(&model, 0.999).warm_up(true);
+/// for _ in 0..3 {
+///     // optimizer.step(..)
+///     ema.update(&model);
+/// }
+/// let averaged = ema.apply(&model); // for evaluation; `model` is as it was
+/// # let _ = averaged;
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ModelEma<M> {
+    average: M,
+    decay: f64,
+    warm_up: bool,
+    updates: u64,
+}
+
+impl<M: Module> ModelEma<M> {
+    /// Starts with a model's weights.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `decay` is not between 0 and 1.
+    pub fn new(model: &M, decay: f64) -> Self {
+        assert!(
+            (0.0..=1.0).contains(&decay),
+            "the decay, {decay}, must be between 0 and 1"
+        );
+        let mut ema = Self {
+            average: model.valid(),
+            decay,
+            warm_up: false,
+            updates: 0,
+        };
+        ema.average = ema.blend(model, 0.0);
+        ema
+    }
+
+    /// Whether the decay starts small, so that the average soon forgets where it started: update `t`
+    /// (from 0) uses at most `(1 + t) / (10 + t)`, as TensorFlow's `ExponentialMovingAverage` does.
+    /// Default: no.
+    pub fn warm_up(mut self, warm_up: bool) -> Self {
+        self.warm_up = warm_up;
+        self
+    }
+
+    /// Takes in the weights that a step has changed.
+    pub fn update(&mut self, model: &M) {
+        let updates = self.updates as f64;
+        let decay = match self.warm_up {
+            true => self.decay.min((1.0 + updates) / (10.0 + updates)),
+            false => self.decay,
+        };
+        self.average = self.blend(model, decay);
+        self.updates += 1;
+    }
+
+    /// The number of updates so far.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// The model with the averages in place of its weights, in their types, ready for evaluation.
+    ///
+    /// The model that is being trained stays as it is: going on with it is what other libraries need a
+    /// call of `restore` for.
+    pub fn apply(&self, model: &M) -> M {
+        struct Apply(Averages);
+
+        impl ModuleMapper for Apply {
+            fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+                param.map(|value| self.0.next::<D>().cast(value.dtype()))
+            }
+        }
+
+        model.valid().map(&mut Apply(Averages::of(&self.average)))
+    }
+
+    /// The averages, for a checkpoint; [`updates`](Self::updates) belongs in it too.
+    pub fn record(&self) -> ModuleRecord {
+        self.average.clone().into_record()
+    }
+
+    /// Goes on with the averages of a checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`RecordError`] when the record is of another model.
+    pub fn restore(mut self, record: ModuleRecord, updates: u64) -> Result<Self, RecordError> {
+        self.average = self.average.try_load_record(record)?;
+        self.updates = updates;
+        Ok(self)
+    }
+
+    /// The model, for evaluation, with `decay * average + (1 - decay) * weights` as its weights.
+    fn blend(&self, model: &M, decay: f64) -> M {
+        struct Blend {
+            averages: Averages,
+            decay: f64,
+        }
+
+        impl ModuleMapper for Blend {
+            fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+                param.map(|value| {
+                    let value = widen(value);
+                    let average = widen(self.averages.next::<D>());
+                    average.mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay)
+                })
+            }
+        }
+
+        let averages = Averages::of(&self.average);
+        model.valid().map(&mut Blend { averages, decay })
+    }
+}
+
+fn widen<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
+    }
+}
+
+/// A model's float tensors in the visitors' order, which does not change when a record is loaded;
+/// their ids do.
+struct Averages {
+    tensors: GradientsParams,
+    next: u64,
+}
+
+impl Averages {
+    fn of<M: Module>(model: &M) -> Self {
+        struct Collect(Averages);
+
+        impl ModuleVisitor for Collect {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                let place = ParamId::from(self.0.next);
+                self.0.tensors.register(place, param.base());
+                self.0.next += 1;
+            }
+        }
+
+        let mut collect = Collect(Self {
+            tensors: GradientsParams::new(),
+            next: 0,
+        });
+        model.visit(&mut collect);
+        Self {
+            next: 0,
+            ..collect.0
+        }
+    }
+
+    fn next<const D: usize>(&mut self) -> Tensor<D> {
+        let place = ParamId::from(self.next);
+        self.next += 1;
+        let tensor = self.tensors.remove::<D>(place);
+        tensor.expect("the model has the tensors that it had when it was first averaged")
+    }
+}

@@ -1,0 +1,50 @@
+//! The variables of each launcher.
+
+/// Variables by which one launcher describes a rank.
+pub(super) struct Launcher {
+    pub(super) name: &'static str,
+    pub(super) rank: &'static str,
+    pub(super) world_size: &'static str,
+    pub(super) local_rank: &'static [&'static str],
+    pub(super) local_size: &'static [&'static str],
+}
+
+pub(super) const LAUNCHERS: [Launcher; 5] = [
+    Launcher {
+        name: "torchrun",
+        rank: "RANK",
+        world_size: "WORLD_SIZE",
+        local_rank: &["LOCAL_RANK"],
+        local_size: &["LOCAL_WORLD_SIZE"],
+    },
+    Launcher {
+        name: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+    },
+    Launcher {
+        name: "MVAPICH",
+        rank: "MV2_COMM_WORLD_RANK",
+        world_size: "MV2_COMM_WORLD_SIZE",
+        local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
+        local_size: &["MV2_COMM_WORLD_LOCAL_SIZE"],
+    },
+    Launcher {
+        name: "PMI",
+        rank: "PMI_RANK",
+        world_size: "PMI_SIZE",
+        local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
+        local_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
+    },
+    Launcher {
+        name: SLURM,
+        rank: "SLURM_PROCID",
+        world_size: "SLURM_NTASKS",
+        local_rank: &["SLURM_LOCALID"],
+        local_size: &["SLURM_NTASKS_PER_NODE"],
+    },
+];
+
+pub(super) const SLURM: &str = "Slurm";

@@ -1,0 +1,161 @@
+//! Each launcher's variables, made up.
+
+use super::*;
+
+fn with<'a>(
+    variables: &'a [(&'a str, &'a str)],
+) -> Environment<impl Fn(&str) -> Option<String> + 'a> {
+    Environment {
+        get: move |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| value.to_string())
+        },
+    }
+}
+
+const SRUN: [(&str, &str); 6] = [
+    ("SLURM_PROCID", "5"),
+    ("SLURM_NTASKS", "8"),
+    ("SLURM_LOCALID", "1"),
+    ("SLURM_NTASKS_PER_NODE", "4"),
+    ("SLURM_JOB_NODELIST", "node[07-08,11]"),
+    ("SLURM_JOB_ID", "123456"),
+];
+
+#[test]
+fn nothing_set_is_not_distributed() {
+    let env = with(&[]);
+    assert!(!env.is_distributed());
+    let error = env.ranks().unwrap_err();
+    assert!(matches!(error, DdpError::Environment { ref variable, .. } if variable == "RANK"));
+    assert!(error.is_setup());
+}
+
+#[test]
+fn torchrun() {
+    let env = with(&[
+        ("RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "10.0.0.1"),
+        ("MASTER_PORT", "1234"),
+    ]);
+    let expected = Ranks {
+        rank: 3,
+        world_size: 4,
+        local_rank: 1,
+    };
+    assert_eq!(env.ranks().unwrap(), expected);
+    let expected = Place::Address {
+        host: "10.0.0.1".into(),
+        port: 1234,
+    };
+    assert_eq!(env.place().unwrap(), expected);
+}
+
+#[test]
+fn torchruns_agent_holds_the_port() {
+    let env = with(&[
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "29500"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+        ("TORCHELASTIC_RUN_ID", "none"),
+        ("TORCHELASTIC_RESTART_COUNT", "2"),
+    ]);
+    let expected = Place::TorchStore {
+        host: "localhost".into(),
+        port: 29500,
+        prefix: "burn-ddp/none/2".into(),
+    };
+    assert_eq!(env.place().unwrap(), expected);
+}
+
+#[test]
+fn slurm() {
+    let env = with(&SRUN);
+    let expected = Ranks {
+        rank: 5,
+        world_size: 8,
+        local_rank: 1,
+    };
+    assert_eq!(env.ranks().unwrap(), expected);
+    let expected = Place::Address {
+        host: "node07".into(),
+        port: 15_000 + (123_456 % 15_000) as u16,
+    };
+    assert_eq!(env.place().unwrap(), expected);
+}
+
+#[test]
+fn a_slurm_job_of_one_task_is_not_distributed() {
+    assert!(!with(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]).is_distributed());
+}
+
+#[test]
+fn mpirun_inside_a_slurm_job() {
+    let mut variables = SRUN.to_vec();
+    variables.extend([
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+    ]);
+    let ranks = with(&variables).ranks().unwrap();
+    assert_eq!((ranks.rank, ranks.world_size), (1, 2));
+}
+
+#[test]
+fn mpi_on_one_machine_needs_no_address_but_on_several_it_does() {
+    for (rank, size, local_rank, local_size) in [
+        (
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        (
+            "MV2_COMM_WORLD_RANK",
+            "MV2_COMM_WORLD_SIZE",
+            "MV2_COMM_WORLD_LOCAL_RANK",
+            "MV2_COMM_WORLD_LOCAL_SIZE",
+        ),
+    ] {
+        let mut variables = vec![
+            (rank, "1"),
+            (size, "4"),
+            (local_rank, "1"),
+            (local_size, "4"),
+        ];
+        let expected = Place::Address {
+            host: "127.0.0.1".into(),
+            port: DEFAULT_PORT,
+        };
+        assert_eq!(with(&variables).place().unwrap(), expected);
+        assert_eq!(with(&variables).ranks().unwrap().local_rank, 1);
+        variables[3] = (local_size, "2");
+        let error = with(&variables).place().unwrap_err().to_string();
+        assert!(error.contains("MASTER_ADDR"), "{error}");
+    }
+}
+
+#[test]
+fn nonsense_is_named() {
+    for (variables, wrong) in [
+        (vec![("RANK", "x"), ("WORLD_SIZE", "2")], "RANK"),
+        (vec![("RANK", "2"), ("WORLD_SIZE", "2")], "RANK"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "0")], "WORLD_SIZE"),
+        (vec![("RANK", "0")], "WORLD_SIZE"),
+    ] {
+        let error = with(&variables).ranks().unwrap_err();
+        assert!(
+            matches!(&error, DdpError::Environment { variable, .. } if variable == wrong),
+            "{error}"
+        );
+    }
+    let timeout = with(&[(TIMEOUT, "-1")]).timeout();
+    assert!(timeout.unwrap_err().to_string().contains(TIMEOUT));
+}

@@ -1,0 +1,175 @@
+//! Communicators made from a communicator: of the same ranks, or of some.
+
+use std::sync::atomic::Ordering;
+
+use super::ProcessGroup;
+use crate::{
+    Call, CallKind, DdpError, ElementType, ReduceOp,
+    collective::Collective,
+    transport::{Deadline, Incoming, Outgoing, Transport},
+};
+
+impl ProcessGroup {
+    /// An independent communicator over the same ranks, as `MPI_Comm_dup` makes: it has its own
+    /// connections, so that another thread can use it at the same time. All ranks call this
+    /// together, and make their communicators from one thread at a time.
+    ///
+    /// # Errors
+    ///
+    /// Those of any call.
+    pub fn duplicate(&self) -> Result<Self, DdpError> {
+        let inner = &self.inner;
+        let everyone: Vec<usize> = (0..inner.world_size).collect();
+        let transport = self.run(
+            (CallKind::Duplicate, ReduceOp::Max, 1, 0),
+            ElementType::U32,
+            |call| {
+                let id = self.agree_on_number(&call)?;
+                let transport = call.transport.duplicate(id, &everyone, call.deadline);
+                transport.map(Some)
+            },
+            || None,
+        )?;
+        Ok(self.with_transport(transport, inner.rank, inner.world_size))
+    }
+
+    /// A communicator of some of the ranks, with connections of its own: PyTorch's `new_group`.
+    /// `ranks` are numbers of this communicator; the rank named first is rank 0 of the new one, and so
+    /// on. All ranks call this together and with the same list, those that are not in it too: they get
+    /// `None`.
+    ///
+    /// Subgroups of subgroups work. A fault ends the whole job, and the errors of faults name ranks
+    /// of the job, as [`init`](Self::init) numbered them.
+    ///
+    /// ```
+    /// use burn_ddp::{LocalGroup, ReduceOp};
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for group in LocalGroup::new(4) {
+    ///         scope.spawn(move || {
+    ///             // Two machines of two ranks each.
+    ///             let first = group.subgroup(&[0, 1]).unwrap();
+    ///             let second = group.subgroup(&[2, 3]).unwrap();
+    ///             let machine = first.or(second).unwrap();
+    ///             let mut data = [group.rank() as f32];
+    ///             machine.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    ///             assert_eq!(data, [if group.rank() < 2 { 1.0 } else { 5.0 }]);
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`DdpError::InvalidArgument`] when the list is empty or names a rank twice or one that does not
+    /// exist; or a fault of the group: [`DdpError::Diverged`] where the ranks' lists differ.
+    pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>, DdpError> {
+        let invalid = |problem: String| Err(DdpError::InvalidArgument(problem));
+        if ranks.is_empty() {
+            return invalid("a subgroup of no ranks; name at least one".into());
+        }
+        for (position, rank) in ranks.iter().enumerate() {
+            self.check_rank(*rank)?;
+            if ranks[..position].contains(rank) {
+                return invalid(format!("a subgroup with rank {rank} twice"));
+            }
+        }
+        let inner = &self.inner;
+        let place = ranks.iter().position(|rank| *rank == inner.rank);
+        let list: Vec<u8> = ranks
+            .iter()
+            .flat_map(|rank| (*rank as u64).to_le_bytes())
+            .collect();
+        let checksum = crc32fast::hash(&list) as usize;
+        let transport = self.run(
+            (CallKind::Subgroup, ReduceOp::Max, ranks.len(), checksum),
+            ElementType::U32,
+            |call| {
+                let id = self.agree_on_number(&call)?;
+                if place.is_none() || ranks.len() == 1 {
+                    return Ok(None);
+                }
+                let inner = call.transport.duplicate(id, ranks, call.deadline)?;
+                let ranks = ranks.to_vec();
+                Ok(Some(Box::new(Subset { inner, ranks }) as Box<dyn Transport>))
+            },
+            || None,
+        )?;
+        Ok(place.map(|rank| self.with_transport(transport, rank, ranks.len())))
+    }
+
+    /// A number for a communicator, new to all who take part in the call.
+    ///
+    /// Ranks that made subgroups without each other have counted differently, so that the highest
+    /// count decides.
+    fn agree_on_number(&self, call: &Collective<'_>) -> Result<u32, DdpError> {
+        let next = &self.inner.next_communicator;
+        let mut number = [next.load(Ordering::SeqCst)];
+        call.all_reduce(&mut number, ReduceOp::Max)?;
+        next.fetch_max(number[0] + 1, Ordering::SeqCst);
+        Ok(number[0])
+    }
+
+    fn with_transport(
+        &self,
+        transport: Option<Box<dyn Transport>>,
+        rank: usize,
+        world_size: usize,
+    ) -> Self {
+        Self::with_numbers(
+            transport,
+            rank,
+            world_size,
+            self.inner.job_rank,
+            self.inner.local_rank,
+            self.inner.timeout,
+            self.inner.next_communicator.clone(),
+        )
+    }
+}
+
+/// A transport between some of the ranks, which counts them from 0.
+struct Subset {
+    inner: Box<dyn Transport>,
+    /// Their numbers in `inner`.
+    ranks: Vec<usize>,
+}
+
+impl Transport for Subset {
+    fn exchange(
+        &self,
+        call: &Call,
+        mut outgoing: Vec<Outgoing<'_>>,
+        mut incoming: Vec<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<(), DdpError> {
+        for outgoing in &mut outgoing {
+            outgoing.peer = self.ranks[outgoing.peer];
+        }
+        for incoming in &mut incoming {
+            incoming.peer = self.ranks[incoming.peer];
+        }
+        self.inner.exchange(call, outgoing, incoming, deadline)
+    }
+
+    fn duplicate(
+        &self,
+        id: u32,
+        members: &[usize],
+        deadline: Deadline,
+    ) -> Result<Box<dyn Transport>, DdpError> {
+        let members: Vec<usize> = members.iter().map(|member| self.ranks[*member]).collect();
+        Ok(Box::new(Self {
+            inner: self.inner.duplicate(id, &members, deadline)?,
+            ranks: self.ranks.clone(),
+        }))
+    }
+
+    fn fail(&self, fault: DdpError) -> DdpError {
+        self.inner.fail(fault)
+    }
+
+    fn fault(&self) -> Option<DdpError> {
+        self.inner.fault()
+    }
+}

@@ -1,0 +1,249 @@
+//! Starting the ranks of a job as processes of this machine.
+//!
+//! A program can start itself several times:
+//!
+//! ```no_run
+//! use burn_ddp::{DdpError, ProcessGroup, is_distributed_env, launch};
+//!
+//! fn main() -> Result<(), DdpError> {
+//!     if !is_distributed_env() {
+//!         return launch::spawn_self(2, launch::LaunchOptions::new());
+//!     }
+//!     let group = ProcessGroup::init()?;
+//!     println!("rank {} of {}", group.rank(), group.world_size());
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The ranks find each other through a file in a temporary folder, so that no port has to be
+//! chosen in advance; a random secret keeps strangers out.
+
+mod parent;
+mod processes;
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM},
+    iterator::Signals,
+};
+
+pub(crate) use self::parent::die_with;
+use self::processes::Processes;
+use crate::{DdpError, environment};
+
+/// How to start the ranks.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct LaunchOptions {
+    arguments: Option<Vec<OsString>>,
+    variables: Vec<(OsString, OsString)>,
+    master: Option<(String, u16)>,
+    nodes: usize,
+    node_rank: usize,
+    prefix: bool,
+    grace: Duration,
+    max_restarts: usize,
+}
+
+impl Default for LaunchOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LaunchOptions {
+    /// One machine, this program's own arguments, output as it comes.
+    pub fn new() -> Self {
+        Self {
+            arguments: None,
+            variables: Vec::new(),
+            master: None,
+            nodes: 1,
+            node_rank: 0,
+            prefix: false,
+            grace: Duration::from_secs(5),
+            max_restarts: 0,
+        }
+    }
+
+    /// The program's arguments. Default for [`spawn_self`]: those this process was started with.
+    pub fn arguments<S: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.arguments = Some(arguments.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// An environment variable for all ranks.
+    pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// The host and port where rank 0 listens (MASTER_ADDR, MASTER_PORT), instead of a port of its
+    /// own choice. Needed on several machines.
+    pub fn master(mut self, host: impl Into<String>, port: u16) -> Self {
+        self.master = Some((host.into(), port));
+        self
+    }
+
+    /// The number of machines and this machine's number among them. Each starts equally many ranks.
+    /// All must have the same `BURN_DDP_SECRET` in the environment, or none.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `node_rank` is not below `nodes`.
+    pub fn nodes(mut self, nodes: usize, node_rank: usize) -> Self {
+        assert!(node_rank < nodes, "the node rank must be below {nodes}");
+        self.nodes = nodes;
+        self.node_rank = node_rank;
+        self
+    }
+
+    /// Whether to put the rank before each line of output.
+    pub fn prefix_output(mut self, prefix: bool) -> Self {
+        self.prefix = prefix;
+        self
+    }
+
+    /// How long the other ranks may go on when one has failed, to report their own errors, and
+    /// again from the request to end until they are killed. Default: 5 seconds.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// How often to start all ranks again after one has failed, as torchrun does: they have ended by
+    /// then, find `RESTART_COUNT` (0 at first) in the environment, and resume from their last
+    /// [checkpoint](crate::Checkpoints). Default: 0.
+    ///
+    /// On several machines, each counts for itself, and the new ranks wait at the master for one another
+    /// as the first did: give them time by [`grace`](Self::grace), the same on all machines.
+    pub fn max_restarts(mut self, restarts: usize) -> Self {
+        self.max_restarts = restarts;
+        self
+    }
+}
+
+/// Starts this program `ranks` times and waits for all to end. See [`spawn`].
+///
+/// # Errors
+///
+/// Those of [`spawn`].
+pub fn spawn_self(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> {
+    let program =
+        env::current_exe().map_err(|error| DdpError::io("finding this program", error))?;
+    let options = match options.arguments {
+        Some(_) => options,
+        None => options.arguments(env::args_os().skip(1)),
+    };
+    spawn(program, ranks, options)
+}
+
+/// Starts a program `ranks` times, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+/// (with [`LaunchOptions::master`]) MASTER_PORT, RESTART_COUNT, and what our own rendezvous needs, and
+/// waits for all to end. Unless RAYON_NUM_THREADS is set, the ranks share the machine's cores evenly.
+///
+/// Signals that ask this process to end are passed on. When a rank fails, the others are ended, and all
+/// are started again where that was [asked for](LaunchOptions::max_restarts).
+/// The ranks end with this process, however it ends ([`ProcessGroup::init`] sees to it).
+///
+/// [`ProcessGroup::init`]: crate::ProcessGroup::init
+///
+/// # Errors
+///
+/// [`DdpError::RankFailed`] with the rank that failed first, in the last attempt, or [`DdpError::Io`] when a process could
+/// not be started.
+pub fn spawn(
+    program: impl AsRef<OsStr>,
+    ranks: usize,
+    options: LaunchOptions,
+) -> Result<(), DdpError> {
+    if ranks == 0 {
+        return Err(DdpError::InvalidArgument(
+            "0 ranks; expected at least 1".into(),
+        ));
+    }
+    if options.nodes > 1 && options.master.is_none() {
+        return Err(DdpError::InvalidArgument(
+            "several machines need the master's host and port".into(),
+        ));
+    }
+    // Registered before the first process starts: no signal is lost.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
+        .map_err(|error| DdpError::io("watching for signals", error))?;
+    let mut restarts = 0;
+    loop {
+        let mut processes = start(program.as_ref(), ranks, &options, restarts)?;
+        let result = processes.supervise(&mut signals, options.grace);
+        let again = matches!(result, Err(DdpError::RankFailed { .. }))
+            && !processes.interrupted()
+            && restarts < options.max_restarts;
+        if !again {
+            return result;
+        }
+        restarts += 1;
+        if let Err(error) = result {
+            let most = options.max_restarts;
+            log::warn!("burn-ddp: {error}; starting all ranks again ({restarts} of {most})");
+        }
+    }
+}
+
+/// Starts all ranks.
+fn start(
+    program: &OsStr,
+    ranks: usize,
+    options: &LaunchOptions,
+    restarts: usize,
+) -> Result<Processes, DdpError> {
+    let folder = tempfile::tempdir()
+        .map_err(|error| DdpError::io("making a folder for the rendezvous", error))?;
+    let rendezvous = format!("file://{}", folder.path().join("master").display());
+    let secret = format!("{:032x}", rand::random::<u128>());
+    let mut processes = Processes::new(folder);
+    for local_rank in 0..ranks {
+        let rank = options.node_rank * ranks + local_rank;
+        let mut command = Command::new(program);
+        command
+            .args(options.arguments.iter().flatten())
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", (ranks * options.nodes).to_string())
+            .env("LOCAL_RANK", local_rank.to_string())
+            .env("LOCAL_WORLD_SIZE", ranks.to_string())
+            .env(environment::RESTARTS, restarts.to_string())
+            .env(environment::PARENT, std::process::id().to_string())
+            .env_remove("TORCHELASTIC_USE_AGENT_STORE");
+        match &options.master {
+            Some((host, port)) => {
+                command
+                    .env("MASTER_ADDR", host)
+                    .env("MASTER_PORT", port.to_string())
+                    .env_remove(environment::RENDEZVOUS);
+            }
+            None => {
+                command
+                    .env("MASTER_ADDR", "127.0.0.1")
+                    .env_remove("MASTER_PORT")
+                    .env(environment::RENDEZVOUS, &rendezvous);
+            }
+        }
+        if options.nodes == 1 {
+            command.env(environment::SECRET, &secret);
+        }
+        if env::var_os("RAYON_NUM_THREADS").is_none() {
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            command.env("RAYON_NUM_THREADS", (cores / ranks).max(1).to_string());
+        }
+        command.envs(options.variables.iter().cloned());
+        processes
+            .start(rank, command, options.prefix)
+            .map_err(|error| DdpError::io(format!("starting rank {rank}"), error))?;
+    }
+    Ok(processes)
+}

@@ -1,0 +1,92 @@
+//! What data parallel training would cost on more machines than there are: the alpha-beta model, by which
+//! a message of `S` bytes takes `alpha + S / B` seconds.
+//!
+//! It knows nothing of congestion, of stragglers, or of a fabric that has less bandwidth in its middle than
+//! at its edges: real jobs are slower. `burn-ddp simulate` prints its tables.
+//!
+//! ```
+//! use burn_ddp::simulate::{AllReduce, Network, Step};
+//! use std::time::Duration;
+//!
+//! let network = Network { latency: 10e-6, bandwidth: 12.5e9 }; // 100 Gbit/s
+//! let step = Step::new(Duration::from_millis(250), 100 << 20);
+//! for ranks in [8, 64, 512, 4096] {
+//!     let efficiency = step.efficiency(|bytes| AllReduce::Ring.seconds(network, ranks, bytes));
+//!     println!("{ranks} ranks: {:.1} %", efficiency * 100.0);
+//! }
+//! ```
+
+mod step;
+
+pub use step::Step;
+
+/// A network between ranks, each of which sends and receives at the same time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Network {
+    /// Seconds that a message takes, however short: alpha.
+    pub latency: f64,
+    /// Bytes that a rank sends in a second: the inverse of beta.
+    pub bandwidth: f64,
+}
+
+impl Network {
+    /// The seconds of one message.
+    pub fn message(self, bytes: f64) -> f64 {
+        self.latency + bytes / self.bandwidth
+    }
+}
+
+/// How ranks add up what they have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AllReduce {
+    /// Around a ring, a share at a time: `2 (N - 1) alpha + 2 (N - 1) / N S / B` (Patarasuk and Yuan
+    /// 2009). The least traffic, but a latency that grows with the number of ranks.
+    Ring,
+    /// Up a binomial tree and down again: `2 ceil(log2 N) (alpha + S / B)`. For small messages.
+    Tree,
+    /// A reduce-scatter within each machine, rings over the machines, one for each share, and an all-gather
+    /// within each machine. The network between machines is that of a whole machine, which its ranks share.
+    Hierarchical {
+        /// Ranks of a machine.
+        per_machine: usize,
+        /// The network within a machine.
+        inside: Network,
+    },
+}
+
+impl AllReduce {
+    /// The seconds of an all-reduce of `bytes` bytes over `ranks` ranks.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there are no ranks, or if a hierarchy's machines do not come out even.
+    pub fn seconds(self, network: Network, ranks: usize, bytes: u64) -> f64 {
+        assert!(ranks > 0, "at least one rank");
+        let bytes = bytes as f64;
+        match self {
+            Self::Ring => 2.0 * half_ring(network, ranks, bytes),
+            Self::Tree => {
+                let depth = ranks.next_power_of_two().trailing_zeros();
+                2.0 * f64::from(depth) * network.message(bytes)
+            }
+            Self::Hierarchical {
+                per_machine,
+                inside,
+            } => {
+                assert!(
+                    per_machine > 0 && ranks.is_multiple_of(per_machine),
+                    "{ranks} ranks are no multiple of {per_machine} a machine"
+                );
+                let machines = ranks / per_machine;
+                // The shares of a machine's ranks travel side by side and make up the whole.
+                2.0 * half_ring(inside, per_machine, bytes)
+                    + 2.0 * half_ring(network, machines, bytes)
+            }
+        }
+    }
+}
+
+/// A reduce-scatter or an all-gather around a ring.
+fn half_ring(network: Network, ranks: usize, bytes: f64) -> f64 {
+    (ranks - 1) as f64 * network.message(bytes / ranks as f64)
+}

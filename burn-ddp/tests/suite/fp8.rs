@@ -1,0 +1,33 @@
+//! Amaxes over ranks.
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_fp8::recipe::AmaxReducer;
+
+use crate::ranks::locally;
+
+#[test]
+fn amaxes_are_the_largest_of_all_ranks() {
+    locally(3, |group| {
+        let device = Device::flex();
+        let own = [group.rank() as f32, 3.0 - group.rank() as f32, 0.5];
+        for dtype in [DType::F32, DType::BF16] {
+            let amaxes = Tensor::<1>::from_data(own, (&device, dtype));
+            let all = group.max(amaxes).unwrap();
+            assert_eq!(all.dtype(), dtype);
+            let values: Vec<f32> = all.into_data().iter::<f32>().collect();
+            assert_eq!(values, [2.0, 3.0, 0.5]);
+        }
+    });
+}
+
+#[test]
+fn a_fault_of_the_group_is_the_layers_error() {
+    locally(2, |group| {
+        if group.rank() == 1 {
+            group.abort("on purpose");
+        }
+        let amaxes = Tensor::<1>::ones([1], &Device::flex());
+        let error = group.max(amaxes).unwrap_err();
+        assert!(error.to_string().contains("rank 1 aborted"), "{error}");
+    });
+}

@@ -1,0 +1,185 @@
+//! Communication hooks: what they get, what comes of what they return, and what when they fail.
+
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::DType;
+use burn_ddp::{
+    Average, BucketSizes, Bucketer, CommHook, Compression, DdpError, GradientBucket, ProcessGroup,
+    ReduceOp, Slot, Values,
+};
+use half::{bf16, f16};
+
+use crate::ranks::locally;
+
+const SIZES: BucketSizes = BucketSizes {
+    first: 8,
+    others: 24,
+};
+
+fn slots(lens: &[usize]) -> Vec<Slot> {
+    let slot = |len: &usize| Slot {
+        len: *len,
+        dtype: DType::F32,
+    };
+    lens.iter().map(slot).collect()
+}
+
+/// One round over gradients of rank times slot, as f32.
+fn round(bucketer: &mut Bucketer, gradients: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, DdpError> {
+    for (slot, gradient) in gradients.iter().enumerate() {
+        bucketer.submit(slot, Some(Values::F32(gradient.clone())))?;
+    }
+    let averages = bucketer.finish()?;
+    let values = averages.into_iter().map(|average| match average {
+        Some(Values::F32(values)) => values,
+        other => panic!("{other:?}"),
+    });
+    Ok(values.collect())
+}
+
+/// The buckets' numbers, and the lengths of the gradients in them.
+type Notes = Arc<Mutex<Vec<(usize, Vec<usize>)>>>;
+
+/// The sum, and a note of what came by.
+#[derive(Debug)]
+struct Noted(Notes);
+
+impl CommHook for Noted {
+    fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
+        self.0.lock().unwrap().push((bucket.index, bucket.lens));
+        let mut values = bucket.values;
+        values.all_reduce(group, ReduceOp::Sum)?;
+        Ok(values)
+    }
+}
+
+#[test]
+fn a_hook_gets_every_bucket_in_order_and_decides_what_comes_back() {
+    locally(3, |group| {
+        let rank = group.rank();
+        let notes = Notes::default();
+        let hook = Arc::new(Noted(notes.clone()));
+        let mut bucketer = Bucketer::new(group, slots(&[2, 4, 2, 7, 1]), SIZES, hook);
+        for step in 0..2 {
+            let gradients: Vec<Vec<f32>> = [2, 4, 2, 7, 1]
+                .iter()
+                .enumerate()
+                .map(|(slot, len)| vec![(rank * 10 + slot + step) as f32; *len])
+                .collect();
+            let sums = round(&mut bucketer, &gradients).unwrap();
+            for (slot, sum) in sums.iter().enumerate() {
+                assert!(sum.iter().all(|it| *it == (30 + 3 * (slot + step)) as f32));
+            }
+        }
+        // 8 bytes hold 2 numbers, 24 hold 6, and 7 have a bucket of their own.
+        let step = [(0, vec![2]), (1, vec![4, 2]), (2, vec![7]), (3, vec![1])];
+        let expected: Vec<_> = step.iter().chain(&step).cloned().collect();
+        let noted = notes.lock().unwrap();
+        assert_eq!(*noted, expected);
+    });
+}
+
+#[test]
+fn compression_rounds_once_on_the_way_and_once_after() {
+    let value = |rank: usize, index: usize| ((rank * 31 + index) as f32 * 0.7).sin();
+    for compression in [Compression::BF16, Compression::F16] {
+        let rounded = |value: f32| match compression {
+            Compression::BF16 => bf16::from_f32(value).to_f32(),
+            Compression::F16 => f16::from_f32(value).to_f32(),
+        };
+        locally(3, |group| {
+            let rank = group.rank();
+            let hook = Arc::new(compression);
+            let mut bucketer = Bucketer::new(group, slots(&[50]), SIZES, hook);
+            let gradient = (0..50).map(|index| value(rank, index)).collect();
+            let averages = round(&mut bucketer, &[gradient]).unwrap();
+            for (index, average) in averages[0].iter().enumerate() {
+                let sum: f32 = (0..3).map(|rank| rounded(value(rank, index))).sum();
+                assert_eq!(*average, rounded(sum / 3.0));
+            }
+        });
+    }
+    // Other types are averaged as they are.
+    locally(2, |group| {
+        let values = Values::F64(vec![1.0 + group.rank() as f64 / 3.0]);
+        let bucket = GradientBucket {
+            index: 0,
+            values,
+            lens: vec![1],
+        };
+        let plain = Average.average(&group, bucket.clone()).unwrap();
+        assert_eq!(plain, Values::F64(vec![(1.0 + (1.0 + 1.0 / 3.0)) / 2.0]));
+        assert_eq!(Compression::F16.average(&group, bucket).unwrap(), plain);
+    });
+}
+
+/// Misbehaves on rank 1.
+#[derive(Debug)]
+enum Broken {
+    Error,
+    Panic,
+    Short,
+    Type,
+}
+
+impl CommHook for Broken {
+    fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
+        if group.rank() != 1 {
+            return Average.average(group, bucket);
+        }
+        match self {
+            Self::Error => Err(DdpError::Device("on purpose".into())),
+            Self::Panic => panic!("on purpose"),
+            Self::Short => Ok(Values::F32(vec![0.0])),
+            Self::Type => bucket.values.cast(DType::F64),
+        }
+    }
+}
+
+#[test]
+fn a_hook_that_fails_ends_the_job_everywhere() {
+    for (hook, said) in [
+        (Broken::Error, "on purpose"),
+        (Broken::Panic, "Panic panicked"),
+        (Broken::Short, "returned 1 values of type F32; expected 3"),
+        (
+            Broken::Type,
+            "returned 3 values of type F64; expected 3 of type F32",
+        ),
+    ] {
+        let hook = Arc::new(hook);
+        for error in locally(3, |group| {
+            let mut bucketer = Bucketer::new(group, slots(&[3]), SIZES, hook.clone());
+            round(&mut bucketer, &[vec![1.0; 3]]).unwrap_err()
+        }) {
+            let DdpError::Aborted { rank: 1, reason } = &error else {
+                panic!("{error}");
+            };
+            assert!(reason.contains(said), "{reason}");
+        }
+    }
+}
+
+#[test]
+fn values_are_cast_and_scaled() {
+    let exact = Values::F32(vec![1.0, -2.5, 65536.0]);
+    for dtype in [DType::F64, DType::BF16, DType::F32] {
+        let cast = exact.clone().cast(dtype).unwrap();
+        assert_eq!(cast.dtype(), dtype);
+        assert_eq!(cast.cast(DType::F32).unwrap(), exact);
+    }
+    let cast = exact.clone().cast(DType::F16).unwrap();
+    assert_eq!(
+        cast,
+        Values::F16(vec![f16::from_f32(1.0), f16::from_f32(-2.5), f16::INFINITY])
+    );
+    assert!(exact.cast(DType::I32).is_err());
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let mut values = Values::F32(vec![2.0, -3.0]).cast(dtype).unwrap();
+        values.scale(1.5);
+        assert_eq!(
+            values.cast(DType::F32).unwrap(),
+            Values::F32(vec![3.0, -4.5])
+        );
+    }
+}

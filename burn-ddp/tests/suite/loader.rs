@@ -1,0 +1,153 @@
+//! The data loader: the sampler's order, whatever the number of workers.
+
+use std::sync::Arc;
+
+use burn::{
+    data::{
+        dataloader::{DataLoader, batcher::Batcher},
+        dataset::{Dataset, DatasetError, InMemDataset},
+    },
+    tensor::Device,
+};
+use burn_ddp::{DistributedLoader, DistributedSampler};
+
+/// Batches are their items and the device they were made for.
+struct Keep;
+
+impl Batcher<usize, (Vec<usize>, Device)> for Keep {
+    fn batch(&self, items: Vec<usize>, device: &Device) -> (Vec<usize>, Device) {
+        // The later of two workers is often done first.
+        if items[0].is_multiple_of(2) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        (items, device.clone())
+    }
+}
+
+fn dataset() -> InMemDataset<usize> {
+    InMemDataset::new((0..23).map(|item| item * 10).collect())
+}
+
+fn sampler() -> DistributedSampler {
+    DistributedSampler::new(23, 1, 2).shuffle(true).seed(5)
+}
+
+fn items(sampler: &DistributedSampler) -> Vec<usize> {
+    sampler.indices().iter().map(|index| index * 10).collect()
+}
+
+fn pass(loader: &dyn DataLoader<(Vec<usize>, Device)>) -> Vec<Vec<usize>> {
+    loader.iter().map(|batch| batch.unwrap().0).collect()
+}
+
+#[test]
+fn the_order_is_the_samplers_whatever_the_number_of_workers() {
+    for workers in [0, 1, 2, 3, 8] {
+        let loader = DistributedLoader::new(dataset(), Keep, sampler())
+            .batch_size(5)
+            .num_workers(workers);
+        assert_eq!(loader.num_items(), 12);
+        for epoch in 0..3 {
+            let mut expected = sampler();
+            expected.set_epoch(epoch);
+            let batches = pass(&loader);
+            assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [5, 5, 2]);
+            assert_eq!(batches.concat(), items(&expected), "{workers} workers");
+        }
+        // Back to an epoch, and to the middle of it.
+        loader.set_epoch(1);
+        loader.skip(5);
+        assert_eq!(loader.num_items(), 7);
+        let mut expected = sampler();
+        expected.set_epoch(1);
+        assert_eq!(pass(&loader).concat(), items(&expected)[5..]);
+        assert_eq!(loader.num_items(), 12);
+    }
+}
+
+#[test]
+fn progress_counts_items() {
+    for workers in [0, 2] {
+        let loader = DistributedLoader::new(dataset(), Keep, sampler())
+            .batch_size(5)
+            .num_workers(workers);
+        let mut pass = loader.iter();
+        let mut seen = Vec::new();
+        while pass.next().is_some() {
+            let progress = pass.progress();
+            seen.push((progress.items_processed, progress.items_total));
+        }
+        assert_eq!(seen, [(5, 12), (10, 12), (12, 12)]);
+    }
+}
+
+#[test]
+fn a_pass_may_be_left_early() {
+    let loader = DistributedLoader::new(dataset(), Keep, sampler()).num_workers(3);
+    loader.iter().next().unwrap().unwrap();
+    let mut expected = sampler();
+    expected.set_epoch(1);
+    assert_eq!(pass(&loader).concat(), items(&expected));
+}
+
+#[test]
+fn slices_and_other_devices() {
+    let loader = DistributedLoader::new(dataset(), Keep, sampler())
+        .batch_size(2)
+        .num_workers(2);
+    let all = items(&sampler());
+    let slice = DataLoader::slice(&loader, 3, 10);
+    assert_eq!(slice.num_items(), 7);
+    assert_eq!(pass(&*slice).concat(), all[3..10]);
+    let slice = DataLoader::slice(&loader, 3, 10).slice(2, 100);
+    assert_eq!(pass(&*slice).concat(), all[5..10]);
+    let device = Device::flex().autodiff();
+    let moved = DataLoader::to_device(&loader, &device);
+    assert!(moved.iter().all(|batch| batch.unwrap().1.is_autodiff()));
+    let loader = DistributedLoader::new(dataset(), Keep, sampler()).device(device);
+    assert!(loader.iter().all(|batch| batch.unwrap().1.is_autodiff()));
+}
+
+/// Item 3 cannot be read, and item 4 is a trap.
+struct Broken;
+
+impl Dataset<usize> for Broken {
+    fn get(&self, index: usize) -> Result<usize, DatasetError> {
+        match index {
+            3 => Err(DatasetError::new(std::io::Error::other("no such file"))),
+            4 => panic!("on purpose"),
+            _ => Ok(index),
+        }
+    }
+
+    fn len(&self) -> usize {
+        6
+    }
+}
+
+#[test]
+fn an_item_that_cannot_be_read_is_an_error_in_its_place() {
+    for workers in [0, 2] {
+        let sampler = DistributedSampler::subset([1, 3, 2], 0, 1);
+        let loader = DistributedLoader::new(Broken, Keep, sampler).num_workers(workers);
+        let read: Vec<bool> = loader.iter().map(|batch| batch.is_ok()).collect();
+        assert_eq!(read, [true, false, true]);
+    }
+}
+
+#[test]
+fn a_worker_that_panics_is_an_error_and_no_hang() {
+    let sampler = DistributedSampler::subset([0, 1, 4, 2, 5, 1], 0, 1);
+    let loader = Arc::new(DistributedLoader::new(Broken, Keep, sampler).num_workers(2));
+    // Worker 0 makes every second batch.
+    let read: Vec<bool> = loader.iter().map(|batch| batch.is_ok()).collect();
+    assert_eq!(read, [true, true, false, true, false, true]);
+    let error = loader.iter().next().unwrap().unwrap_err().to_string();
+    assert!(error.contains("worker 0 has panicked"), "{error}");
+}
+
+#[test]
+#[should_panic(expected = "the dataset must have the length that the sampler was made for")]
+fn another_dataset_is_refused() {
+    let _ = DistributedLoader::new(dataset(), Keep, DistributedSampler::new(5, 0, 1));
+}

@@ -1,0 +1,181 @@
+//! The cost model against its formulas, and against rings and trees played message by message.
+
+use std::{process::Command, time::Duration};
+
+use burn_ddp::simulate::{AllReduce, Network, Step};
+
+const NETWORK: Network = Network {
+    latency: 10e-6,
+    bandwidth: 12.5e9,
+};
+
+fn assert_close(a: f64, b: f64) {
+    assert!((a - b).abs() <= 1e-9 * a.abs().max(b.abs()), "{a} {b}");
+}
+
+/// A ring all-reduce, message by message: a rank forwards a share when it has it and its link is free.
+fn play_ring(network: Network, ranks: usize, bytes: f64) -> f64 {
+    let message = network.message(bytes / ranks as f64);
+    let mut has = vec![0.0f64; ranks];
+    let mut free = vec![0.0f64; ranks];
+    for _ in 0..2 * (ranks - 1) {
+        let mut next = vec![0.0; ranks];
+        for rank in 0..ranks {
+            free[rank] = has[rank].max(free[rank]) + message;
+            next[(rank + 1) % ranks] = free[rank];
+        }
+        has = next;
+    }
+    has.into_iter().fold(0.0, f64::max)
+}
+
+/// A binomial tree, message by message: up to rank 0 and down again. Each rank sends or receives one
+/// message at a time.
+fn play_tree(network: Network, ranks: usize, bytes: f64) -> f64 {
+    let message = network.message(bytes);
+    let children = |rank: usize| {
+        let bits = if rank == 0 { 20 } else { rank.trailing_zeros() };
+        (0..bits)
+            .map(move |bit| rank + (1 << bit))
+            .filter(move |child| *child < ranks)
+    };
+    // Children have higher numbers than their parent.
+    let mut up = vec![0.0f64; ranks];
+    for rank in (0..ranks).rev() {
+        for child in children(rank) {
+            up[rank] = up[rank].max(up[child]) + message;
+        }
+    }
+    let mut down = vec![0.0f64; ranks];
+    down[0] = up[0];
+    for rank in 0..ranks {
+        let mut free = down[rank];
+        let nearest_first: Vec<usize> = children(rank).collect();
+        for child in nearest_first.into_iter().rev() {
+            free += message;
+            down[child] = free;
+        }
+    }
+    down.into_iter().fold(0.0, f64::max)
+}
+
+#[test]
+fn rings_take_what_the_formula_says() {
+    for ranks in [1, 2, 8, 64, 4096] {
+        let (n, size) = (ranks as f64, 25e6);
+        let expected = 2.0 * (n - 1.0) * 10e-6 + 2.0 * (n - 1.0) / n * size / 12.5e9;
+        assert_close(
+            AllReduce::Ring.seconds(NETWORK, ranks, 25_000_000),
+            expected,
+        );
+    }
+}
+
+#[test]
+fn rings_and_trees_take_as_long_as_when_played() {
+    for ranks in 1..=17 {
+        for bytes in [1u64, 1_000, 25_000_000] {
+            let ring = AllReduce::Ring.seconds(NETWORK, ranks, bytes);
+            assert_close(ring, play_ring(NETWORK, ranks, bytes as f64));
+            let tree = AllReduce::Tree.seconds(NETWORK, ranks, bytes);
+            assert_close(tree, play_tree(NETWORK, ranks, bytes as f64));
+        }
+    }
+}
+
+#[test]
+fn a_hierarchy_is_a_ring_of_rings() {
+    let inside = Network {
+        latency: 3e-6,
+        bandwidth: 300e9,
+    };
+    let seconds = |per_machine, ranks| {
+        let hierarchical = AllReduce::Hierarchical {
+            per_machine,
+            inside,
+        };
+        hierarchical.seconds(NETWORK, ranks, 25_000_000)
+    };
+    // One machine, and machines of one rank.
+    assert_close(
+        seconds(8, 8),
+        AllReduce::Ring.seconds(inside, 8, 25_000_000),
+    );
+    assert_close(
+        seconds(1, 8),
+        AllReduce::Ring.seconds(NETWORK, 8, 25_000_000),
+    );
+    // 2 machines of 4: each rank's quarter goes around a ring of 2, over a quarter of the link.
+    let quarter = Network {
+        bandwidth: 12.5e9 / 4.0,
+        ..NETWORK
+    };
+    let expected = play_ring(inside, 4, 25e6) + play_ring(quarter, 2, 25e6 / 4.0);
+    assert_close(seconds(4, 8), expected);
+    // Fewer messages in a row than a ring of all ranks.
+    let ring = AllReduce::Ring.seconds(NETWORK, 4096, 1 << 20);
+    assert!(seconds(8, 4096) < ring);
+}
+
+#[test]
+#[should_panic(expected = "12 ranks are no multiple of 8 a machine")]
+fn machines_come_out_even() {
+    let hierarchical = AllReduce::Hierarchical {
+        per_machine: 8,
+        inside: NETWORK,
+    };
+    hierarchical.seconds(NETWORK, 12, 1);
+}
+
+#[test]
+fn steps_hide_what_backward_leaves_time_for() {
+    // 3 s of computing, of which backward makes 100 bytes from 1 s on.
+    let step = Step::new(Duration::from_secs(3), 100).buckets(20, 40);
+    assert_eq!(step.seconds(|_| 0.0), 3.0);
+    assert_eq!(step.efficiency(|_| 0.0), 1.0);
+    // Buckets of 20, 40 and 40 bytes, full after 1.4, 2.2 and 3 s.
+    assert_close(step.seconds(|bytes| bytes as f64 * 0.01), 3.4);
+    assert_close(step.seconds(|bytes| bytes as f64 * 0.1), 1.4 + 10.0);
+    assert_close(step.seconds(|_| 1.0), 4.4);
+    assert_close(step.efficiency(|_| 1.0), 3.0 / 4.4);
+    let after = step.overlap(false);
+    assert_close(after.seconds(|bytes| bytes as f64 * 0.01), 4.0);
+    assert_close(after.seconds(|_| 1.0), 6.0);
+}
+
+#[test]
+fn the_command_prints_a_table() {
+    let run = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
+            .arg("simulate")
+            .args(arguments)
+            .output()
+            .unwrap()
+    };
+    // One bucket that is sent after backward: 100 ms of computing, and one all-reduce.
+    let output = run(&[
+        "--compute-ms=100",
+        "--gradient-mb=1",
+        "--bucket-mb=100",
+        "--no-overlap",
+        "--latency-us=1001",
+        "--gbit=8",
+    ]);
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let ranks: Vec<&str> = rows.iter().map(|row| row[0]).collect();
+    let expected = [
+        "8", "16", "32", "64", "128", "256", "512", "1024", "2048", "4096",
+    ];
+    assert_eq!(ranks, expected);
+    // Ring of 8: 14 ms of latency, 1.75 ms of data. Tree: 6 messages of 2 ms.
+    assert_eq!(rows[0][1..5], ["115.8", "ms", "86.4", "%"]);
+    assert_eq!(rows[0][5..9], ["112.0", "ms", "89.3", "%"]);
+    assert_eq!(run(&["--gbit=0"]).status.code(), Some(2));
+    assert_eq!(run(&["--per-machine=3"]).status.code(), Some(2));
+}

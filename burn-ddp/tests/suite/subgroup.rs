@@ -1,0 +1,186 @@
+//! Subgroups: their ranks, their collectives, and what happens to the others.
+
+use burn_ddp::{DdpError, ProcessGroup, ReduceOp};
+
+use crate::ranks::{locally, over_tcp};
+
+/// Runs the same over TCP and in one process.
+fn both(world_size: usize, body: impl Fn(ProcessGroup) + Sync) {
+    over_tcp(world_size, 2, &body);
+    locally(world_size, &body);
+}
+
+/// The sum of what all members pass, as one of them sees it.
+fn sum(group: &ProcessGroup, value: usize, len: usize) -> f32 {
+    let mut data = vec![value as f32; len];
+    group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    assert!(data.iter().all(|it| *it == data[0]));
+    data[0]
+}
+
+#[test]
+fn ranks_are_numbered_by_the_list() {
+    both(4, |group| {
+        let rank = group.rank();
+        let subgroup = group.subgroup(&[3, 1, 2]).unwrap();
+        assert_eq!(subgroup.is_some(), rank != 0);
+        if let Some(subgroup) = subgroup {
+            assert_eq!([3, 1, 2][subgroup.rank()], rank);
+            assert_eq!(subgroup.world_size(), 3);
+            assert_eq!(subgroup.local_rank(), group.local_rank());
+            assert_eq!(subgroup.all_gather(&[rank as u32]).unwrap(), [3, 1, 2]);
+            // Small, large enough for a ring, and too odd for even shares.
+            for len in [1, 100_003] {
+                assert_eq!(sum(&subgroup, rank, len), 6.0);
+            }
+            let mut data = [rank as u32];
+            subgroup.broadcast(&mut data, 1).unwrap();
+            assert_eq!(data, [1]);
+        }
+        // The whole group goes on as before.
+        assert_eq!(sum(&group, rank, 10), 6.0);
+    });
+}
+
+#[test]
+fn machines_and_their_first_ranks_communicate_side_by_side() {
+    both(4, |group| {
+        let rank = group.rank();
+        let machines = [
+            group.subgroup(&[0, 1]).unwrap(),
+            group.subgroup(&[2, 3]).unwrap(),
+        ];
+        let machine = machines.into_iter().flatten().next().unwrap();
+        let first = group.subgroup(&[0, 2]).unwrap();
+        // A hierarchical all-reduce by hand.
+        let mut total = sum(&machine, rank + 1, 5);
+        if let Some(first) = first {
+            total = sum(&first, total as usize, 5);
+        }
+        let mut total = [total];
+        machine.broadcast(&mut total, 0).unwrap();
+        assert_eq!(total, [10.0]);
+    });
+}
+
+#[test]
+fn communicators_of_communicators_do_not_mix() {
+    both(4, |group| {
+        let rank = group.rank();
+        let three = group.subgroup(&[0, 1, 2]).unwrap();
+        // Rank 3 makes none of these, and has counted fewer communicators since.
+        let inner = three.as_ref().map(|three| {
+            let inner = three.subgroup(&[2, 0]).unwrap();
+            (inner, three.duplicate().unwrap())
+        });
+        let pair = group.subgroup(&[3, 2]).unwrap();
+        let copy = group.duplicate().unwrap();
+        if let Some((inner, three)) = &inner {
+            assert_eq!(sum(three, rank, 7), 3.0);
+            assert_eq!(inner.is_some(), rank != 1);
+            if let Some(inner) = inner {
+                assert_eq!(inner.all_gather(&[rank as u32]).unwrap(), [2, 0]);
+            }
+        }
+        if let Some(pair) = &pair {
+            assert_eq!(sum(pair, rank, 7), 5.0);
+        }
+        assert_eq!(sum(&copy, rank, 7), 6.0);
+    });
+}
+
+#[test]
+fn ranks_that_counted_differently_do_not_reuse_a_number() {
+    locally(4, |group| {
+        let low = group.subgroup(&[0, 1]).unwrap();
+        let high = group.subgroup(&[2, 3]).unwrap();
+        let _high: Vec<_> = high
+            .iter()
+            .flat_map(|high| (0..3).map(|_| high.duplicate().unwrap()))
+            .collect();
+        // Its number is one that ranks 0 and 1 have not come to yet.
+        let copy = group.duplicate().unwrap();
+        let low: Vec<_> = low
+            .iter()
+            .flat_map(|low| (0..4).map(|_| low.duplicate().unwrap()))
+            .collect();
+        // All at once, so that calls with the same number would meet.
+        for _ in 0..20 {
+            let whole = copy.all_reduce_async(vec![1u32; 3], ReduceOp::Sum);
+            let pairs: Vec<_> = low
+                .iter()
+                .map(|low| low.all_reduce_async(vec![1u32; 5], ReduceOp::Sum))
+                .collect();
+            assert_eq!(whole.wait().unwrap(), [4; 3]);
+            for pair in pairs {
+                assert_eq!(pair.wait().unwrap(), [2; 5]);
+            }
+        }
+    });
+}
+
+#[test]
+fn one_rank_is_a_group() {
+    both(2, |group| {
+        let alone = group.subgroup(&[1]).unwrap();
+        assert_eq!(alone.is_some(), group.rank() == 1);
+        if let Some(alone) = alone {
+            assert_eq!((alone.rank(), alone.world_size()), (0, 1));
+            assert_eq!(sum(&alone, 4, 3), 4.0);
+        }
+    });
+    let single = ProcessGroup::single();
+    assert_eq!(single.subgroup(&[0]).unwrap().unwrap().world_size(), 1);
+}
+
+#[test]
+fn wrong_lists_are_refused_and_harm_nothing() {
+    locally(2, |group| {
+        for list in [&[][..], &[2], &[1, 0, 1]] {
+            let error = group.subgroup(list).unwrap_err();
+            assert!(matches!(error, DdpError::InvalidArgument(_)), "{error}");
+        }
+        assert_eq!(sum(&group, 1, 1), 2.0);
+    });
+}
+
+#[test]
+fn lists_that_differ_are_noticed() {
+    over_tcp(3, 1, |group| {
+        let list = if group.rank() == 1 { [0, 2] } else { [2, 0] };
+        let error = group.subgroup(&list).unwrap_err();
+        assert!(matches!(error, DdpError::Diverged { .. }), "{error}");
+        assert!(error.to_string().contains("subgroup(2 ranks"), "{error}");
+    });
+}
+
+#[test]
+fn faults_name_ranks_of_the_job() {
+    for error in over_tcp(3, 1, |group| {
+        let subgroup = group.subgroup(&[2, 1]).unwrap();
+        match (group.rank(), subgroup) {
+            (2, Some(subgroup)) => subgroup.abort("on purpose"),
+            (_, Some(subgroup)) => subgroup.barrier().unwrap_err(),
+            (_, None) => group.barrier().unwrap_err(),
+        }
+    }) {
+        assert!(
+            matches!(error, DdpError::Aborted { rank: 2, .. }),
+            "{error}"
+        );
+    }
+    let errors = over_tcp(3, 1, |group| {
+        let subgroup = group.subgroup(&[2, 1]).unwrap();
+        match group.rank() {
+            1 => subgroup.unwrap().barrier().err(),
+            // Rank 0 must not leave while the others still need its part of the job.
+            0 => group.barrier().err(),
+            _ => None,
+        }
+    });
+    let error = errors[1].as_ref().unwrap();
+    assert!(
+        matches!(error, DdpError::RankLeft { rank: 2, .. }),
+        "{error}"
+    );
+}
