@@ -1,6 +1,7 @@
 //! Tests of burn-amp.
 
 mod suite {
+    mod alone;
     mod autocast;
     mod device;
     mod loss_scaler;
@@ -12,7 +13,11 @@ mod suite {
     mod loss_scaler_state;
     mod loss_scaler_steps;
     mod loss_scaler_support;
+    mod modules;
     mod nan_guard;
     mod policy;
+    mod pytorch_lists;
     mod region;
+    mod transparent;
+    mod underflow;
 }

@@ -1,4 +1,4 @@
-//! What the examples of this workspace share: images in the CIFAR-10 binary layout, the CIFAR ResNet, a
+//! What the examples of this workspace share: images in the CIFAR-10 binary layout, the CIFAR ResNet, a transformer, a
 //! learning-rate schedule, metrics with a plot and a progress bar.
 //!
 //! The programs themselves lie beside this folder: `cargo run --release --example cifar_resnet_ddp -- --help`.
@@ -13,3 +13,4 @@ pub mod progress;
 pub mod resnet;
 pub mod schedule;
 pub mod text;
+pub mod transformer;

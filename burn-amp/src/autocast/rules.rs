@@ -1,15 +1,21 @@
 //! The table: which [`Rule`] each float op of Burn runs under.
 //!
 //! Written to be read beside PyTorch's lists for CUDA (`aten/src/ATen/autocast_mode.cpp`), which
-//! fp16 and bf16 share. Where both have an op, the rule is PyTorch's, but for these:
+//! fp16 and bf16 share; `tests/suite/pytorch_lists.rs` compares them, op by op and both ways. Where
+//! both have an op, the rule is PyTorch's. These are not in its lists, or differ:
 //!
 //! | op | PyTorch | here | why |
 //! |---|---|---|---|
 //! | `float_mean`, `float_mean_dim` | not listed | full, as sums | PyTorch's kernel accumulates in f32 inside; Burn's computes in the dtype it is given |
 //! | `log_sigmoid` | not listed | full | the same: `log` and `exp` inside, in the dtype it is given |
+//! | `softmin` | no such op | full | softmax of the negation |
+//! | `ctc_loss` | not listed, and refuses half precision | full | as a loss |
 //! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel of one dtype |
 //! | `deform_conv2d` | torchvision: full | full | as torchvision |
 //! | gradients of weights | low, then cast to f32 by the leaf's cast | low, stored f32 | the same values |
+//! | squares: `square`, `powi_scalar(2)` | full, as `pow` | promote, as `mul` | Burn sends them as a product |
+//! | losses, norms and distances that Burn makes of other ops | full | by the rules of their parts | the device sees only the parts: differences and squares of two low tensors are low, what is exponentiated, summed or averaged is full |
+//! | `dot` | promote | a low product, summed in full | the same |
 //!
 //! A weight may also be used in a plain product, whose backward is a plain product again. The one
 //! that makes the weight's gradient has its left factor transposed (`x^T dy`), so that the result

@@ -1,0 +1,73 @@
+//! Drives the built example as a user does, for a few steps.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The program, which cargo builds beside the tests.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("the test has a path");
+    let target = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("tests lie in target/PROFILE/deps");
+    let program = target.join("examples").join("transformer_autocast");
+    assert!(
+        program.is_file(),
+        "build {} first: cargo build --example transformer_autocast",
+        program.display()
+    );
+    program
+}
+
+fn run(args: &[&str]) -> Output {
+    let output = Command::new(program()).args(args).output();
+    output.expect("the program starts")
+}
+
+/// The table's row of a precision, as numbers.
+fn row(table: &str, precision: &str) -> Vec<f64> {
+    let row = table.lines().find(|line| line.starts_with(precision));
+    let row = row.unwrap_or_else(|| panic!("no {precision} in:\n{table}"));
+    let numbers = row.split_whitespace().skip(1);
+    numbers
+        .map(|number| number.parse().expect("a number"))
+        .collect()
+}
+
+#[test]
+fn every_precision_begins_with_the_same_weights_and_batches() {
+    let small = "--seeds 2 --max-steps 4 --batch-size 16 --width 8 --layers 1 --quiet";
+    let output = run(&small.split(' ').collect::<Vec<_>>());
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{table}{output:?}");
+    // Two seeds, their mean, the loss, skipped steps, seconds.
+    let exact = row(&table, "f32");
+    assert_eq!(exact.len(), 6, "{table}");
+    assert_eq!(
+        exact[2],
+        ((exact[0] + exact[1]) * 50.0).round() / 100.0,
+        "{table}"
+    );
+    let (loss, skipped) = (3, 4);
+    assert_eq!(exact[skipped], 0.0);
+    // An untrained classifier of ten classes: ln 10.
+    assert!((exact[loss] - 10f64.ln()).abs() < 0.5, "{table}");
+    // bf16 has 8 significant bits, fp16 has 11.
+    for (precision, tolerance) in [("bf16", 2e-2), ("fp16", 4e-3)] {
+        let found = row(&table, precision)[loss];
+        assert!((found - exact[loss]).abs() < tolerance, "{table}");
+    }
+}
+
+#[test]
+fn options_that_make_no_sense_are_named() {
+    for (option, value) in [("--width", "6"), ("--batch-size", "9999"), ("--seeds", "0")] {
+        let output = run(&[option, value]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains(option) && stderr.contains(value),
+            "{stderr}"
+        );
+    }
+}

@@ -1,0 +1,85 @@
+//! The command line.
+
+use std::fmt;
+
+use clap::{Parser, ValueEnum, value_parser};
+
+/// Trains a small vision transformer in f32, bf16 and fp16 and compares what they learn.
+///
+/// Each precision begins with the same weights and sees the same batches of the bundled digits, for
+/// every seed.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "transformer_autocast", version, max_term_width = 100)]
+pub(crate) struct Args {
+    /// Number formats of matmuls and convolutions [default: all of them]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    precision: Vec<Precision>,
+    /// Trainings of each precision; the seed decides the first weights and the batches
+    #[arg(long, value_name = "N", default_value = "3", value_parser = positive())]
+    pub(crate) seeds: usize,
+    /// Passes over the training images
+    #[arg(long, value_name = "N", default_value = "16", value_parser = positive())]
+    pub(crate) epochs: usize,
+    /// Images of a step
+    #[arg(long, value_name = "N", default_value = "64", value_parser = value_parser!(u16).range(1..=1442))]
+    pub(crate) batch_size: u16,
+    /// Peak learning rate of Adam
+    #[arg(long, value_name = "RATE", default_value = "0.004")]
+    pub(crate) lr: f64,
+    /// Layers of the transformer
+    #[arg(long, value_name = "N", default_value = "2", value_parser = positive())]
+    pub(crate) layers: usize,
+    /// Numbers that stand for a patch, in multiples of 4, the heads
+    #[arg(long, value_name = "N", default_value = "32", value_parser = width)]
+    pub(crate) width: usize,
+    /// Stop after so many steps, whatever the schedule
+    #[arg(long, value_name = "N", value_parser = positive())]
+    pub(crate) max_steps: Option<usize>,
+    /// Print the final table only
+    #[arg(long)]
+    pub(crate) quiet: bool,
+}
+
+/// The number format of matmuls and convolutions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Precision {
+    /// The plain device.
+    F32,
+    /// Autocast to bf16.
+    Bf16,
+    /// Autocast to fp16, with loss scaling.
+    Fp16,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+        })
+    }
+}
+
+impl Args {
+    /// The precisions to train in.
+    pub(crate) fn precisions(&self) -> Vec<Precision> {
+        if self.precision.is_empty() {
+            Precision::value_variants().to_vec()
+        } else {
+            self.precision.clone()
+        }
+    }
+}
+
+fn positive() -> impl clap::builder::TypedValueParser<Value = usize> {
+    use clap::builder::TypedValueParser;
+    value_parser!(u32).range(1..).map(|number| number as usize)
+}
+
+fn width(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(width) if width > 0 && width % 4 == 0 => Ok(width),
+        _ => Err("expected 4, 8, 12, ...".to_owned()),
+    }
+}
