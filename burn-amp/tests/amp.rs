@@ -18,6 +18,7 @@ mod suite {
     mod policy;
     mod pytorch_lists;
     mod region;
+    mod squares;
     mod transparent;
     mod underflow;
 }

@@ -17,6 +17,9 @@ pub struct Inputs {
     pub widest: DType,
     /// Whether the inputs are stored in more than one dtype.
     pub mixed: bool,
+    /// Whether there are several inputs, all of them the same tensor: `x * x`, which is how Burn
+    /// sends a square.
+    pub same: bool,
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
 }
@@ -40,10 +43,11 @@ impl Inputs {
         self.scope.as_ref()?.values().next()
     }
 
-    /// One more input.
-    pub(crate) fn add(&mut self, storage: DType) {
+    /// One more input, which is the same tensor as those before or not.
+    pub(crate) fn add(&mut self, storage: DType, same: bool) {
         self.mixed |= self.widest != storage;
         self.widest = widest(self.widest, storage);
+        self.same = same;
     }
 }
 

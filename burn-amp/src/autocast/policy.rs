@@ -138,6 +138,12 @@ impl Policy {
 
     /// The plan for one run of `op`.
     pub(super) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
+        // Burn sends a square as a product. It is a power all the same, which fp16 cannot hold from
+        // 256 on.
+        let op = match op {
+            Op::float_mul if inputs.same => Op::float_powi_scalar,
+            op => op,
+        };
         let Some(rule) = self.rule(op) else {
             return inputs.promote();
         };

@@ -13,8 +13,8 @@
 //! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel of one dtype |
 //! | `deform_conv2d` | torchvision: full | full | as torchvision |
 //! | gradients of weights | low, then cast to f32 by the leaf's cast | low, stored f32 | the same values |
-//! | squares: `square`, `powi_scalar(2)` | full, as `pow` | promote, as `mul` | Burn sends them as a product |
-//! | losses, norms and distances that Burn makes of other ops | full | by the rules of their parts | the device sees only the parts: differences and squares of two low tensors are low, what is exponentiated, summed or averaged is full |
+//! | `x * x` | promote | full, as the square of `x` | Burn sends `square` and `powi_scalar(2)` as that product |
+//! | losses, norms and distances that Burn makes of other ops | full | by the rules of their parts | the device sees only the parts: differences of two low tensors are low, what is exponentiated, summed or averaged is full |
 //! | `dot` | promote | a low product, summed in full | the same |
 //!
 //! A weight may also be used in a plain product, whose backward is a plain product again. The one

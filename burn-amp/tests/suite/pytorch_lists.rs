@@ -67,7 +67,7 @@ const CONVOLUTIONS: &[Op] = &[
     Op::conv_transpose2d,
     Op::conv_transpose3d,
 ];
-/// But for the exponents 2 and -2, which Burn sends as a product, run as its factor is stored.
+/// The exponents 2 and -2 Burn sends as a product of a tensor with itself, which runs as a power.
 const POWERS: &[Op] = &[
     Op::float_powf,
     Op::float_powi,

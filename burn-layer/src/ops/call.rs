@@ -14,6 +14,8 @@ pub(crate) struct Call<B: BackendIr> {
     op: Op,
     layer: Option<Arc<LayerSet>>,
     inputs: Option<Inputs>,
+    /// The first float input's [identity](LayeredFloat::identity), while all are that tensor.
+    only: Option<usize>,
     plan: Plan,
     /// The scope that the op was started in.
     scope: Option<Arc<Scope>>,
@@ -33,6 +35,7 @@ impl<B: BackendIr> Call<B> {
             op,
             layer: None,
             inputs: None,
+            only: None,
             plan: Plan::default(),
             scope,
             forward: None,
@@ -44,15 +47,21 @@ impl<B: BackendIr> Call<B> {
 
     pub(crate) fn see_float(&mut self, tensor: &LayeredFloat<B>) {
         let storage = tensor.storage_dtype();
+        let identity = Some(tensor.identity());
         match &mut self.inputs {
-            Some(inputs) => inputs.add(storage),
+            Some(inputs) => {
+                self.only = self.only.filter(|_| self.only == identity);
+                inputs.add(storage, self.only.is_some());
+            }
             None => {
+                self.only = identity;
                 self.inputs = Some(Inputs {
                     nominal: tensor.dtype(),
                     first: storage,
                     first_transposed: tensor.is_transposed(),
                     widest: storage,
                     mixed: false,
+                    same: false,
                     scope: None,
                 });
             }
