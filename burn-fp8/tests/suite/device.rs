@@ -2,12 +2,18 @@
 
 use burn::tensor::{Device, Tensor};
 
-/// Flex, and CubeCL's CPU runtime where its feature is on.
+/// Flex, CubeCL's CPU runtime where its feature is on, and an NVIDIA GPU where there is one.
 pub(crate) fn devices() -> Vec<Device> {
     #[allow(unused_mut)]
     let mut devices = vec![Device::flex()];
     #[cfg(feature = "cpu")]
     devices.push(Device::cpu());
+    #[cfg(feature = "cuda")]
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        devices.push(Device::cuda(0));
+    } else {
+        eprintln!("no NVIDIA GPU on this machine: CUDA is skipped");
+    }
     devices
 }
 

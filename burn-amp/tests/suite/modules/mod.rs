@@ -29,8 +29,17 @@ use std::sync::LazyLock;
 const BF16_TOLERANCE: f32 = 8.0 / 512.0;
 const FP16_TOLERANCE: f32 = 8.0 / 4096.0;
 
-static BF16: LazyLock<Device> = LazyLock::new(|| Autocast::bf16().device(Device::flex()).unwrap());
-static FP16: LazyLock<Device> = LazyLock::new(|| Autocast::fp16().device(Device::flex()).unwrap());
+/// What autocast is put over: an NVIDIA GPU where there is one, else Flex.
+fn base() -> Device {
+    #[cfg(feature = "cuda")]
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        return Device::cuda(0);
+    }
+    Device::flex()
+}
+
+static BF16: LazyLock<Device> = LazyLock::new(|| Autocast::bf16().device(base()).unwrap());
+static FP16: LazyLock<Device> = LazyLock::new(|| Autocast::fp16().device(base()).unwrap());
 
 /// A module of burn-nn and how to run it.
 pub(super) struct Case {
