@@ -25,7 +25,7 @@ use std::{
 /// let guard = NanGuard::new();
 /// let device = Autocast::bf16().nan_guard(&guard).device(Device::flex())?;
 /// let x = Tensor::<1>::from_floats([1.0, -1.0], &device);
-/// let y = named("encoder", || x.abs().log() / x.clone().add_scalar(1.0).sqrt());
+/// let y = named("encoder", || x.clone().abs().log() / x.clone().add_scalar(1.0).sqrt());
 /// named("decoder", || y.exp() * x.log()).into_data();
 ///
 /// let first = guard.first().unwrap();
