@@ -5,7 +5,7 @@ use super::{
     loss_scaler_support::{Readbacks, gradients, loss, problem, traces, values},
 };
 use burn::{
-    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
+    optim::{ModuleOptimizer, SgdConfig},
     tensor::{Bool, DType, Device, Tensor},
 };
 use burn_amp::{Autocast, DeviceLossScaler, DeviceOptimizer, DeviceSgdConfig, LossScalerConfig};
@@ -153,7 +153,7 @@ fn cubecl_selects_as_flex_does() {
         let mut scaler = config.init_on(&device).unwrap();
         let step = |gradient: f32| {
             let bias = model.bias.as_ref().unwrap().id;
-            let mut grads = GradientsParams::new();
+            let mut grads = burn::optim::GradientsParams::new();
             grads.register(bias, Tensor::<1>::from_floats([1.0, gradient], &device));
             model = scaler.step(&mut optim, 65536.0, model.clone(), grads);
             (scaler.current_scale(), values(&model))
