@@ -1,7 +1,7 @@
 //! What does autocast cost and save? The same program on the plain device, on the autocast device with
 //! everything in f32 (`O0`: the cost of the layer), and in bf16.
 //!
-//! Every bench waits for its result, so that what is queued counts. The whole takes about two minutes on two cores.
+//! Every bench waits for its result, so that what is queued counts.
 
 use benches::Precision;
 use burn::{

@@ -1,3 +1,4 @@
 //! Drives the built example as a user does.
 
+mod program;
 mod suite;

@@ -1,26 +1,14 @@
 //! Drives the built example as a user does, for a few steps.
 
-use std::path::{Path, PathBuf};
+mod program;
+
+use program::program;
 use std::process::{Command, Output};
 
-/// The program, which cargo builds beside the tests.
-fn program() -> PathBuf {
-    let test = std::env::current_exe().expect("the test has a path");
-    let target = test
-        .parent()
-        .and_then(Path::parent)
-        .expect("tests lie in target/PROFILE/deps");
-    let program = target.join("examples").join("transformer_autocast");
-    assert!(
-        program.is_file(),
-        "build {} first: cargo build --example transformer_autocast",
-        program.display()
-    );
-    program
-}
-
 fn run(args: &[&str]) -> Output {
-    let output = Command::new(program()).args(args).output();
+    let output = Command::new(program("transformer_autocast"))
+        .args(args)
+        .output();
     output.expect("the program starts")
 }
 

@@ -226,7 +226,7 @@ impl AutocastDevice {
 }
 
 /// An autocast device for as long as it is needed: it goes when this and its last tensor are
-/// dropped, with its threads and all that it holds.
+/// dropped, with all that it holds, and leaves its threads to the next.
 #[derive(Debug)]
 #[must_use = "the device goes when its lease is dropped"]
 pub struct AutocastLease {

@@ -5,26 +5,12 @@ mod precision;
 mod ranks;
 mod resume;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use examples::metrics::{Metrics, Row};
 
-/// The program, which cargo builds beside the tests.
-fn program() -> PathBuf {
-    let test = std::env::current_exe().expect("the test has a path");
-    let target = test
-        .parent()
-        .and_then(Path::parent)
-        .expect("tests lie in target/PROFILE/deps");
-    let program = target.join("examples").join("cifar_resnet_ddp");
-    assert!(
-        program.is_file(),
-        "build {} first: cargo build --example cifar_resnet_ddp",
-        program.display()
-    );
-    program
-}
+use crate::program::program;
 
 /// The program with a network so small that a step takes milliseconds, on one thread a rank, writing to `out`; in f32
 /// unless `args` say otherwise.
@@ -40,7 +26,7 @@ fn small(out: &Path, args: &[&str]) -> Command {
 
 /// The program, free of what the surroundings say of ranks.
 fn plain(args: &[&str]) -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(program("cifar_resnet_ddp"));
     command.args(args);
     for (name, _) in std::env::vars() {
         if [
