@@ -199,3 +199,9 @@ impl DdpError {
         }
     }
 }
+
+impl From<burn_std::ExecutionError> for DdpError {
+    fn from(error: burn_std::ExecutionError) -> Self {
+        Self::Device(error.to_string())
+    }
+}

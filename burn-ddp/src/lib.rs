@@ -19,6 +19,8 @@ mod sampler;
 pub mod simulate;
 mod sync_batch_norm;
 mod tcp;
+#[cfg(feature = "train")]
+mod train;
 mod transport;
 
 pub use call::{Call, CallKind};
@@ -38,3 +40,5 @@ pub use sampler::{DistributedLoader, DistributedSampler};
 pub use sync_batch_norm::{
     SyncBatchNorm, SyncBatchNormOps, custom_ops, register_custom_ops, with_custom_ops,
 };
+#[cfg(feature = "train")]
+pub use train::{DdpStrategy, GatherOutput};

@@ -18,6 +18,8 @@ mod hook;
 mod join;
 #[path = "suite/launch.rs"]
 mod launch;
+#[path = "suite/learner/mod.rs"]
+mod learner;
 #[path = "suite/loader.rs"]
 mod loader;
 #[path = "suite/ranks.rs"]

@@ -53,12 +53,17 @@ impl Ddp {
         let mut active = [u32::from(has_batch)];
         self.group.all_reduce(&mut active, ReduceOp::Sum)?;
         let active = active[0] as usize;
+        self.set_active(active);
+        Ok(active)
+    }
+
+    /// Says how many ranks have a batch for this step, where they have counted already.
+    pub(crate) fn set_active(&mut self, active: usize) {
         self.active = match active {
             // The end of this loop: the next starts afresh.
             0 => self.group.world_size(),
             active => active,
         };
         self.set_synchronize(self.synchronize);
-        Ok(active)
     }
 }

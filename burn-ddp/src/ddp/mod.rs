@@ -213,7 +213,8 @@ impl Ddp {
         })
     }
 
-    fn receive<M: Module>(&self, model: M) -> Result<M, DdpError> {
+    /// The model with the contents of rank 0's, its parameters not marked.
+    pub(crate) fn receive<M: Module>(&self, model: M) -> Result<M, DdpError> {
         // Running statistics keep their last update back until someone asks for the valid module.
         let _ = model.valid();
         let ours = match self.group.is_main() {

@@ -46,7 +46,7 @@ use crate::{DdpError, ProcessGroup};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Overlap {
     reducer: Arc<Reducer>,
 }

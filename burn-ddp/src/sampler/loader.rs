@@ -56,7 +56,7 @@ const AHEAD: usize = 2;
 pub struct DistributedLoader<I, O> {
     dataset: Arc<dyn Dataset<I>>,
     batcher: Arc<dyn Batcher<I, O>>,
-    sampler: Mutex<DistributedSampler>,
+    sampler: Arc<Mutex<DistributedSampler>>,
     batch_size: usize,
     device: Device,
     /// Which of the rank's items to load.
@@ -85,7 +85,7 @@ where
         Self {
             dataset: Arc::new(dataset),
             batcher: Arc::new(batcher),
-            sampler: Mutex::new(sampler),
+            sampler: Arc::new(Mutex::new(sampler)),
             batch_size: 1,
             device: Device::default(),
             range: 0..usize::MAX,
@@ -140,10 +140,13 @@ where
 
     /// The same for another device or range.
     fn with(&self, device: &Device, range: Range<usize>) -> Arc<dyn DataLoader<O>> {
+        let sampler = Arc::new(Mutex::new(self.sampler().clone()));
+        #[cfg(feature = "train")]
+        super::made::note(&sampler);
         Arc::new(Self {
             dataset: self.dataset.clone(),
             batcher: self.batcher.clone(),
-            sampler: Mutex::new(self.sampler().clone()),
+            sampler,
             batch_size: self.batch_size,
             device: device.clone(),
             range,

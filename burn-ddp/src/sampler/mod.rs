@@ -2,6 +2,8 @@
 
 mod gather;
 mod loader;
+#[cfg(feature = "train")]
+pub(crate) mod made;
 mod source;
 
 use std::sync::Arc;
@@ -208,6 +210,18 @@ impl DistributedSampler {
         let dataset = dataset.into();
         self.source.check(dataset.len());
         SelectionDataset::from_indices_checked(dataset, self.indices())
+    }
+
+    /// The rank whose items these are, and the number of ranks.
+    #[cfg(feature = "train")]
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.rank, self.world_size)
+    }
+
+    /// From now on, deals each item out exactly once, as a sampler for [evaluation](Self::evaluation).
+    #[cfg(feature = "train")]
+    pub(crate) fn each_once(&mut self) {
+        self.uneven = Uneven::Keep;
     }
 
     /// The number of a rank's items in a whole epoch.

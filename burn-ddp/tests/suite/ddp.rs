@@ -53,7 +53,7 @@ pub(crate) fn contents<M: Module>(model: &M) -> Vec<f32> {
     reader.0
 }
 
-fn closest(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn closest(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
         .zip(b)

@@ -29,7 +29,7 @@ fn processes_reduce() {
 }
 
 /// Reads a process's output until it has made some steps.
-fn wait_for_steps(rank: &mut crate::ranks::Rank, steps: usize) {
+pub(crate) fn wait_for_steps(rank: &mut crate::ranks::Rank, steps: usize) {
     let mut lines = BufReader::new(rank.0.stdout.as_mut().unwrap()).lines();
     for _ in 0..steps {
         while !lines.next().unwrap().unwrap().contains("STEP") {}

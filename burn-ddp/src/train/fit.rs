@@ -1,0 +1,171 @@
+//! The epochs of a training.
+
+use std::sync::Arc;
+
+use burn_train::{
+    EarlyStoppingStrategy, EventProcessorTraining, InferenceStep, Interrupter, Learner,
+    LearnerEvent, LearnerModel, LearningCheckpointer, SupervisedTrainingEventProcessor,
+    TrainLoader, TrainStep, TrainingComponents, ValidLoader, metric::store::EventStoreClient,
+};
+
+use super::{DdpStrategy, GatherOutput, share::Share};
+use crate::{DdpError, ProcessGroup, ReduceOp};
+
+/// What all passes over data need.
+pub(super) struct Fit<'a, M: LearnerModel> {
+    pub(super) strategy: &'a DdpStrategy,
+    pub(super) group: &'a ProcessGroup,
+    pub(super) learner: Learner<M>,
+    pub(super) events: SupervisedTrainingEventProcessor<M>,
+    pub(super) interrupter: Interrupter,
+    pub(super) accumulation: Option<usize>,
+    last_epoch: usize,
+    after_epoch: AfterEpoch<M>,
+}
+
+/// What rank 0 does between epochs.
+struct AfterEpoch<M: LearnerModel> {
+    checkpointer: Option<LearningCheckpointer<M>>,
+    early_stopping: Option<Box<dyn EarlyStoppingStrategy>>,
+    store: Arc<EventStoreClient>,
+}
+
+impl<'a, M> Fit<'a, M>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Output: GatherOutput,
+    <M as InferenceStep>::Output: GatherOutput,
+{
+    pub(super) fn new(
+        strategy: &'a DdpStrategy,
+        learner: Learner<M>,
+        components: TrainingComponents<M>,
+    ) -> Self {
+        let early_stopping = components.early_stopping;
+        Self {
+            strategy,
+            group: &strategy.group,
+            learner,
+            events: components.event_processor,
+            interrupter: components.interrupter,
+            accumulation: components.grad_accumulation,
+            last_epoch: components.num_epochs,
+            after_epoch: AfterEpoch {
+                checkpointer: components.checkpointer,
+                early_stopping: early_stopping.map(|it| it as Box<dyn EarlyStoppingStrategy>),
+                store: components.event_store,
+            },
+        }
+    }
+
+    /// Trains until the end, or until something stops it.
+    pub(super) fn run(
+        mut self,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        if let Err(error) = self.epochs(train, valid, starting_epoch) {
+            self.strategy.report(error, &self.interrupter);
+        }
+        (self.learner.model(), self.events)
+    }
+
+    fn epochs(
+        &mut self,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Result<(), DdpError> {
+        let DdpStrategy { device, dealt, .. } = self.strategy;
+        let mut ddp = self.strategy.prepare(&mut self.learner)?;
+        let train = Share::new(train, self.group, device, *dealt)?;
+        let inner = device.clone().inner();
+        let valid = Share::new(valid, self.group, &inner, *dealt)?.each_once(self.group)?;
+        for epoch in starting_epoch..=self.last_epoch {
+            train.set_epoch(epoch - 1);
+            self.train_event(LearnerEvent::StartSplit {
+                epoch_number: epoch,
+                total_items: train.total,
+            });
+            self.train_pass(&mut ddp, &train)?;
+            self.train_event(LearnerEvent::EndSplit(epoch));
+            if !self.all_go_on(false)? {
+                break;
+            }
+            self.valid_event(LearnerEvent::StartSplit {
+                epoch_number: epoch,
+                total_items: valid.total,
+            });
+            self.valid_pass(&ddp, &valid)?;
+            self.valid_event(LearnerEvent::EndSplit(epoch));
+            self.train_event(LearnerEvent::EndEpoch(epoch));
+            if self.group.is_main() {
+                self.interrupter.fail_on_error(self.events.flush());
+            }
+            if !self.all_go_on(false)? {
+                break;
+            }
+            let enough = self.group.is_main() && self.after_epoch(epoch);
+            if !self.all_go_on(enough)? {
+                break;
+            }
+        }
+        // Waits for the threads that write.
+        self.after_epoch.checkpointer = None;
+        // When any rank returns, the last checkpoint is on the disk.
+        self.all_go_on(false).map(drop)
+    }
+
+    /// Writes a checkpoint; whether the training has gone on for long enough.
+    fn after_epoch(&mut self, epoch: usize) -> bool {
+        let AfterEpoch {
+            checkpointer,
+            early_stopping,
+            store,
+        } = &mut self.after_epoch;
+        if let Some(checkpointer) = checkpointer {
+            checkpointer.checkpoint(&self.learner, epoch, store);
+        }
+        let early_stopping = early_stopping.as_mut();
+        early_stopping.is_some_and(|it| it.should_stop(epoch, store))
+    }
+
+    /// Whether no rank has enough, and none was asked to stop. All ranks call this together.
+    fn all_go_on(&self, enough: bool) -> Result<bool, DdpError> {
+        let (enough, stopped) = self.ask(enough)?;
+        Ok(enough == 0 && !stopped)
+    }
+
+    /// How many ranks say so, and whether any was asked to stop: then all are. All ranks call this together.
+    /// An error on any rank ends the job.
+    pub(super) fn ask(&self, say: bool) -> Result<(usize, bool), DdpError> {
+        if let Some(error) = self.interrupter.error() {
+            return Err(self.group.abort(error.to_string()));
+        }
+        let mut answers = [u32::from(say), u32::from(self.interrupter.should_stop())];
+        self.group.all_reduce(&mut answers, ReduceOp::Sum)?;
+        let [say, stopped] = answers;
+        if stopped > 0 && !self.interrupter.should_stop() {
+            self.interrupter
+                .stop(Some("another rank was asked to stop"));
+        }
+        Ok((say as usize, stopped > 0))
+    }
+
+    /// Passes an event on, on rank 0.
+    pub(super) fn train_event(&mut self, event: LearnerEvent<<M as TrainStep>::Output>) {
+        if self.group.is_main() {
+            self.interrupter
+                .fail_on_error(self.events.process_train(event));
+        }
+    }
+
+    /// Passes an event on, on rank 0.
+    pub(super) fn valid_event(&mut self, event: LearnerEvent<<M as InferenceStep>::Output>) {
+        if self.group.is_main() {
+            self.interrupter
+                .fail_on_error(self.events.process_valid(event));
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! One pass over the data: to train, or to validate. All ranks take their steps together.
+
+use burn::{
+    data::dataloader::{DataLoaderIterator, Progress},
+    optim::{GradientsAccumulator, GradientsParams},
+};
+use burn_train::{InferenceStep, LearnerEvent, LearnerModel, TrainStep, TrainingItem};
+
+use super::{
+    GatherOutput,
+    fit::Fit,
+    gather::{Gathered, gather},
+    share::Share,
+};
+use crate::{Ddp, DdpError, ProcessGroup};
+
+/// How far the ranks have come.
+struct Tally {
+    processed: Vec<usize>,
+    total: usize,
+}
+
+impl Tally {
+    fn new(group: &ProcessGroup, total: usize) -> Self {
+        Self {
+            processed: vec![0; group.world_size()],
+            total,
+        }
+    }
+
+    /// What burn-train calls an item.
+    fn item<T>(&mut self, gathered: Gathered<T>, iteration: usize) -> TrainingItem<T> {
+        self.processed[gathered.rank] = gathered.processed;
+        let processed = self.processed.iter().sum();
+        let progress = Progress::new(processed, self.total, Some("items".into()));
+        TrainingItem::new(gathered.output, progress, Some(iteration), None)
+    }
+}
+
+impl<M> Fit<'_, M>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Output: GatherOutput,
+    <M as InferenceStep>::Output: GatherOutput,
+{
+    /// Trains for an epoch, or until a rank is asked to stop.
+    pub(super) fn train_pass(
+        &mut self,
+        ddp: &mut Ddp,
+        share: &Share<<M as TrainStep>::Input>,
+    ) -> Result<(), DdpError> {
+        let mut batches = share.loader.iter();
+        let mut tally = Tally::new(self.group, share.total);
+        let mut accumulator = GradientsAccumulator::new();
+        let mut accumulated = 0;
+        for iteration in 1.. {
+            let batch = self.next(&mut *batches)?;
+            let (active, stopped) = self.ask(batch.is_some())?;
+            ddp.set_active(active);
+            if active == 0 || stopped {
+                break;
+            }
+            let learner = &self.learner;
+            let output = batch.map(|batch| match self.accumulation {
+                None => learner.train_step(batch),
+                Some(_) => ddp.no_sync(|_| learner.train_step(batch)),
+            });
+            let (gradients, output) = match output {
+                Some(output) => (output.grads, Some(output.item)),
+                None => (GradientsParams::new(), None),
+            };
+            match self.accumulation {
+                None => self.update(ddp, gradients)?,
+                Some(steps) => {
+                    accumulator.accumulate(&self.learner.model(), gradients);
+                    accumulated += 1;
+                    if accumulated == steps {
+                        accumulated = 0;
+                        self.update(ddp, accumulator.grads())?;
+                    }
+                }
+            }
+            let processed = batches.progress().items_processed;
+            let own = output.map(|output| (output, processed));
+            for output in self.collect(own, self.strategy.gather_training)? {
+                let mut item = tally.item(output, iteration);
+                item.lr = Some(self.learner.lr_current());
+                self.train_event(LearnerEvent::ProcessedItem(item));
+            }
+        }
+        match accumulated > 0 && !self.interrupter.should_stop() {
+            true => self.update(ddp, accumulator.grads()),
+            false => Ok(()),
+        }
+    }
+
+    /// Validates the model of rank 0.
+    pub(super) fn valid_pass(
+        &mut self,
+        ddp: &Ddp,
+        share: &Share<<M as InferenceStep>::Input>,
+    ) -> Result<(), DdpError> {
+        let mut model = self.learner.model();
+        if self.group.world_size() > 1 {
+            // Running statistics are each rank's own; those of the learner are the same ones.
+            model = ddp.receive(model)?;
+        }
+        let model = model.valid();
+        let mut batches = share.loader.iter();
+        let mut tally = Tally::new(self.group, share.total);
+        for iteration in 1.. {
+            let batch = self.next(&mut *batches)?;
+            let (active, stopped) = self.ask(batch.is_some())?;
+            if active == 0 || stopped {
+                break;
+            }
+            let processed = batches.progress().items_processed;
+            let output = batch.map(|batch| (InferenceStep::step(&model, batch), processed));
+            for output in self.collect(output, true)? {
+                let item = tally.item(output, iteration);
+                self.valid_event(LearnerEvent::ProcessedItem(item));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next batch of this rank. One that cannot be loaded ends the job.
+    fn next<O>(&self, batches: &mut dyn DataLoaderIterator<O>) -> Result<Option<O>, DdpError> {
+        batches.next().transpose().map_err(|error| {
+            self.interrupter.fail(error);
+            let reason = self.interrupter.error().map(|error| error.to_string());
+            self.group.abort(reason.unwrap_or_default())
+        })
+    }
+
+    /// A step of the optimizer with the averages over all ranks.
+    fn update(&mut self, ddp: &mut Ddp, gradients: GradientsParams) -> Result<(), DdpError> {
+        let gradients = ddp.reduce_gradients(gradients, &self.learner.model())?;
+        self.learner.lr_step();
+        self.learner.optimizer_step(gradients);
+        Ok(())
+    }
+
+    /// The outputs that rank 0's metrics see: those of all ranks, or only its own.
+    fn collect<T: GatherOutput>(
+        &self,
+        own: Option<(T, usize)>,
+        everyone: bool,
+    ) -> Result<Vec<Gathered<T>>, DdpError> {
+        match everyone {
+            true => gather(self.group, own, &self.strategy.device.clone().inner()),
+            false => {
+                let own = own.filter(|_| self.group.is_main());
+                let own = own.map(|(output, processed)| Gathered {
+                    rank: 0,
+                    output,
+                    processed,
+                });
+                Ok(own.into_iter().collect())
+            }
+        }
+    }
+}
