@@ -17,12 +17,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// ```
 /// use burn::{
+///     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
 ///     module::Module,
 ///     nn::Linear,
-///     optim::{GradientsParams, ModuleOptimizer, lr_scheduler::module_lr_scheduler::ModuleLearningRate},
+///     optim::{GradientsParams, ModuleOptimizer},
 ///     tensor::Tensor,
 /// };
 /// use burn_amp::SharedLossScaler;
+/// use burn_train::{RegressionOutput, TrainOutput, TrainStep};
 ///
 /// #[derive(Module, Debug)]
 /// struct Net {
@@ -31,26 +33,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///     scaler: SharedLossScaler,
 /// }
 ///
-/// // In `impl TrainStep for Net`:
-/// # trait TrainStep: Sized { fn step(&self, item: Tensor<2>) -> GradientsParams;
-/// # fn optimize(self, optim: &mut ModuleOptimizer, lr: ModuleLearningRate, grads: GradientsParams) -> Self; }
-/// # impl TrainStep for Net {
-/// # fn step(&self, item: Tensor<2>) -> GradientsParams {
-/// let loss = self.linear.forward(item).powi_scalar(2).mean();
-/// let grads = self.scaler.scale(loss).backward();
-/// // TrainOutput::new(self, grads, output)
-/// # GradientsParams::from_grads(grads, self)
-/// # }
+/// impl TrainStep for Net {
+///     type Input = Tensor<2>;
+///     type Output = RegressionOutput;
 ///
-/// fn optimize(self, optim: &mut ModuleOptimizer, lr: ModuleLearningRate, grads: GradientsParams) -> Self {
-///     let scaler = self.scaler.clone();
-///     scaler.step(optim, lr, self, grads).0
+///     fn step(&self, batch: Tensor<2>) -> TrainOutput<RegressionOutput> {
+///         let output = self.linear.forward(batch.clone());
+///         let loss = (output.clone() - batch.clone()).powi_scalar(2).mean();
+///         let grads = self.scaler.scale(loss.clone()).backward();
+///         TrainOutput::new(self, grads, RegressionOutput::new(loss, output, batch))
+///     }
+///
+///     fn optimize(
+///         self,
+///         optim: &mut ModuleOptimizer,
+///         lr: ModuleLearningRate,
+///         grads: GradientsParams,
+///     ) -> Self {
+///         let scaler = self.scaler.clone();
+///         scaler.step(optim, lr, self, grads).0
+///     }
 /// }
-/// # }
 /// ```
 ///
 /// Not for Burn's own data parallel strategy, where several copies of the model each call
-/// `optimize`: their steps would adjust one scale several times.
+/// `optimize`: their steps would adjust one scale several times. With burn-ddp's strategy, each rank has its
+/// own, and all of them see the same averages.
 #[derive(Clone, Debug)]
 pub struct SharedLossScaler(Arc<Mutex<LossScaler>>);
 

@@ -1,67 +1,61 @@
-//! Inside burn-train's `Learner`. The trait and the loop are those of burn-train 0.22.1
-//! (`learner/train_val.rs`, `learner/supervised/strategies/single/epoch.rs`), without what is not
-//! about gradients: compiling burn-train for this would bring its dashboard along.
+//! Inside burn-train's `Learner`.
 
 use super::loss_scaler_support::{gradients, loss, problem, values};
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    data::{
+        dataloader::{DataLoaderBuilder, batcher::Batcher},
+        dataset::InMemDataset,
+    },
+    lr_scheduler::{constant::ConstantLr, module_lr_scheduler::ModuleLearningRate},
     module::Module,
     nn::Linear,
-    optim::{
-        AdamConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, MultiGradientsParams,
-    },
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::{Device, Tensor},
 };
 use burn_amp::{LossScalerConfig, SharedLossScaler};
-
-trait TrainStep {
-    type Input;
-    fn step(&self, item: Self::Input) -> GradientsParams;
-    fn optimize(
-        self,
-        optim: &mut ModuleOptimizer,
-        lr: ModuleLearningRate,
-        grads: GradientsParams,
-    ) -> Self
-    where
-        Self: Module + Sized,
-    {
-        optim.step(lr, self, grads)
-    }
-}
-
-/// As `SingleDeviceTrainEpoch::run`.
-fn run<M: TrainStep + Module>(
-    mut model: M,
-    optim: &mut ModuleOptimizer,
-    items: impl IntoIterator<Item = M::Input>,
-    grad_accumulation: Option<usize>,
-    mut after_step: impl FnMut(&M),
-) -> M {
-    let mut accumulator = GradientsAccumulator::new();
-    let mut accumulation_current = 0;
-    for item in items {
-        let grads = model.step(item);
-        let grads = match grad_accumulation {
-            Some(accumulation) => {
-                accumulator.accumulate(&model, grads);
-                accumulation_current += 1;
-                if accumulation > accumulation_current {
-                    continue;
-                }
-                accumulation_current = 0;
-                accumulator.grads()
-            }
-            None => grads,
-        };
-        model = model.optimize(optim, ModuleLearningRate::from(0.05), grads);
-        after_step(&model);
-    }
-    model
-}
+use burn_train::{
+    InferenceStep, Learner, LearnerModel, SupervisedTraining, TrainOutput, TrainStep,
+    logger::InMemoryMetricLogger,
+};
+use std::sync::{Arc, Mutex};
 
 /// A batch, and whether its loss overflows.
 type Item = (Tensor<2>, bool);
+
+/// The values of the parameters after each call of the optimizer.
+type Seen = Arc<Mutex<Vec<Vec<f32>>>>;
+
+/// Makes the batch of [`problem`].
+struct Problem;
+
+impl Batcher<bool, Item> for Problem {
+    fn batch(&self, items: Vec<bool>, device: &Device) -> Item {
+        (problem(device).1, items[0])
+    }
+}
+
+/// Trains for an epoch of one batch for each item.
+fn train<M>(model: M, overflows: &[bool], accumulation: Option<usize>) -> M
+where
+    M: LearnerModel + TrainStep<Input = Item> + InferenceStep<Input = Item>,
+{
+    let loader = |overflows: &[bool]| {
+        let dataset = InMemDataset::new(overflows.to_vec());
+        DataLoaderBuilder::new(Problem).batch_size(1).build(dataset)
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let training = SupervisedTraining::new(folder.path(), loader(overflows), loader(&[false]))
+        .with_metric_logger(InMemoryMetricLogger::new())
+        .with_application_logger(None);
+    let training = match accumulation {
+        Some(steps) => training.grads_accumulation(steps),
+        None => training,
+    };
+    let optimizer = AdamConfig::new().init();
+    let result = training.launch(Learner::new(model, optimizer, ConstantLr::new(0.05)));
+    assert!(result.error.is_none());
+    result.model
+}
 
 /// Scales in `step` and unscales in `optimize`.
 #[derive(Module, Debug)]
@@ -69,14 +63,27 @@ struct Net {
     linear: Linear,
     #[module(skip)]
     scaler: SharedLossScaler,
+    #[module(skip)]
+    seen: Seen,
+}
+
+impl Net {
+    fn new(linear: Linear) -> Self {
+        Self {
+            linear,
+            scaler: shared(),
+            seen: Seen::default(),
+        }
+    }
 }
 
 impl TrainStep for Net {
     type Input = Item;
+    type Output = ();
 
-    fn step(&self, (x, overflow): Item) -> GradientsParams {
+    fn step(&self, (x, overflow): Item) -> TrainOutput<()> {
         let loss = self.scaler.scale(loss(&self.linear, &x, overflow));
-        GradientsParams::from_grads(loss.backward(), self)
+        TrainOutput::new(self, loss.backward(), ())
     }
 
     fn optimize(
@@ -86,8 +93,17 @@ impl TrainStep for Net {
         grads: GradientsParams,
     ) -> Self {
         let scaler = self.scaler.clone();
-        scaler.step(optim, lr, self, grads).0
+        let net = scaler.step(optim, lr, self, grads).0;
+        net.seen.lock().unwrap().push(values(&net.linear));
+        net
     }
+}
+
+impl InferenceStep for Net {
+    type Input = Item;
+    type Output = ();
+
+    fn step(&self, _item: Item) {}
 }
 
 /// Does everything in `step`.
@@ -96,15 +112,37 @@ struct StepOnly {
     linear: Linear,
     #[module(skip)]
     scaler: SharedLossScaler,
+    #[module(skip)]
+    seen: Seen,
 }
 
 impl TrainStep for StepOnly {
     type Input = Item;
+    type Output = ();
 
-    fn step(&self, (x, overflow): Item) -> GradientsParams {
+    fn step(&self, (x, overflow): Item) -> TrainOutput<()> {
         let loss = loss(&self.linear, &x, overflow);
-        self.scaler.gradients(loss, self).0
+        let grads = self.scaler.gradients(loss, self).0;
+        TrainOutput { grads, item: () }
     }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        let net = optim.step(lr, self, grads);
+        net.seen.lock().unwrap().push(values(&net.linear));
+        net
+    }
+}
+
+impl InferenceStep for StepOnly {
+    type Input = Item;
+    type Output = ();
+
+    fn step(&self, _item: Item) {}
 }
 
 const OVERFLOWS: [bool; 6] = [true, false, false, true, true, false];
@@ -132,20 +170,11 @@ fn control(overflows: &[bool], device: &Device) -> Vec<Vec<f32>> {
 fn a_learner_skips_what_overflows() {
     let device = Device::flex().autodiff();
     let expected = control(&OVERFLOWS, &device);
-    let (linear, x) = problem(&device);
-    let items = || OVERFLOWS.map(|overflow| (x.clone(), overflow));
+    let (linear, _) = problem(&device);
     let last_scale = 1024.0 / 8.0;
 
-    let net = Net {
-        linear: linear.clone(),
-        scaler: shared(),
-    };
-    let mut seen = Vec::new();
-    let mut optim = AdamConfig::new().init();
-    let net = run(net, &mut optim, items(), None, |net| {
-        seen.push(values(&net.linear))
-    });
-    assert_eq!(seen, expected);
+    let net = train(Net::new(linear.clone()), &OVERFLOWS, None);
+    assert_eq!(*net.seen.lock().unwrap(), expected);
     assert_eq!(net.scaler.current_scale(), last_scale);
     assert_eq!(net.scaler.with(|scaler| scaler.state().skipped), 3);
 
@@ -153,13 +182,10 @@ fn a_learner_skips_what_overflows() {
     let net = StepOnly {
         linear,
         scaler: shared(),
+        seen: Seen::default(),
     };
-    let mut seen = Vec::new();
-    let mut optim = AdamConfig::new().init();
-    let net = run(net, &mut optim, items(), None, |net| {
-        seen.push(values(&net.linear))
-    });
-    assert_eq!(seen, expected);
+    let net = train(net, &OVERFLOWS, None);
+    assert_eq!(*net.seen.lock().unwrap(), expected);
     assert_eq!(net.scaler.current_scale(), last_scale);
 }
 
@@ -167,21 +193,16 @@ fn a_learner_skips_what_overflows() {
 #[test]
 fn a_learner_that_accumulates_checks_the_sum() {
     let device = Device::flex().autodiff();
-    let (linear, x) = problem(&device);
-    let net = Net {
-        linear,
-        scaler: shared(),
-    };
+    let (linear, _) = problem(&device);
+    let mut last = values(&linear);
     let overflows = [true, false, false, false, false, true];
-    let items = overflows.map(|overflow| (x.clone(), overflow));
-    let mut last = values(&net.linear);
-    let mut moved = Vec::new();
-    let mut optim = AdamConfig::new().init();
-    let net = run(net, &mut optim, items, Some(2), |net| {
-        let before = core::mem::replace(&mut last, values(&net.linear));
-        moved.push(before != last);
+    let net = train(Net::new(linear), &overflows, Some(2));
+    let seen = net.seen.lock().unwrap().clone();
+    let moved = seen.into_iter().map(|values| {
+        let before = core::mem::replace(&mut last, values);
+        before != last
     });
-    assert_eq!(moved, [false, true, false]);
+    assert_eq!(moved.collect::<Vec<_>>(), [false, true, false]);
     assert_eq!(net.scaler.current_scale(), 256.0);
 }
 
