@@ -28,6 +28,8 @@ mod ranks;
 mod sampler;
 #[path = "suite/simulate.rs"]
 mod simulate;
+#[path = "suite/static_graph.rs"]
+mod static_graph;
 #[path = "suite/subgroup.rs"]
 mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]

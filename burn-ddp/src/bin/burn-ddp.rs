@@ -5,7 +5,7 @@ use std::{ffi::OsString, process::ExitCode, time::Duration};
 use burn_ddp::{
     DdpError,
     launch::{self, LaunchOptions},
-    simulate::{AllReduce, Network, Step},
+    simulate::{self, AllReduce, Network, Step},
 };
 use clap::{Args, Parser, Subcommand};
 
@@ -83,6 +83,10 @@ struct Simulate {
     /// Send gradients after backward instead of meanwhile.
     #[arg(long)]
     no_overlap: bool,
+    /// Instead, time messages and all-reduces between 2, 3 and 4 ranks of this machine, and print what the model
+    /// says of the all-reduces beside what they took.
+    #[arg(long)]
+    calibrate: bool,
 }
 
 fn invalid(problem: String) -> DdpError {
@@ -115,7 +119,39 @@ fn run(run: Run) -> Result<(), DdpError> {
     launch::spawn(program, run.n, options)
 }
 
+/// Prints a table of measured and predicted times.
+fn calibrate() -> Result<(), DdpError> {
+    println!(
+        "{:>6}{:>12}{:>12}{:>14}{:>14}{:>8}",
+        "ranks", "algorithm", "bytes", "measured", "predicted", "ratio"
+    );
+    for ranks in 2..=4 {
+        let sizes = [1 << 10, 40 << 10, 1 << 20, 8 << 20];
+        let calibration = simulate::calibrate(ranks, &sizes, 20)?;
+        let Network { latency, bandwidth } = calibration.network;
+        for case in calibration.cases {
+            let algorithm = format!("{:?}", case.algorithm).to_lowercase();
+            println!(
+                "{ranks:>6}{algorithm:>12}{:>12}{:>11.1} us{:>11.1} us{:>8.2}",
+                case.bytes,
+                case.measured * 1e6,
+                case.predicted * 1e6,
+                case.predicted / case.measured
+            );
+        }
+        println!(
+            "{ranks:>6} ranks: alpha {:.1} us, 1/beta {:.2} GB/s",
+            latency * 1e6,
+            bandwidth / 1e9
+        );
+    }
+    Ok(())
+}
+
 fn simulate(simulate: Simulate) -> Result<(), DdpError> {
+    if simulate.calibrate {
+        return calibrate();
+    }
     let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
         true => Ok(value),
         false => Err(invalid(format!("--{name} {value}; expected more than 0"))),

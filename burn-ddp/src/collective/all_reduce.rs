@@ -15,26 +15,46 @@ const DIRECT_RANKS: usize = 16;
 /// Up to this many bytes, a tree's few steps beat a ring's bandwidth.
 const TREE: usize = 64 << 10;
 
+/// The ways to all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Direct,
+    Tree,
+    Ring,
+}
+
+impl Way {
+    /// That of so many bytes, of elements that are summed in their own type.
+    pub(crate) fn of(ranks: usize, bytes: usize) -> Self {
+        if ranks <= DIRECT_RANKS && bytes * (ranks - 1) <= DIRECT {
+            Self::Direct
+        } else if bytes <= TREE {
+            Self::Tree
+        } else {
+            Self::Ring
+        }
+    }
+}
+
 impl Collective<'_> {
     pub(crate) fn all_reduce<T: Element>(
         &self,
         data: &mut [T],
         op: ReduceOp,
     ) -> Result<(), DdpError> {
-        let bytes = size_of_val(data);
-        let few = self.world_size <= DIRECT_RANKS;
-        if few && bytes * (self.world_size - 1) <= DIRECT {
-            self.all_reduce_direct(data, op)
-        } else if T::TYPE != <T::Accumulator as Element>::TYPE {
-            self.all_reduce_scattered(data, op)
-        } else if bytes <= TREE {
-            self.reduce_tree(data, 0)?;
-            if op == ReduceOp::Mean && self.rank == 0 {
-                divide(data, self.world_size);
+        match Way::of(self.world_size, size_of_val(data)) {
+            Way::Direct => self.all_reduce_direct(data, op),
+            _ if T::TYPE != <T::Accumulator as Element>::TYPE => {
+                self.all_reduce_scattered(data, op)
             }
-            self.broadcast_tree(data, 0)
-        } else {
-            self.all_reduce_ring(data, op)
+            Way::Tree => {
+                self.reduce_tree(data, 0)?;
+                if op == ReduceOp::Mean && self.rank == 0 {
+                    divide(data, self.world_size);
+                }
+                self.broadcast_tree(data, 0)
+            }
+            Way::Ring => self.all_reduce_ring(data, op),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// From this many bytes of result on, an all-gather goes around the ring.
-const RING: usize = 256 << 10;
+pub(crate) const RING: usize = 256 << 10;
 
 impl Collective<'_> {
     /// The data of all ranks, of equal length, in the ranks' order.

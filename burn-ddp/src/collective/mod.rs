@@ -10,6 +10,8 @@ mod scatter;
 
 use std::ops::Range;
 
+pub(crate) use self::{all_reduce::Way, gather::RING};
+
 use crate::{
     Call, DdpError,
     transport::{Deadline, Incoming, Outgoing, Transport},

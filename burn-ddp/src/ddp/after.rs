@@ -24,6 +24,7 @@ pub(super) fn bucketer(group: ProcessGroup, trained: &[Signature], config: &DdpC
         })
         .collect();
     Bucketer::new(group, slots, config.sizes(), config.hook.clone())
+        .static_graph(config.static_graph)
 }
 
 /// Averages gradients that are all there, and multiplies the averages by `factor`.

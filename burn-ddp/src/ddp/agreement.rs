@@ -42,21 +42,28 @@ pub(super) fn check_equal<M: Module>(
     Ok(ours)
 }
 
-/// Checks that all ranks have gradients of the same parameters.
-pub(super) fn check_present<M: Module>(
-    group: &ProcessGroup,
-    parameters: &[Parameter],
+/// For each parameter, whether this rank has its gradient.
+pub(super) fn present<M: Module>(
     slots: &HashMap<ParamId, usize>,
     gradients: &GradientsParams,
     model: &M,
-) -> Result<(), DdpError> {
+) -> Vec<u8> {
     let mut present = Present {
         slots,
         gradients,
-        present: vec![0; parameters.len()],
+        present: vec![0; slots.len()],
     };
     model.visit(&mut present);
-    let all = group.all_gather(&present.present)?;
+    present.present
+}
+
+/// Checks that all ranks have gradients of the same parameters.
+pub(super) fn check_present(
+    group: &ProcessGroup,
+    parameters: &[Parameter],
+    present: &[u8],
+) -> Result<(), DdpError> {
+    let all = group.all_gather(present)?;
     for (rank, theirs) in all.chunks_exact(parameters.len().max(1)).enumerate() {
         if let Some(slot) = (0..parameters.len()).find(|slot| theirs[*slot] != all[*slot]) {
             let path = &parameters[slot].signature.path;

@@ -8,7 +8,7 @@ use std::{
 
 use burn::tensor::DType;
 
-use super::{CommHook, GradientBucket, Values, averager::Averager};
+use super::{CommHook, GradientBucket, NOT_STATIC, Values, averager::Averager};
 use crate::{DdpError, Pending, ProcessGroup};
 
 /// What one gradient looks like.
@@ -40,6 +40,15 @@ struct Bucket {
     pending: Option<Pending<Values>>,
 }
 
+/// What never changes in a static graph, once it is known.
+#[derive(Default)]
+struct Fixed {
+    /// The gradients that this rank has.
+    here: Option<Vec<Option<bool>>>,
+    /// Those that any rank has.
+    anywhere: Option<Vec<u8>>,
+}
+
 /// Averages gradients over the ranks, bucket by bucket.
 ///
 /// It does not matter where gradients come from, nor in which order: each is handed over with
@@ -57,6 +66,7 @@ pub struct Bucketer {
     present: Vec<Option<bool>>,
     /// For each slot, whether any rank has.
     anywhere: Option<Pending<Vec<u8>>>,
+    fixed: Option<Fixed>,
     waited: Duration,
 }
 
@@ -108,8 +118,17 @@ impl Bucketer {
             places,
             launched: 0,
             anywhere: None,
+            fixed: None,
             waited: Duration::ZERO,
         }
+    }
+
+    /// Promises that this rank has the same gradients in each round, or none at all: see
+    /// [`DdpConfig::static_graph`](super::DdpConfig::static_graph).
+    #[must_use]
+    pub fn static_graph(mut self, static_graph: bool) -> Self {
+        self.fixed = static_graph.then(Fixed::default);
+        self
     }
 
     /// The number of buckets.
@@ -144,7 +163,8 @@ impl Bucketer {
     /// # Errors
     ///
     /// [`DdpError::InvalidArgument`] when the gradient has another length or type than the slot, or was
-    /// already submitted.
+    /// already submitted; [`DdpError::Aborted`], on all ranks, when a static graph was promised and the last
+    /// gradient shows that it is none.
     pub fn submit(&mut self, slot: usize, gradient: Option<Values>) -> Result<(), DdpError> {
         let expected = self.slots[slot];
         if let Some(gradient) = &gradient
@@ -187,10 +207,32 @@ impl Bucketer {
             self.launched += 1;
         }
         if self.launched == self.buckets.len() {
-            let present = self.present.iter().map(|it| u8::from(*it == Some(true)));
-            self.anywhere = Some(self.averager.start_any(present.collect()));
+            self.check_fixed()?;
+            let known = self
+                .fixed
+                .as_ref()
+                .and_then(|fixed| fixed.anywhere.as_ref());
+            if known.is_none() {
+                let present = self.present.iter().map(|it| u8::from(*it == Some(true)));
+                self.anywhere = Some(self.averager.start_any(present.collect()));
+            }
         }
         Ok(())
+    }
+
+    /// Checks what was promised of a static graph. A rank without a batch has no gradients at all.
+    fn check_fixed(&mut self) -> Result<(), DdpError> {
+        let Some(fixed) = &mut self.fixed else {
+            return Ok(());
+        };
+        if !self.present.contains(&Some(true)) {
+            return Ok(());
+        }
+        let here = fixed.here.get_or_insert_with(|| self.present.clone());
+        match *here == self.present {
+            true => Ok(()),
+            false => Err(self.averager.group.abort(NOT_STATIC)),
+        }
     }
 
     /// Waits for all averages, and gets ready for the next round. A gradient that no rank has is
@@ -204,8 +246,12 @@ impl Bucketer {
         let complete = self.launched == self.buckets.len();
         self.launched = 0;
         self.present.fill(None);
-        let anywhere = self.anywhere.take().map(Pending::wait).transpose()?;
-        let anywhere = anywhere.unwrap_or_default();
+        let told = self.anywhere.take().map(Pending::wait).transpose()?;
+        let anywhere = match (&mut self.fixed, told) {
+            (Some(fixed), Some(told)) => fixed.anywhere.insert(told).clone(),
+            (Some(fixed), None) => fixed.anywhere.clone().unwrap_or_default(),
+            (None, told) => told.unwrap_or_default(),
+        };
         let mut averages = vec![None; self.slots.len()];
         for bucket in &mut self.buckets {
             bucket.missing = bucket.members.len();

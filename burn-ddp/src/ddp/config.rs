@@ -12,6 +12,7 @@ pub struct DdpConfig {
     first_bucket_bytes: usize,
     pub(super) hook: Arc<dyn CommHook>,
     pub(super) divide_by_initial_world_size: bool,
+    pub(super) static_graph: bool,
 }
 
 impl Default for DdpConfig {
@@ -28,6 +29,7 @@ impl DdpConfig {
             first_bucket_bytes: 1 << 20,
             hook: Arc::new(Average),
             divide_by_initial_world_size: true,
+            static_graph: false,
         }
     }
 
@@ -60,6 +62,14 @@ impl DdpConfig {
     /// still have batches, so that the last steps are as long as the others.
     pub fn divide_by_initial_world_size(mut self, divide: bool) -> Self {
         self.divide_by_initial_world_size = divide;
+        self
+    }
+
+    /// Promises that each step uses the same parameters, whatever that is on which rank: PyTorch's
+    /// `static_graph`. Ranks then tell each other in the first step which gradients they have, and not again,
+    /// which saves a small collective call a step. A rank that breaks the promise ends the job. Default: no.
+    pub fn static_graph(mut self, static_graph: bool) -> Self {
+        self.static_graph = static_graph;
         self
     }
 

@@ -32,7 +32,7 @@ use burn::{
 
 use self::{
     after::{average, bucketer},
-    agreement::{check_equal, check_present},
+    agreement::{check_equal, check_present, present},
     parameters::Signature,
 };
 pub use self::{
@@ -44,6 +44,10 @@ pub use self::{
     values::Values,
 };
 use crate::{DdpError, ProcessGroup};
+
+/// What a rank says that breaks its promise.
+const NOT_STATIC: &str =
+    "it has other gradients than in its first step, though a static graph was promised";
 
 /// What the averaging of gradients has cost so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,6 +115,8 @@ enum Method {
         device: Device,
         /// While this lives, backward submits gradients.
         context: Option<DistributedContext>,
+        /// The gradients of a static graph, once all ranks were found to have the same.
+        fixed: Option<Vec<u8>>,
     },
 }
 
@@ -186,6 +192,7 @@ impl Ddp {
                 bucketer,
                 device,
                 context: None,
+                fixed: None,
             },
             trained,
             synchronize: true,
@@ -271,6 +278,7 @@ impl Ddp {
                 overlap,
                 bucketer,
                 device,
+                fixed,
                 ..
             } => {
                 let averaged = overlap.finish(device)?;
@@ -278,7 +286,15 @@ impl Ddp {
                     // They were made inside `no_sync`, or some ranks have no batch.
                     average(bucketer, trained, &slots, gradients, model, factor)?
                 } else {
-                    check_present(&self.group, &parameters, &slots, &gradients, model)?;
+                    let present = present(&slots, &gradients, model);
+                    match fixed {
+                        Some(known) if *known == present => {}
+                        Some(_) => return Err(self.group.abort(NOT_STATIC)),
+                        None => {
+                            check_present(&self.group, &parameters, &present)?;
+                            *fixed = overlap.config().static_graph.then_some(present);
+                        }
+                    }
                     if averaged != gradients.len() {
                         return Err(DdpError::InvalidArgument(format!(
                             "{averaged} of {} gradients were averaged during backward; pass the \

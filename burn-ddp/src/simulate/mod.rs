@@ -1,7 +1,9 @@
 //! What data parallel training would cost on more machines than there are: the alpha-beta model, by which
 //! a message of `S` bytes takes `alpha + S / B` seconds.
 //!
-//! It knows nothing of congestion, of stragglers, or of a fabric that has less bandwidth in its middle than
+//! [`Network::fit`] finds alpha and beta from measured messages, and [`calibrate`] measures them on this machine.
+//!
+//! The model knows nothing of congestion, of stragglers, or of a fabric that has less bandwidth in its middle than
 //! at its edges: real jobs are slower. `burn-ddp simulate` prints its tables.
 //!
 //! ```
@@ -16,9 +18,15 @@
 //! }
 //! ```
 
+mod calibrate;
+mod fit;
 mod step;
 
-pub use step::Step;
+pub use self::{
+    calibrate::{Calibration, Case, calibrate},
+    step::Step,
+};
+use crate::collective::Way;
 
 /// A network between ranks, each of which sends and receives at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +47,8 @@ impl Network {
 /// How ranks add up what they have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AllReduce {
+    /// Everyone sends everything to everyone: `alpha + (N - 1) S / B`. For the smallest messages of few ranks.
+    Direct,
     /// Around a ring, a share at a time: `2 (N - 1) alpha + 2 (N - 1) / N S / B` (Patarasuk and Yuan
     /// 2009). The least traffic, but a latency that grows with the number of ranks.
     Ring,
@@ -55,6 +65,20 @@ pub enum AllReduce {
 }
 
 impl AllReduce {
+    /// What [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce) does with so many bytes of `f32`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there are no ranks.
+    pub fn chosen(ranks: usize, bytes: u64) -> Self {
+        assert!(ranks > 0, "at least one rank");
+        match Way::of(ranks, bytes as usize) {
+            Way::Direct => Self::Direct,
+            Way::Tree => Self::Tree,
+            Way::Ring => Self::Ring,
+        }
+    }
+
     /// The seconds of an all-reduce of `bytes` bytes over `ranks` ranks.
     ///
     /// # Panics
@@ -64,6 +88,8 @@ impl AllReduce {
         assert!(ranks > 0, "at least one rank");
         let bytes = bytes as f64;
         match self {
+            Self::Direct if ranks == 1 => 0.0,
+            Self::Direct => network.message((ranks - 1) as f64 * bytes),
             Self::Ring => 2.0 * half_ring(network, ranks, bytes),
             Self::Tree => {
                 let depth = ranks.next_power_of_two().trailing_zeros();

@@ -258,6 +258,9 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped accumulation" => {
             |group| crate::ddp::accumulate_when_overlapped(&group).map(|()| String::new())
         }
+        "overlapped static graph" => {
+            |group| crate::static_graph::when_overlapped(&group).map(|()| String::new())
+        }
         "learner overlapped" => |group| crate::learner::train_overlapped(&group),
         "learner for ever" => |group| crate::learner::train_for_ever(&group),
         "panic" => |group| {

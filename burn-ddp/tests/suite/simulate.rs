@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use burn_ddp::simulate::{AllReduce, Network, Step};
+use burn_ddp::simulate::{AllReduce, Network, Step, calibrate};
 
 const NETWORK: Network = Network {
     latency: 10e-6,
@@ -178,4 +178,131 @@ fn the_command_prints_a_table() {
     assert_eq!(rows[0][5..9], ["112.0", "ms", "89.3", "%"]);
     assert_eq!(run(&["--gbit=0"]).status.code(), Some(2));
     assert_eq!(run(&["--per-machine=3"]).status.code(), Some(2));
+}
+
+#[test]
+fn direct_is_one_step_and_small_messages_take_it() {
+    for ranks in [2, 3, 8] {
+        let expected = 10e-6 + (ranks - 1) as f64 * 1000.0 / 12.5e9;
+        assert_close(AllReduce::Direct.seconds(NETWORK, ranks, 1000), expected);
+        assert_eq!(AllReduce::chosen(ranks, 1000), AllReduce::Direct);
+        assert_eq!(
+            AllReduce::chosen(ranks, 64 << 10).seconds(NETWORK, 1, 1),
+            0.0
+        );
+        assert_eq!(AllReduce::chosen(ranks, 1 << 20), AllReduce::Ring);
+    }
+    // Two ranks send 64 KiB at once, and three not any more.
+    assert_eq!(AllReduce::chosen(2, 64 << 10), AllReduce::Direct);
+    assert_eq!(AllReduce::chosen(3, 64 << 10), AllReduce::Tree);
+    assert_eq!(AllReduce::chosen(100, 1000), AllReduce::Tree);
+}
+
+/// The sum of squares of relative errors.
+fn error(network: Network, messages: &[(f64, f64)]) -> f64 {
+    let relative = |(bytes, seconds): &(f64, f64)| network.message(*bytes) / seconds - 1.0;
+    messages.iter().map(|it| relative(it).powi(2)).sum()
+}
+
+#[test]
+fn what_is_fitted_is_what_was_put_in() {
+    let sizes = [64.0, 4e3, 3e4, 3e5, 1e6, 4e6];
+    for latency in [1e-7, 30e-6, 2e-3] {
+        for bandwidth in [1e7, 1.25e9, 4e11] {
+            let network = Network { latency, bandwidth };
+            let messages = sizes.map(|bytes| (bytes, network.message(bytes)));
+            let fitted = Network::fit(&messages).unwrap();
+            assert!((fitted.latency / latency - 1.0).abs() < 1e-6, "{fitted:?}");
+            assert!(
+                (fitted.bandwidth / bandwidth - 1.0).abs() < 1e-6,
+                "{fitted:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn no_other_network_fits_better() {
+    let network = Network {
+        latency: 20e-6,
+        bandwidth: 2e9,
+    };
+    let noisy = [64.0, 4e3, 3e4, 3e5, 1e6, 4e6].map(|bytes: f64| {
+        let noise = 1.0 + 0.3 * (bytes * 1.7).sin();
+        (bytes, network.message(bytes) * noise)
+    });
+    let fitted = Network::fit(&noisy).unwrap();
+    assert!((fitted.latency / 20e-6 - 1.0).abs() < 0.4);
+    let least = error(fitted, &noisy);
+    for (slower, faster) in [(1.001, 1.0), (0.999, 1.0), (1.0, 1.001), (1.0, 0.999)] {
+        let other = Network {
+            latency: fitted.latency * slower,
+            bandwidth: fitted.bandwidth * faster,
+        };
+        assert!(error(other, &noisy) > least);
+    }
+}
+
+#[test]
+fn times_that_no_network_has_give_the_nearest() {
+    // Long messages that take less than in proportion to short ones: no latency below 0.
+    let steep = Network::fit(&[(1e3, 1e-6), (1e6, 2e-3)]).unwrap();
+    assert_eq!(steep.latency, 0.0);
+    let least = error(steep, &[(1e3, 1e-6), (1e6, 2e-3)]);
+    for factor in [0.99, 1.01] {
+        let other = Network {
+            bandwidth: steep.bandwidth * factor,
+            ..steep
+        };
+        assert!(error(other, &[(1e3, 1e-6), (1e6, 2e-3)]) > least);
+    }
+    // Long ones that are faster than short ones.
+    let flat = Network::fit(&[(1e3, 2e-6), (1e6, 1e-6)]).unwrap();
+    assert_eq!(flat.message(1.0), flat.message(1e9));
+    assert_eq!(Network::fit(&[(1e3, 1e-6), (1e3, 2e-6)]), None);
+    assert_eq!(Network::fit(&[(1e3, 0.0), (1e6, 2e-6)]), None);
+    assert_eq!(Network::fit(&[]), None);
+}
+
+#[test]
+fn calibration_predicts_by_the_formula() {
+    let sizes = [256, 40 << 10, 1 << 20];
+    for ranks in [2, 3] {
+        let calibration = calibrate(ranks, &sizes, 2).unwrap();
+        assert_eq!(calibration.ranks, ranks);
+        assert_eq!(calibration.cases.len(), 3);
+        for (case, bytes) in calibration.cases.iter().zip(sizes) {
+            let expected = case.algorithm.seconds(calibration.network, ranks, bytes);
+            assert_eq!((case.bytes, case.predicted), (bytes, expected));
+            assert!(case.measured > 0.0 && case.predicted.is_finite());
+        }
+    }
+    assert!(calibrate(1, &sizes, 2).is_err());
+    assert!(calibrate(2, &sizes, 0).is_err());
+}
+
+#[test]
+fn the_command_prints_measured_beside_predicted() {
+    let output = Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
+        .args(["simulate", "--calibrate"])
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    for ranks in ["2", "3", "4"] {
+        let rows = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let rows: Vec<Vec<&str>> = rows.filter(|row| row[0] == ranks).collect();
+        let (network, cases) = rows.split_last().unwrap();
+        assert!(network.contains(&"alpha"), "{text}");
+        let bytes: Vec<&str> = cases.iter().map(|row| row[2]).collect();
+        assert_eq!(bytes, ["1024", "40960", "1048576", "8388608"]);
+        for row in cases {
+            let number = |at: usize| row[at].parse::<f64>().unwrap();
+            let (measured, predicted, ratio) = (number(3), number(5), number(7));
+            // All three are rounded.
+            assert!(measured > 0.0 && (predicted / measured - ratio).abs() < 0.05 * ratio + 0.01);
+        }
+    }
 }

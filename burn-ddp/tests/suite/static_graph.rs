@@ -1,0 +1,186 @@
+//! Static graphs: the ranks tell each other once which gradients they have.
+
+use std::sync::Arc;
+
+use burn::{
+    nn::LinearConfig,
+    optim::GradientsParams,
+    tensor::{DType, Device, Tensor},
+};
+use burn_ddp::{
+    Average, BucketSizes, Bucketer, Ddp, DdpConfig, DdpError, ProcessGroup, Slot, Values,
+};
+
+use crate::{
+    ddp::{layered, results},
+    ranks::locally,
+};
+
+const LENS: [usize; 4] = [3, 5, 2, 1];
+/// Bytes of the gradients, and of the flags that say which there are.
+const BYTES: u64 = 4 * 11;
+const FLAGS: u64 = 4;
+
+fn bucketer(group: &ProcessGroup, static_graph: bool) -> Bucketer {
+    let slots = LENS.map(|len| Slot {
+        len,
+        dtype: DType::F32,
+    });
+    let sizes = BucketSizes {
+        first: 16,
+        others: 32,
+    };
+    Bucketer::new(group.clone(), slots.to_vec(), sizes, Arc::new(Average))
+        .static_graph(static_graph)
+}
+
+/// A round in which this rank has the gradients of some slots, all of value `rank + slot`.
+fn round(
+    bucketer: &mut Bucketer,
+    rank: usize,
+    slots: &[usize],
+) -> Result<Vec<Option<f32>>, DdpError> {
+    for (slot, len) in LENS.into_iter().enumerate() {
+        let values = vec![(rank + slot) as f32; len];
+        bucketer.submit(slot, slots.contains(&slot).then_some(Values::F32(values)))?;
+    }
+    let averages = bucketer.finish()?.into_iter().map(|average| {
+        let Values::F32(values) = average? else {
+            panic!("another type")
+        };
+        Some(values[0])
+    });
+    Ok(averages.collect())
+}
+
+/// Slot 0 everywhere, 1 nowhere, 2 on rank 1 alone, 3 on ranks 0 and 2.
+fn slots(rank: usize) -> &'static [usize] {
+    [&[0, 3][..], &[0, 2], &[0, 3]][rank]
+}
+
+#[test]
+fn averages_are_the_same_and_flags_travel_once() {
+    let expected = [Some(1.0), None, Some(1.0), Some(8.0 / 3.0)];
+    for (static_graph, flags) in [(true, 1), (false, 5)] {
+        locally(3, |group| {
+            let mut bucketer = bucketer(&group, static_graph);
+            for _ in 0..5 {
+                let averages = round(&mut bucketer, group.rank(), slots(group.rank())).unwrap();
+                assert_eq!(averages, expected);
+            }
+            let bytes = group.stats().bytes_reduced;
+            assert_eq!(bytes, 5 * BYTES + flags * FLAGS);
+        });
+    }
+}
+
+#[test]
+fn a_rank_without_a_batch_keeps_the_promise() {
+    locally(3, |group| {
+        let rank = group.rank();
+        let mut bucketer = bucketer(&group, true);
+        for step in 0..4 {
+            // Rank 2 has none in the first step, and rank 0 none in the third.
+            let idle = (step, rank) == (0, 2) || (step, rank) == (2, 0);
+            let own = if idle { &[] } else { slots(rank) };
+            let averages = round(&mut bucketer, rank, own).unwrap();
+            let ranks = |ranks: &[usize]| {
+                let present = ranks
+                    .iter()
+                    .filter(|it| (step, **it) != (0, 2) && (step, **it) != (2, 0));
+                present.copied().collect::<Vec<usize>>()
+            };
+            let mean = |slot: usize, of: &[usize]| {
+                ranks(of)
+                    .iter()
+                    .map(|rank| (rank + slot) as f32)
+                    .sum::<f32>()
+                    / 3.0
+            };
+            let expected = [mean(0, &[0, 1, 2]), mean(2, &[1]), mean(3, &[0, 2])];
+            let [first, none, third, fourth] = averages[..] else {
+                panic!("{averages:?}")
+            };
+            assert_eq!(none, None);
+            for (average, expected) in [first, third, fourth].into_iter().zip(expected) {
+                assert!((average.unwrap() - expected).abs() < 1e-6);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_broken_promise_ends_the_job() {
+    let errors = locally(3, |group| {
+        let rank = group.rank();
+        let mut bucketer = bucketer(&group, true);
+        round(&mut bucketer, rank, slots(rank)).unwrap();
+        let own = if rank == 1 { &[0] } else { slots(rank) };
+        // Those that have their averages already learn of it in the next round.
+        let result = round(&mut bucketer, rank, own);
+        let result = result.and_then(|_| round(&mut bucketer, rank, slots(rank)));
+        result.unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(error.starts_with("rank 1 aborted"), "{error}");
+        assert!(error.contains("a static graph was promised"), "{error}");
+    }
+}
+
+/// Played by processes, since each needs a layered device of its own.
+pub(crate) fn when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+    for (static_graph, expected) in [(true, 1), (false, 3)] {
+        let config = DdpConfig::new().static_graph(static_graph);
+        let (device, overlap) = layered(group, config)?;
+        let model = LinearConfig::new(2, 1).init(&device);
+        let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+        let model = ddp.broadcast_parameters(model)?;
+        let before = group.stats().calls;
+        for step in 0..3 {
+            let value = (group.rank() + step) as f32;
+            let input = Tensor::<2>::full([1, 2], value, &device);
+            let gradients =
+                GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
+            let gradients = ddp.reduce_gradients(gradients, &model)?;
+            let weight = gradients.get::<2>(model.weight.id).unwrap();
+            let weight = weight.into_data().try_to_vec::<f32>().unwrap();
+            assert_eq!(weight, [step as f32 + 0.5; 2]);
+        }
+        // Gradients have connections of their own: these are the checks.
+        assert_eq!(group.stats().calls - before, expected);
+    }
+    Ok(())
+}
+
+#[test]
+fn overlapped_checks_are_made_once() {
+    for (success, output) in results("overlapped static graph", 2) {
+        assert!(success, "{output}");
+    }
+}
+
+#[test]
+fn models_train_as_without_the_promise() {
+    let train = |static_graph: bool| {
+        locally(2, |group| {
+            let device = Device::flex().autodiff();
+            let model = LinearConfig::new(2, 1).init(&device);
+            let config = DdpConfig::new().static_graph(static_graph);
+            let mut ddp = Ddp::new(&group, config, &model).unwrap();
+            for step in 0..3 {
+                let value = (group.rank() + step) as f32;
+                let input = Tensor::<2>::full([1, 2], value, &device);
+                let loss = model.forward(input).sum();
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                let gradients = ddp.reduce_gradients(gradients, &model).unwrap();
+                let weight = gradients.get::<2>(model.weight.id).unwrap();
+                let weight = weight.into_data().try_to_vec::<f32>().unwrap();
+                assert_eq!(weight, [step as f32 + 0.5; 2]);
+            }
+            ddp.stats().bytes_reduced
+        })
+    };
+    // 3 f32 values a step, and 2 flags: once, or each time.
+    assert_eq!(train(true), [3 * 12 + 2; 2]);
+    assert_eq!(train(false), [3 * (12 + 2); 2]);
+}
