@@ -23,6 +23,9 @@ mod tcp;
 mod train;
 mod transport;
 
+/// Burn's, which [`to_sync_batch_norm!`] names.
+#[doc(no_inline)]
+pub use burn::nn::BatchNorm;
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
 pub use clip::clip_gradient_norm;
@@ -38,7 +41,8 @@ pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;
 pub use sampler::{DistributedLoader, DistributedSampler};
 pub use sync_batch_norm::{
-    SyncBatchNorm, SyncBatchNormOps, custom_ops, register_custom_ops, with_custom_ops,
+    Norm, SyncBatchNorm, SyncBatchNormOps, ToSyncBatchNorm, custom_ops, register_custom_ops,
+    with_custom_ops,
 };
 #[cfg(feature = "train")]
 pub use train::{DdpStrategy, GatherOutput};

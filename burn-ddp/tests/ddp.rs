@@ -6,6 +6,8 @@ mod bucketer;
 mod checkpoint;
 #[path = "suite/collectives.rs"]
 mod collectives;
+#[path = "suite/convert.rs"]
+mod convert;
 #[path = "suite/ddp.rs"]
 mod ddp;
 #[path = "suite/faults.rs"]
@@ -16,12 +18,16 @@ mod fp8;
 mod hook;
 #[path = "suite/join.rs"]
 mod join;
+#[path = "suite/large.rs"]
+mod large;
 #[path = "suite/launch.rs"]
 mod launch;
 #[path = "suite/learner/mod.rs"]
 mod learner;
 #[path = "suite/loader.rs"]
 mod loader;
+#[path = "suite/network.rs"]
+mod network;
 #[path = "suite/ranks.rs"]
 mod ranks;
 #[path = "suite/sampler.rs"]
@@ -36,3 +42,5 @@ mod subgroup;
 mod sync_batch_norm;
 #[path = "suite/training.rs"]
 mod training;
+#[path = "suite/whole_run.rs"]
+mod whole_run;

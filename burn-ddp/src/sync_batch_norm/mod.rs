@@ -3,6 +3,7 @@
 mod autodiff;
 mod backends;
 mod compute;
+mod convert;
 mod remote;
 mod statistics;
 
@@ -15,6 +16,7 @@ use burn::{
 
 pub use self::{
     backends::SyncBatchNormOps,
+    convert::{Norm, ToSyncBatchNorm},
     remote::{custom_ops, register_custom_ops, with_custom_ops},
 };
 use crate::ProcessGroup;

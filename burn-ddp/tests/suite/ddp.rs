@@ -15,6 +15,7 @@ use burn_ddp::{
     custom_ops,
 };
 use burn_layer::Layers;
+use serde::{Deserialize, Serialize};
 
 use crate::ranks::{locally, meeting_place, over_tcp, start};
 
@@ -61,9 +62,32 @@ pub(crate) fn closest(a: &[f32], b: &[f32]) -> f32 {
         .fold(0.0, f32::max)
 }
 
+/// What there is to compare of a run.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) parameters: Vec<f32>,
+    /// Means over the ranks, of each step.
+    losses: Vec<f32>,
+    /// Averages over the ranks, of all parameters in each step.
+    gradients: Vec<f32>,
+}
+
+impl Run {
+    fn is_near(&self, other: &Self, tolerance: f32) {
+        for (what, ours, theirs) in [
+            ("parameters", &self.parameters, &other.parameters),
+            ("losses", &self.losses, &other.losses),
+            ("gradients", &self.gradients, &other.gradients),
+        ] {
+            let error = closest(ours, theirs);
+            assert!(error < tolerance, "{what}: {error}");
+        }
+    }
+}
+
 /// Trains on the share of each batch that the group gives this rank; returns the parameters at the
-/// start, those at the end, and the mean losses.
-fn train(group: &ProcessGroup, config: DdpConfig, batch: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+/// start, and the run.
+fn train(group: &ProcessGroup, config: DdpConfig, batch: usize) -> (Vec<f32>, Run) {
     let device = Device::flex().autodiff();
     let norms = group.duplicate().unwrap();
     // Each rank starts with parameters of its own.
@@ -71,8 +95,7 @@ fn train(group: &ProcessGroup, config: DdpConfig, batch: usize) -> (Vec<f32>, Ve
     let mut ddp = Ddp::new(group, config, &model).unwrap();
     let mut model = ddp.broadcast_parameters(model).unwrap();
     let start = same_start(&mut model, &device);
-    let (parameters, losses) = train_on(model, &mut ddp, &device, batch);
-    (start, parameters, losses)
+    (start, train_on(model, &mut ddp, &device, batch))
 }
 
 /// The same on a layered device, with gradients averaged during backward.
@@ -80,7 +103,7 @@ pub(crate) fn train_overlapped(
     group: &ProcessGroup,
     config: DdpConfig,
     batch: usize,
-) -> Result<(Vec<f32>, Timeline), DdpError> {
+) -> Result<(Run, Timeline), DdpError> {
     let norms = group.duplicate()?;
     let overlap = Overlap::new(group, config)?;
     let device = Layers::on(Device::flex())
@@ -93,15 +116,30 @@ pub(crate) fn train_overlapped(
     same_start(&mut model, &device);
     let mut ddp = Ddp::overlapped(group, overlap, &model)?;
     let model = ddp.broadcast_parameters(model)?;
-    let (parameters, _) = train_on(model, &mut ddp, &device, batch);
-    Ok((parameters, ddp.timeline().unwrap()))
+    let run = train_on(model, &mut ddp, &device, batch);
+    Ok((run, ddp.timeline().unwrap()))
 }
 
-fn train_on(mut model: Net, ddp: &mut Ddp, device: &Device, batch: usize) -> (Vec<f32>, Vec<f32>) {
+/// The gradients of all parameters, in the visitors' order.
+fn values<M: Module>(gradients: &GradientsParams, model: &M) -> Vec<f32> {
+    struct Reader<'a>(&'a GradientsParams, Vec<f32>);
+    impl burn::module::ModuleVisitor for Reader<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.0.get::<D>(param.id) {
+                self.1.extend(gradient.into_data().iter::<f32>());
+            }
+        }
+    }
+    let mut reader = Reader(gradients, Vec::new());
+    model.visit(&mut reader);
+    reader.1
+}
+
+fn train_on(mut model: Net, ddp: &mut Ddp, device: &Device, batch: usize) -> Run {
     let group = ddp.group().clone();
     let momentum = MomentumConfig::new().with_momentum(0.9);
     let mut optimizer = SgdConfig::new().with_momentum(Some(momentum)).init();
-    let mut losses = Vec::new();
+    let (mut losses, mut averages) = (Vec::new(), Vec::new());
     let share = batch / group.world_size();
     for step in 0..20 {
         let images: Vec<f32> = (0..batch * 3 * 64)
@@ -122,6 +160,7 @@ fn train_on(mut model: Net, ddp: &mut Ddp, device: &Device, batch: usize) -> (Ve
         losses.push(mean[0]);
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         let gradients = ddp.reduce_gradients(gradients, &model).unwrap();
+        averages.extend(values(&gradients, &model));
         model = optimizer.step(0.05, model, gradients);
     }
     let stats = ddp.stats();
@@ -129,7 +168,11 @@ fn train_on(mut model: Net, ddp: &mut Ddp, device: &Device, batch: usize) -> (Ve
         assert_eq!(stats.steps, 20);
         assert!(stats.bytes_reduced > 0 && stats.buckets > 0);
     }
-    (contents(&model), losses)
+    Run {
+        parameters: contents(&model),
+        losses,
+        gradients: averages,
+    }
 }
 
 /// The same start for all runs, whatever the number of ranks.
@@ -159,34 +202,33 @@ fn same_start(model: &mut Net, device: &Device) -> Vec<f32> {
 
 #[test]
 fn ranks_train_as_one_process_does() {
-    let (start, whole, losses) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
-    assert!(losses[19] < losses[0]);
+    let (start, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    assert!(whole.losses[19] < whole.losses[0]);
+    // 20 steps of a convolution, a norm and a linear layer.
+    assert_eq!(whole.gradients.len(), 20 * (112 + 8 + 144 * 5 + 5));
     for world_size in [2, 3, 4] {
         // Buckets so small that there are several, and gradients that fill one alone.
         let config = DdpConfig::new().bucket_bytes(600).first_bucket_bytes(100);
         let ranks = over_tcp(world_size, 1, |group| train(&group, config.clone(), 12));
-        for (same_start, parameters, mean_losses) in &ranks {
+        for (same_start, run) in &ranks {
             assert_eq!(*same_start, start);
-            assert!(
-                closest(parameters, &whole) < 1e-5,
-                "{}",
-                closest(parameters, &whole)
-            );
-            assert!(closest(mean_losses, &losses) < 1e-5);
-            assert_eq!(*parameters, ranks[0].1, "ranks are equal to the bit");
+            run.is_near(&whole, 1e-5);
+            let first = &ranks[0].1;
+            assert_eq!(run.parameters, first.parameters, "equal to the bit");
+            assert_eq!(run.gradients, first.gradients, "equal to the bit");
         }
     }
 }
 
 #[test]
 fn compressed_gradients_still_train_and_ranks_stay_equal() {
-    let (_, whole, _) = train(&ProcessGroup::single(), DdpConfig::new(), 8);
+    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 8);
     for (compression, tolerance) in [(Compression::BF16, 2e-2), (Compression::F16, 2e-3)] {
         let config = DdpConfig::new().compression(compression);
-        let ranks = locally(2, |group| train(&group, config.clone(), 8));
-        let error = closest(&ranks[0].1, &whole);
+        let ranks = locally(2, |group| train(&group, config.clone(), 8).1.parameters);
+        let error = closest(&ranks[0], &whole.parameters);
         assert!(error > 0.0 && error < tolerance, "{compression:?}: {error}");
-        assert_eq!(ranks[0].1, ranks[1].1);
+        assert_eq!(ranks[0], ranks[1]);
     }
 }
 
@@ -334,15 +376,14 @@ pub(crate) fn results(scenario: &str, world_size: usize) -> Vec<(bool, String)> 
 
 #[test]
 fn overlapped_ranks_train_as_one_process_does() {
-    let (_, whole, _) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
-    for world_size in [2, 3] {
+    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    for world_size in [2, 3, 4] {
         for (success, output) in results("overlapped", world_size) {
             assert!(success, "{output}");
             let (_, text) = output.split_once("RESULT ok ").unwrap();
             let text = text.lines().next().unwrap();
-            let (parameters, hidden): (Vec<f32>, f64) = serde_json::from_str(text).unwrap();
-            let error = closest(&parameters, &whole);
-            assert!(error < 1e-5, "{error}");
+            let (run, hidden): (Run, f64) = serde_json::from_str(text).unwrap();
+            run.is_near(&whole, 1e-5);
             assert!((0.0..=1.0).contains(&hidden));
         }
     }
@@ -350,13 +391,13 @@ fn overlapped_ranks_train_as_one_process_does() {
 
 #[test]
 fn overlapped_gradients_are_compressed() {
-    let (_, whole, _) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
     for (success, output) in results("overlapped bf16", 2) {
         assert!(success, "{output}");
         let (_, text) = output.split_once("RESULT ok ").unwrap();
         let text = text.lines().next().unwrap();
         let parameters: Vec<f32> = serde_json::from_str(text).unwrap();
-        let error = closest(&parameters, &whole);
+        let error = closest(&parameters, &whole.parameters);
         assert!(error > 1e-5 && error < 2e-2, "{error}");
     }
 }

@@ -110,8 +110,21 @@ pub(crate) fn start_one(
     url: &str,
     timeout: f64,
 ) -> Rank {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(PLAY)
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(PLAY);
+    spawn(&mut command, scenario, rank, world_size, url, timeout)
+}
+
+/// Starts a rank by a command that comes down to running this binary's [`PLAY`].
+pub(crate) fn spawn(
+    command: &mut Command,
+    scenario: &str,
+    rank: usize,
+    world_size: usize,
+    url: &str,
+    timeout: f64,
+) -> Rank {
+    let child = command
         .env(SCENARIO, scenario)
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", world_size.to_string())
@@ -231,7 +244,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         "overlapped" => |group| {
             let config = DdpConfig::new().bucket_bytes(100).first_bucket_bytes(100);
-            let (parameters, timeline) = crate::ddp::train_overlapped(&group, config, 12)?;
+            let (run, timeline) = crate::ddp::train_overlapped(&group, config, 12)?;
             assert!(timeline.buckets.len() > 2, "{timeline:?}");
             // Nothing waits for the end of backward but the last bucket.
             let launched = timeline.buckets.iter().rev().skip(1).map(|it| it.launched);
@@ -242,12 +255,12 @@ fn scenario_named(name: &str) -> Option<Scenario> {
                     .iter()
                     .all(|it| it.finished >= Some(it.launched))
             );
-            Ok(serde_json::to_string(&(parameters, timeline.hidden())).unwrap())
+            Ok(serde_json::to_string(&(run, timeline.hidden())).unwrap())
         },
         "overlapped bf16" => |group| {
             let config = DdpConfig::new().compression(Compression::BF16);
-            let (parameters, _) = crate::ddp::train_overlapped(&group, config, 12)?;
-            Ok(serde_json::to_string(&parameters).unwrap())
+            let (run, _) = crate::ddp::train_overlapped(&group, config, 12)?;
+            Ok(serde_json::to_string(&run.parameters).unwrap())
         },
         "overlapped join" => {
             |group| crate::join::join_when_overlapped(&group).map(|()| String::new())
@@ -261,6 +274,8 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped static graph" => {
             |group| crate::static_graph::when_overlapped(&group).map(|()| String::new())
         }
+        "whole run" => |group| crate::whole_run::play(&group, 0),
+        "whole run on a small disk" => |group| crate::whole_run::play(&group, 8 << 10),
         "learner overlapped" => |group| crate::learner::train_overlapped(&group),
         "learner for ever" => |group| crate::learner::train_for_ever(&group),
         "panic" => |group| {
