@@ -71,6 +71,13 @@ impl Rank {
 
     /// Waits for its end and returns what it printed.
     pub(crate) fn finish(mut self, limit: Duration) -> (bool, String) {
+        let mut stdout = self.0.stdout.take().unwrap();
+        // Meanwhile, since a full pipe would hold it up.
+        let output = thread::spawn(move || {
+            let mut output = String::new();
+            std::io::Read::read_to_string(&mut stdout, &mut output).unwrap();
+            output
+        });
         let start = Instant::now();
         let status = loop {
             if let Some(status) = self.0.try_wait().unwrap() {
@@ -83,9 +90,7 @@ impl Rank {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        let mut output = String::new();
-        std::io::Read::read_to_string(self.0.stdout.as_mut().unwrap(), &mut output).unwrap();
-        (status.success(), output)
+        (status.success(), output.join().unwrap())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::{
     nn::LinearConfig,
-    optim::GradientsParams,
+    optim::{GradientsParams, SgdConfig},
     tensor::{DType, Device, Tensor},
 };
 use burn_ddp::{
@@ -134,7 +134,8 @@ pub(crate) fn when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
         let (device, overlap) = layered(group, config)?;
         let model = LinearConfig::new(2, 1).init(&device);
         let mut ddp = Ddp::overlapped(group, overlap, &model)?;
-        let model = ddp.broadcast_parameters(model)?;
+        let mut model = ddp.broadcast_parameters(model)?;
+        let mut optimizer = SgdConfig::new().init();
         let before = group.stats().calls;
         for step in 0..3 {
             let value = (group.rank() + step) as f32;
@@ -145,6 +146,7 @@ pub(crate) fn when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
             let weight = gradients.get::<2>(model.weight.id).unwrap();
             let weight = weight.into_data().try_to_vec::<f32>().unwrap();
             assert_eq!(weight, [step as f32 + 0.5; 2]);
+            model = optimizer.step(0.1, model, gradients);
         }
         // Gradients have connections of their own: these are the checks.
         assert_eq!(group.stats().calls - before, expected);

@@ -130,10 +130,10 @@ pub(crate) fn play(group: &ProcessGroup, padding: usize) -> Result<String, DdpEr
         None => {
             // The same start each time.
             let weight = TensorData::new((0..12).map(|it| (it as f32).cos()).collect(), [4, 3]);
-            run.model.weight = run
-                .model
-                .weight
-                .map(|old| Tensor::from_data(weight, &old.device()).require_grad());
+            let weight = |old: Tensor<2>| Tensor::from_data(weight, &old.device()).require_grad();
+            run.model.weight = run.model.weight.map(weight);
+            let bias = |old: Tensor<1>| old.zeros_like().require_grad();
+            run.model.bias = run.model.bias.map(|it| it.map(bias));
             run.model = ddp.broadcast_parameters(run.model)?;
         }
     }
