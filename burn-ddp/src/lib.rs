@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod backend;
 mod call;
 mod checkpoint;
 mod clip;
@@ -15,12 +16,15 @@ mod group;
 pub mod launch;
 mod learning_rate;
 mod local;
+#[cfg(any(test, feature = "nccl"))]
+mod nccl;
 mod sampler;
 pub mod simulate;
 mod sync_batch_norm;
 mod tcp;
 mod transport;
 
+pub use backend::{Backend, NcclError, NcclVersion};
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
 pub use clip::clip_gradient_norm;
@@ -31,7 +35,7 @@ pub use ddp::{
 pub use element::{Element, ElementType, ReduceOp};
 pub use ema::ModelEma;
 pub use error::DdpError;
-pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
+pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, TensorOp, is_distributed_env};
 pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;
 pub use sampler::{DistributedLoader, DistributedSampler};

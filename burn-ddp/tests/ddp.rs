@@ -20,6 +20,8 @@ mod join;
 mod launch;
 #[path = "suite/loader.rs"]
 mod loader;
+#[path = "suite/nccl.rs"]
+mod nccl;
 #[path = "suite/ranks.rs"]
 mod ranks;
 #[path = "suite/sampler.rs"]
@@ -30,5 +32,7 @@ mod simulate;
 mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]
 mod sync_batch_norm;
+#[path = "suite/tensors.rs"]
+mod tensors;
 #[path = "suite/training.rs"]
 mod training;

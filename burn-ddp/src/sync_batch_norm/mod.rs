@@ -3,6 +3,7 @@
 mod autodiff;
 mod backends;
 mod compute;
+mod exchange;
 mod remote;
 mod statistics;
 

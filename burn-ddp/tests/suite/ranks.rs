@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use burn::tensor::Device;
 use burn_ddp::{
     Checkpoints, Compression, DdpConfig, DdpError, LocalGroup, ProcessGroup,
     launch::{self, LaunchOptions},
@@ -117,6 +118,11 @@ pub(crate) fn start_one(
         .env("WORLD_SIZE", world_size.to_string())
         .env("BURN_DDP_RENDEZVOUS", url)
         .env("BURN_DDP_TIMEOUT", timeout.to_string())
+        .env(
+            "BURN_DDP_BACKEND",
+            if scenario == "nccl" { "nccl" } else { "auto" },
+        )
+        .env("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -231,7 +237,8 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         "overlapped" => |group| {
             let config = DdpConfig::new().bucket_bytes(100).first_bucket_bytes(100);
-            let (parameters, timeline) = crate::ddp::train_overlapped(&group, config, 12)?;
+            let (parameters, timeline) =
+                crate::ddp::train_overlapped(&group, config, 12, Device::flex())?;
             assert!(timeline.buckets.len() > 2, "{timeline:?}");
             // Nothing waits for the end of backward but the last bucket.
             let launched = timeline.buckets.iter().rev().skip(1).map(|it| it.launched);
@@ -246,7 +253,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         "overlapped bf16" => |group| {
             let config = DdpConfig::new().compression(Compression::BF16);
-            let (parameters, _) = crate::ddp::train_overlapped(&group, config, 12)?;
+            let (parameters, _) = crate::ddp::train_overlapped(&group, config, 12, Device::flex())?;
             Ok(serde_json::to_string(&parameters).unwrap())
         },
         "overlapped join" => {
@@ -258,6 +265,8 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped accumulation" => {
             |group| crate::ddp::accumulate_when_overlapped(&group).map(|()| String::new())
         }
+        #[cfg(feature = "cuda")]
+        "nccl" => crate::nccl::two_ranks,
         "panic" => |group| {
             if group.rank() == 1 {
                 panic!("on purpose");
