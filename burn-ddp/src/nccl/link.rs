@@ -131,3 +131,6 @@ fn fault(call: &Collective<'_>, trouble: Trouble) -> DdpError {
     };
     call.transport.fail(fault)
 }
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests;
