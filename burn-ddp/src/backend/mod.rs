@@ -11,11 +11,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::offer::{Choice, Gpu, Offer, choose};
 pub use self::{error::NcclError, version::NcclVersion};
-pub(crate) use self::{
-    offer::{Choice, Gpu, Offer, choose},
-    version::OLDEST,
-};
 
 /// How a group moves tensors. The group's own connections (TCP, or memory shared by threads) carry
 /// everything else in any case: rendezvous, checks, slices of host memory, faults.

@@ -4,13 +4,6 @@ use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 
-/// The oldest version that is used: the first with communicators that do not block.
-pub(crate) const OLDEST: NcclVersion = NcclVersion {
-    major: 2,
-    minor: 14,
-    patch: 0,
-};
-
 /// The first version that lets ranks share a GPU.
 pub(super) const SHARING: NcclVersion = NcclVersion {
     major: 2,
@@ -80,7 +73,6 @@ mod tests {
                 (major, minor, patch)
             );
         }
-        assert!(OLDEST > NcclVersion::from_code(21_304));
         assert!(SHARING > NcclVersion::from_code(22_907));
         assert!(SHARING <= NcclVersion::from_code(23_000));
     }

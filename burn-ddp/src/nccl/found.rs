@@ -10,7 +10,14 @@ use super::{
     ffi::{Library, UniqueId},
     search::{VARIABLE, candidates},
 };
-use crate::{NcclError, NcclVersion, backend::OLDEST};
+use crate::{NcclError, NcclVersion};
+
+/// The oldest version that is used: the first with communicators that do not block.
+const OLDEST: NcclVersion = NcclVersion {
+    major: 2,
+    minor: 14,
+    patch: 0,
+};
 
 /// The library, and what is known of it.
 pub(super) struct Found {
