@@ -8,6 +8,9 @@ use super::{NcclVersion, version::SHARING};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum NcclError {
+    /// The rank asks for [`Backend::Host`](crate::Backend::Host).
+    #[error("it asks for the backend `host`")]
+    NotAsked,
     /// The program was built without it.
     #[error("the program was built without it; enable the feature `nccl` or `cuda` of burn-ddp")]
     NotCompiledIn,

@@ -87,7 +87,7 @@ fn obstacle(offers: &[Offer]) -> Option<(usize, NcclError)> {
         let other = usable[..rank]
             .iter()
             .position(|(other, _)| other.uuid == gpu.uuid);
-        let sharing = offers[rank].shares_gpus && *version >= SHARING;
+        let sharing = offers.iter().all(|offer| offer.shares_gpus) && *version >= SHARING;
         if let Some(other) = other
             && !sharing
         {

@@ -39,7 +39,7 @@ impl Location {
         let device = device.clone().without_autodiff();
         let name = format!("{device:?}");
         match device.as_dispatch() {
-            #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+            #[cfg(feature = "nccl")]
             DispatchDevice::Cube(device) => Self::new(device, name),
             device => Self::new(device, name),
         }
@@ -157,9 +157,13 @@ impl ProcessGroup {
             rank: call.transport.number(rank),
             problem: format!("what it says of its backend: {error}"),
         };
+        let asked = self.inner.settings.backend;
         let own = Offer {
-            asked: self.inner.settings.backend,
-            nccl: own_nccl(location),
+            asked,
+            nccl: match asked {
+                Backend::Host => Err(NcclError::NotAsked),
+                Backend::Auto | Backend::Nccl => own_nccl(location),
+            },
             shares_gpus: std::env::var("NCCL_MULTI_RANK_GPU_ENABLE")
                 .is_ok_and(|value| value == "1"),
         };

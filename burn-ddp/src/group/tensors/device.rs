@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{TensorOp, row};
 use crate::{
-    DdpError, ElementType, ProcessGroup, ReduceOp,
+    Call, DdpError, ElementType, ProcessGroup, ReduceOp,
     collective::Collective,
     group::{order::Place, run::message_of},
     nccl::{Errand, Link, Source, on_wire, run, tensor_from_cube, tensor_to_cube},
@@ -78,25 +78,33 @@ impl ProcessGroup {
         let wire = on_wire(dtype, false).expect("every type can be moved");
         let place = self.inner.order.take();
         let call = self.call_at(place, |sequences| {
-            let (numbers, errand) = match sends {
-                true => (&mut sequences.sent, peer),
-                false => (&mut sequences.received, peer),
+            let numbers = match sends {
+                true => &mut sequences.sent,
+                false => &mut sequences.received,
             };
-            let number = numbers.entry(errand).or_default();
+            let number = numbers.entry(peer).or_default();
             *number += 1;
             message_of(dtype, *number - 1, shape.num_elements())
         })?;
         let (_place, call) = call.expect("NCCL is for several ranks");
-        // NCCL is entered once both ranks are in the call.
+        // NCCL is entered once both ranks are in the call. The answer is none that a rank which sends too
+        // would give.
+        let answer = Collective {
+            call: Call {
+                root: 1,
+                ..call.call
+            },
+            ..call
+        };
         let errand = match sends {
             true => {
                 call.send::<u8>(&[], peer)?;
-                call.receive::<u8>(&mut [], peer)?;
+                answer.receive::<u8>(&mut [], peer)?;
                 Errand::Send { to: peer }
             }
             false => {
                 call.receive::<u8>(&mut [], peer)?;
-                call.send::<u8>(&[], peer)?;
+                answer.send::<u8>(&[], peer)?;
                 Errand::Receive { from: peer }
             }
         };
