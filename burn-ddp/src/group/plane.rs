@@ -3,10 +3,7 @@
 #[cfg(feature = "nccl")]
 use std::sync::Arc;
 
-use burn::{
-    backend::{Backend as BurnBackend, DispatchDevice},
-    tensor::Device,
-};
+use burn::{backend::Backend as BurnBackend, tensor::Device};
 
 use super::ProcessGroup;
 #[cfg(feature = "nccl")]
@@ -40,7 +37,7 @@ impl Location {
         let name = format!("{device:?}");
         match device.as_dispatch() {
             #[cfg(feature = "nccl")]
-            DispatchDevice::Cube(device) => Self::new(device, name),
+            burn::backend::DispatchDevice::Cube(device) => Self::new(device, name),
             device => Self::new(device, name),
         }
     }

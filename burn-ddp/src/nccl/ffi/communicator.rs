@@ -12,9 +12,12 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 use super::{
     functions::{Buffer, Comm, Config, DataType, Functions, MutBuffer, Stream},
-    library::{IN_PROGRESS, Library, RawUniqueId, Status, UniqueId},
+    library::{Library, RawUniqueId, Status, UniqueId},
 };
 use crate::nccl::{drive::Communicator, plan::Move};
+
+/// `ncclInProgress`: the call has been taken in, and goes on without its caller.
+const IN_PROGRESS: Status = 7;
 
 /// `NCCL_API_MAGIC`.
 const MAGIC: c_uint = 0xcafe_beef;

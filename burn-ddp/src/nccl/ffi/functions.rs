@@ -14,10 +14,6 @@ pub(super) type Operator = c_int;
 /// `ncclConfig_t` as it was in version 2.14, the first that has one; newer versions go by `size` and
 /// `version` and give the rest its default.
 #[repr(C)]
-#[cfg_attr(
-    not(feature = "nccl"),
-    expect(dead_code, reason = "communicators fill it")
-)]
 pub(super) struct Config {
     pub(super) size: usize,
     pub(super) magic: c_uint,

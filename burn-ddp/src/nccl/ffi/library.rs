@@ -1,6 +1,7 @@
 //! The library, loaded while the program runs.
 
 use std::{
+    error::Error,
     ffi::{CStr, c_char, c_int},
     path::Path,
 };
@@ -16,9 +17,6 @@ pub(super) struct RawUniqueId(pub(super) UniqueId);
 /// `ncclResult_t`: 0 is success.
 pub(super) type Status = c_int;
 
-/// The call has been taken in, and goes on without its caller.
-pub(super) const IN_PROGRESS: Status = 7;
-
 /// NCCL. It is never unloaded: it has threads of its own.
 pub(in crate::nccl) struct Library {
     library: libloading::Library,
@@ -33,8 +31,7 @@ impl Library {
     /// Fails with the loader's words.
     pub(in crate::nccl) fn open(file: &Path) -> Result<Self, String> {
         // SAFETY: loading runs the library's initializers; those of NCCL touch nothing but its own data.
-        let library =
-            unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())?;
+        let library = unsafe { libloading::Library::new(file) }.map_err(text)?;
         // SAFETY: the types are those of nccl.h, where they have not changed since version 2.0.
         unsafe {
             Ok(Self {
@@ -93,7 +90,12 @@ impl Library {
 unsafe fn symbol<T: Copy>(library: &libloading::Library, name: &str) -> Result<T, String> {
     // SAFETY: by this function's own contract.
     let symbol = unsafe { library.get::<T>(name) };
-    symbol
-        .map(|symbol| *symbol)
-        .map_err(|error| error.to_string())
+    symbol.map(|symbol| *symbol).map_err(text)
+}
+
+/// What the loader says, which is the error below libloading's.
+fn text(error: libloading::Error) -> String {
+    error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string)
 }
