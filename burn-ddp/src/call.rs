@@ -21,10 +21,11 @@ pub enum CallKind {
     Message = 7,
     Duplicate = 8,
     Subgroup = 9,
+    Backend = 10,
 }
 
 impl CallKind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Barrier,
         Self::Broadcast,
         Self::Reduce,
@@ -35,6 +36,7 @@ impl CallKind {
         Self::Message,
         Self::Duplicate,
         Self::Subgroup,
+        Self::Backend,
     ];
 
     fn name(self) -> &'static str {
@@ -49,6 +51,7 @@ impl CallKind {
             Self::Message => "send/recv",
             Self::Duplicate => "duplicate",
             Self::Subgroup => "subgroup",
+            Self::Backend => "backend",
         }
     }
 }
@@ -74,7 +77,7 @@ impl Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind.name())?;
         match self.kind {
-            CallKind::Barrier | CallKind::Duplicate => {}
+            CallKind::Barrier | CallKind::Duplicate | CallKind::Backend => {}
             CallKind::Subgroup => write!(f, "({} ranks, list {:08x})", self.len, self.root)?,
             CallKind::AllReduce | CallKind::ReduceScatter => {
                 write!(f, "({}, {} x {})", self.op, self.dtype, self.len)?

@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Call;
+use crate::{Call, NcclError};
 
 /// An error of a process group, or of what is built on one.
 ///
@@ -133,6 +133,27 @@ pub enum DdpError {
     /// A tensor could not be read from its device.
     #[error("reading a tensor: {0}")]
     Device(String),
+    /// NCCL was asked for, and a rank cannot use it.
+    #[error(
+        "rank {rank} cannot use NCCL: {reason} (or ask for the backend `host`, which stages tensors \
+         through the host)"
+    )]
+    Nccl {
+        /// The rank.
+        rank: usize,
+        /// Why it cannot.
+        reason: NcclError,
+    },
+    /// NCCL failed in the middle of a call.
+    #[error("NCCL failed on rank {rank} in {call}: {problem}")]
+    NcclFailed {
+        /// The rank.
+        rank: usize,
+        /// The call.
+        call: Call,
+        /// What NCCL says; NCCL_DEBUG=WARN makes it say more.
+        problem: String,
+    },
     /// A checkpoint could not be written or read.
     #[error("checkpoint {path}: {problem}")]
     Checkpoint {
@@ -164,7 +185,7 @@ pub enum DdpError {
 }
 
 impl DdpError {
-    /// Whether the job could not be set up (environment, address, port), as opposed to failing
+    /// Whether the job could not be set up (environment, address, port, NCCL), as opposed to failing
     /// later on. Programs usually end with exit code 2 then.
     pub fn is_setup(&self) -> bool {
         matches!(
@@ -175,11 +196,12 @@ impl DdpError {
                 | Self::Connect { .. }
                 | Self::MissingRanks { .. }
                 | Self::Refused { .. }
+                | Self::Nccl { .. }
         )
     }
 
-    /// Whether the error ends the job on every rank: a rank that died, left, diverged, aborted or
-    /// did not come in time.
+    /// Whether the error ends the job on every rank: a rank that died, left, diverged, aborted,
+    /// failed or did not come in time.
     pub fn is_fault(&self) -> bool {
         matches!(
             self,
@@ -189,6 +211,7 @@ impl DdpError {
                 | Self::Diverged { .. }
                 | Self::Protocol { .. }
                 | Self::Aborted { .. }
+                | Self::NcclFailed { .. }
         )
     }
 

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod backend;
 mod call;
 mod checkpoint;
 mod clip;
@@ -15,6 +16,8 @@ mod group;
 pub mod launch;
 mod learning_rate;
 mod local;
+#[cfg(any(test, feature = "nccl"))]
+mod nccl;
 mod sampler;
 pub mod simulate;
 mod sync_batch_norm;
@@ -23,6 +26,7 @@ mod tcp;
 mod train;
 mod transport;
 
+pub use backend::{Backend, NcclError, NcclVersion};
 /// Burn's, which [`to_sync_batch_norm!`] names.
 #[doc(no_inline)]
 pub use burn::nn::BatchNorm;
@@ -36,7 +40,7 @@ pub use ddp::{
 pub use element::{Element, ElementType, ReduceOp};
 pub use ema::ModelEma;
 pub use error::DdpError;
-pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, is_distributed_env};
+pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, TensorOp, is_distributed_env};
 pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;
 pub use sampler::{DistributedLoader, DistributedSampler};

@@ -6,7 +6,8 @@ use std::{
 };
 
 use crate::{
-    Call, DdpError, ProcessGroup,
+    Backend, Call, DdpError, ProcessGroup,
+    group::{Settings, TIMEOUT},
     transport::{Deadline, Incoming, Outgoing, Transport},
 };
 
@@ -39,10 +40,23 @@ impl LocalGroup {
     /// Panics if `world_size` is 0.
     #[allow(clippy::new_ret_no_self)]
     pub fn new(world_size: usize) -> Vec<ProcessGroup> {
+        Self::with_backend(world_size, Backend::default())
+    }
+
+    /// The same, with a choice of how tensors travel: for several GPUs in one process.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `world_size` is 0.
+    pub fn with_backend(world_size: usize, backend: Backend) -> Vec<ProcessGroup> {
         assert!(world_size > 0, "a group has at least one rank");
         let hub = Arc::new(Hub::default());
         (0..world_size)
-            .map(|rank| ProcessGroup::over(Box::new(Local::new(&hub, rank, 0)), rank, world_size))
+            .map(|rank| {
+                let transport = Box::new(Local::new(&hub, rank, 0));
+                let settings = Settings::new(TIMEOUT, backend);
+                ProcessGroup::new(Some(transport), rank, world_size, rank, settings)
+            })
             .collect()
     }
 }

@@ -103,6 +103,11 @@ pub(crate) trait Transport: Send + Sync {
         deadline: Deadline,
     ) -> Result<Box<dyn Transport>, DdpError>;
 
+    /// A member's number in the whole job, by which faults name it.
+    fn number(&self, member: usize) -> usize {
+        member
+    }
+
     /// Ends the group on all ranks; returns the fault that did, which may be an earlier one.
     fn fail(&self, fault: DdpError) -> DdpError;
 

@@ -26,6 +26,8 @@ mod launch;
 mod learner;
 #[path = "suite/loader.rs"]
 mod loader;
+#[path = "suite/nccl.rs"]
+mod nccl;
 #[path = "suite/network.rs"]
 mod network;
 #[path = "suite/ranks.rs"]
@@ -40,6 +42,8 @@ mod static_graph;
 mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]
 mod sync_batch_norm;
+#[path = "suite/tensors.rs"]
+mod tensors;
 #[path = "suite/training.rs"]
 mod training;
 #[path = "suite/whole_run.rs"]

@@ -105,6 +105,10 @@ pub enum Reduced {
     Ready(TensorData),
     /// They are under way: the first op that needs them calls this, once, and waits.
     Deferred(Arc<dyn Fn() -> TensorData + Send + Sync>),
+    /// The same, to a tensor that never left the device: the
+    /// [`FloatTensorPrimitive`](burn_backend::BackendTypes::FloatTensorPrimitive) of the plain backend
+    /// underneath, in shape and dtype like the one that was given.
+    DeferredPrimitive(Arc<dyn Fn() -> Box<dyn Any> + Send + Sync>),
 }
 
 impl fmt::Debug for Reduced {
@@ -112,6 +116,7 @@ impl fmt::Debug for Reduced {
         f.write_str(match self {
             Self::Ready(_) => "Ready",
             Self::Deferred(_) => "Deferred",
+            Self::DeferredPrimitive(_) => "DeferredPrimitive",
         })
     }
 }

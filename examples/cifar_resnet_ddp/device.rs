@@ -14,7 +14,8 @@ use examples::text::thousands;
 use crate::cli::{Args, DeviceKind, Precision};
 use crate::error::Error;
 
-/// The plain Burn device asked for; rank `local_rank` of this machine takes the GPU of that number.
+/// The plain Burn device asked for; rank `local_rank` of this machine takes the GPU of that number. Where each rank
+/// has one of its own, gradients travel by NCCL; ranks that have to share take turns, and use TCP.
 pub(crate) fn plain(kind: DeviceKind, local_rank: usize) -> Result<Device, Error> {
     // Unused where no GPU backend is compiled in.
     let _ = local_rank;
@@ -22,7 +23,10 @@ pub(crate) fn plain(kind: DeviceKind, local_rank: usize) -> Result<Device, Error
         #[cfg(feature = "flex")]
         DeviceKind::Flex => Ok(Device::flex()),
         #[cfg(feature = "cuda")]
-        DeviceKind::Cuda => Ok(Device::cuda(local_rank)),
+        DeviceKind::Cuda => {
+            let gpus = Device::enumerate(burn::tensor::DeviceType::Cuda).len();
+            Ok(Device::cuda(local_rank % gpus.max(1)))
+        }
         #[cfg(feature = "wgpu")]
         DeviceKind::Wgpu => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
         #[cfg(feature = "cpu")]

@@ -21,7 +21,7 @@ impl Collective<'_> {
         Ok(all)
     }
 
-    pub(super) fn all_gather_direct<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
+    pub(crate) fn all_gather_direct<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
         let mut all = vec![T::zeroed(); data.len() * self.world_size];
         let outgoing = self.peers().map(|peer| Outgoing::new(peer, data)).collect();
         let mut incoming = Vec::with_capacity(self.world_size);

@@ -37,7 +37,7 @@ impl Collective<'_> {
     }
 
     /// The other ranks.
-    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let rank = self.rank;
         (0..self.world_size).filter(move |peer| *peer != rank)
     }

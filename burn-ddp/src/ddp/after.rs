@@ -8,7 +8,7 @@ use burn::{
 };
 
 use super::{
-    Bucketer, DdpConfig, Slot,
+    Bucketer, DdpConfig,
     parameters::Signature,
     take::{Giver, Taker},
 };
@@ -16,13 +16,7 @@ use crate::{DdpError, ProcessGroup};
 
 /// Buckets for the gradients of trained parameters.
 pub(super) fn bucketer(group: ProcessGroup, trained: &[Signature], config: &DdpConfig) -> Bucketer {
-    let slots = trained
-        .iter()
-        .map(|signature| Slot {
-            len: signature.shape.num_elements(),
-            dtype: signature.dtype,
-        })
-        .collect();
+    let slots = trained.iter().map(Signature::slot).collect();
     Bucketer::new(group, slots, config.sizes(), config.hook.clone())
         .static_graph(config.static_graph)
 }

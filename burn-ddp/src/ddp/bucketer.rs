@@ -2,6 +2,7 @@
 //! is full, so that it travels while the next is being filled.
 
 use std::{
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -49,6 +50,30 @@ struct Fixed {
     anywhere: Option<Vec<u8>>,
 }
 
+/// Which slots, one after the other, go into each bucket: as many of one type as fit, in their order.
+pub(super) fn layout(slots: &[Slot], sizes: BucketSizes) -> Vec<Range<usize>> {
+    let mut buckets: Vec<Range<usize>> = Vec::new();
+    let mut bytes = 0;
+    for (index, slot) in slots.iter().enumerate() {
+        let limit = match buckets.len() {
+            0 | 1 => sizes.first,
+            _ => sizes.others,
+        };
+        let size = slot.len * slot.dtype.size();
+        match buckets.last_mut() {
+            Some(last) if slots[last.start].dtype == slot.dtype && bytes + size <= limit => {
+                last.end = index + 1;
+                bytes += size;
+            }
+            _ => {
+                buckets.push(index..index + 1);
+                bytes = size;
+            }
+        }
+    }
+    buckets
+}
+
 /// Averages gradients over the ranks, bucket by bucket.
 ///
 /// It does not matter where gradients come from, nor in which order: each is handed over with
@@ -81,35 +106,28 @@ impl Bucketer {
         sizes: BucketSizes,
         hook: Arc<dyn CommHook>,
     ) -> Self {
-        let mut buckets: Vec<Bucket> = Vec::new();
-        let mut places = Vec::with_capacity(slots.len());
-        for (index, slot) in slots.iter().enumerate() {
-            let limit = match buckets.len() {
-                0 | 1 => sizes.first,
-                _ => sizes.others,
-            };
-            let fits = |bucket: &Bucket| {
-                bucket.dtype == slot.dtype && (bucket.len + slot.len) * slot.dtype.size() <= limit
-            };
-            if !buckets.last().is_some_and(fits) {
-                buckets.push(Bucket {
-                    members: Vec::new(),
-                    len: 0,
-                    dtype: slot.dtype,
+        let mut places = vec![(0, 0); slots.len()];
+        let buckets: Vec<Bucket> = layout(&slots, sizes)
+            .into_iter()
+            .enumerate()
+            .map(|(number, members)| {
+                let mut len = 0;
+                let mut starts = Vec::with_capacity(members.len());
+                for (position, slot) in members.enumerate() {
+                    places[slot] = (number, position);
+                    starts.push((slot, len));
+                    len += slots[slot].len;
+                }
+                Bucket {
+                    dtype: slots[starts[0].0].dtype,
+                    missing: starts.len(),
+                    members: starts,
+                    len,
                     values: None,
-                    missing: 0,
                     pending: None,
-                });
-            }
-            let number = buckets.len() - 1;
-            let bucket = &mut buckets[number];
-            places.push((number, bucket.members.len()));
-            bucket.members.push((index, bucket.len));
-            bucket.len += slot.len;
-        }
-        for bucket in &mut buckets {
-            bucket.missing = bucket.members.len();
-        }
+                }
+            })
+            .collect();
         Self {
             averager: Averager::new(group, hook),
             present: vec![None; slots.len()],

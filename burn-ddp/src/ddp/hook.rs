@@ -53,6 +53,14 @@ pub trait CommHook: Debug + Send + Sync + 'static {
     ///
     /// Any error ends the job on all ranks, as does a panic, or a result of another length or type.
     fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError>;
+
+    /// The type in which gradients of type `dtype` travel, if this hook is no more than an average taken
+    /// in that type. Then [`Backend::Nccl`](crate::Backend::Nccl) does the same on the device, and
+    /// [`average`](Self::average) is not called. Default: `None`, which brings every bucket to the host.
+    fn plain(&self, dtype: DType) -> Option<DType> {
+        let _ = dtype;
+        None
+    }
 }
 
 /// The hook that is used when none is chosen: an all-reduce in the gradients' own type.
@@ -64,6 +72,10 @@ impl CommHook for Average {
         let mut values = bucket.values;
         values.all_reduce(group, ReduceOp::Mean)?;
         Ok(values)
+    }
+
+    fn plain(&self, dtype: DType) -> Option<DType> {
+        Some(dtype)
     }
 }
 
@@ -77,16 +89,25 @@ pub enum Compression {
     BF16,
 }
 
-impl CommHook for Compression {
-    fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
-        let dtype = bucket.values.dtype();
-        let carried = match (dtype, self) {
+impl Compression {
+    fn carried(self, dtype: DType) -> DType {
+        match (dtype, self) {
             (DType::F32, Self::F16) => DType::F16,
             (DType::F32, Self::BF16) => DType::BF16,
             _ => dtype,
-        };
-        let mut values = bucket.values.cast(carried)?;
+        }
+    }
+}
+
+impl CommHook for Compression {
+    fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
+        let dtype = bucket.values.dtype();
+        let mut values = bucket.values.cast(self.carried(dtype))?;
         values.all_reduce(group, ReduceOp::Mean)?;
         values.cast(dtype)
+    }
+
+    fn plain(&self, dtype: DType) -> Option<DType> {
+        Some(self.carried(dtype))
     }
 }

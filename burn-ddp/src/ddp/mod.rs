@@ -6,8 +6,10 @@ mod agreement;
 mod averager;
 mod bucketer;
 mod config;
+mod gradient;
 mod hook;
 mod join;
+mod on_device;
 mod overlap;
 mod parameters;
 mod reducer;
@@ -33,6 +35,7 @@ use burn::{
 use self::{
     after::{average, bucketer},
     agreement::{check_equal, check_present, present},
+    on_device::OnDevice,
     parameters::Signature,
 };
 pub use self::{
@@ -105,8 +108,10 @@ pub struct Ddp {
 
 /// When gradients are averaged.
 enum Method {
-    /// After backward.
+    /// After backward, on the host.
     After(Bucketer),
+    /// After backward, on the device.
+    OnDevice(OnDevice),
     /// During backward.
     During {
         overlap: Overlap,
@@ -132,7 +137,8 @@ impl Debug for Ddp {
 
 impl Ddp {
     /// Prepares for a model, after checking that all ranks' parameters have the same names, shapes
-    /// and types, in the same order. Gradients travel on connections of their own.
+    /// and types, in the same order. Gradients travel on connections of their own; where the group uses
+    /// NCCL, they stay on their device.
     ///
     /// # Errors
     ///
@@ -144,10 +150,14 @@ impl Ddp {
         model: &M,
     ) -> Result<Self, DdpError> {
         let trained = check_equal(group, model)?;
-        let bucketer = bucketer(group.duplicate()?, &trained, &config);
+        let own = group.duplicate()?;
+        let method = match OnDevice::new(&own, &config, &trained, model)? {
+            Some(on_device) => Method::OnDevice(on_device),
+            None => Method::After(bucketer(own, &trained, &config)),
+        };
         Ok(Self {
             group: group.clone(),
-            method: Method::After(bucketer),
+            method,
             trained,
             synchronize: true,
             divide_by_initial_world_size: config.divide_by_initial_world_size,
@@ -215,7 +225,7 @@ impl Ddp {
         }
         let model = self.receive(model)?;
         Ok(match self.method {
-            Method::After(_) => model,
+            Method::After(_) | Method::OnDevice(_) => model,
             Method::During { .. } => overlap::mark(model),
         })
     }
@@ -224,6 +234,9 @@ impl Ddp {
     pub(crate) fn receive<M: Module>(&self, model: M) -> Result<M, DdpError> {
         // Running statistics keep their last update back until someone asks for the valid module.
         let _ = model.valid();
+        if let Method::OnDevice(on_device) = &self.method {
+            return on_device.broadcast(model);
+        }
         let ours = match self.group.is_main() {
             true => parameters::contents(&model)?,
             false => Vec::new(),
@@ -273,6 +286,9 @@ impl Ddp {
         let gradients = match &mut self.method {
             Method::After(bucketer) => {
                 average(bucketer, trained, &slots, gradients, model, factor)?
+            }
+            Method::OnDevice(on_device) => {
+                on_device.average(trained, &slots, gradients, model, factor)?
             }
             Method::During {
                 overlap,
@@ -365,6 +381,12 @@ impl Ddp {
                 bytes_reduced: bucketer.bytes_reduced(),
                 waited: bucketer.waited(),
             },
+            Method::OnDevice(on_device) => DdpStats {
+                steps: self.steps,
+                buckets: on_device.buckets(),
+                bytes_reduced: on_device.bytes_reduced(),
+                waited: on_device.waited(),
+            },
             Method::During { overlap, .. } => DdpStats {
                 steps: self.steps,
                 buckets: overlap.timeline().buckets.len(),
@@ -378,7 +400,7 @@ impl Ddp {
     /// are averaged during backward.
     pub fn timeline(&self) -> Option<Timeline> {
         match &self.method {
-            Method::After(_) => None,
+            Method::After(_) | Method::OnDevice(_) => None,
             Method::During { overlap, .. } => Some(overlap.timeline()),
         }
     }

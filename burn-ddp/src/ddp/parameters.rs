@@ -7,6 +7,7 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::Slot;
 use crate::DdpError;
 
 /// What must be equal on all ranks.
@@ -19,6 +20,14 @@ pub(super) struct Signature {
 }
 
 impl Signature {
+    /// What its gradient looks like.
+    pub(super) fn slot(&self) -> Slot {
+        Slot {
+            len: self.shape.num_elements(),
+            dtype: self.dtype,
+        }
+    }
+
     fn describe(&self) -> String {
         let Self {
             path,

@@ -9,12 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::DType;
 use burn_backend::distributed::ReduceOperation;
 use burn_layer::{FloatView, Reduced};
 
-use super::{BucketTimes, DdpConfig, GradientBucket, Timeline, Values, averager::Averager};
-use crate::{DdpError, Pending, ProcessGroup};
+use super::{
+    BucketTimes, DdpConfig, GradientBucket, Timeline,
+    averager::Averager,
+    gradient::{Gradient, location, unreadable},
+};
+use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
 
 /// Takes gradients in as they come, and averages them bucket by bucket.
 pub(super) struct Reducer {
@@ -37,7 +41,7 @@ struct State {
 
 /// The bucket that is being filled.
 struct Open {
-    values: Vec<Values>,
+    gradients: Vec<Gradient>,
     len: usize,
     dtype: DType,
     averages: Arc<Averages>,
@@ -55,9 +59,12 @@ struct Sent {
 #[derive(Default)]
 struct Averages {
     sent: AtomicBool,
-    pending: Mutex<Option<Pending<Values>>>,
-    values: OnceLock<Result<Values, DdpError>>,
+    pending: Mutex<Option<Wait>>,
+    bucket: OnceLock<Result<Gradient, DdpError>>,
 }
+
+/// Waits for the averages of a bucket.
+type Wait = Box<dyn FnOnce() -> Result<Gradient, DdpError> + Send>;
 
 impl Debug for Reducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,22 +125,20 @@ impl Reducer {
     /// Puts a gradient in the open bucket; sends the bucket when it is full.
     pub(super) fn submit(this: &Arc<Self>, tensor: FloatView<'_>, op: ReduceOperation) -> Reduced {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        let read = tensor
-            .read()
-            .map_err(|error| DdpError::Device(error.to_string()));
-        let data = match read.and_then(Values::from_data) {
-            Ok(values) => values,
+        let gradient = this.take(tensor);
+        let gradient = match gradient {
+            Ok(gradient) => gradient,
             Err(error) => {
                 // The other ranks must not wait for it; `Ddp` reports it.
                 this.group().abort(error.to_string());
-                return Reduced::Ready(TensorData::full_dtype(shape, 0.0, dtype));
+                return unreadable(shape, dtype);
             }
         };
         if this.group().world_size() == 1 || op != ReduceOperation::Mean {
             // `Ddp` asks for means; anything else is not ours.
-            return Reduced::Ready(data.into_data(shape, dtype));
+            return gradient.unchanged(shape, dtype);
         }
-        let len = data.len();
+        let len = gradient.len();
         let mut state = this.state();
         if state.open.is_none() && state.ended.is_some() || state.began.is_none() {
             state.began = Some(Instant::now());
@@ -151,22 +156,38 @@ impl Reducer {
             this.close(&mut state);
         }
         let open = state.open.get_or_insert_with(|| Open {
-            values: Vec::new(),
+            gradients: Vec::new(),
             len: 0,
             dtype,
             averages: Arc::default(),
         });
         let (at, averages) = (open.len, open.averages.clone());
         open.len += len;
-        open.values.push(data);
+        let zeros = gradient.zeros();
+        let reducer = this.clone();
+        let reduced = gradient.deferred(shape, dtype, move || {
+            // A fault is for `finish` to report, before anyone uses what is returned here.
+            let average = reducer.wait(&averages, at, len);
+            average.unwrap_or_else(|_| zeros())
+        });
+        open.gradients.push(gradient);
         if open.len * dtype.size() >= limit {
             this.close(&mut state);
         }
-        drop(state);
-        let this = this.clone();
-        Reduced::Deferred(Arc::new(move || {
-            this.wait(&averages, at, shape.clone(), dtype)
-        }))
+        reduced
+    }
+
+    /// A gradient on its way to a bucket: it stays on its device where the group uses NCCL and the hook
+    /// is one that NCCL can stand in for.
+    fn take(&self, tensor: FloatView<'_>) -> Result<Gradient, DdpError> {
+        let stays = match self.group().world_size() {
+            1 => false,
+            _ => {
+                let by_nccl = self.group().stays(&location(tensor))?;
+                by_nccl && self.config.hook.plain(tensor.dtype()).is_some()
+            }
+        };
+        Gradient::of_view(tensor, stays)
     }
 
     /// Sends the last bucket: backward has ended.
@@ -188,37 +209,40 @@ impl Reducer {
             launched: Instant::now(),
             finished: finished.clone(),
         });
-        let mut values = Values::zeros(open.len, open.dtype).expect("gradients are floats");
-        let mut at = 0;
-        for gradient in &open.values {
-            values.put(at, gradient);
-            at += gradient.len();
-        }
-        let bucket = GradientBucket {
-            index: state.sent.len() - 1,
-            values,
-            lens: open.values.iter().map(Values::len).collect(),
-        };
-        let pending = self.averager.start(bucket, move || {
+        let index = state.sent.len() - 1;
+        let lens = open.gradients.iter().map(Gradient::len).collect();
+        let then = move || {
             finished.get_or_init(Instant::now);
-        });
-        *open.averages.pending() = Some(pending);
+        };
+        let wait: Wait = match Gradient::join(open.gradients, open.dtype) {
+            Gradient::Host(values) => {
+                let bucket = GradientBucket {
+                    index,
+                    values,
+                    lens,
+                };
+                let pending = self.averager.start(bucket, then);
+                Box::new(|| pending.wait().map(Gradient::Host))
+            }
+            Gradient::Device(bucket) => {
+                let carried = self.config.hook.plain(open.dtype);
+                let bucket = bucket.cast(carried.expect("the hook was asked before"));
+                let mean = TensorOp::AllReduce(ReduceOp::Mean);
+                let pending = self.group().collective_then(mean, bucket, then);
+                Box::new(move || Ok(Gradient::Device(pending?.wait()?.cast(open.dtype).into())))
+            }
+        };
+        *open.averages.pending() = Some(wait);
         open.averages.sent.store(true, Ordering::SeqCst);
     }
 
     /// The average of the gradient at a place of a bucket.
-    fn wait(&self, averages: &Averages, at: usize, shape: Shape, dtype: DType) -> TensorData {
+    fn wait(&self, averages: &Averages, at: usize, len: usize) -> Result<Gradient, DdpError> {
         if !averages.sent.load(Ordering::SeqCst) {
             // Needed before backward ended.
             self.close(&mut self.state());
         }
-        match averages.wait() {
-            Ok(values) => values
-                .slice(at, shape.num_elements())
-                .into_data(shape, dtype),
-            // A fault is for `finish` to report, before anyone uses what is returned here.
-            Err(_) => TensorData::full_dtype(shape, 0.0, dtype),
-        }
+        Ok(averages.wait()?.slice(at, len))
     }
 
     /// Waits for the averages of all buckets.
@@ -244,18 +268,18 @@ impl Reducer {
 }
 
 impl Averages {
-    fn pending(&self) -> MutexGuard<'_, Option<Pending<Values>>> {
+    fn pending(&self) -> MutexGuard<'_, Option<Wait>> {
         self.pending.lock().expect("no panic under lock")
     }
 
-    fn wait(&self) -> Result<&Values, DdpError> {
-        let values = self.values.get_or_init(|| {
-            let pending = self.pending().take();
-            pending.map_or_else(
+    fn wait(&self) -> Result<&Gradient, DdpError> {
+        let bucket = self.bucket.get_or_init(|| {
+            let wait = self.pending().take();
+            wait.map_or_else(
                 || Err(DdpError::InvalidArgument("a bucket was never sent".into())),
-                Pending::wait,
+                |wait| wait(),
             )
         });
-        values.as_ref().map_err(Clone::clone)
+        bucket.as_ref().map_err(Clone::clone)
     }
 }

@@ -14,7 +14,7 @@ use self::{
     address::first_host,
     launchers::{LAUNCHERS, Launcher, SLURM},
 };
-use crate::{DdpError, tcp::Place};
+use crate::{Backend, DdpError, tcp::Place};
 
 /// The port where nobody names one, as in PyTorch.
 const DEFAULT_PORT: u16 = 29500;
@@ -25,6 +25,8 @@ pub(crate) const RENDEZVOUS: &str = "BURN_DDP_RENDEZVOUS";
 pub(crate) const SECRET: &str = "BURN_DDP_SECRET";
 /// The time limit of every call, in seconds.
 pub(crate) const TIMEOUT: &str = "BURN_DDP_TIMEOUT";
+/// How tensors travel.
+pub(crate) const BACKEND: &str = "BURN_DDP_BACKEND";
 /// Set by [`launch`](crate::launch): the process that a rank must not outlive.
 pub(crate) const PARENT: &str = "BURN_DDP_PARENT";
 /// Set by [`launch`](crate::launch): how often the job was started again.
@@ -191,6 +193,15 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                     .ok_or_else(|| {
                         environment(TIMEOUT, format!("`{text}`; expected seconds above 0"))
                     })
+            })
+            .transpose()
+    }
+
+    pub(crate) fn backend(&self) -> Result<Option<Backend>, DdpError> {
+        (self.get)(BACKEND)
+            .map(|name| {
+                name.parse()
+                    .map_err(|problem: String| environment(BACKEND, problem))
             })
             .transpose()
     }

@@ -159,3 +159,13 @@ fn nonsense_is_named() {
     let timeout = with(&[(TIMEOUT, "-1")]).timeout();
     assert!(timeout.unwrap_err().to_string().contains(TIMEOUT));
 }
+
+#[test]
+fn the_backend_is_read_by_name() {
+    assert_eq!(with(&[]).backend().unwrap(), None);
+    let backend = with(&[(BACKEND, "nccl")]).backend();
+    assert_eq!(backend.unwrap(), Some(Backend::Nccl));
+    let error = with(&[(BACKEND, "gloo")]).backend().unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(BACKEND) && text.contains("`gloo`"), "{text}");
+}

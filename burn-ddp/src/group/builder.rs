@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::{ProcessGroup, TIMEOUT};
+use super::{ProcessGroup, Settings, TIMEOUT};
 use crate::{
-    DdpError,
+    Backend, DdpError,
     environment::{self, Ranks},
     launch, tcp,
     transport::Deadline,
@@ -28,6 +28,7 @@ pub struct GroupBuilder {
     connect_timeout: Option<Duration>,
     secret: Option<String>,
     sockets: usize,
+    backend: Option<Backend>,
 }
 
 impl GroupBuilder {
@@ -37,6 +38,7 @@ impl GroupBuilder {
             connect_timeout: None,
             secret: None,
             sockets: 1,
+            backend: None,
         }
     }
 
@@ -70,6 +72,13 @@ impl GroupBuilder {
     pub fn sockets(mut self, sockets: usize) -> Self {
         assert!((1..=64).contains(&sockets), "expected 1 to 64 sockets");
         self.sockets = sockets;
+        self
+    }
+
+    /// How tensors travel. Default: `BURN_DDP_BACKEND` (`auto`, `host` or `nccl`), or
+    /// [`Backend::Auto`]: by NCCL where every rank has a GPU of its own. All ranks take the same.
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.backend = Some(backend);
         self
     }
 
@@ -125,6 +134,10 @@ impl GroupBuilder {
             (None, Some(seconds)) => Duration::from_secs_f64(seconds),
             (None, None) => TIMEOUT,
         };
+        let backend = match self.backend {
+            Some(backend) => backend,
+            None => environment.backend()?.unwrap_or_default(),
+        };
         let Ranks {
             rank,
             world_size,
@@ -142,7 +155,11 @@ impl GroupBuilder {
             )?),
         };
         Ok(ProcessGroup::new(
-            transport, rank, world_size, local_rank, timeout,
+            transport,
+            rank,
+            world_size,
+            local_rank,
+            Settings::new(timeout, backend),
         ))
     }
 }

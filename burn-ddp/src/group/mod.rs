@@ -13,18 +13,21 @@ mod builder;
 mod collectives;
 mod order;
 mod pending;
+mod plane;
 mod registry;
 mod run;
 mod subgroup;
+mod tensors;
 
 pub use self::{
     builder::{GroupBuilder, is_distributed_env},
     pending::Pending,
+    tensors::TensorOp,
 };
 
-pub(crate) use self::pending::Worker;
-use self::{order::Order, run::Sequences};
-use crate::{DdpError, transport::Transport};
+use self::{order::Order, plane::Plane, run::Sequences};
+pub(crate) use self::{pending::Worker, plane::Location};
+use crate::{Backend, DdpError, transport::Transport};
 
 /// The time limit of a call, where none is set.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
@@ -65,14 +68,33 @@ pub(crate) struct Inner {
     /// This rank's number in the whole job, by which faults name it.
     job_rank: usize,
     local_rank: usize,
-    timeout: Duration,
+    settings: Settings,
     transport: Option<Box<dyn Transport>>,
     order: Order,
     sequences: Mutex<Sequences>,
     worker: Worker,
-    /// Shared by all communicators of this rank: the lowest number that none of them has had.
-    next_communicator: Arc<AtomicU32>,
+    /// How tensors travel, once the ranks have settled that.
+    plane: Mutex<Option<Result<Plane, DdpError>>>,
     counters: Counters,
+}
+
+/// What all communicators of a rank share.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    timeout: Duration,
+    backend: Backend,
+    /// The lowest number that no communicator has had.
+    next_communicator: Arc<AtomicU32>,
+}
+
+impl Settings {
+    pub(crate) fn new(timeout: Duration, backend: Backend) -> Self {
+        Self {
+            timeout,
+            backend,
+            next_communicator: Arc::new(AtomicU32::new(1)),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -128,7 +150,7 @@ impl ProcessGroup {
 
     /// A group of this process alone. All collectives work and move nothing.
     pub fn single() -> Self {
-        Self::new(None, 0, 1, 0, TIMEOUT)
+        Self::new(None, 0, 1, 0, Settings::new(TIMEOUT, Backend::Auto))
     }
 
     /// Settings for [`init`](Self::init) and [`connect`](Self::connect).
@@ -141,21 +163,9 @@ impl ProcessGroup {
         rank: usize,
         world_size: usize,
         local_rank: usize,
-        timeout: Duration,
+        settings: Settings,
     ) -> Self {
-        Self::with_numbers(
-            transport,
-            rank,
-            world_size,
-            rank,
-            local_rank,
-            timeout,
-            Arc::new(AtomicU32::new(1)),
-        )
-    }
-
-    pub(crate) fn over(transport: Box<dyn Transport>, rank: usize, world_size: usize) -> Self {
-        Self::new(Some(transport), rank, world_size, rank, TIMEOUT)
+        Self::with_numbers(transport, rank, world_size, rank, local_rank, settings)
     }
 
     fn with_numbers(
@@ -164,8 +174,7 @@ impl ProcessGroup {
         world_size: usize,
         job_rank: usize,
         local_rank: usize,
-        timeout: Duration,
-        next_communicator: Arc<AtomicU32>,
+        settings: Settings,
     ) -> Self {
         let inner = Arc::new(Inner {
             id: registry::next_id(),
@@ -173,13 +182,13 @@ impl ProcessGroup {
             world_size,
             job_rank,
             local_rank,
-            timeout,
+            settings,
             // One rank has nobody to talk to.
             transport: transport.filter(|_| world_size > 1),
             order: Order::default(),
             sequences: Mutex::default(),
             worker: Worker::default(),
-            next_communicator,
+            plane: Mutex::default(),
             counters: Counters::default(),
         });
         registry::remember(inner.id, &inner);
@@ -222,7 +231,7 @@ impl ProcessGroup {
 
     /// The time limit of each call.
     pub fn timeout(&self) -> Duration {
-        self.inner.timeout
+        self.inner.settings.timeout
     }
 
     /// What this communicator has done so far.

@@ -83,7 +83,7 @@ impl ProcessGroup {
             rank: inner.rank,
             world_size: inner.world_size,
             call,
-            deadline: Deadline::after(inner.timeout),
+            deadline: Deadline::after(inner.settings.timeout),
         };
         Ok(Some((place, collective)))
     }
@@ -131,10 +131,14 @@ pub(super) fn check_mean<T: Element>(op: ReduceOp) -> Result<(), DdpError> {
 
 /// A message between two ranks, numbered among those from the one to the other.
 pub(super) fn message<T: Element>(sequence: u64, len: usize) -> Call {
+    message_of(T::TYPE, sequence, len)
+}
+
+pub(super) fn message_of(dtype: ElementType, sequence: u64, len: usize) -> Call {
     Call {
         sequence,
         kind: CallKind::Message,
-        dtype: T::TYPE,
+        dtype,
         op: ReduceOp::Sum,
         len: len as u64,
         root: 0,

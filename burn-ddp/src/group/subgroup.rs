@@ -103,7 +103,7 @@ impl ProcessGroup {
     /// Ranks that made subgroups without each other have counted differently, so that the highest
     /// count decides.
     fn agree_on_number(&self, call: &Collective<'_>) -> Result<u32, DdpError> {
-        let next = &self.inner.next_communicator;
+        let next = &self.inner.settings.next_communicator;
         let mut number = [next.load(Ordering::SeqCst)];
         call.all_reduce(&mut number, ReduceOp::Max)?;
         next.fetch_max(number[0] + 1, Ordering::SeqCst);
@@ -122,8 +122,7 @@ impl ProcessGroup {
             world_size,
             self.inner.job_rank,
             self.inner.local_rank,
-            self.inner.timeout,
-            self.inner.next_communicator.clone(),
+            self.inner.settings.clone(),
         )
     }
 }
@@ -163,6 +162,10 @@ impl Transport for Subset {
             inner: self.inner.duplicate(id, &members, deadline)?,
             ranks: self.ranks.clone(),
         }))
+    }
+
+    fn number(&self, member: usize) -> usize {
+        self.inner.number(self.ranks[member])
     }
 
     fn fail(&self, fault: DdpError) -> DdpError {

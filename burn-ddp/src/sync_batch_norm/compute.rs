@@ -1,15 +1,11 @@
-//! The two passes, in the standard operations of any backend and one readback each.
+//! The two passes, in the standard operations of any backend and one exchange each.
 
 use burn::{
-    backend::{
-        Backend, TensorMetadata,
-        tensor::{Device, FloatTensor},
-    },
-    tensor::{DType, FloatDType, Shape, Slice, TensorData},
+    backend::{Backend, TensorMetadata, tensor::FloatTensor},
+    tensor::{DType, FloatDType, Shape, Slice},
 };
-use burn_std::reader::try_read_sync;
 
-use super::statistics::{Statistics, sum_over_ranks};
+use super::exchange::Exchange;
 use crate::ProcessGroup;
 
 /// The type in which statistics are computed.
@@ -42,18 +38,6 @@ fn along_channels<B: Backend>(tensor: FloatTensor<B>, rank: usize) -> FloatTenso
     B::float_reshape(tensor, Shape::from(shape))
 }
 
-fn read<B: Backend>(tensor: FloatTensor<B>) -> Vec<f64> {
-    let data = try_read_sync(B::float_into_data(tensor))
-        .expect("statistics are read where waiting is possible")
-        .expect("statistics can be read from the device");
-    data.iter::<f64>().collect()
-}
-
-fn write<B: Backend>(values: &[f64], dtype: FloatDType, device: &Device<B>) -> FloatTensor<B> {
-    let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(dtype.into());
-    B::float_from_data(data, device)
-}
-
 fn group(id: u64) -> ProcessGroup {
     ProcessGroup::by_id(id).expect("the process group outlives the SyncBatchNorm that uses it")
 }
@@ -73,28 +57,23 @@ pub(super) fn forward<B: Backend>(
     let (channels, rank) = (shape[1], shape.num_dims());
     let x = cast::<B>(x, dtype);
 
-    let own = match shape.num_elements() {
-        0 => Statistics::empty(channels),
-        elements => {
-            let mean = B::float_mean_dim(by_channel::<B>(x.clone()), 1);
-            let mean = B::float_reshape(mean, Shape::new([channels]));
-            let centered = B::float_sub(x.clone(), along_channels::<B>(mean.clone(), rank));
-            let squares = B::float_mul(centered.clone(), centered);
-            let variance = B::float_mean_dim(by_channel::<B>(squares), 1);
-            let variance = B::float_reshape(variance, Shape::new([channels]));
-            let mut mean = read::<B>(B::float_cat(vec![mean, variance], 0));
-            let variance = mean.split_off(channels);
-            Statistics {
-                mean,
-                variance,
-                count: (elements / channels) as f64,
-            }
-        }
+    let own = (shape.num_elements() > 0).then(|| {
+        let mean = B::float_mean_dim(by_channel::<B>(x.clone()), 1);
+        let mean = B::float_reshape(mean, Shape::new([channels]));
+        let centered = B::float_sub(x.clone(), along_channels::<B>(mean.clone(), rank));
+        let squares = B::float_mul(centered.clone(), centered);
+        let variance = B::float_mean_dim(by_channel::<B>(squares), 1);
+        let variance = B::float_reshape(variance, Shape::new([channels]));
+        let samples = shape.num_elements() / channels;
+        (B::float_cat(vec![mean, variance], 0), samples)
+    });
+    let exchange = Exchange::<B> {
+        group: &group,
+        channels,
+        dtype,
+        device: &device,
     };
-    // A fault is for the group's next call to report: see `SyncBatchNorm`.
-    let all = own.over_ranks(&group).unwrap_or(own);
-    let mean = write::<B>(&all.mean, dtype, &device);
-    let variance = write::<B>(&all.variance, dtype, &device);
+    let (mean, variance) = exchange.statistics(own);
     if shape.num_elements() == 0 {
         return (cast::<B>(x, output_dtype), mean, variance);
     }
@@ -124,9 +103,15 @@ pub(super) fn backward<B: Backend>(
     let (x_dtype, gamma_dtype): (FloatDType, FloatDType) = (x.dtype().into(), gamma.dtype().into());
     let (device, shape) = (x.device(), x.shape());
     let (channels, rank) = (shape[1], shape.num_dims());
+    let exchange = Exchange::<B> {
+        group: &group,
+        channels,
+        dtype,
+        device: &device,
+    };
     if shape.num_elements() == 0 {
         // The other ranks still count on this one.
-        let _ = sum_over_ranks(&vec![0.0; 2 * channels], 0.0, &group);
+        exchange.means(None);
         let zeros = B::float_zeros(Shape::new([channels]), &device, gamma_dtype);
         return (grad, zeros.clone(), zeros);
     }
@@ -142,14 +127,11 @@ pub(super) fn backward<B: Backend>(
     };
     let beta_grad = sum(grad.clone());
     let gamma_grad = sum(B::float_mul(grad.clone(), normalized.clone()));
-    let own = read::<B>(B::float_cat(vec![beta_grad.clone(), gamma_grad.clone()], 0));
-    let own_count = (shape.num_elements() / channels) as f64;
-    // A fault is for the group's next call to report: see `SyncBatchNorm`.
-    let (sums, count) = sum_over_ranks(&own, own_count, &group).unwrap_or((own, own_count));
+    let own = B::float_cat(vec![beta_grad.clone(), gamma_grad.clone()], 0);
+    let samples = shape.num_elements() / channels;
 
     // dx = γ / σ (dy - Σ dy / n - x̂ Σ (dy x̂) / n)
-    let means: Vec<f64> = sums.iter().map(|sum| sum / count).collect();
-    let means = write::<B>(&means, dtype, &device);
+    let means = exchange.means(Some((own, samples)));
     let part = |range: std::ops::Range<usize>| {
         along_channels::<B>(B::float_slice(means.clone(), &[Slice::from(range)]), rank)
     };

@@ -4,6 +4,7 @@ mod autodiff;
 mod backends;
 mod compute;
 mod convert;
+mod exchange;
 mod remote;
 mod statistics;
 

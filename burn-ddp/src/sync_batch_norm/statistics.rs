@@ -29,7 +29,7 @@ impl Statistics {
 
     /// Merges rows of 2C + 1 numbers:
     /// n = Σ nᵢ, µ = Σ nᵢ µᵢ / n, σ² = Σ nᵢ (σᵢ² + (µᵢ - µ)²) / n.
-    fn merge(channels: usize, rows: &[f64]) -> Self {
+    pub(super) fn merge(channels: usize, rows: &[f64]) -> Self {
         let rows = || {
             rows.chunks_exact(2 * channels + 1)
                 .filter(|row| row[2 * channels] > 0.0)

@@ -1,7 +1,6 @@
 //! Data parallel training against one process with the whole batch, and what can differ over ranks.
 
 use burn::{
-    backend::Flex,
     module::{Module, Param},
     nn::{
         BatchNormConfig, Linear, LinearConfig,
@@ -12,7 +11,7 @@ use burn::{
 };
 use burn_ddp::{
     Compression, Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, SyncBatchNorm, Timeline,
-    custom_ops,
+    with_custom_ops,
 };
 use burn_layer::Layers;
 use serde::{Deserialize, Serialize};
@@ -88,7 +87,17 @@ impl Run {
 /// Trains on the share of each batch that the group gives this rank; returns the parameters at the
 /// start, and the run.
 fn train(group: &ProcessGroup, config: DdpConfig, batch: usize) -> (Vec<f32>, Run) {
-    let device = Device::flex().autodiff();
+    train_at(group, config, batch, Device::flex())
+}
+
+/// The same on a device.
+pub(crate) fn train_at(
+    group: &ProcessGroup,
+    config: DdpConfig,
+    batch: usize,
+    device: Device,
+) -> (Vec<f32>, Run) {
+    let device = device.autodiff();
     let norms = group.duplicate().unwrap();
     // Each rank starts with parameters of its own.
     let model = Net::new(&norms, &device);
@@ -103,12 +112,11 @@ pub(crate) fn train_overlapped(
     group: &ProcessGroup,
     config: DdpConfig,
     batch: usize,
+    device: Device,
 ) -> Result<(Run, Timeline), DdpError> {
     let norms = group.duplicate()?;
     let overlap = Overlap::new(group, config)?;
-    let device = Layers::on(Device::flex())
-        .layer(overlap.layer())
-        .custom_ops::<Flex>(custom_ops::<Flex>())
+    let device = with_custom_ops(Layers::on(device).layer(overlap.layer()))
         .serve()
         .unwrap()
         .autodiff();

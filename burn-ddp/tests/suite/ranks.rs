@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use burn::tensor::Device;
 use burn_ddp::{
     Checkpoints, Compression, DdpConfig, DdpError, LocalGroup, ProcessGroup,
     launch::{self, LaunchOptions},
@@ -135,6 +136,11 @@ pub(crate) fn spawn(
         .env("WORLD_SIZE", world_size.to_string())
         .env("BURN_DDP_RENDEZVOUS", url)
         .env("BURN_DDP_TIMEOUT", timeout.to_string())
+        .env(
+            "BURN_DDP_BACKEND",
+            if scenario == "nccl" { "nccl" } else { "auto" },
+        )
+        .env("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -249,7 +255,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         "overlapped" => |group| {
             let config = DdpConfig::new().bucket_bytes(100).first_bucket_bytes(100);
-            let (run, timeline) = crate::ddp::train_overlapped(&group, config, 12)?;
+            let (run, timeline) = crate::ddp::train_overlapped(&group, config, 12, Device::flex())?;
             assert!(timeline.buckets.len() > 2, "{timeline:?}");
             // Nothing waits for the end of backward but the last bucket.
             let launched = timeline.buckets.iter().rev().skip(1).map(|it| it.launched);
@@ -264,7 +270,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         "overlapped bf16" => |group| {
             let config = DdpConfig::new().compression(Compression::BF16);
-            let (run, _) = crate::ddp::train_overlapped(&group, config, 12)?;
+            let (run, _) = crate::ddp::train_overlapped(&group, config, 12, Device::flex())?;
             Ok(serde_json::to_string(&run.parameters).unwrap())
         },
         "overlapped join" => {
@@ -283,6 +289,8 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "whole run on a small disk" => |group| crate::whole_run::play(&group, 8 << 10),
         "learner overlapped" => |group| crate::learner::train_overlapped(&group),
         "learner for ever" => |group| crate::learner::train_for_ever(&group),
+        #[cfg(feature = "cuda")]
+        "nccl" => crate::nccl::two_ranks,
         "panic" => |group| {
             if group.rank() == 1 {
                 panic!("on purpose");

@@ -26,6 +26,13 @@ impl<B: BackendIr> DistributedOps<Self> for Layered<B> {
                 let value = Deferred::new(move || B::float_from_data(wait(), &device));
                 LayeredFloat::deferred(value, &tensor.0, nominal, layer)
             }
+            Some(Reduced::DeferredPrimitive(wait)) => {
+                let value = Deferred::new(move || {
+                    let primitive = wait().downcast::<FloatTensor<B>>();
+                    *primitive.expect("a layer returns tensors of the backend underneath")
+                });
+                LayeredFloat::deferred(value, &tensor.0, nominal, layer)
+            }
             None => {
                 let reduced = B::all_reduce(tensor.0, op, device_ids).resolve();
                 LayeredFloat::new(reduced, nominal, layer)

@@ -1,5 +1,7 @@
-//! The scaled matrix product, by one of two routines that are picked by size.
+//! The scaled matrix product, by one of two routines that are picked by size, or by NVIDIA's library.
 
+#[cfg(any(test, feature = "cuda"))]
+mod cublaslt;
 mod decoded;
 mod direct;
 
@@ -47,6 +49,10 @@ pub(crate) fn matmul(
         bias,
         spec,
     };
+    #[cfg(feature = "cuda")]
+    if let Some(product) = cublaslt::try_matmul(&product) {
+        return product;
+    }
     match product.size() {
         size if size >= DECODED => decoded::matmul(product),
         _ => direct::matmul(product),

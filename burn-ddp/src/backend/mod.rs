@@ -1,0 +1,79 @@
+//! Which way tensors travel between ranks: as they are, by NCCL, or staged through the host.
+
+mod error;
+mod offer;
+mod version;
+
+use std::{
+    fmt::{self, Display},
+    str::FromStr,
+};
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::offer::{Choice, Gpu, Offer, choose};
+pub use self::{error::NcclError, version::NcclVersion};
+
+/// How a group moves tensors. The group's own connections (TCP, or memory shared by threads) carry
+/// everything else in any case: rendezvous, checks, slices of host memory, faults.
+///
+/// All ranks ask for the same. PyTorch's `backend` argument: `"nccl"` is [`Nccl`](Self::Nccl), `"gloo"`
+/// is [`Host`](Self::Host).
+///
+/// ```
+/// use burn_ddp::{Backend, ProcessGroup};
+///
+/// let builder = ProcessGroup::builder().backend(Backend::Nccl); // then init() or connect()
+/// assert_eq!("nccl".parse(), Ok(Backend::Nccl));
+/// # let _ = builder;
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Backend {
+    /// NCCL where every rank can use it, else through the host; the log says which, and why. This is the
+    /// default.
+    #[default]
+    Auto,
+    /// Tensors are copied to the host and go over the group's connections. Works with any device.
+    Host,
+    /// NCCL moves tensors from GPU to GPU. Where a rank cannot use it, calls with tensors are an error
+    /// on all ranks: [`DdpError::Nccl`](crate::DdpError::Nccl).
+    Nccl,
+}
+
+impl Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Host => "host",
+            Self::Nccl => "nccl",
+        })
+    }
+}
+
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        [Self::Auto, Self::Host, Self::Nccl]
+            .into_iter()
+            .find(|backend| backend.to_string() == name)
+            .ok_or_else(|| format!("`{name}`; expected auto, host or nccl"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for backend in [Backend::Auto, Backend::Host, Backend::Nccl] {
+            assert_eq!(backend.to_string().parse(), Ok(backend));
+        }
+        let error = "gloo".parse::<Backend>().unwrap_err();
+        assert!(
+            error.contains("`gloo`") && error.contains("nccl"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,149 @@
+//! The way of buckets on a device, on one that has no NCCL: tensors go through the host, all else is the
+//! same.
+
+use std::thread;
+
+use burn::{
+    nn::{Linear, LinearConfig},
+    tensor::{DType, FloatDType},
+};
+
+use super::*;
+use crate::{Compression, LocalGroup, ddp::parameters};
+
+#[derive(Module, Debug)]
+struct Model {
+    first: Linear,
+    second: Linear,
+    never: Linear,
+    count: Param<Tensor<1, Int>>,
+}
+
+fn model(device: &Device, start: f32) -> Model {
+    let fill = |linear: Linear, value: f32| {
+        let weight = linear.weight.map(|old| {
+            let shape = old.shape();
+            Tensor::full(shape, value, device).require_grad()
+        });
+        Linear { weight, ..linear }
+    };
+    Model {
+        first: fill(LinearConfig::new(3, 2).init(device), start),
+        second: fill(
+            LinearConfig::new(2, 2).with_bias(false).init(device),
+            start + 1.0,
+        ),
+        never: fill(LinearConfig::new(1, 1).init(device), start),
+        count: Param::initialized(ParamId::new(), Tensor::full([2], start as i32, device)),
+    }
+}
+
+fn on_ranks<R: Send>(body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    thread::scope(|scope| {
+        let ranks: Vec<_> = LocalGroup::new(2)
+            .into_iter()
+            .map(|group| scope.spawn(|| body(group)))
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    let data = tensor.cast(FloatDType::F32).into_data();
+    data.try_to_vec().unwrap()
+}
+
+fn trained(model: &Model) -> (Vec<Signature>, HashMap<ParamId, usize>) {
+    let mut parameters = parameters::parameters(model);
+    parameters.retain(|parameter| parameter.signature.trained);
+    parameters.reverse();
+    let slots = parameters.iter().map(|it| it.id).zip(0..).collect();
+    let signatures = parameters.into_iter().map(|it| it.signature).collect();
+    (signatures, slots)
+}
+
+/// The weights' gradients of `first` are 1 or 2 by rank; only rank 1 uses `second`; nobody uses `never`.
+fn gradients(model: &Model, rank: usize) -> GradientsParams {
+    let device = model.first.weight.val().device();
+    let input = Tensor::<2>::full([1, 3], 1.0 + rank as f32, &device);
+    let mut loss = model.first.forward(input).sum();
+    if rank == 1 {
+        let input = Tensor::<2>::full([1, 2], 6.0, &device);
+        loss = loss + model.second.forward(input).sum();
+    }
+    GradientsParams::from_grads(loss.backward(), model)
+}
+
+#[test]
+fn averages_are_those_of_all_ranks_whatever_the_buckets() {
+    for bytes in [1, 20, 1 << 20] {
+        for (compression, tolerance) in [(None, 0.0), (Some(Compression::BF16), 0.02)] {
+            let mut config = DdpConfig::new()
+                .bucket_bytes(bytes)
+                .first_bucket_bytes(bytes);
+            if let Some(compression) = compression {
+                config = config.compression(compression);
+            }
+            on_ranks(|group| {
+                let device = Device::flex().autodiff();
+                let model = model(&device, 1.0);
+                let (trained, slots) = trained(&model);
+                let mut on_device =
+                    OnDevice::on(&group, &config, &trained, device.clone().without_autodiff());
+                assert_eq!(on_device.buckets() == 1, bytes == 1 << 20);
+                let gradients = gradients(&model, group.rank());
+                let averages = on_device
+                    .average(&trained, &slots, gradients, &model, 2.0)
+                    .unwrap();
+                let close = |average: Vec<f32>, expected: f32| {
+                    let far = |value: &f32| (value - expected).abs() > tolerance * expected;
+                    assert!(!average.iter().any(far), "{average:?}, expected {expected}");
+                };
+                let weight = averages.get::<2>(model.first.weight.id).unwrap();
+                assert_eq!(weight.dims(), [3, 2]);
+                assert!(!weight.device().is_autodiff());
+                assert_eq!(weight.dtype(), DType::F32);
+                close(read(weight), 3.0);
+                let bias = model.first.bias.as_ref().unwrap();
+                close(read(averages.get::<1>(bias.id).unwrap()), 2.0);
+                close(
+                    read(averages.get::<2>(model.second.weight.id).unwrap()),
+                    6.0,
+                );
+                assert!(averages.get::<2>(model.never.weight.id).is_none());
+                assert!(on_device.bytes_reduced() > 0);
+                assert!(on_device.waited() < Duration::from_secs(60));
+            });
+        }
+    }
+}
+
+#[test]
+fn all_ranks_get_the_tensors_of_rank_0() {
+    let models = on_ranks(|group| {
+        let device = Device::flex().autodiff();
+        let model = model(&device, group.rank() as f32 + 3.0);
+        let (trained, _) = trained(&model);
+        let on_device = OnDevice::on(&group, &DdpConfig::new(), &trained, Device::flex());
+        let model = on_device.broadcast(model).unwrap();
+        assert!(model.first.weight.is_require_grad());
+        assert!(model.first.weight.val().is_autodiff());
+        let count = model.count.val().into_data().convert::<i32>();
+        (
+            read(model.second.weight.val()),
+            count.try_to_vec::<i32>().unwrap(),
+        )
+    });
+    assert_eq!(models, vec![(vec![4.0; 4], vec![3, 3]); 2]);
+}
+
+#[test]
+fn without_nccl_gradients_go_through_the_host() {
+    on_ranks(|group| {
+        let device = Device::flex().autodiff();
+        let model = model(&device, 1.0);
+        let (trained, _) = trained(&model);
+        let on_device = OnDevice::new(&group, &DdpConfig::new(), &trained, &model).unwrap();
+        assert!(on_device.is_none());
+    });
+}

@@ -1,0 +1,212 @@
+//! How tensors travel: settled by all ranks together, when the first one does.
+
+#[cfg(feature = "nccl")]
+use std::sync::Arc;
+
+use burn::{backend::Backend as BurnBackend, tensor::Device};
+
+use super::ProcessGroup;
+#[cfg(feature = "nccl")]
+use crate::nccl::{Link, cuda_ordinal, offer};
+use crate::{
+    Backend, CallKind, DdpError, ElementType, NcclError, ReduceOp,
+    backend::{Choice, Offer, choose},
+    collective::Collective,
+};
+
+/// The way of a communicator's tensors.
+#[derive(Clone)]
+pub(crate) enum Plane {
+    Host,
+    #[cfg(feature = "nccl")]
+    Nccl(Arc<Link>),
+}
+
+/// Where a tensor is, as far as that matters here.
+#[derive(Clone, Debug)]
+pub(crate) struct Location {
+    /// The number of the CUDA device, if it is one.
+    #[cfg(feature = "nccl")]
+    pub(crate) cuda: Option<usize>,
+    name: String,
+}
+
+impl Location {
+    pub(crate) fn of_device(device: &Device) -> Self {
+        let device = device.clone().without_autodiff();
+        let name = format!("{device:?}");
+        match device.as_dispatch() {
+            #[cfg(feature = "nccl")]
+            burn::backend::DispatchDevice::Cube(device) => Self::new(device, name),
+            device => Self::new(device, name),
+        }
+    }
+
+    pub(crate) fn of_primitives<B: BurnBackend>(device: &B::Device) -> Self {
+        Self::new(device, format!("{device:?}"))
+    }
+
+    /// Where NCCL does not reach.
+    pub(crate) fn elsewhere(name: &str) -> Self {
+        Self::new(&(), name.into())
+    }
+
+    fn new<T: 'static>(device: &T, name: String) -> Self {
+        let _ = device;
+        Self {
+            #[cfg(feature = "nccl")]
+            cuda: cuda_ordinal(device),
+            name,
+        }
+    }
+}
+
+impl ProcessGroup {
+    /// How the tensors of a device travel in this communicator: [`Backend::Nccl`] or [`Backend::Host`],
+    /// whichever [`Backend::Auto`] has come to.
+    ///
+    /// All ranks call this together, each with its device, the first time that anything is asked about
+    /// tensors; calls with tensors do so by themselves. What is settled then stays: in a communicator
+    /// with NCCL, tensors of other devices go through the host.
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_ddp::{Backend, LocalGroup};
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for group in LocalGroup::new(2) {
+    ///         scope.spawn(move || {
+    ///             let backend = group.tensor_backend(&Device::flex()).unwrap();
+    ///             assert_eq!(backend, Backend::Host); // no GPU
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`DdpError::Nccl`] where [`Backend::Nccl`] was asked for and a rank cannot use it: the error says
+    /// which and why, on all ranks. [`DdpError::InvalidArgument`] where ranks ask for different ones. Or a
+    /// fault of the group.
+    pub fn tensor_backend(&self, device: &Device) -> Result<Backend, DdpError> {
+        let location = Location::of_device(device);
+        Ok(match self.plane(&location)? {
+            Plane::Host => Backend::Host,
+            #[cfg(feature = "nccl")]
+            Plane::Nccl(_) => Backend::Nccl,
+        })
+    }
+
+    /// The way of tensors at a place.
+    pub(crate) fn plane(&self, location: &Location) -> Result<Plane, DdpError> {
+        let mut settled = self.inner.plane.lock().expect("no panic under lock");
+        let plane = match &*settled {
+            Some(plane) => plane.clone()?,
+            None => settled.insert(self.settle(location)).clone()?,
+        };
+        #[cfg(feature = "nccl")]
+        if let Plane::Nccl(link) = &plane
+            && location.cuda != Some(link.ordinal())
+        {
+            return Ok(Plane::Host);
+        }
+        Ok(plane)
+    }
+
+    /// Whether float tensors at a place can stay there in calls.
+    pub(crate) fn stays(&self, location: &Location) -> Result<bool, DdpError> {
+        Ok(!matches!(self.plane(location)?, Plane::Host))
+    }
+
+    /// The same where some ranks are alone, who cannot settle anything.
+    pub(super) fn settled_plane(&self, location: &Location) -> Result<Plane, DdpError> {
+        let settled = self
+            .inner
+            .plane
+            .lock()
+            .expect("no panic under lock")
+            .is_some();
+        match settled || self.world_size() == 1 {
+            true => self.plane(location),
+            false => Err(DdpError::InvalidArgument(
+                "a message before the ranks have settled how tensors travel; call tensor_backend on \
+                 all of them first"
+                    .into(),
+            )),
+        }
+    }
+
+    fn settle(&self, location: &Location) -> Result<Plane, DdpError> {
+        self.run(
+            (CallKind::Backend, ReduceOp::Sum, 0, 0),
+            ElementType::U8,
+            |call| self.settle_together(&call, location),
+            || Plane::Host,
+        )
+    }
+
+    fn settle_together(
+        &self,
+        call: &Collective<'_>,
+        location: &Location,
+    ) -> Result<Plane, DdpError> {
+        let protocol = |rank: usize, error: serde_json::Error| DdpError::Protocol {
+            rank: call.transport.number(rank),
+            problem: format!("what it says of its backend: {error}"),
+        };
+        let asked = self.inner.settings.backend;
+        let own = Offer {
+            asked,
+            nccl: match asked {
+                Backend::Host => Err(NcclError::NotAsked),
+                Backend::Auto | Backend::Nccl => own_nccl(location),
+            },
+            shares_gpus: std::env::var("NCCL_MULTI_RANK_GPU_ENABLE")
+                .is_ok_and(|value| value == "1"),
+        };
+        let own = serde_json::to_vec(&own).map_err(|error| protocol(call.rank, error))?;
+        let offers = call.all_gather_uneven(&own)?;
+        let offers: Result<Vec<Offer>, DdpError> = offers
+            .iter()
+            .enumerate()
+            .map(|(rank, text)| {
+                let offer = serde_json::from_slice(text).map_err(|error| protocol(rank, error));
+                offer.map_err(|fault| call.transport.fail(fault))
+            })
+            .collect();
+        match choose(&offers?)? {
+            Choice::Host(why) => {
+                if call.rank == 0 {
+                    log::info!("burn-ddp: tensors go through the host: {why}");
+                }
+                Ok(Plane::Host)
+            }
+            Choice::Nccl => link(call, location),
+        }
+    }
+}
+
+#[cfg(feature = "nccl")]
+fn own_nccl(location: &Location) -> Result<(crate::backend::Gpu, crate::NcclVersion), NcclError> {
+    let ordinal = location.cuda.ok_or_else(|| NcclError::NotOnCuda {
+        device: location.name.clone(),
+    })?;
+    offer(ordinal)
+}
+
+#[cfg(feature = "nccl")]
+fn link(call: &Collective<'_>, location: &Location) -> Result<Plane, DdpError> {
+    let ordinal = location.cuda.expect("NCCL is chosen where all are on CUDA");
+    Ok(Plane::Nccl(Arc::new(Link::open(call, ordinal)?)))
+}
+
+#[cfg(not(feature = "nccl"))]
+fn own_nccl(location: &Location) -> Result<(crate::backend::Gpu, crate::NcclVersion), NcclError> {
+    log::debug!("burn-ddp: tensors on {}, built without NCCL", location.name);
+    Err(NcclError::NotCompiledIn)
+}
+
+#[cfg(not(feature = "nccl"))]
+fn link(_call: &Collective<'_>, _location: &Location) -> Result<Plane, DdpError> {
+    unreachable!("NCCL is chosen where all ranks have it")
+}

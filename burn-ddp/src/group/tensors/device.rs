@@ -1,0 +1,136 @@
+//! Tensors by NCCL: they never leave the device.
+
+use burn::tensor::{
+    Shape, Tensor,
+    kind::{Autodiff, Numeric},
+};
+use burn_cubecl::tensor::CubeTensor;
+
+use super::{TensorOp, row};
+use crate::{
+    Call, DdpError, ElementType, ProcessGroup, ReduceOp,
+    collective::Collective,
+    group::{order::Place, run::message_of},
+    nccl::{Errand, Link, Source, on_wire, run, tensor_from_cube, tensor_to_cube},
+};
+
+impl ProcessGroup {
+    pub(super) fn through_nccl<const D: usize, K: Numeric>(
+        &self,
+        place: Place,
+        op: TensorOp,
+        link: &Link,
+        sources: Vec<Source>,
+        dtype: ElementType,
+    ) -> Result<Vec<Tensor<D, K>>, DdpError> {
+        let results = self.by_nccl(place, op, link, sources, dtype)?;
+        Ok(results.into_iter().map(tensor_from_cube).collect())
+    }
+
+    /// The same with CubeCL's tensors.
+    pub(super) fn by_nccl(
+        &self,
+        place: Place,
+        op: TensorOp,
+        link: &Link,
+        sources: Vec<Source>,
+        dtype: ElementType,
+    ) -> Result<Vec<CubeTensor>, DdpError> {
+        let wire = on_wire(dtype, op.reduction().is_some()).expect("it was asked for before");
+        let shapes: Vec<Shape> = sources.iter().map(Source::shape).collect();
+        let len = match op {
+            TensorOp::AllGather => shapes.iter().map(row).sum(),
+            _ => shapes.iter().map(Shape::num_elements).sum(),
+        };
+        let reduction = op.reduction().unwrap_or(ReduceOp::Sum);
+        let results = self.run_at(
+            place,
+            (op.kind(), reduction, len, op.root()),
+            dtype,
+            |call| {
+                // Whatever comes of it, all ranks are in the same call now.
+                let lens = lens(&call, op, &shapes)?;
+                let results = shapes.iter().zip(&lens).map(|(shape, lens)| {
+                    let rows = lens.iter().map(|len| len / row(shape).max(1));
+                    op.result(shape, rows, call.world_size)
+                });
+                let results = results.collect();
+                run(link, &call, Errand::All(op), wire, sources, &lens, results)
+                    .map_err(|error| self.give_up(error))
+            },
+            || unreachable!("NCCL is for several ranks"),
+        )?;
+        self.count(op, wire.bytes(len) as u64);
+        Ok(results)
+    }
+
+    pub(super) fn message_by_nccl<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        tensor: Tensor<D, K>,
+        dtype: ElementType,
+        peer: usize,
+        sends: bool,
+        link: &Link,
+    ) -> Result<Tensor<D, K>, DdpError> {
+        let tensor = tensor_to_cube(tensor).expect("a tensor on a CUDA device is CubeCL's");
+        let source = Source::new(tensor).map_err(|error| self.give_up(error))?;
+        let shape = source.shape();
+        let wire = on_wire(dtype, false).expect("every type can be moved");
+        let place = self.inner.order.take();
+        let call = self.call_at(place, |sequences| {
+            let numbers = match sends {
+                true => &mut sequences.sent,
+                false => &mut sequences.received,
+            };
+            let number = numbers.entry(peer).or_default();
+            *number += 1;
+            message_of(dtype, *number - 1, shape.num_elements())
+        })?;
+        let (_place, call) = call.expect("NCCL is for several ranks");
+        // NCCL is entered once both ranks are in the call. The answer is none that a rank which sends too
+        // would give.
+        let answer = Collective {
+            call: Call {
+                root: 1,
+                ..call.call
+            },
+            ..call
+        };
+        let errand = match sends {
+            true => {
+                call.send::<u8>(&[], peer)?;
+                answer.receive::<u8>(&mut [], peer)?;
+                Errand::Send { to: peer }
+            }
+            false => {
+                call.receive::<u8>(&mut [], peer)?;
+                answer.send::<u8>(&[], peer)?;
+                Errand::Receive { from: peer }
+            }
+        };
+        let lens = [vec![shape.num_elements(); call.world_size]];
+        let result = run(link, &call, errand, wire, vec![source], &lens, vec![shape]);
+        let mut result = result.map_err(|error| self.give_up(error))?;
+        Ok(tensor_from_cube(result.pop().expect("one for one")))
+    }
+}
+
+/// The elements that each rank brings of each tensor; the ranks meet here in any case.
+fn lens(
+    call: &Collective<'_>,
+    op: TensorOp,
+    shapes: &[Shape],
+) -> Result<Vec<Vec<usize>>, DdpError> {
+    let own = shapes.iter().map(Shape::num_elements);
+    if op != TensorOp::AllGather {
+        call.barrier()?;
+        return Ok(own.map(|len| vec![len; call.world_size]).collect());
+    }
+    let own: Vec<u64> = own.map(|len| len as u64).collect();
+    let all = call.all_gather_direct(&own)?;
+    let of = |tensor: usize| {
+        let lens = all.iter().skip(tensor).step_by(own.len());
+        lens.map(|len| *len as usize).collect()
+    };
+    Ok((0..own.len()).map(of).collect())
+}

@@ -1,0 +1,93 @@
+//! Messages between two ranks.
+
+use burn::tensor::{
+    DType, Tensor, TensorData,
+    kind::{Autodiff, Numeric},
+};
+
+use super::{element_type, host::with_elements, unsupported};
+#[cfg(feature = "nccl")]
+use crate::group::plane::Plane;
+use crate::{DdpError, ProcessGroup, group::plane::Location};
+
+impl ProcessGroup {
+    /// Sends a tensor to one rank, which receives it with [`recv_tensor`](Self::recv_tensor).
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group. [`DdpError::InvalidArgument`] for a rank that is none or this one, a type that
+    /// is neither integers nor floats, and before the ranks have settled how tensors travel (see
+    /// [`tensor_backend`](Self::tensor_backend)), which two of them cannot do alone.
+    pub fn send_tensor<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        tensor: Tensor<D, K>,
+        to: usize,
+    ) -> Result<(), DdpError> {
+        self.message(tensor, to, true).map(drop)
+    }
+
+    /// Receives a tensor that a rank sends to this one. It has the shape, the type and the device of
+    /// `like`, whose elements do not matter.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_ddp::LocalGroup;
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for group in LocalGroup::new(2) {
+    ///         scope.spawn(move || {
+    ///             let device = Device::flex();
+    ///             group.tensor_backend(&device).unwrap();
+    ///             let tensor = Tensor::<1>::full([3], group.rank() as f32, &device);
+    ///             match group.rank() {
+    ///                 0 => group.send_tensor(tensor + 7.0, 1).unwrap(),
+    ///                 _ => {
+    ///                     let received = group.recv_tensor(tensor, 0).unwrap();
+    ///                     assert_eq!(received.into_data().try_to_vec::<f32>().unwrap(), [7.0; 3]);
+    ///                 }
+    ///             }
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`send_tensor`](Self::send_tensor).
+    pub fn recv_tensor<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        like: Tensor<D, K>,
+        from: usize,
+    ) -> Result<Tensor<D, K>, DdpError> {
+        self.message(like, from, false)
+    }
+
+    fn message<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        tensor: Tensor<D, K>,
+        peer: usize,
+        sends: bool,
+    ) -> Result<Tensor<D, K>, DdpError> {
+        self.check_peer(peer)?;
+        let dtype = element_type(tensor.dtype())?;
+        let plane = self.settled_plane(&Location::of_device(&tensor.device()))?;
+        #[cfg(feature = "nccl")]
+        if let Plane::Nccl(link) = &plane {
+            return self.message_by_nccl(tensor, dtype, peer, sends, link);
+        }
+        let _ = (plane, dtype);
+        let (device, shape) = (tensor.device().without_autodiff(), tensor.shape());
+        let dtype = tensor.dtype();
+        let data = tensor.try_into_data();
+        let data = data.map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
+        with_elements!(data, |elements| {
+            let mut elements = elements;
+            match sends {
+                true => self.send(&elements, peer)?,
+                false => self.recv(&mut elements, peer)?,
+            }
+            let data = TensorData::new(elements, shape);
+            Ok(Tensor::from_data(data, (&device, dtype)))
+        })
+    }
+}

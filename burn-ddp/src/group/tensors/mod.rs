@@ -1,0 +1,303 @@
+//! Collective calls over tensors, on whichever device they are.
+
+#[cfg(feature = "nccl")]
+mod device;
+mod host;
+mod message;
+mod primitive;
+
+use std::sync::atomic::Ordering;
+
+use burn::tensor::{
+    DType, Shape, Tensor,
+    kind::{Autodiff, Numeric},
+};
+
+#[cfg(feature = "nccl")]
+use super::plane::Plane;
+use super::{Pending, ProcessGroup, order::Place, plane::Location};
+#[cfg(feature = "nccl")]
+use crate::nccl::{Link, Source, on_wire, tensor_to_cube};
+use crate::{CallKind, DdpError, ElementType, ReduceOp};
+
+/// What a collective call does with the ranks' tensors. Parts are counted along the first dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorOp {
+    /// Combines them, element by element; all ranks get the result.
+    AllReduce(ReduceOp),
+    /// Combines them, element by element; `root` gets the result, the others their own back.
+    Reduce {
+        /// How elements are combined.
+        op: ReduceOp,
+        /// Who gets the result.
+        root: usize,
+    },
+    /// All ranks get the tensor of `root`.
+    Broadcast {
+        /// Whose tensor it is.
+        root: usize,
+    },
+    /// All ranks get all tensors, one after the other. They may differ in the first dimension.
+    AllGather,
+    /// Combines them, element by element; rank `i` gets part `i` of the result.
+    ReduceScatter(ReduceOp),
+    /// Part `i` goes to rank `i`, which puts the parts that it gets one after the other.
+    AllToAll,
+}
+
+impl TensorOp {
+    fn kind(self) -> CallKind {
+        match self {
+            Self::AllReduce(_) => CallKind::AllReduce,
+            Self::Reduce { .. } => CallKind::Reduce,
+            Self::Broadcast { .. } => CallKind::Broadcast,
+            Self::AllGather => CallKind::AllGather,
+            Self::ReduceScatter(_) => CallKind::ReduceScatter,
+            Self::AllToAll => CallKind::AllToAll,
+        }
+    }
+
+    fn reduction(self) -> Option<ReduceOp> {
+        match self {
+            Self::AllReduce(op) | Self::Reduce { op, .. } | Self::ReduceScatter(op) => Some(op),
+            Self::Broadcast { .. } | Self::AllGather | Self::AllToAll => None,
+        }
+    }
+
+    fn root(self) -> usize {
+        match self {
+            Self::Reduce { root, .. } | Self::Broadcast { root } => root,
+            _ => 0,
+        }
+    }
+
+    /// The shape of the result: `rows` are the first dimensions of all ranks' tensors.
+    fn result(self, own: &Shape, rows: impl Iterator<Item = usize>, ranks: usize) -> Shape {
+        let mut shape = own.clone();
+        match self {
+            Self::AllGather => shape[0] = rows.sum(),
+            Self::ReduceScatter(_) => shape[0] /= ranks,
+            _ => {}
+        }
+        shape
+    }
+}
+
+fn unsupported(dtype: DType) -> DdpError {
+    DdpError::InvalidArgument(format!(
+        "a tensor of type {dtype:?}; expected integers or floats"
+    ))
+}
+
+fn element_type(dtype: DType) -> Result<ElementType, DdpError> {
+    Ok(match dtype {
+        DType::F64 => ElementType::F64,
+        DType::F32 => ElementType::F32,
+        DType::F16 => ElementType::F16,
+        DType::BF16 => ElementType::BF16,
+        DType::I64 => ElementType::I64,
+        DType::I32 => ElementType::I32,
+        DType::I16 => ElementType::I16,
+        DType::I8 => ElementType::I8,
+        DType::U64 => ElementType::U64,
+        DType::U32 => ElementType::U32,
+        DType::U16 => ElementType::U16,
+        DType::U8 => ElementType::U8,
+        other => return Err(unsupported(other)),
+    })
+}
+
+/// A call that was submitted, with its inputs.
+enum Submitted<const D: usize, K: Numeric> {
+    Host(Vec<(Place, Tensor<D, K>)>),
+    #[cfg(feature = "nccl")]
+    Nccl {
+        place: Place,
+        link: std::sync::Arc<Link>,
+        sources: Vec<Source>,
+        dtype: ElementType,
+    },
+}
+
+impl ProcessGroup {
+    /// Makes a collective call over a tensor, by NCCL or through the host (see
+    /// [`Backend`](crate::Backend)). The result is on the same device, without autodiff history.
+    ///
+    /// NCCL differs from the host in three points: `f16` and `bf16` are summed in their own type and
+    /// rounded on the way, a NaN need not win a minimum or maximum, and errors of a device show up as
+    /// [`DdpError::NcclFailed`].
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_ddp::{LocalGroup, ReduceOp, TensorOp};
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for group in LocalGroup::new(2) {
+    ///         scope.spawn(move || {
+    ///             let tensor = Tensor::<1>::full([2], group.rank() as f32, &Device::flex());
+    ///             let mean = group
+    ///                 .collective(TensorOp::AllReduce(ReduceOp::Mean), tensor)
+    ///                 .unwrap();
+    ///             assert_eq!(mean.into_data().try_to_vec::<f32>().unwrap(), [0.5, 0.5]);
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group. [`DdpError::InvalidArgument`] for a root that is no rank, the mean of
+    /// integers, a type that is neither integers nor floats of 16, 32 or 64 bits, or a first dimension
+    /// that is no multiple of the world size where parts are asked for. Those of
+    /// [`tensor_backend`](Self::tensor_backend).
+    pub fn collective<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        op: TensorOp,
+        tensor: Tensor<D, K>,
+    ) -> Result<Tensor<D, K>, DdpError> {
+        let mut results = self.collective_many(op, vec![tensor])?;
+        Ok(results.pop().expect("a result for each tensor"))
+    }
+
+    /// The same, on a thread of the group; returns at once (but the first time, when the ranks settle how
+    /// tensors travel). Calls are made in the order in which they were submitted.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`collective`](Self::collective); faults come from [`Pending::wait`].
+    pub fn collective_async<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        op: TensorOp,
+        tensor: Tensor<D, K>,
+    ) -> Result<Pending<Tensor<D, K>>, DdpError> {
+        self.collective_then(op, tensor, || ())
+    }
+
+    /// The same; `then` runs when the result is there.
+    pub(crate) fn collective_then<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        op: TensorOp,
+        tensor: Tensor<D, K>,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<Pending<Tensor<D, K>>, DdpError> {
+        let submitted = self.submit(op, vec![tensor])?;
+        let group = self.clone();
+        Ok(self.inner.worker.submit(move || {
+            let mut results = group.complete(op, submitted)?;
+            then();
+            Ok(results.pop().expect("a result for each tensor"))
+        }))
+    }
+
+    /// The same over several tensors, of one type and on one device, as one call: NCCL gets them as one
+    /// group, which costs less than one after the other. All ranks pass as many.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`collective`](Self::collective), and [`DdpError::InvalidArgument`] when the tensors
+    /// differ in type.
+    pub fn collective_many<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        op: TensorOp,
+        tensors: Vec<Tensor<D, K>>,
+    ) -> Result<Vec<Tensor<D, K>>, DdpError> {
+        let submitted = self.submit(op, tensors)?;
+        self.complete(op, submitted)
+    }
+
+    fn submit<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        op: TensorOp,
+        tensors: Vec<Tensor<D, K>>,
+    ) -> Result<Submitted<D, K>, DdpError> {
+        let Some(first) = tensors.first() else {
+            return Ok(Submitted::Host(Vec::new()));
+        };
+        let dtype = element_type(first.dtype())?;
+        self.check_rank(op.root())?;
+        for tensor in &tensors {
+            if tensor.dtype() != first.dtype() {
+                return Err(DdpError::InvalidArgument(format!(
+                    "tensors of type {:?} and {:?} in one call; expected one type",
+                    first.dtype(),
+                    tensor.dtype()
+                )));
+            }
+            let shape = tensor.shape();
+            match op {
+                TensorOp::ReduceScatter(_) | TensorOp::AllToAll => self.check_parts(shape[0])?,
+                TensorOp::AllGather if shape[0] > 0 && shape.num_elements() == 0 => {
+                    return Err(DdpError::InvalidArgument(format!(
+                        "an all-gather of rows without elements: shape {shape:?}"
+                    )));
+                }
+                _ => {}
+            }
+        }
+        if op.reduction() == Some(ReduceOp::Mean) && !first.dtype().is_float() {
+            return Err(DdpError::InvalidArgument(format!(
+                "the mean of {dtype} values; take their sum"
+            )));
+        }
+        let plane = self.plane(&Location::of_device(&first.device()))?;
+        #[cfg(feature = "nccl")]
+        if let Plane::Nccl(link) = &plane
+            && on_wire(dtype, op.reduction().is_some()).is_some()
+        {
+            let sources: Option<Vec<_>> = tensors.iter().cloned().map(tensor_to_cube).collect();
+            let sources = sources.expect("a tensor on a CUDA device is CubeCL's");
+            let sources: Result<Vec<_>, _> = sources.into_iter().map(Source::new).collect();
+            return Ok(Submitted::Nccl {
+                place: self.inner.order.take(),
+                link: link.clone(),
+                sources: sources.map_err(|error| self.give_up(error))?,
+                dtype,
+            });
+        }
+        let _ = (plane, dtype);
+        let place = |tensor| (self.inner.order.take(), tensor);
+        Ok(Submitted::Host(tensors.into_iter().map(place).collect()))
+    }
+
+    fn complete<const D: usize, K: Numeric>(
+        &self,
+        op: TensorOp,
+        submitted: Submitted<D, K>,
+    ) -> Result<Vec<Tensor<D, K>>, DdpError> {
+        match submitted {
+            Submitted::Host(tensors) => {
+                let results = tensors.into_iter();
+                results
+                    .map(|(place, tensor)| self.through_host(place, op, tensor))
+                    .collect()
+            }
+            #[cfg(feature = "nccl")]
+            Submitted::Nccl {
+                place,
+                link,
+                sources,
+                dtype,
+            } => self.through_nccl(place, op, &link, sources, dtype),
+        }
+    }
+
+    /// Ends the job for an error that the other ranks do not have.
+    fn give_up(&self, error: DdpError) -> DdpError {
+        match error.is_fault() {
+            true => error,
+            false => self.abort(error.to_string()),
+        }
+    }
+
+    fn count(&self, op: TensorOp, bytes: u64) {
+        if matches!(op, TensorOp::AllReduce(_)) {
+            let counters = &self.inner.counters;
+            counters.bytes_reduced.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Elements of one index of the first dimension.
+fn row(shape: &Shape) -> usize {
+    shape.iter().skip(1).product()
+}

@@ -1,0 +1,47 @@
+//! Calls with the tensors of backends, for operations that are made of a backend's own.
+
+use burn::backend::{
+    Backend,
+    tensor::{Device, FloatTensor},
+};
+
+use super::TensorOp;
+#[cfg(feature = "nccl")]
+use crate::group::plane::Plane;
+#[cfg(feature = "nccl")]
+use crate::nccl::{Source, primitive_from_cube, primitive_to_cube};
+use crate::{DdpError, ProcessGroup, group::Location};
+
+impl ProcessGroup {
+    /// Whether the float tensors of a backend's device can stay on it in calls.
+    pub(crate) fn primitives_stay<B: Backend>(&self, device: &Device<B>) -> Result<bool, DdpError> {
+        self.stays(&Location::of_primitives::<B>(device))
+    }
+
+    /// The call over a tensor that stays on its device.
+    ///
+    /// # Panics
+    ///
+    /// Panics where tensors of that device do not stay.
+    pub(crate) fn collective_primitive<B: Backend>(
+        &self,
+        op: TensorOp,
+        tensor: FloatTensor<B>,
+    ) -> Result<FloatTensor<B>, DdpError> {
+        #[cfg(feature = "nccl")]
+        {
+            use burn::backend::TensorMetadata;
+            let location = Location::of_primitives::<B>(&tensor.device());
+            if let Plane::Nccl(link) = self.plane(&location)? {
+                let dtype = super::element_type(tensor.dtype())?;
+                let tensor = primitive_to_cube(&tensor).expect("a tensor on CUDA is CubeCL's");
+                let source = Source::new(tensor).map_err(|error| self.give_up(error))?;
+                let place = self.inner.order.take();
+                let mut results = self.by_nccl(place, op, &link, vec![source], dtype)?;
+                let result = results.pop().expect("a result for each tensor");
+                return Ok(primitive_from_cube(result).expect("it came from this backend"));
+            }
+        }
+        unreachable!("{op:?} of a tensor {tensor:?} that does not stay on its device")
+    }
+}

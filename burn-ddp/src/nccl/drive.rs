@@ -1,0 +1,240 @@
+//! A call of NCCL from its start to its end, within a time limit: nothing that NCCL does may hold a rank
+//! up for ever.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::plan::Move;
+use crate::{DdpError, transport::Deadline};
+
+/// What a communicator of NCCL can do, none of which waits. Errors are in NCCL's words.
+pub(super) trait Communicator {
+    /// Hands over calls, as one group.
+    fn enqueue(&mut self, moves: &[Move]) -> Result<(), String>;
+
+    /// Whether NCCL has taken in all that it was handed (`ncclCommGetAsyncError`).
+    fn accepted(&mut self) -> Result<bool, String>;
+
+    /// Whether the device has done all that NCCL was handed.
+    fn finished(&mut self) -> Result<bool, String>;
+
+    /// Stops what is going on. Nothing else is called afterwards.
+    fn abort(&mut self);
+}
+
+/// Why a call came to no good end. The communicator has been aborted.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The group has a fault.
+    Fault(DdpError),
+    /// The time is over.
+    Late,
+    /// NCCL failed.
+    Failed(String),
+}
+
+/// Makes calls and waits until the device has done them. `fault` tells of faults of the group
+/// meanwhile.
+pub(super) fn drive(
+    communicator: &mut impl Communicator,
+    moves: &[Move],
+    deadline: Deadline,
+    fault: impl Fn() -> Option<DdpError>,
+) -> Result<(), Trouble> {
+    let mut attempt = || {
+        communicator.enqueue(moves).map_err(Trouble::Failed)?;
+        wait(deadline, &fault, || communicator.accepted())?;
+        wait(deadline, &fault, || {
+            // A peer's trouble shows in the communicator's state, while kernels spin.
+            communicator.accepted()?;
+            communicator.finished()
+        })
+    };
+    let result = attempt();
+    if result.is_err() {
+        communicator.abort();
+    }
+    result
+}
+
+/// Waits until a new communicator has met its peers.
+pub(super) fn meet(
+    communicator: &mut impl Communicator,
+    deadline: Deadline,
+    fault: impl Fn() -> Option<DdpError>,
+) -> Result<(), Trouble> {
+    let result = wait(deadline, fault, || communicator.accepted());
+    if result.is_err() {
+        communicator.abort();
+    }
+    result
+}
+
+/// How long a wait keeps the processor before it sleeps: most calls are over by then.
+const AWAKE: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(50);
+
+fn wait(
+    deadline: Deadline,
+    fault: impl Fn() -> Option<DdpError>,
+    mut done: impl FnMut() -> Result<bool, String>,
+) -> Result<(), Trouble> {
+    let start = Instant::now();
+    loop {
+        if done().map_err(Trouble::Failed)? {
+            return Ok(());
+        }
+        if let Some(fault) = fault() {
+            return Err(Trouble::Fault(fault));
+        }
+        if deadline.left().is_none() {
+            return Err(Trouble::Late);
+        }
+        match start.elapsed() < AWAKE {
+            true => thread::yield_now(),
+            false => thread::sleep(NAP),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A communicator that needs some looks before it has taken in and done what it was handed.
+    #[derive(Default)]
+    struct Fake {
+        takes: usize,
+        works: usize,
+        refuses: bool,
+        breaks_after: Option<usize>,
+        looks: usize,
+        log: Vec<&'static str>,
+    }
+
+    impl Communicator for Fake {
+        fn enqueue(&mut self, moves: &[Move]) -> Result<(), String> {
+            assert_eq!(moves.len(), 1);
+            self.log.push("enqueue");
+            match self.refuses {
+                true => Err("invalid usage".into()),
+                false => Ok(()),
+            }
+        }
+
+        fn accepted(&mut self) -> Result<bool, String> {
+            self.looks += 1;
+            match self.breaks_after {
+                Some(looks) if self.looks > looks => Err("remote process exited".into()),
+                _ => Ok(self.looks > self.takes),
+            }
+        }
+
+        fn finished(&mut self) -> Result<bool, String> {
+            assert!(
+                self.looks > self.takes,
+                "the device is asked once NCCL has taken all in"
+            );
+            self.works = self.works.saturating_sub(1);
+            Ok(self.works == 0)
+        }
+
+        fn abort(&mut self) {
+            self.log.push("abort");
+        }
+    }
+
+    const MOVES: [Move; 1] = [Move::AllGather {
+        from: 8,
+        into: 16,
+        count: 1,
+    }];
+
+    fn seconds(seconds: u64) -> Deadline {
+        Deadline::after(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn it_waits_for_nccl_and_then_for_the_device() {
+        let mut fake = Fake {
+            takes: 3,
+            works: 40,
+            ..Fake::default()
+        };
+        drive(&mut fake, &MOVES, seconds(60), || None).unwrap();
+        assert_eq!((fake.works, &fake.log[..]), (0, &["enqueue"][..]));
+    }
+
+    #[test]
+    fn a_device_that_never_ends_is_late_and_aborted() {
+        let short = Deadline::after(Duration::from_millis(20));
+        let mut fake = Fake {
+            works: usize::MAX,
+            ..Fake::default()
+        };
+        assert!(matches!(
+            drive(&mut fake, &MOVES, short, || None),
+            Err(Trouble::Late)
+        ));
+        assert_eq!(fake.log, ["enqueue", "abort"]);
+
+        let short = Deadline::after(Duration::from_millis(20));
+        let mut fake = Fake {
+            takes: usize::MAX,
+            ..Fake::default()
+        };
+        assert!(matches!(
+            meet(&mut fake, short, || None),
+            Err(Trouble::Late)
+        ));
+        assert_eq!(fake.log, ["abort"]);
+    }
+
+    #[test]
+    fn failures_say_what_nccl_says() {
+        let refused = Fake {
+            refuses: true,
+            ..Fake::default()
+        };
+        let broken = Fake {
+            works: usize::MAX,
+            breaks_after: Some(5),
+            ..Fake::default()
+        };
+        for (mut fake, text) in [
+            (refused, "invalid usage"),
+            (broken, "remote process exited"),
+        ] {
+            let result = drive(&mut fake, &MOVES, seconds(60), || None);
+            assert!(matches!(result, Err(Trouble::Failed(problem)) if problem == text));
+            assert_eq!(fake.log, ["enqueue", "abort"]);
+        }
+    }
+
+    #[test]
+    fn a_fault_of_the_group_ends_the_wait() {
+        let mut fake = Fake {
+            works: usize::MAX,
+            ..Fake::default()
+        };
+        let died = || Some(DdpError::RankDied { rank: 3 });
+        let result = drive(&mut fake, &MOVES, seconds(60), died);
+        assert!(matches!(
+            result,
+            Err(Trouble::Fault(DdpError::RankDied { rank: 3 }))
+        ));
+        assert_eq!(fake.log, ["enqueue", "abort"]);
+
+        let mut fake = Fake {
+            takes: usize::MAX,
+            ..Fake::default()
+        };
+        assert!(matches!(
+            meet(&mut fake, seconds(60), died),
+            Err(Trouble::Fault(_))
+        ));
+        assert_eq!(fake.log, ["abort"]);
+    }
+}

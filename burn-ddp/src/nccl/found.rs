@@ -1,0 +1,164 @@
+//! NCCL as it was found on this machine, looked for once.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use super::{
+    ffi::{Library, UniqueId},
+    search::{VARIABLE, candidates},
+};
+use crate::{NcclError, NcclVersion};
+
+/// The oldest version that is used: the first with communicators that do not block.
+const OLDEST: NcclVersion = NcclVersion {
+    major: 2,
+    minor: 14,
+    patch: 0,
+};
+
+/// The library, and what is known of it.
+pub(super) struct Found {
+    library: Library,
+    file: String,
+    pub(super) version: NcclVersion,
+}
+
+/// NCCL, or why there is none that can be used. It is loaded at the first call.
+pub(super) fn nccl() -> Result<&'static Found, NcclError> {
+    static FOUND: OnceLock<Result<Found, NcclError>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        load(candidates(variable, folders))
+    });
+    found.as_ref().map_err(Clone::clone)
+}
+
+fn folders(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
+}
+
+/// The first of the files that can be loaded.
+fn load(candidates: Vec<PathBuf>) -> Result<Found, NcclError> {
+    let mut searched = Vec::new();
+    let mut broken = None;
+    for path in candidates {
+        let file = path.display().to_string();
+        match Library::open(&path) {
+            Ok(library) => return check(library, file),
+            // A library that is there says more than one that is not.
+            Err(problem) if path.exists() => {
+                broken.get_or_insert(NcclError::NotUsable {
+                    library: file,
+                    problem,
+                });
+            }
+            Err(_) => searched.push(file),
+        }
+    }
+    Err(broken.unwrap_or(NcclError::NotFound { searched }))
+}
+
+fn check(library: Library, file: String) -> Result<Found, NcclError> {
+    let version = match library.version() {
+        Ok(code) => NcclVersion::from_code(code),
+        Err(problem) => {
+            return Err(NcclError::NotUsable {
+                library: file,
+                problem,
+            });
+        }
+    };
+    if version < OLDEST {
+        return Err(NcclError::TooOld {
+            library: file,
+            version,
+            oldest: OLDEST,
+        });
+    }
+    log::debug!("burn-ddp: NCCL {version} from {file} ({VARIABLE} names another)");
+    Ok(Found {
+        library,
+        file,
+        version,
+    })
+}
+
+impl Found {
+    pub(super) fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// A new identity for a communicator.
+    pub(super) fn unique_id(&self) -> Result<UniqueId, NcclError> {
+        self.library
+            .unique_id()
+            .map_err(|problem| self.unusable(problem))
+    }
+
+    pub(super) fn unusable(&self, problem: String) -> NcclError {
+        NcclError::NotUsable {
+            library: self.file.clone(),
+            problem,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With a library (`pip download nvidia-nccl-cu13` has one; `BURN_DDP_NCCL` names it), no GPU needed.
+    #[test]
+    fn the_real_library_tells_its_version_and_makes_identities() {
+        let found = match nccl() {
+            Ok(found) => found,
+            Err(error @ NcclError::NotFound { .. }) => {
+                eprintln!("skipped: no NCCL library: {error}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert!(
+            found.version >= OLDEST && found.version.major < 10,
+            "{}",
+            found.version
+        );
+        let (one, other) = (found.unique_id().unwrap(), found.unique_id().unwrap());
+        assert_ne!(one, other);
+        assert_ne!(one, [0; 128]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_listed_and_what_is_broken_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("libnccl.so.2");
+        let name = missing.display().to_string();
+        let Err(NcclError::NotFound { searched }) = load(vec![missing.clone()]) else {
+            panic!("there is no such file");
+        };
+        assert_eq!(searched, std::slice::from_ref(&name));
+
+        fs::write(&missing, "no library").unwrap();
+        let Err(NcclError::NotUsable { library, problem }) = load(vec![missing]) else {
+            panic!("that is no library");
+        };
+        assert_eq!(library, name);
+        assert!(!problem.is_empty());
+
+        // A library, but not NCCL.
+        let Err(NcclError::NotUsable { problem, .. }) = Library::open(Path::new("libc.so.6"))
+            .map_err(|problem| NcclError::NotUsable {
+                library: "libc.so.6".into(),
+                problem,
+            })
+            .and_then(|library| check(library, "libc.so.6".into()).map(drop))
+        else {
+            panic!("libc has no ncclGetVersion");
+        };
+        assert!(problem.contains("ncclGetVersion"), "{problem}");
+    }
+}

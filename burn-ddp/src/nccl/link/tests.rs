@@ -1,0 +1,123 @@
+//! One rank alone makes every call, on an NVIDIA GPU.
+
+use std::{path::Path, time::Duration};
+
+use burn::tensor::{DType, Device, Float, Int, Tensor};
+
+use super::*;
+use crate::{
+    Call, CallKind, ElementType, ReduceOp, TensorOp,
+    nccl::{Errand, Source, on_wire, run, tensor_from_cube, tensor_to_cube},
+    transport::{Deadline, Incoming, Outgoing, Transport},
+};
+
+/// The control plane of one rank.
+struct Nobody;
+
+impl Transport for Nobody {
+    fn exchange(
+        &self,
+        _call: &Call,
+        outgoing: Vec<Outgoing<'_>>,
+        incoming: Vec<Incoming<'_>>,
+        _deadline: Deadline,
+    ) -> Result<(), DdpError> {
+        assert!(
+            outgoing.is_empty() && incoming.is_empty(),
+            "there is nobody to talk to"
+        );
+        Ok(())
+    }
+
+    fn duplicate(
+        &self,
+        _id: u32,
+        _members: &[usize],
+        _deadline: Deadline,
+    ) -> Result<Box<dyn Transport>, DdpError> {
+        Ok(Box::new(Self))
+    }
+
+    fn fail(&self, fault: DdpError) -> DdpError {
+        fault
+    }
+
+    fn fault(&self) -> Option<DdpError> {
+        None
+    }
+}
+
+fn collective(transport: &dyn Transport) -> Collective<'_> {
+    Collective {
+        transport,
+        rank: 0,
+        world_size: 1,
+        call: Call {
+            sequence: 0,
+            kind: CallKind::Backend,
+            dtype: ElementType::F32,
+            op: ReduceOp::Sum,
+            len: 0,
+            root: 0,
+        },
+        deadline: Deadline::after(Duration::from_secs(60)),
+    }
+}
+
+#[test]
+fn one_rank_makes_every_call() {
+    if !Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: no NVIDIA GPU");
+        return;
+    }
+    match offer(0) {
+        Ok((gpu, version)) => eprintln!("NCCL {version} on {gpu}"),
+        Err(error @ NcclError::NotFound { .. }) => {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    }
+    let device = Device::cuda(0);
+    let call = collective(&Nobody);
+    let link = Link::open(&call, 0).unwrap();
+    let mean = ReduceOp::Mean;
+    let ops = [
+        TensorOp::AllReduce(ReduceOp::Sum),
+        TensorOp::Reduce { op: mean, root: 0 },
+        TensorOp::Broadcast { root: 0 },
+        TensorOp::AllGather,
+        TensorOp::ReduceScatter(ReduceOp::Max),
+        TensorOp::AllToAll,
+    ];
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+        for op in ops {
+            // What comes in has only been submitted, and is not contiguous; what comes out is used at once.
+            let ones = Tensor::<2>::ones([1024, 1024], (&device, DType::F32));
+            let scale = Tensor::<1, Int>::arange(0..1024, &device)
+                .float()
+                .reshape([1, 1024]);
+            let made = ones.clone().matmul(ones) / 1024.0 * scale;
+            let made = made.swap_dims(0, 1).slice([0..64, 0..32]).cast(dtype);
+            let expected: Vec<f64> = (0..64 * 32)
+                .map(|index| 2.0 * (index / 32) as f64)
+                .collect();
+
+            let source = Source::new(tensor_to_cube(made).unwrap()).unwrap();
+            let shape = source.shape();
+            let types = match dtype {
+                DType::F32 => ElementType::F32,
+                DType::F16 => ElementType::F16,
+                DType::BF16 => ElementType::BF16,
+                _ => ElementType::F64,
+            };
+            let wire = on_wire(types, true).unwrap();
+            let lens = [vec![64 * 32]];
+            let errand = Errand::All(op);
+            let results = run(&link, &call, errand, wire, vec![source], &lens, vec![shape]);
+            let result: Tensor<2, Float> = tensor_from_cube(results.unwrap().pop().unwrap());
+            let found: Vec<f64> = (result * 2.0).into_data().iter().collect();
+            assert_eq!(found, expected, "{op:?} of {dtype:?}");
+        }
+    }
+}

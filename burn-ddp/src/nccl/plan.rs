@@ -1,0 +1,199 @@
+//! Which calls of NCCL make up a collective call: addresses and counts, no device.
+
+use std::ffi::c_int;
+
+use super::wire::{Wire, operator};
+use crate::TensorOp;
+
+/// One call of NCCL. Addresses are on the device, counts are of items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Move {
+    AllReduce {
+        from: u64,
+        into: u64,
+        count: usize,
+        op: c_int,
+    },
+    Reduce {
+        from: u64,
+        /// Null on ranks other than the root.
+        into: u64,
+        count: usize,
+        op: c_int,
+        root: usize,
+    },
+    Broadcast {
+        /// Read on the root only.
+        from: u64,
+        into: u64,
+        count: usize,
+        root: usize,
+    },
+    AllGather {
+        from: u64,
+        into: u64,
+        count: usize,
+    },
+    ReduceScatter {
+        from: u64,
+        into: u64,
+        /// Items of a part.
+        count: usize,
+        op: c_int,
+    },
+    Send {
+        from: u64,
+        count: usize,
+        peer: usize,
+    },
+    Receive {
+        into: u64,
+        count: usize,
+        peer: usize,
+    },
+}
+
+/// What a rank does in a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Errand {
+    /// What all ranks do.
+    All(TensorOp),
+    Send {
+        to: usize,
+    },
+    Receive {
+        from: usize,
+    },
+}
+
+/// A rank's share of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share<'a> {
+    pub(super) rank: usize,
+    /// Elements that each rank brings; the same number except for an all-gather.
+    pub(super) lens: &'a [usize],
+    /// Where this rank's elements are.
+    pub(super) from: u64,
+    /// Where the result goes.
+    pub(super) into: u64,
+    pub(super) wire: Wire,
+}
+
+impl Share<'_> {
+    fn count(&self, elements: usize) -> usize {
+        elements * self.wire.items
+    }
+
+    /// The address `elements` behind another.
+    fn at(&self, address: u64, elements: usize) -> u64 {
+        address + self.wire.bytes(elements) as u64
+    }
+}
+
+/// The calls, to be made as one group. A call that moves nothing is none.
+pub(super) fn moves(errand: Errand, share: &Share<'_>) -> Vec<Move> {
+    let Share {
+        rank,
+        lens,
+        from,
+        into,
+        ..
+    } = *share;
+    let (len, ranks) = (lens[rank], lens.len());
+    let count = share.count(len);
+    if lens.iter().all(|len| *len == 0) {
+        return Vec::new();
+    }
+    let op = match errand {
+        Errand::All(op) => op,
+        Errand::Send { to } => {
+            return vec![Move::Send {
+                from,
+                count,
+                peer: to,
+            }];
+        }
+        Errand::Receive { from } => {
+            return vec![Move::Receive {
+                into,
+                count,
+                peer: from,
+            }];
+        }
+    };
+    match op {
+        TensorOp::AllReduce(op) => vec![Move::AllReduce {
+            from,
+            into,
+            count,
+            op: operator(op),
+        }],
+        TensorOp::Reduce { op, root } => vec![Move::Reduce {
+            from,
+            into: if rank == root { into } else { 0 },
+            count,
+            op: operator(op),
+            root,
+        }],
+        TensorOp::Broadcast { root } => vec![Move::Broadcast {
+            from: if rank == root { from } else { into },
+            into,
+            count,
+            root,
+        }],
+        TensorOp::AllGather if lens.iter().all(|other| *other == len) => {
+            vec![Move::AllGather { from, into, count }]
+        }
+        TensorOp::AllGather => uneven_gather(share),
+        TensorOp::ReduceScatter(op) => vec![Move::ReduceScatter {
+            from,
+            into,
+            count: share.count(len / ranks),
+            op: operator(op),
+        }],
+        TensorOp::AllToAll => {
+            let part = len / ranks;
+            let pair = |peer: usize| {
+                let count = share.count(part);
+                [
+                    Move::Send {
+                        from: share.at(from, peer * part),
+                        count,
+                        peer,
+                    },
+                    Move::Receive {
+                        into: share.at(into, peer * part),
+                        count,
+                        peer,
+                    },
+                ]
+            };
+            (0..ranks).flat_map(pair).collect()
+        }
+    }
+}
+
+/// NCCL gathers equal parts only: each rank broadcasts its own.
+fn uneven_gather(share: &Share<'_>) -> Vec<Move> {
+    let mut place = share.into;
+    let mut moves = Vec::new();
+    for (root, len) in share.lens.iter().enumerate() {
+        if *len > 0 {
+            moves.push(Move::Broadcast {
+                from: if root == share.rank {
+                    share.from
+                } else {
+                    place
+                },
+                into: place,
+                count: share.count(*len),
+                root,
+            });
+        }
+        place = share.at(place, *len);
+    }
+    moves
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+//! NCCL on NVIDIA GPUs: two ranks, each with a GPU of its own or, with NCCL 2.30 or newer, sharing one.
+
+use std::time::Duration;
+
+use crate::ranks::{meeting_place, start};
+
+#[test]
+fn two_ranks_with_gpus() {
+    if !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+        return;
+    }
+    let (_folder, url) = meeting_place();
+    for rank in start("nccl", 2, &url, 120.0) {
+        let (success, output) = rank.finish(Duration::from_secs(400));
+        assert!(success && output.contains("RESULT ok"), "{output}");
+        if output.contains("skipped") {
+            eprintln!("{output}");
+        }
+    }
+}
+
+/// What each of the two does: every call against results worked out by hand, and training against one
+/// process with the whole batch.
+#[cfg(feature = "cuda")]
+pub(crate) fn two_ranks(group: burn_ddp::ProcessGroup) -> Result<String, burn_ddp::DdpError> {
+    use burn::tensor::{Device, DeviceType};
+    use burn_ddp::{Backend, Compression, DdpConfig, DdpError, NcclError, ProcessGroup};
+
+    use crate::{
+        ddp::{closest, train_at, train_overlapped},
+        tensors::check_types,
+    };
+
+    let gpus = Device::enumerate(DeviceType::Cuda).len();
+    let device = Device::cuda(group.rank() % gpus);
+    match group.tensor_backend(&device) {
+        Ok(backend) => assert_eq!(backend, Backend::Nccl),
+        // Not what is tested here.
+        Err(DdpError::Nccl {
+            reason: reason @ (NcclError::NotFound { .. } | NcclError::SharedGpu { .. }),
+            ..
+        }) => return Ok(format!("skipped: {reason}")),
+        Err(error) => return Err(error),
+    }
+    check_types(&group, &device);
+    check_types(&group.subgroup(&[1, 0])?.expect("both are in it"), &device);
+
+    let buckets = DdpConfig::new().bucket_bytes(600).first_bucket_bytes(100);
+    let (_, alone) = train_at(&ProcessGroup::single(), buckets.clone(), 12, device.clone());
+    let (_, together) = train_at(&group, buckets.clone(), 12, device.clone());
+    let error = closest(&alone.parameters, &together.parameters);
+    assert!(error < 1e-3, "averaged after backward: {error}");
+    let (together, _) = train_overlapped(&group, buckets, 12, device.clone())?;
+    let error = closest(&alone.parameters, &together.parameters);
+    assert!(error < 1e-3, "averaged during backward: {error}");
+    let compressed = DdpConfig::new().compression(Compression::BF16);
+    let (_, together) = train_at(&group, compressed, 12, device);
+    let error = closest(&alone.parameters, &together.parameters);
+    assert!(error < 5e-2, "averaged in bf16: {error}");
+    let ours: Vec<u32> = together.parameters.iter().map(|value| value.to_bits()).collect();
+    let all = group.all_gather(&ours)?;
+    assert!(
+        all.chunks(ours.len()).all(|theirs| theirs == ours),
+        "ranks are equal to the bit"
+    );
+    Ok("checked".into())
+}

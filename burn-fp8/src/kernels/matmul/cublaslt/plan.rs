@@ -1,0 +1,275 @@
+//! How a product is put to cuBLASLt, and which products cannot be.
+//!
+//! cuBLASLt counts columns first, and takes fp8 only as "TN": both operands with the inner dimension contiguous. The
+//! product's transpose is what it is asked for, `Dᵀ = Bᵀ Aᵀ`: its first operand is our right side, with the elements of a
+//! column next to each other, its second our left side, with those of a row, and its result, columns first, is ours with
+//! rows first.
+
+use std::fmt::{self, Display};
+
+use burn::tensor::FloatDType;
+
+use crate::{Fp8Format, MatmulSpec};
+
+/// Dimensions and, in bytes of codes, leading dimensions must be multiples of this.
+const ALIGNMENT: usize = 16;
+
+/// A matrix of codes in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) row_stride: usize,
+    pub(super) column_stride: usize,
+}
+
+/// Where cuBLASLt finds an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Where it is, its vectors of inner elements `leading` codes apart.
+    AsIs {
+        /// The leading dimension.
+        leading: usize,
+    },
+    /// In a copy with the inner dimension contiguous.
+    Copied,
+}
+
+impl Source {
+    /// The leading dimension, for an inner dimension of `k`.
+    pub(super) fn leading(self, k: usize) -> usize {
+        match self {
+            Self::AsIs { leading } => leading,
+            Self::Copied => k,
+        }
+    }
+}
+
+/// When the bias is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BiasPlan {
+    None,
+    /// By cuBLASLt, before the product is rounded.
+    Epilogue,
+    /// To the product, as cuBLASLt has no f32 bias.
+    Afterwards,
+}
+
+/// A product for cuBLASLt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Rows of the product.
+    pub(super) m: usize,
+    /// Columns of the product.
+    pub(super) n: usize,
+    /// The inner dimension.
+    pub(super) k: usize,
+    pub(super) lhs: Source,
+    pub(super) rhs: Source,
+    /// Sums in the tensor cores' own precision (about 14 bits on Hopper), for speed. Gradients, which come in E5M2, do
+    /// without, as Transformer Engine's.
+    pub(super) fast: bool,
+    pub(super) bias: BiasPlan,
+}
+
+/// Why a product is none for cuBLASLt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It multiplies E5M2 by the other format only.
+    Formats,
+    /// A dimension that is no multiple of 16.
+    Dimension(usize),
+    /// No such output.
+    Output(FloatDType),
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Formats => write!(f, "both operands are E5M2"),
+            Self::Dimension(size) => write!(f, "a dimension of {size}, no multiple of {ALIGNMENT}"),
+            Self::Output(dtype) => write!(f, "an output of type {dtype:?}"),
+        }
+    }
+}
+
+/// How `lhs`, of shape `[m, k]`, times `rhs`, of shape `[k, n]`, is put.
+pub(super) fn plan(
+    lhs: Matrix,
+    rhs: Matrix,
+    spec: MatmulSpec,
+    has_bias: bool,
+) -> Result<Plan, Refusal> {
+    if spec.lhs == Fp8Format::E5M2 && spec.rhs == Fp8Format::E5M2 {
+        return Err(Refusal::Formats);
+    }
+    let bias = match (spec.output, has_bias) {
+        (FloatDType::F32 | FloatDType::BF16 | FloatDType::F16, false) => BiasPlan::None,
+        (FloatDType::BF16 | FloatDType::F16, true) => BiasPlan::Epilogue,
+        (FloatDType::F32, true) => BiasPlan::Afterwards,
+        (other, _) => return Err(Refusal::Output(other)),
+    };
+    let (m, n, k) = (lhs.rows, rhs.columns, lhs.columns);
+    for size in [m, n, k] {
+        if size == 0 || !size.is_multiple_of(ALIGNMENT) {
+            return Err(Refusal::Dimension(size));
+        }
+    }
+    Ok(Plan {
+        m,
+        n,
+        k,
+        lhs: source(lhs.column_stride, lhs.row_stride, k),
+        rhs: source(rhs.row_stride, rhs.column_stride, k),
+        fast: spec.lhs == Fp8Format::E4M3 && spec.rhs == Fp8Format::E4M3,
+        bias,
+    })
+}
+
+/// Of an operand whose inner elements are `inner` codes apart, its vectors of them `outer`.
+fn source(inner: usize, outer: usize, k: usize) -> Source {
+    match inner == 1 && outer >= k && outer.is_multiple_of(ALIGNMENT) {
+        true => Source::AsIs { leading: outer },
+        false => Source::Copied,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Fp8Format::{E4M3, E5M2};
+
+    fn spec(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> MatmulSpec {
+        MatmulSpec { lhs, rhs, output }
+    }
+
+    /// Rows without gaps.
+    fn by_rows(rows: usize, columns: usize) -> Matrix {
+        Matrix {
+            rows,
+            columns,
+            row_stride: columns,
+            column_stride: 1,
+        }
+    }
+
+    /// The transpose of such a matrix.
+    fn by_columns(rows: usize, columns: usize) -> Matrix {
+        Matrix {
+            rows,
+            columns,
+            row_stride: 1,
+            column_stride: rows,
+        }
+    }
+
+    #[test]
+    fn operands_are_copied_unless_the_inner_dimension_is_contiguous() {
+        let forward = spec(E4M3, E4M3, FloatDType::BF16);
+        // x W of a linear layer, W as [d_input, d_output]: W has to be turned around.
+        let x_w = plan(by_rows(32, 48), by_rows(48, 64), forward, false).unwrap();
+        assert_eq!((x_w.m, x_w.n, x_w.k), (32, 64, 48));
+        assert_eq!(
+            (x_w.lhs, x_w.rhs),
+            (Source::AsIs { leading: 48 }, Source::Copied)
+        );
+        assert_eq!((x_w.lhs.leading(48), x_w.rhs.leading(48)), (48, 48));
+        // dy Wᵀ: W as it is.
+        let dy_wt = plan(by_rows(32, 64), by_columns(64, 48), forward, false).unwrap();
+        assert_eq!(
+            (dy_wt.lhs, dy_wt.rhs),
+            (Source::AsIs { leading: 64 }, Source::AsIs { leading: 64 })
+        );
+        // xᵀ dy: both.
+        let xt_dy = plan(by_columns(48, 32), by_rows(32, 64), forward, false).unwrap();
+        assert_eq!((xt_dy.lhs, xt_dy.rhs), (Source::Copied, Source::Copied));
+    }
+
+    #[test]
+    fn gaps_between_rows_do_where_they_are_aligned() {
+        let gap = |row_stride| Matrix {
+            row_stride,
+            ..by_rows(16, 32)
+        };
+        let forward = spec(E4M3, E4M3, FloatDType::F16);
+        let lhs = |stride| {
+            plan(gap(stride), by_rows(32, 16), forward, false)
+                .unwrap()
+                .lhs
+        };
+        assert_eq!(lhs(64), Source::AsIs { leading: 64 });
+        assert_eq!(lhs(40), Source::Copied);
+        // One row for all: broadcast.
+        assert_eq!(lhs(0), Source::Copied);
+    }
+
+    #[test]
+    fn what_the_hardware_does_not_have_is_refused() {
+        let small = || (by_rows(16, 32), by_rows(32, 16));
+        for (lhs, rhs) in [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)] {
+            let (a, b) = small();
+            let result = plan(a, b, spec(lhs, rhs, FloatDType::F32), false);
+            match (lhs, rhs) {
+                (E5M2, E5M2) => assert_eq!(result, Err(Refusal::Formats)),
+                _ => assert_eq!(result.unwrap().fast, lhs == rhs),
+            }
+        }
+        let forward = spec(E4M3, E4M3, FloatDType::F32);
+        for (m, k, n, wrong) in [
+            (24, 32, 16, 24),
+            (16, 8, 16, 8),
+            (16, 32, 1, 1),
+            (0, 32, 16, 0),
+        ] {
+            let result = plan(by_rows(m, k), by_rows(k, n), forward, false);
+            assert_eq!(result, Err(Refusal::Dimension(wrong)));
+        }
+        let (a, b) = small();
+        let double = plan(a, b, spec(E4M3, E4M3, FloatDType::F64), false);
+        assert_eq!(double, Err(Refusal::Output(FloatDType::F64)));
+    }
+
+    #[test]
+    fn only_16_bit_products_take_a_bias_along() {
+        for (output, expected) in [
+            (FloatDType::BF16, BiasPlan::Epilogue),
+            (FloatDType::F16, BiasPlan::Epilogue),
+            (FloatDType::F32, BiasPlan::Afterwards),
+        ] {
+            let bias = |has_bias| {
+                let spec = spec(E4M3, E4M3, output);
+                plan(by_rows(16, 16), by_rows(16, 16), spec, has_bias)
+                    .unwrap()
+                    .bias
+            };
+            assert_eq!((bias(false), bias(true)), (BiasPlan::None, expected));
+        }
+    }
+
+    /// What cuBLASLt makes of a plan, by its documents: `D[i + j ldd] = Σ A[l + i lda] B[l + j ldb]`.
+    #[test]
+    fn the_transposed_product_is_the_product() {
+        let (m, n, k) = (16, 32, 48);
+        let lhs: Vec<i64> = (0..m * k).map(|i| (i as i64 * 7) % 11 - 5).collect();
+        let rhs: Vec<i64> = (0..k * n).map(|i| (i as i64 * 5) % 13 - 6).collect();
+        let forward = spec(E4M3, E4M3, FloatDType::F32);
+        let plan = plan(by_rows(m, k), by_rows(k, n), forward, false).unwrap();
+        // The copy: rows of inner elements.
+        assert_eq!(plan.rhs, Source::Copied);
+        let turned: Vec<i64> = (0..n * k).map(|i| rhs[i % k * n + i / k]).collect();
+        let (lda, ldb, ldd) = (plan.rhs.leading(k), plan.lhs.leading(k), plan.n);
+        let mut output = vec![0; m * n];
+        for i in 0..plan.n {
+            for j in 0..plan.m {
+                let term = |l: usize| turned[l + i * lda] * lhs[l + j * ldb];
+                output[i + j * ldd] = (0..plan.k).map(term).sum();
+            }
+        }
+        for row in 0..m {
+            for column in 0..n {
+                let term = |l: usize| lhs[row * k + l] * rhs[l * n + column];
+                assert_eq!(output[row * n + column], (0..k).map(term).sum::<i64>());
+            }
+        }
+    }
+}

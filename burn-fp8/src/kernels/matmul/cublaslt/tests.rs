@@ -1,0 +1,106 @@
+//! cuBLASLt against the portable kernel, on an NVIDIA GPU.
+
+use std::path::Path;
+
+use burn::backend::{TensorMetadata, ops::FloatTensorOps};
+use burn::tensor::{FloatDType, TensorData};
+use burn_cubecl::{CubeBackend, CubeDevice, ops::permute, tensor::CubeTensor};
+use burn_std::reader::try_read_sync;
+use cubecl::cuda::CudaDevice;
+
+use super::{ffi, matmul::multiply};
+use crate::{
+    Bias,
+    Fp8Format::{self, E4M3, E5M2},
+    MatmulSpec, kernels,
+    kernels::matmul::{Product, direct},
+};
+
+fn float<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &CubeDevice) -> CubeTensor {
+    CubeBackend::float_from_data(TensorData::new(values, shape), device)
+}
+
+fn wave(len: usize, phase: f32) -> Vec<f32> {
+    (0..len)
+        .map(|i| (i as f32 * 0.7 + phase).sin() * 3.0)
+        .collect()
+}
+
+fn codes(shape: [usize; 2], scale: &CubeTensor, format: Fp8Format) -> CubeTensor {
+    let values = float(
+        wave(shape[0] * shape[1], shape[0] as f32),
+        shape,
+        &scale.device,
+    );
+    kernels::quantize(values, scale.clone(), format).0
+}
+
+fn values(tensor: CubeTensor) -> Vec<f32> {
+    let data = try_read_sync(CubeBackend::float_into_data(tensor));
+    data.unwrap().unwrap().iter().collect()
+}
+
+#[test]
+fn products_are_those_of_the_portable_kernel() {
+    if !Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: no NVIDIA GPU");
+        return;
+    }
+    let Some(library) = ffi::library(0) else {
+        eprintln!("skipped: no cuBLASLt, or a GPU without fp8");
+        return;
+    };
+    let device = CubeDevice::Cuda(CudaDevice::new(0));
+    let (m, k, n) = (64, 96, 32);
+    let outputs = [
+        (FloatDType::F32, 1e-3),
+        (FloatDType::BF16, 1e-2),
+        (FloatDType::F16, 2e-3),
+    ];
+    for (lhs_format, rhs_format) in [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)] {
+        for (output, tolerance) in outputs {
+            for (turned, has_bias) in [(false, false), (true, true), (false, true)] {
+                let lhs_scale = float(vec![40.0], [1], &device);
+                let rhs_scale = float(vec![8.0], [1], &device);
+                let turn = |tensor: CubeTensor| permute(tensor, &[1, 0]);
+                let (lhs, rhs) = match turned {
+                    true => (
+                        turn(codes([k, m], &lhs_scale, lhs_format)),
+                        turn(codes([n, k], &rhs_scale, rhs_format)),
+                    ),
+                    false => (
+                        codes([m, k], &lhs_scale, lhs_format),
+                        codes([k, n], &rhs_scale, rhs_format),
+                    ),
+                };
+                let product = || Product {
+                    lhs: lhs.clone(),
+                    rhs: rhs.clone(),
+                    lhs_scale: lhs_scale.clone(),
+                    rhs_scale: rhs_scale.clone(),
+                    bias: match has_bias {
+                        true => Bias::Row(float(wave(n, 0.5), [n], &device)),
+                        false => Bias::None,
+                    },
+                    spec: MatmulSpec {
+                        lhs: lhs_format,
+                        rhs: rhs_format,
+                        output,
+                    },
+                };
+                let found = multiply(&library, &product()).expect("cuBLASLt has this product");
+                assert_eq!(found.shape(), [m, n].into());
+                let (found, expected) = (values(found), values(direct::matmul(product())));
+                let size = expected
+                    .iter()
+                    .fold(0f32, |size, value| size.max(value.abs()));
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!(
+                        (found - expected).abs() <= tolerance * size,
+                        "{found} is not {expected}: {lhs_format:?} x {rhs_format:?} in {output:?}"
+                    );
+                }
+            }
+        }
+    }
+}
