@@ -6,6 +6,7 @@ mod direct;
 use burn::backend::TensorMetadata;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
+use super::buffer;
 use crate::{Bias, MatmulSpec};
 
 /// Multiplications above which it pays to decode both operands first.
@@ -19,6 +20,8 @@ pub(super) struct Product {
     pub(super) rhs_scale: CubeTensor,
     pub(super) bias: Bias<CubeBackend>,
     pub(super) spec: MatmulSpec,
+    /// Where the output's amax goes, if it is asked for: one f32, its bits 0.
+    pub(super) amax: Option<CubeTensor>,
 }
 
 impl Product {
@@ -28,6 +31,35 @@ impl Product {
         let rank = left.num_dims();
         left[rank - 2] * left[rank - 1] * right[rank - 1]
     }
+
+    fn run(self) -> CubeTensor {
+        match self.size() {
+            size if size >= DECODED => decoded::matmul(self),
+            _ => direct::matmul(self),
+        }
+    }
+}
+
+/// See [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax).
+pub(crate) fn matmul_amax(
+    lhs: CubeTensor,
+    rhs: CubeTensor,
+    lhs_scale: CubeTensor,
+    rhs_scale: CubeTensor,
+    bias: Bias<CubeBackend>,
+    spec: MatmulSpec,
+) -> (CubeTensor, CubeTensor) {
+    let amax = buffer::zero_scalar(&lhs);
+    let product = Product {
+        lhs,
+        rhs,
+        lhs_scale,
+        rhs_scale,
+        bias,
+        spec,
+        amax: Some(amax.clone()),
+    };
+    (product.run(), amax)
 }
 
 /// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
@@ -46,9 +78,7 @@ pub(crate) fn matmul(
         rhs_scale,
         bias,
         spec,
+        amax: None,
     };
-    match product.size() {
-        size if size >= DECODED => decoded::matmul(product),
-        _ => direct::matmul(product),
-    }
+    product.run()
 }
