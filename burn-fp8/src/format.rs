@@ -107,6 +107,23 @@ impl Fp8Format {
         }
     }
 
+    /// [`scale_for`](Self::scale_for), rounded down to a power of two if asked for (Transformer Engine's and torchao's
+    /// rule).
+    ///
+    /// ```
+    /// use burn_fp8::Fp8Format;
+    ///
+    /// assert_eq!(Fp8Format::E4M3.rounded_scale_for(3.0, true), 128.0); // 448 / 3 = 149.3
+    /// ```
+    pub fn rounded_scale_for(self, amax: f32, power_of_two: bool) -> f32 {
+        let scale = self.scale_for(amax);
+        match power_of_two {
+            // Without its mantissa. Scales are never subnormal.
+            true => f32::from_bits(scale.to_bits() & !((1 << F32_MANTISSA_BITS) - 1)),
+            false => scale,
+        }
+    }
+
     /// Cast to fp8: nearest, ties to even; out of range and infinite values saturate to the largest finite one; NaN
     /// stays NaN; the sign is kept, that of zero too.
     #[inline]

@@ -1,19 +1,23 @@
 //! Tensors with a scale per row, column or block, made of the per-tensor ops and Burn's own.
 
 use burn::backend::{
-    TensorMetadata, get_or_init_device_settings,
+    TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{FloatDType, Shape, Slice};
 
-use crate::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
+use crate::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 
 /// See [`Fp8Ops::fp8_quantize_blocks`].
 pub(crate) fn quantize<B: Fp8Ops>(
     input: FloatTensor<B>,
-    granularity: Granularity,
-    format: Fp8Format,
+    cast: Fp8Cast,
 ) -> (IntTensor<B>, FloatTensor<B>) {
+    let Fp8Cast {
+        format,
+        granularity,
+        power_of_two,
+    } = cast;
     let input = B::float_cast(input, FloatDType::F32);
     let shape = input.shape();
     let rank = shape.num_dims();
@@ -21,7 +25,7 @@ pub(crate) fn quantize<B: Fp8Ops>(
     if rank > 1 {
         amax = maxima::<B>(amax, rank - 2, granularity.rows());
     }
-    let scale = scale_of::<B>(amax, format);
+    let scale = B::fp8_scales(amax, format, power_of_two);
     let scaled = B::float_mul(input, stretch::<B>(scale.clone(), granularity, &shape));
     let (codes, _) = B::fp8_quantize(scaled, unit::<B>(&scale), format);
     (codes, scale)
@@ -105,18 +109,6 @@ fn gcd(a: usize, b: usize) -> usize {
 /// A scale of 1.
 fn unit<B: Fp8Ops>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_ones(Shape::new([1]), &like.device(), FloatDType::F32)
-}
-
-/// `max / amax`, and 1 where that cannot be.
-fn scale_of<B: Fp8Ops>(amax: FloatTensor<B>, format: Fp8Format) -> FloatTensor<B> {
-    let device = amax.device();
-    let dtype = get_or_init_device_settings::<B>(&device).bool_dtype;
-    let positive = B::float_greater_elem(amax.clone(), 0f32.into(), dtype);
-    let finite = B::float_lower_equal_elem(amax.clone(), f32::MAX.into(), dtype);
-    let top = B::float_full(amax.shape(), format.max().into(), &device, FloatDType::F32);
-    let ones = B::float_ones(amax.shape(), &device, FloatDType::F32);
-    let quotient = B::float_clamp_max(B::float_div(top, amax), f32::MAX.into());
-    B::float_mask_where(ones, B::bool_and(positive, finite), quotient)
 }
 
 /// The maximum of every `size` neighbours along `dim`, of all of them for `None`.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod backends;
+mod cast;
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 mod custom;
 mod error;
@@ -12,6 +13,7 @@ mod granular;
 #[cfg(feature = "cubecl")]
 mod kernels;
 mod linear;
+mod operand;
 mod ops;
 mod portable;
 pub mod recipe;
@@ -20,10 +22,12 @@ mod tensor;
 
 #[cfg(feature = "remote")]
 pub use backends::router::{custom_ops, register_fp8_ops, register_portable_fp8_ops};
+pub use cast::Fp8Cast;
 pub use error::Fp8Error;
 pub use format::Fp8Format;
-pub use functions::{amax, scaled_matmul};
+pub use functions::{amax, scaled_matmul, scaled_matmul_with_amax};
 pub use linear::{Fp8Linear, Fp8LinearConfig, GradAmaxSlot, ScalingState};
+pub use operand::Operand;
 pub use ops::{Bias, BlockLinearSpec, Fp8Ops, LinearSpec, MatmulSpec};
 pub use scope::{Fp8Scope, Microbatch, calibrate, fp8_autocast};
 pub use tensor::{Fp8Data, Fp8Tensor, Granularity};

@@ -11,7 +11,7 @@ use burn::backend::{
 use burn::tensor::{FloatDType, Shape};
 
 use crate::{
-    Fp8Format, Granularity, granular,
+    Fp8Cast, Fp8Format, Granularity, Operand, granular,
     linear::GradAmaxSlot,
     portable,
     recipe::{LinearCasts, ScaleUpdate},
@@ -46,6 +46,8 @@ pub struct LinearSpec {
     pub gradient: Fp8Format,
     /// Scale the gradient by its own amax instead of by the scale given.
     pub current_gradient_scale: bool,
+    /// Round that scale down to a power of two.
+    pub power_of_two: bool,
     /// Receives the amax of the gradient during backward.
     pub gradient_amax: GradAmaxSlot,
 }
@@ -59,6 +61,20 @@ pub struct BlockLinearSpec {
     pub gradient: Fp8Format,
     /// Which elements share a scale.
     pub casts: LinearCasts,
+    /// Whether scales are rounded down to powers of two.
+    pub power_of_two: bool,
+}
+
+impl BlockLinearSpec {
+    /// The cast of an input or a weight.
+    pub(crate) fn forward_cast(&self, granularity: Granularity) -> Fp8Cast {
+        Fp8Cast::new(granularity, self.forward).with_power_of_two(self.power_of_two)
+    }
+
+    /// The cast of a gradient.
+    pub(crate) fn gradient_cast(&self, granularity: Granularity) -> Fp8Cast {
+        Fp8Cast::new(granularity, self.gradient).with_power_of_two(self.power_of_two)
+    }
 }
 
 /// FP8 operations of a backend.
@@ -74,6 +90,16 @@ pub trait Fp8Ops: Backend {
         portable::amax::<Self>(input)
     }
 
+    /// The scale of each amax (f32, of any shape), of the same shape: `max / amax`, 1 where the amax is zero, infinite or NaN,
+    /// the largest f32 where the quotient overflows; rounded down to a power of two if asked for.
+    fn fp8_scales(
+        amax: FloatTensor<Self>,
+        format: Fp8Format,
+        power_of_two: bool,
+    ) -> FloatTensor<Self> {
+        portable::scales::<Self>(amax, format, power_of_two)
+    }
+
     /// The codes of `input * scale`, and the amax of `input` (of shape `[1]`), from one read of the input.
     fn fp8_quantize(
         input: FloatTensor<Self>,
@@ -81,6 +107,21 @@ pub trait Fp8Ops: Backend {
         format: Fp8Format,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
         portable::quantize::<Self>(input, scale, format)
+    }
+
+    /// [`fp8_quantize`](Self::fp8_quantize) and the transpose of the codes (of the last two dimensions), laid out as it will
+    /// be read: codes, transposed codes, amax, from one read of the input.
+    ///
+    /// A backend with strides may give the codes themselves, transposed by their strides.
+    fn fp8_quantize_transposed(
+        input: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
+        let rank = input.shape().num_dims();
+        let (codes, amax) = Self::fp8_quantize(input, scale, format);
+        let transposed = Self::int_swap_dims(codes.clone(), rank - 2, rank - 1);
+        (codes, transposed, amax)
     }
 
     /// The values of `codes`, divided by `scale`.
@@ -106,6 +147,20 @@ pub trait Fp8Ops: Backend {
         portable::matmul::<Self>(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
     }
 
+    /// [`fp8_matmul`](Self::fp8_matmul) and the amax of the product as it is returned (of shape `[1]`).
+    fn fp8_matmul_amax(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        spec: MatmulSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let product = Self::fp8_matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+        let amax = Self::fp8_amax(product.clone());
+        (product, amax)
+    }
+
     /// One step of delayed scaling: takes `amax` (`[1]`) into `history` (`[length]`) and returns the new history and
     /// the new scale (`[1]`). See [`ScaleUpdate`].
     fn fp8_update_scale(
@@ -121,10 +176,9 @@ pub trait Fp8Ops: Backend {
     /// dimensions counted in rows, columns or blocks).
     fn fp8_quantize_blocks(
         input: FloatTensor<Self>,
-        granularity: Granularity,
-        format: Fp8Format,
+        cast: Fp8Cast,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        granular::quantize::<Self>(input, granularity, format)
+        granular::quantize::<Self>(input, cast)
     }
 
     /// The inverse of [`fp8_quantize_blocks`](Self::fp8_quantize_blocks).
@@ -188,22 +242,9 @@ pub trait Fp8Ops: Backend {
     ) -> FloatTensor<Self> {
         let output = output_dtype(&input);
         let [left, right] = spec.casts.output;
-        let (x, input_scale) = Self::fp8_quantize_blocks(input, left, spec.forward);
-        let (w, weight_scale) = Self::fp8_quantize_blocks(weight, right, spec.forward);
-        let matmul = MatmulSpec {
-            lhs: spec.forward,
-            rhs: spec.forward,
-            output,
-        };
-        Self::fp8_matmul_blocks(
-            x,
-            w,
-            input_scale,
-            weight_scale,
-            bias,
-            spec.casts.output,
-            matmul,
-        )
+        let input = Operand::<Self>::cast(input, spec.forward_cast(left));
+        let weight = Operand::<Self>::cast(weight, spec.forward_cast(right));
+        input.matmul(weight, bias, output)
     }
 
     /// The amax that a backward pass left in `slot`, or 0 (of shape `[1]`, on the device of `like`) if none did;

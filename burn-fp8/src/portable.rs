@@ -52,6 +52,48 @@ pub(crate) fn nan_max<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_mask_fill(max, any, f32::NAN.into())
 }
 
+/// See [`Fp8Ops::fp8_scales`](crate::Fp8Ops::fp8_scales).
+pub(crate) fn scales<B: Backend>(
+    amax: FloatTensor<B>,
+    format: Fp8Format,
+    power_of_two: bool,
+) -> FloatTensor<B> {
+    let (shape, device, dtype) = (amax.shape(), amax.device(), bool_dtype::<B>(&amax));
+    let positive = B::float_greater_elem(amax.clone(), 0f32.into(), dtype);
+    let finite = B::float_lower_equal_elem(amax.clone(), f32::MAX.into(), dtype);
+    let top = B::float_full(shape.clone(), format.max().into(), &device, FloatDType::F32);
+    let scale = B::float_clamp_max(B::float_div(top, amax), f32::MAX.into());
+    let ones = B::float_ones(shape, &device, FloatDType::F32);
+    let scale = B::float_mask_where(ones, B::bool_and(positive, finite), scale);
+    match power_of_two {
+        true => floor_power_of_two::<B>(scale),
+        false => scale,
+    }
+}
+
+/// The largest power of two that is not above each of some normal positive numbers, by halving the way to it.
+fn floor_power_of_two<B: Backend>(value: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype = bool_dtype::<B>(&value);
+    let mut power = B::float_ones(value.shape(), &value.device(), FloatDType::F32);
+    let mut rest = value;
+    let times = |tensor: FloatTensor<B>, mask: &BoolTensor<B>, factor: f32| {
+        let scaled = B::float_mul_scalar(tensor.clone(), factor.into());
+        B::float_mask_where(tensor, mask.clone(), scaled)
+    };
+    let shifts = [64, 32, 16, 8, 4, 2, 1];
+    for shift in shifts {
+        let small = B::float_lower_elem(rest.clone(), 2f32.powi(1 - shift).into(), dtype);
+        rest = times(rest, &small, 2f32.powi(shift));
+        power = times(power, &small, 2f32.powi(-shift));
+    }
+    for shift in shifts {
+        let large = B::float_greater_equal_elem(rest.clone(), 2f32.powi(shift).into(), dtype);
+        rest = times(rest, &large, 2f32.powi(-shift));
+        power = times(power, &large, 2f32.powi(shift));
+    }
+    power
+}
+
 /// See [`Fp8Ops::fp8_quantize`](crate::Fp8Ops::fp8_quantize).
 pub(crate) fn quantize<B: Backend>(
     input: FloatTensor<B>,
@@ -61,6 +103,19 @@ pub(crate) fn quantize<B: Backend>(
     let input = f32::<B>(input);
     let scaled = B::float_mul(input.clone(), broadcast::<B>(scale, &input.shape()));
     (encode::<B>(scaled, format), amax::<B>(input))
+}
+
+/// See [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed).
+#[cfg(feature = "remote")]
+pub(crate) fn quantize_transposed<B: Backend>(
+    input: FloatTensor<B>,
+    scale: FloatTensor<B>,
+    format: Fp8Format,
+) -> (IntTensor<B>, IntTensor<B>, FloatTensor<B>) {
+    let rank = input.shape().num_dims();
+    let (codes, amax) = quantize::<B>(input, scale, format);
+    let transposed = B::int_swap_dims(codes.clone(), rank - 2, rank - 1);
+    (codes, transposed, amax)
 }
 
 /// Cast by arithmetic alone: find each element's binade by halving, round in units of its last place.
@@ -160,6 +215,21 @@ pub(crate) fn matmul<B: Backend>(
         Bias::Row(bias) => B::float_add(product, row::<B>(f32::<B>(bias), &shape)),
     };
     B::float_cast(product, spec.output)
+}
+
+/// See [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax).
+#[cfg(feature = "remote")]
+pub(crate) fn matmul_amax<B: Backend>(
+    lhs: IntTensor<B>,
+    rhs: IntTensor<B>,
+    lhs_scale: FloatTensor<B>,
+    rhs_scale: FloatTensor<B>,
+    bias: Bias<B>,
+    spec: MatmulSpec,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let product = matmul::<B>(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+    let amax = amax::<B>(product.clone());
+    (product, amax)
 }
 
 /// See [`Fp8Ops::fp8_update_scale`](crate::Fp8Ops::fp8_update_scale).

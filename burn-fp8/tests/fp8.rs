@@ -7,6 +7,7 @@ mod suite {
     mod fixtures;
     mod linear;
     mod matmul;
+    mod operand;
     mod properties;
     mod recipe;
     #[cfg(feature = "remote")]
@@ -14,4 +15,5 @@ mod suite {
     mod scope;
     mod tensor;
     mod training;
+    mod transformer;
 }

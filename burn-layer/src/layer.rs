@@ -1,6 +1,6 @@
 //! [`Layer`]: what a layered backend changes about the backend under it.
 
-use crate::{FloatView, Inputs, Op, Plan, Reduced, scope::Scope};
+use crate::{FloatView, Inputs, Op, Plan, Ran, Reduced, Run, scope::Scope};
 use burn_backend::{DType, DeviceId, distributed::ReduceOperation};
 use core::{any::Any, fmt::Debug};
 
@@ -40,7 +40,39 @@ pub trait Layer: Debug + Send + Sync + 'static {
         None
     }
 
-    /// `op` is about to run with float inputs stored in `dtype`.
+    /// Run an op itself, as a [plan](Plan::own) asked for. `None` leaves it to the next layer below, and below the last one
+    /// to the backend, mixed inputs promoted. Called for ops that return one float tensor; the others run on the backend.
+    ///
+    /// ```
+    /// use burn::{backend::Flex, tensor::{Device, Tensor}};
+    /// use burn_backend::ops::FloatTensorOps;
+    /// use burn_layer::{Inputs, Layer, Layers, Op, Plan, Ran, Run};
+    ///
+    /// /// Takes sines for cosines.
+    /// #[derive(Debug)]
+    /// struct Sines;
+    ///
+    /// impl Layer for Sines {
+    ///     fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
+    ///         (op == Op::float_cos).then(Plan::own)
+    ///     }
+    ///
+    ///     fn run(&self, run: &Run<'_>) -> Option<Ran> {
+    ///         run.on::<Flex>(|mut inputs| Flex::float_sin(inputs.remove(0).tensor))
+    ///     }
+    /// }
+    ///
+    /// let device = Layers::on(Device::flex()).layer(Sines).serve()?;
+    /// let x = Tensor::<1>::from_floats([0.5], &device);
+    /// assert_eq!(x.cos().into_scalar::<f32>(), 0.5f32.sin());
+    /// # Ok::<(), burn_layer::LayerError>(())
+    /// ```
+    fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        let _ = run;
+        None
+    }
+
+    /// `op` is about to run on the backend with float inputs stored in `dtype`.
     fn ran(&self, op: Op, dtype: DType) {
         let _ = (op, dtype);
     }
@@ -114,8 +146,6 @@ pub struct Made<'a> {
 impl Made<'_> {
     /// The values of type `T` of the [scopes](crate::scoped) that the op is in, outermost first.
     pub fn scopes<T: Any>(&self) -> Vec<&T> {
-        let mut values: Vec<&T> = self.scope.map_or_else(Vec::new, |s| s.values().collect());
-        values.reverse();
-        values
+        crate::scope::values(self.scope)
     }
 }

@@ -1,6 +1,6 @@
 //! The layers of one device.
 
-use crate::{Cast, FloatView, Inputs, Layer, Made, Op, Plan, Reduced};
+use crate::{Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run};
 use burn_backend::{DType, DeviceId, distributed::ReduceOperation};
 use core::{
     any::Any,
@@ -76,6 +76,13 @@ impl LayerSet {
             layers.find_map(|layer| layer.plan(op, inputs))
         })
         .unwrap_or_else(|| inputs.promote())
+    }
+
+    pub(crate) fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        self.with(|stack| {
+            let mut layers = stack.layers.iter().rev();
+            layers.find_map(|layer| layer.run(run))
+        })
     }
 
     pub(crate) fn ran(&self, op: Op, dtype: DType) {

@@ -15,6 +15,7 @@ macro_rules! define_ops {
         /// assert_eq!(Op::float_matmul.name(), "float_matmul");
         /// assert_eq!(Op::conv2d.trait_name(), "ModuleOps");
         /// assert!(Op::float_matmul.takes_float() && !Op::int_add.takes_float());
+        /// assert!(Op::float_matmul.gives_float() && !Op::float_argmax.gives_float());
         /// ```
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,6 +45,11 @@ macro_rules! define_ops {
             pub const fn takes_float(self) -> bool {
                 match self { $($(Op::$name => false $(|| is_float!($kind))*,)*)* }
             }
+
+            /// Whether the op returns one float tensor, so that a layer may [run](crate::Layer::run) it itself.
+            pub const fn gives_float(self) -> bool {
+                match self { $($(Op::$name => gives_float!($ret),)*)* }
+            }
         }
     };
 }
@@ -59,6 +65,15 @@ macro_rules! is_float {
         true
     };
     (Primitive) => {
+        true
+    };
+    ($kind:tt) => {
+        false
+    };
+}
+
+macro_rules! gives_float {
+    (Float) => {
         true
     };
     ($kind:tt) => {

@@ -1,7 +1,7 @@
 //! [`Plan`]: the dtypes that one op runs in.
 
 use crate::scope::Scope;
-use burn_backend::DType;
+use burn_backend::{DType, Shape};
 use std::{any::Any, sync::Arc};
 
 /// The float inputs of an op: what they are stored in, and what the program believes.
@@ -17,6 +17,8 @@ pub struct Inputs {
     pub widest: DType,
     /// Whether the inputs are stored in more than one dtype.
     pub mixed: bool,
+    /// The shapes of the float inputs, in the op's order.
+    pub shapes: Vec<Shape>,
     /// Whether there are several inputs, all of them the same tensor: `x * x`, which is how Burn
     /// sends a square.
     pub same: bool,
@@ -29,7 +31,7 @@ impl Inputs {
     pub fn promote(&self) -> Plan {
         Plan {
             compute: self.mixed.then_some(self.widest),
-            store: None,
+            ..Plan::default()
         }
     }
 
@@ -43,8 +45,14 @@ impl Inputs {
         self.scope.as_ref()?.values().next()
     }
 
+    /// The values of type `T` of all [scopes](crate::scoped) that the op is in, outermost first.
+    pub fn scopes<T: Any>(&self) -> Vec<&T> {
+        crate::scope::values(self.scope.as_deref())
+    }
+
     /// One more input, which is the same tensor as those before or not.
-    pub(crate) fn add(&mut self, storage: DType, same: bool) {
+    pub(crate) fn add(&mut self, storage: DType, shape: Shape, same: bool) {
+        self.shapes.push(shape);
         self.mixed |= self.widest != storage;
         self.widest = widest(self.widest, storage);
         self.same = same;
@@ -67,6 +75,8 @@ pub struct Plan {
     pub compute: Option<DType>,
     /// The dtype that float outputs are stored in. `None`: as computed.
     pub store: Option<DType>,
+    /// Whether the layer [runs](crate::Layer::run) the op itself, with the inputs as they are stored.
+    pub own: bool,
 }
 
 impl Plan {
@@ -75,14 +85,24 @@ impl Plan {
         Self {
             compute: Some(dtype),
             store: None,
+            own: false,
+        }
+    }
+
+    /// The layer runs the op itself.
+    pub const fn own() -> Self {
+        Self {
+            compute: None,
+            store: None,
+            own: true,
         }
     }
 
     /// Store the outputs in `dtype`.
     pub const fn store(self, dtype: DType) -> Self {
         Self {
-            compute: self.compute,
             store: Some(dtype),
+            ..self
         }
     }
 }

@@ -116,6 +116,13 @@ fn stream_in(value: Value) -> StreamId {
     inside
 }
 
+/// The values of type `T` of a scope and those around it, outermost first.
+pub(crate) fn values<T: Any>(scope: Option<&Scope>) -> Vec<&T> {
+    let mut values: Vec<&T> = scope.map_or_else(Vec::new, |scope| scope.values().collect());
+    values.reverse();
+    values
+}
+
 /// Whether any scope was ever opened.
 pub(crate) fn any() -> bool {
     ANY.load(Ordering::Acquire)

@@ -1,6 +1,6 @@
 //! The tensor primitives of a layered backend: those of the backend underneath, with their layer.
 
-use crate::{Cast, LayerSet, LayeredDevice, scope::Scope};
+use crate::{Cast, LayerSet, LayeredDevice, run::KeptValues, scope::Scope};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -79,6 +79,8 @@ struct Shared<P> {
     copy: Mutex<Option<(DType, P)>>,
     /// The scope that the tensor was last used in, which its backward belongs to.
     used_in: Mutex<Option<Arc<Scope>>>,
+    /// What layers keep with the tensor.
+    kept: KeptValues,
 }
 
 impl<P> Default for Shared<P> {
@@ -86,6 +88,7 @@ impl<P> Default for Shared<P> {
         Self {
             copy: Mutex::new(None),
             used_in: Mutex::new(None),
+            kept: Mutex::default(),
         }
     }
 }
@@ -149,6 +152,10 @@ impl<B: Backend> LayeredFloat<B> {
 
     pub(crate) fn set_used_in(&self, scope: &Arc<Scope>) {
         *lock(&self.shared.used_in) = Some(scope.clone());
+    }
+
+    pub(crate) fn kept(&self) -> &KeptValues {
+        &self.shared.kept
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {

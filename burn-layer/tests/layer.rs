@@ -5,6 +5,7 @@ mod suite {
     mod lease;
     mod made;
     mod op_table;
+    mod own;
     mod reduce;
     mod scope;
     mod service;

@@ -14,7 +14,8 @@ fn run(args: &[&str]) -> Output {
 
 /// The table's row of a precision, as numbers.
 fn row(table: &str, precision: &str) -> Vec<f64> {
-    let row = table.lines().find(|line| line.starts_with(precision));
+    let words = |line: &str| line.split_whitespace().next() == Some(precision);
+    let row = table.lines().find(|line| words(line));
     let row = row.unwrap_or_else(|| panic!("no {precision} in:\n{table}"));
     let numbers = row.split_whitespace().skip(1);
     numbers
@@ -24,7 +25,7 @@ fn row(table: &str, precision: &str) -> Vec<f64> {
 
 #[test]
 fn every_precision_begins_with_the_same_weights_and_batches() {
-    let small = "--seeds 2 --max-steps 4 --batch-size 16 --width 8 --layers 1 --quiet";
+    let small = "--seeds 2 --max-steps 4 --batch-size 16 --width 16 --layers 1 --quiet";
     let output = run(&small.split(' ').collect::<Vec<_>>());
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{table}{output:?}");
@@ -40,11 +41,19 @@ fn every_precision_begins_with_the_same_weights_and_batches() {
     assert_eq!(exact[skipped], 0.0);
     // An untrained classifier of ten classes: ln 10.
     assert!((exact[loss] - 10f64.ln()).abs() < 0.5, "{table}");
-    // bf16 has 8 significant bits, fp16 has 11.
-    for (precision, tolerance) in [("bf16", 2e-2), ("fp16", 4e-3)] {
+    // bf16 has 8 significant bits, fp16 has 11, fp8 has 4.
+    let tolerances = [
+        ("bf16", 2e-2),
+        ("fp16", 4e-3),
+        ("fp8", 1e-1),
+        ("fp8-delayed", 1e-1),
+    ];
+    for (precision, tolerance) in tolerances {
         let found = row(&table, precision)[loss];
         assert!((found - exact[loss]).abs() < tolerance, "{table}");
     }
+    let [bf16, fp8, delayed] = ["bf16", "fp8", "fp8-delayed"].map(|name| row(&table, name)[loss]);
+    assert!(bf16 != fp8 && fp8 != delayed, "{table}");
 }
 
 #[test]

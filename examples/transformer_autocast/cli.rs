@@ -4,7 +4,7 @@ use std::fmt;
 
 use clap::{Parser, ValueEnum, value_parser};
 
-/// Trains a small vision transformer in f32, bf16 and fp16 and compares what they learn.
+/// Trains a small vision transformer in f32, bf16, fp16 and fp8 and compares what they learn.
 ///
 /// Each precision begins with the same weights and sees the same batches of the bundled digits, for
 /// every seed.
@@ -49,6 +49,10 @@ pub(crate) enum Precision {
     Bf16,
     /// Autocast to fp16, with loss scaling.
     Fp16,
+    /// Linear layers in fp8, scaled by their current amaxes, the rest in bf16.
+    Fp8,
+    /// The same with delayed scaling.
+    Fp8Delayed,
 }
 
 impl fmt::Display for Precision {
@@ -57,6 +61,8 @@ impl fmt::Display for Precision {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
+            Self::Fp8 => "fp8",
+            Self::Fp8Delayed => "fp8-delayed",
         })
     }
 }

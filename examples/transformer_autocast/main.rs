@@ -1,4 +1,4 @@
-//! Trains a small vision transformer in f32, bf16 and fp16, from the same weights on the same
+//! Trains a small vision transformer in f32, bf16, fp16 and fp8, from the same weights on the same
 //! batches, and compares what they learn.
 //!
 //! ```text

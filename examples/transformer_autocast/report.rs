@@ -41,7 +41,7 @@ fn mean(outcomes: &[Outcome], value: impl Fn(&Outcome) -> f64) -> f64 {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Held-out accuracy in %, training loss of the last epoch")?;
-        write!(f, "{:<10}", "precision")?;
+        write!(f, "{:<12}", "precision")?;
         for seed in 0..self.seeds {
             write!(f, "{:>9}", format!("seed {seed}"))?;
         }
@@ -51,7 +51,7 @@ impl fmt::Display for Report {
             "mean", "loss", "skipped", "seconds"
         )?;
         for (precision, outcomes) in &self.rows {
-            write!(f, "{precision:<10}")?;
+            write!(f, "{precision:<12}")?;
             for outcome in outcomes {
                 write!(f, "{:>9.2}", 100.0 * outcome.accuracy)?;
             }

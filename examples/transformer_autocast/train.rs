@@ -7,7 +7,8 @@ use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, TensorReadError};
-use burn_amp::{Autocast, LayerError, LossScalerConfig, LossScalerError};
+use burn_amp::recipe::{CurrentScaling, DelayedScaling};
+use burn_amp::{Autocast, Fp8Error, LayerError, LossScalerConfig, LossScalerError, named};
 use examples::batch::{Batch, Batcher, Normalization};
 use examples::images::{Images, Split};
 use examples::progress::{Progress, StepStatus};
@@ -26,6 +27,8 @@ pub(crate) enum Error {
     Layer(#[from] LayerError),
     #[error(transparent)]
     LossScaler(#[from] LossScalerError),
+    #[error(transparent)]
+    Fp8(#[from] Fp8Error),
     /// The device could not do what it was asked to, for want of memory for instance.
     #[error("the device failed: {0}")]
     Device(#[from] TensorReadError),
@@ -85,11 +88,21 @@ impl<'a> Training<'a> {
         progress: &mut Progress,
     ) -> Result<Outcome, Error> {
         let started = Instant::now();
-        let device = match precision {
-            Precision::F32 => Device::flex(),
-            Precision::Bf16 => Autocast::bf16().device(Device::flex())?,
-            Precision::Fp16 => Autocast::fp16().device(Device::flex())?,
+        let autocast = match precision {
+            Precision::F32 => None,
+            Precision::Bf16 => Some(Autocast::bf16()),
+            Precision::Fp16 => Some(Autocast::fp16()),
+            Precision::Fp8 => Some(Autocast::fp8(CurrentScaling::new())?),
+            Precision::Fp8Delayed => Some(Autocast::fp8(DelayedScaling::new())?),
         };
+        // A device of its own: delayed scaling would remember the training before.
+        let lease = match autocast {
+            Some(autocast) => Some(autocast.lease(Device::flex())?),
+            None => None,
+        };
+        let device = lease
+            .as_ref()
+            .map_or(Device::flex(), |lease| lease.device());
         let device = device.autodiff();
         let scaled = precision == Precision::Fp16;
         let mut scaler = LossScalerConfig::new().with_enabled(scaled).init()?;
@@ -115,7 +128,9 @@ impl<'a> Training<'a> {
             }
             let batch = select(&train, &indices[in_epoch * batch_size..][..batch_size]);
             let lr = self.schedule.at(step);
-            let loss = criterion.forward(model.forward(batch.images), batch.labels);
+            // Delayed scaling tells layers by their names.
+            let logits = named("vit", || model.forward(batch.images));
+            let loss = criterion.forward(logits, batch.labels);
             losses.push(f64::from(loss.clone().try_into_scalar::<f32>()?));
             let grads = scaler.scale(loss).backward();
             let grads = GradientsParams::from_grads(grads, &model);

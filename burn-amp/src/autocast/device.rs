@@ -1,12 +1,17 @@
 //! [`Autocast`]: a device that runs each op in the dtype that suits it.
 
+#[cfg(feature = "fp8")]
+use super::Fp8Filter;
 use super::{
     AutocastReport, NanGuard, Policy,
+    fp8::{self, Fp8, Fp8Settings},
     region::{self, Region},
     report::Counters,
 };
 use burn::tensor::{DType, Device};
-use burn_layer::{Cast, Inputs, Layer, LayerError, Layers, Lease, Op, Plan};
+#[cfg(feature = "fp8")]
+use burn_fp8::{Fp8Error, recipe::Fp8Recipe};
+use burn_layer::{Cast, Inputs, Layer, LayerError, Layers, Lease, Op, Plan, Ran, Run};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
@@ -33,17 +38,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[must_use = "autocast does nothing until a device is made of it"]
 pub struct Autocast {
     policy: Policy,
+    fp8: Option<Fp8Settings>,
     guard: Option<NanGuard>,
 }
 
-/// The devices that [`Autocast::device`] made, by policy and device underneath.
-static DEVICES: Mutex<Vec<(Policy, Device, Device)>> = Mutex::new(Vec::new());
+/// A device that [`Autocast::device`] made.
+struct Made {
+    policy: Policy,
+    fp8: Option<Fp8Settings>,
+    plain: Device,
+    autocast: Device,
+}
+
+static DEVICES: Mutex<Vec<Made>> = Mutex::new(Vec::new());
 
 impl Autocast {
     /// Autocast with a policy of your own.
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
+            fp8: None,
             guard: None,
         }
     }
@@ -57,6 +71,58 @@ impl Autocast {
     /// [`LossScaler`](crate::LossScaler).
     pub fn fp16() -> Self {
         Self::new(Policy::fp16())
+    }
+
+    /// The linear layers in fp8, the rest as [`bf16`](Self::bf16). The model stays as it is.
+    ///
+    /// All three products of a layer run in fp8 and sum in f32: input and weight cast to the recipe's forward format
+    /// (e4m3), the gradient of the output to its gradient format (e5m2 if hybrid). The output is stored in bf16, the
+    /// gradient of the weight in f32. A tensor is cast once, by whichever product comes first: a weight once a step, over
+    /// all micro-batches. [`Fp8Filter`] says which layers are taken, [`AutocastReport::fp8_runs`] how many ops were.
+    ///
+    /// - `CurrentScaling`, `RowwiseScaling` and `BlockScaling` need no state and suit any model.
+    /// - `DelayedScaling` needs to know a layer again in the next step. What a device can tell it by is the block it is
+    ///   [`named`](crate::named) in and its size: the layers of one name and size share their histories. Layers without a name are
+    ///   scaled by their current amaxes. Histories move with every cast, in evaluation too, and begin anew with the
+    ///   device ([`lease`](Self::lease) gives each model one of its own); where they must survive a checkpoint, use
+    ///   `burn_fp8::Fp8Linear`, which also runs on this device.
+    ///
+    /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks
+    /// scale inputs and gradients each by their own; equal weights have equal scales.
+    ///
+    /// # Errors
+    ///
+    /// For a recipe that `burn_fp8::recipe::Fp8Recipe::validate` refuses.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
+    /// use burn_amp::{Autocast, Op, recipe::CurrentScaling};
+    ///
+    /// let autocast = Autocast::fp8(CurrentScaling::new())?.with_report(Device::flex())?;
+    /// let device = autocast.device.clone().autodiff();
+    /// let linear = LinearConfig::new(32, 16).init(&device); // unmodified Burn code
+    /// let x = Tensor::<2>::random([4, 32], Distribution::Default, &device);
+    /// linear.forward(x).sum().backward();
+    /// device.sync()?;
+    /// assert_eq!(autocast.report().fp8_runs_of(Op::linear), 1);
+    /// assert_eq!(autocast.report().fp8_runs_of(Op::linear_weight_backward), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "fp8")]
+    pub fn fp8(recipe: impl Into<Fp8Recipe>) -> Result<Self, Fp8Error> {
+        Ok(Self {
+            fp8: Some(Fp8Settings::new(recipe.into())?),
+            ..Self::bf16()
+        })
+    }
+
+    /// Which linear layers run in fp8, if any do.
+    #[cfg(feature = "fp8")]
+    pub fn fp8_filter(mut self, filter: Fp8Filter) -> Self {
+        if let Some(fp8) = &mut self.fp8 {
+            fp8.filter = filter;
+        }
+        self
     }
 
     /// Let `guard` look at everything that is computed.
@@ -77,14 +143,23 @@ impl Autocast {
         if self.guard.is_some() {
             return self.with_report(device).map(|autocast| autocast.device);
         }
-        let (policy, plain) = (self.policy.clone(), device.clone().inner());
+        let (policy, fp8, plain) = (
+            self.policy.clone(),
+            self.fp8.clone(),
+            device.clone().inner(),
+        );
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = |(p, under, _): &&(Policy, Device, Device)| *p == policy && *under == plain;
+        let same = |made: &&Made| made.policy == policy && made.fp8 == fp8 && made.plain == plain;
         let autocast = match devices.iter().find(same) {
-            Some((_, _, autocast)) => autocast.clone(),
+            Some(made) => made.autocast.clone(),
             None => {
                 let autocast = self.with_report(plain.clone())?.device;
-                devices.push((policy, plain, autocast.clone()));
+                devices.push(Made {
+                    policy,
+                    fp8,
+                    plain,
+                    autocast: autocast.clone(),
+                });
                 autocast
             }
         };
@@ -141,7 +216,7 @@ impl Autocast {
         let guard = self.guard.clone();
         let layer = self.layer(&device)?;
         let counters = layer.counters.clone();
-        let layers = Layers::on(device).layer(layer);
+        let layers = fp8::with_ops(Layers::on(device).layer(layer));
         let layers = match guard {
             Some(guard) => layers.layer(guard),
             None => layers,
@@ -204,6 +279,7 @@ impl Autocast {
         }
         Ok(AutocastLayer {
             policy: Arc::new(self.policy),
+            fp8: self.fp8.map(|fp8| Arc::new(fp8.into())),
             supported,
             counters: Arc::default(),
         })
@@ -250,6 +326,7 @@ impl AutocastLease {
 #[derive(Clone, Debug)]
 pub struct AutocastLayer {
     policy: Arc<Policy>,
+    fp8: Option<Arc<Fp8>>,
     /// The float dtypes that the device computes in.
     supported: Vec<DType>,
     counters: Arc<Counters>,
@@ -272,8 +349,23 @@ impl Layer for AutocastLayer {
             Some(Region::Policy(policy)) if self.supported.contains(&policy.low_dtype().into()) => {
                 policy.plan(op, inputs)
             }
-            _ => self.policy.plan(op, inputs),
+            _ => {
+                let plan = self.policy.plan(op, inputs);
+                match &self.fp8 {
+                    Some(fp8) if fp8.takes(op, inputs) => {
+                        let as_computed = plan.compute.unwrap_or(inputs.nominal);
+                        Plan::own().store(plan.store.unwrap_or(as_computed))
+                    }
+                    _ => plan,
+                }
+            }
         })
+    }
+
+    fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        let ran = self.fp8.as_ref()?.run(run)?;
+        self.counters.ran_in_fp8(run.op());
+        Some(ran)
     }
 
     fn ran(&self, op: Op, dtype: DType) {

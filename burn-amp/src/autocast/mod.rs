@@ -1,6 +1,11 @@
 //! Autocast: each op runs in the dtype that suits it.
 
 mod device;
+#[cfg(feature = "fp8")]
+mod fp8;
+#[cfg(not(feature = "fp8"))]
+#[path = "no_fp8.rs"]
+mod fp8;
 mod nan_guard;
 mod policy;
 mod region;
@@ -9,6 +14,8 @@ mod rule;
 mod rules;
 
 pub use device::{Autocast, AutocastDevice, AutocastLayer, AutocastLease};
+#[cfg(feature = "fp8")]
+pub use fp8::Fp8Filter;
 pub use nan_guard::{NanGuard, NonFinite, named};
 pub use policy::{Policy, PolicyBuilder, PolicyError};
 pub use region::{autocast, full_precision};

@@ -89,7 +89,8 @@ impl Shared {
 }
 
 /// Gives the ops that `body` starts, and their backward as far as it can be told, a name in what a
-/// [`NanGuard`] finds. Names nest: give blocks theirs, and the path of the block is found.
+/// [`NanGuard`] finds, and to the filter and the delayed scaling of `Autocast::fp8`. Names nest: give blocks theirs, and
+/// the path of the block is found.
 pub fn named<R>(name: &str, body: impl FnOnce() -> R) -> R {
     static NAMES: LazyLock<Mutex<HashMap<String, Arc<Name>>>> = LazyLock::new(Mutex::default);
     let name = {
@@ -100,7 +101,7 @@ pub fn named<R>(name: &str, body: impl FnOnce() -> R) -> R {
     scoped(&name, body)
 }
 
-struct Name(String);
+pub(super) struct Name(pub(super) String);
 
 /// A NaN or an infinity, and the op that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ fn column(dtype: DType) -> Option<usize> {
 #[derive(Debug)]
 pub(super) struct Counters {
     ops: Vec<[AtomicU64; DTYPES.len()]>,
+    fp8: Vec<AtomicU64>,
     casts: AtomicU64,
     casts_saved: AtomicU64,
     cast_elements: AtomicU64,
@@ -26,6 +27,7 @@ impl Default for Counters {
     fn default() -> Self {
         Self {
             ops: Op::ALL.iter().map(|_| Default::default()).collect(),
+            fp8: Op::ALL.iter().map(|_| Default::default()).collect(),
             casts: AtomicU64::new(0),
             casts_saved: AtomicU64::new(0),
             cast_elements: AtomicU64::new(0),
@@ -39,6 +41,10 @@ impl Counters {
         if let Some(column) = column(dtype) {
             self.ops[op.index()][column].fetch_add(1, Relaxed);
         }
+    }
+
+    pub(super) fn ran_in_fp8(&self, op: Op) {
+        self.fp8[op.index()].fetch_add(1, Relaxed);
     }
 
     pub(super) fn cast(&self, cast: Cast) {
@@ -60,6 +66,7 @@ impl Counters {
     pub(super) fn report(&self) -> AutocastReport {
         let row = |op: &Op| OpCount {
             op: *op,
+            fp8: self.fp8[op.index()].load(Relaxed),
             runs: core::array::from_fn(|column| self.ops[op.index()][column].load(Relaxed)),
         };
         let ops = Op::ALL.iter().map(row);
@@ -79,6 +86,7 @@ pub struct OpCount {
     /// The op.
     pub op: Op,
     runs: [u64; DTYPES.len()],
+    fp8: u64,
 }
 
 impl OpCount {
@@ -87,9 +95,14 @@ impl OpCount {
         column(dtype).map_or(0, |column| self.runs[column])
     }
 
+    /// How often it ran in fp8.
+    pub fn fp8_runs(&self) -> u64 {
+        self.fp8
+    }
+
     /// How often it ran.
     pub fn total(&self) -> u64 {
-        self.runs.iter().sum()
+        self.runs.iter().sum::<u64>() + self.fp8
     }
 }
 
@@ -118,6 +131,17 @@ impl AutocastReport {
         self.ops.iter().map(|count| count.runs(dtype)).sum()
     }
 
+    /// How many ops ran in fp8.
+    pub fn fp8_runs(&self) -> u64 {
+        self.ops.iter().map(OpCount::fp8_runs).sum()
+    }
+
+    /// How often `op` ran in fp8.
+    pub fn fp8_runs_of(&self, op: Op) -> u64 {
+        let count = self.ops.iter().find(|count| count.op == op);
+        count.map_or(0, OpCount::fp8_runs)
+    }
+
     /// How often `op` ran in `dtype`.
     pub fn runs_of(&self, op: Op, dtype: DType) -> u64 {
         let count = self.ops.iter().find(|count| count.op == op);
@@ -129,11 +153,11 @@ impl fmt::Display for AutocastReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<36} {:>10} {:>10} {:>10} {:>10}",
-            "op", "f16", "bf16", "f32", "f64"
+            "{:<36} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "op", "fp8", "f16", "bf16", "f32", "f64"
         )?;
         for count in &self.ops {
-            write!(f, "{:<36}", count.op)?;
+            write!(f, "{:<36} {:>10}", count.op, count.fp8)?;
             for runs in count.runs {
                 write!(f, " {runs:>10}")?;
             }

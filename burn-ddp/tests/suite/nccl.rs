@@ -58,7 +58,11 @@ pub(crate) fn two_ranks(group: burn_ddp::ProcessGroup) -> Result<String, burn_dd
     let (_, together) = train_at(&group, compressed, 12, device);
     let error = closest(&alone.parameters, &together.parameters);
     assert!(error < 5e-2, "averaged in bf16: {error}");
-    let ours: Vec<u32> = together.parameters.iter().map(|value| value.to_bits()).collect();
+    let ours: Vec<u32> = together
+        .parameters
+        .iter()
+        .map(|value| value.to_bits())
+        .collect();
     let all = group.all_gather(&ours)?;
     assert!(
         all.chunks(ours.len()).all(|theirs| theirs == ours),

@@ -9,12 +9,28 @@ impl Fp8Ops for CubeBackend {
         kernels::amax(input)
     }
 
+    fn fp8_scales(
+        amax: FloatTensor<Self>,
+        format: Fp8Format,
+        power_of_two: bool,
+    ) -> FloatTensor<Self> {
+        kernels::scales(amax, format, power_of_two)
+    }
+
     fn fp8_quantize(
         input: FloatTensor<Self>,
         scale: FloatTensor<Self>,
         format: Fp8Format,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
         kernels::quantize(input, scale, format)
+    }
+
+    fn fp8_quantize_transposed(
+        input: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
+        kernels::quantize_transposed(input, scale, format)
     }
 
     fn fp8_dequantize(
@@ -35,6 +51,17 @@ impl Fp8Ops for CubeBackend {
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
         kernels::matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
+    }
+
+    fn fp8_matmul_amax(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        spec: MatmulSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        kernels::matmul_amax(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
     }
 
     fn fp8_update_scale(

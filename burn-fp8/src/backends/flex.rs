@@ -11,12 +11,28 @@ impl Fp8Ops for Flex {
         flex::amax(input)
     }
 
+    fn fp8_scales(
+        amax: FloatTensor<Self>,
+        format: Fp8Format,
+        power_of_two: bool,
+    ) -> FloatTensor<Self> {
+        flex::scales(amax, format, power_of_two)
+    }
+
     fn fp8_quantize(
         input: FloatTensor<Self>,
         scale: FloatTensor<Self>,
         format: Fp8Format,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
         flex::quantize(input, &scale, format)
+    }
+
+    fn fp8_quantize_transposed(
+        input: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
+        flex::quantize_transposed(input, &scale, format)
     }
 
     fn fp8_dequantize(
@@ -37,6 +53,17 @@ impl Fp8Ops for Flex {
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
         flex::matmul(lhs, rhs, &lhs_scale, &rhs_scale, bias, spec)
+    }
+
+    fn fp8_matmul_amax(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        spec: MatmulSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        flex::matmul_amax(lhs, rhs, &lhs_scale, &rhs_scale, bias, spec)
     }
 
     fn fp8_update_scale(

@@ -40,6 +40,19 @@ pub(crate) fn quantize(
     (codes, tensor_f32(vec![amax], Shape::new([1])))
 }
 
+/// See [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed). The input is read once; what is laid
+/// out anew are its codes.
+pub(crate) fn quantize_transposed(
+    input: FlexTensor,
+    scale: &FlexTensor,
+    format: Fp8Format,
+) -> (FlexTensor, FlexTensor, FlexTensor) {
+    let (codes, amax) = quantize(input, scale, format);
+    let rank = codes.layout().shape().num_dims();
+    let transposed = codes.transpose(rank - 2, rank - 1).to_contiguous();
+    (codes, transposed, amax)
+}
+
 /// See [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize).
 pub(crate) fn dequantize(
     codes: FlexTensor,
@@ -71,7 +84,7 @@ pub(crate) fn decode(codes: &FlexTensor, table: &[f32; 256]) -> FlexTensor {
     )
 }
 
-trait ToF32: Copy + Sync {
+pub(super) trait ToF32: Copy + Sync {
     fn to_f32(self) -> f32;
 }
 
@@ -117,7 +130,7 @@ fn encode_chunk<T: ToF32>(codes: &mut [u8], input: &[T], encode: impl Fn(f32) ->
     max
 }
 
-fn max_bits<T: ToF32>(values: &[T]) -> u32 {
+pub(super) fn max_bits<T: ToF32>(values: &[T]) -> u32 {
     values
         .iter()
         .map(|value| magnitude_bits(value.to_f32()))

@@ -1,11 +1,15 @@
 //! The scaled matrix product: codes looked up, Flex's own f32 product, scales and bias in one pass.
 
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Shape};
 use burn_flex::{Flex, FlexTensor};
 use rayon::prelude::*;
 
-use super::{CHUNK, cast::decode, scalar};
+use super::{
+    CHUNK,
+    cast::{decode, max_bits},
+    scalar, tensor_f32,
+};
 use crate::{Bias, MatmulSpec};
 
 /// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
@@ -17,6 +21,18 @@ pub(crate) fn matmul(
     bias: Bias<Flex>,
     spec: MatmulSpec,
 ) -> FlexTensor {
+    matmul_amax(lhs, rhs, lhs_scale, rhs_scale, bias, spec).0
+}
+
+/// See [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax).
+pub(crate) fn matmul_amax(
+    lhs: FlexTensor,
+    rhs: FlexTensor,
+    lhs_scale: &FlexTensor,
+    rhs_scale: &FlexTensor,
+    bias: Bias<Flex>,
+    spec: MatmulSpec,
+) -> (FlexTensor, FlexTensor) {
     let lhs = decode(&lhs, spec.lhs.values());
     let rhs = decode(&rhs, spec.rhs.values());
     let mut product = Flex::float_matmul(lhs, rhs).to_contiguous();
@@ -30,13 +46,21 @@ pub(crate) fn matmul(
         .as_ref()
         .map(|bias| bias.as_slice::<f32>().expect("a contiguous bias"));
     let values = product.storage_mut::<f32>();
-    if !values.is_empty() {
-        let rows = (CHUNK / columns).max(1) * columns;
-        values
-            .par_chunks_mut(rows)
-            .for_each(|rows| epilogue(rows, columns, inverse, bias));
-    }
-    Flex::float_cast(product, spec.output)
+    let rows = (CHUNK / columns.max(1)).max(1) * columns.max(1);
+    let max = values
+        .par_chunks_mut(rows)
+        .map(|rows| {
+            epilogue(rows, columns, inverse, bias);
+            max_bits(rows)
+        })
+        .max();
+    let amax = tensor_f32(vec![f32::from_bits(max.unwrap_or(0))], Shape::new([1]));
+    // Rounding keeps the order, so the amax is rounded as its element is.
+    let rounded = Flex::float_cast(amax, spec.output);
+    (
+        Flex::float_cast(product, spec.output),
+        Flex::float_cast(rounded, FloatDType::F32),
+    )
 }
 
 fn epilogue(rows: &mut [f32], columns: usize, [lhs, rhs]: [f32; 2], bias: Option<&[f32]>) {

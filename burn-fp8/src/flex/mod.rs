@@ -3,16 +3,25 @@
 mod cast;
 mod matmul;
 
-pub(crate) use cast::{amax, dequantize, quantize};
-pub(crate) use matmul::matmul;
+pub(crate) use cast::{amax, dequantize, quantize, quantize_transposed};
+pub(crate) use matmul::{matmul, matmul_amax};
 
 use burn_flex::{FlexTensor, Layout};
 use burn_std::{Bytes, DType, Shape};
 
-use crate::recipe::ScaleUpdate;
+use crate::{Fp8Format, recipe::ScaleUpdate};
 
 /// Elements that are worth a task of their own.
 const CHUNK: usize = 1 << 14;
+
+/// See [`Fp8Ops::fp8_scales`](crate::Fp8Ops::fp8_scales).
+pub(crate) fn scales(amax: FlexTensor, format: Fp8Format, power_of_two: bool) -> FlexTensor {
+    let amax = amax.to_contiguous();
+    let scale = |&amax: &f32| format.rounded_scale_for(amax, power_of_two);
+    let amaxes = amax.as_slice::<f32>().expect("amaxes are f32");
+    let scales = amaxes.iter().map(scale).collect();
+    tensor_f32(scales, amax.layout().shape().clone())
+}
 
 /// See [`Fp8Ops::fp8_update_scale`](crate::Fp8Ops::fp8_update_scale).
 pub(crate) fn update_scale(

@@ -1,6 +1,7 @@
 use burn::backend::Dispatch;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 
+use super::amax;
 use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec};
 
 /// The matrix product of two fp8 tensors: `lhs * rhs + bias` of their values, accumulated in f32.
@@ -34,35 +35,94 @@ pub fn scaled_matmul<const D: usize>(
     bias: Option<Tensor<1>>,
     dtype: FloatDType,
 ) -> Result<Tensor<D>, Fp8Error> {
-    check(lhs, rhs, bias.as_ref(), dtype)?;
-    let spec = MatmulSpec {
-        lhs: lhs.format(),
-        rhs: rhs.format(),
-        output: dtype,
-    };
-    let [left, right] = [lhs, rhs].map(|side| side.codes().into_dispatch());
-    let bias = match bias {
-        Some(bias) => Bias::Row(bias.into_dispatch()),
-        None => Bias::None,
-    };
+    let product = Product::new(lhs, rhs, bias, dtype)?;
     Ok(Tensor::from_dispatch(
         match (lhs.granularity(), rhs.granularity()) {
             (Granularity::Tensor, Granularity::Tensor) => {
-                let scales = [lhs, rhs].map(|side| side.scale().reshape([1]).into_dispatch());
-                let [left_scale, right_scale] = scales;
-                Dispatch::fp8_matmul(left, right, left_scale, right_scale, bias, spec)
+                let [left, right] = product.scales.map(|scale| scale.reshape([1]));
+                let [left, right] = [left, right].map(Tensor::<1>::into_dispatch);
+                let [lhs, rhs] = product.codes.map(Tensor::into_dispatch);
+                Dispatch::fp8_matmul(lhs, rhs, left, right, product.bias, product.spec)
             }
-            (left_granularity, right_granularity) => Dispatch::fp8_matmul_blocks(
-                left,
-                right,
-                lhs.scale().into_dispatch(),
-                rhs.scale().into_dispatch(),
-                bias,
-                [left_granularity, right_granularity],
-                spec,
-            ),
+            (left_granularity, right_granularity) => {
+                let [left, right] = product.scales.map(Tensor::into_dispatch);
+                let [lhs, rhs] = product.codes.map(Tensor::into_dispatch);
+                let granularities = [left_granularity, right_granularity];
+                let (bias, spec) = (product.bias, product.spec);
+                Dispatch::fp8_matmul_blocks(lhs, rhs, left, right, bias, granularities, spec)
+            }
         },
     ))
+}
+
+/// [`scaled_matmul`] and the amax of the product as it is returned (f32, of shape `[1]`): what casts it next has its scale
+/// without another read. Between operands with one scale each, the kernel of the product finds it.
+///
+/// # Errors
+/// As [`scaled_matmul`].
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_fp8::{Fp8Format, Fp8Tensor, scaled_matmul_with_amax};
+///
+/// let a = Tensor::<2>::from_floats([[1.0, 2.0], [-3.0, 1.0]], &Device::flex());
+/// let a = Fp8Tensor::quantize_with_scale(a, 1.0, Fp8Format::E4M3)?;
+/// let (_, amax) = scaled_matmul_with_amax(&a, &a, None, FloatDType::F32)?;
+/// assert_eq!(amax.into_scalar::<f32>(), 6.0); // [[-5, 4], [-6, -5]]
+/// # Ok::<(), burn_fp8::Fp8Error>(())
+/// ```
+pub fn scaled_matmul_with_amax<const D: usize>(
+    lhs: &Fp8Tensor<D>,
+    rhs: &Fp8Tensor<D>,
+    bias: Option<Tensor<1>>,
+    dtype: FloatDType,
+) -> Result<(Tensor<D>, Tensor<1>), Fp8Error> {
+    let granularities = [lhs.granularity(), rhs.granularity()];
+    if granularities != [Granularity::Tensor; 2] {
+        let product = scaled_matmul(lhs, rhs, bias, dtype)?;
+        let amax = amax(product.clone());
+        return Ok((product, amax));
+    }
+    let product = Product::new(lhs, rhs, bias, dtype)?;
+    let [left, right] = product.scales.map(|scale| scale.reshape([1]));
+    let [left, right] = [left, right].map(Tensor::<1>::into_dispatch);
+    let [lhs, rhs] = product.codes.map(Tensor::into_dispatch);
+    let (output, amax) =
+        Dispatch::fp8_matmul_amax(lhs, rhs, left, right, product.bias, product.spec);
+    let amax = Tensor::<1>::from_dispatch(amax).without_autodiff();
+    Ok((Tensor::from_dispatch(output), amax))
+}
+
+/// The arguments of a product, checked.
+struct Product<const D: usize> {
+    codes: [Tensor<D, Int>; 2],
+    scales: [Tensor<D>; 2],
+    bias: Bias<Dispatch>,
+    spec: MatmulSpec,
+}
+
+impl<const D: usize> Product<D> {
+    fn new(
+        lhs: &Fp8Tensor<D>,
+        rhs: &Fp8Tensor<D>,
+        bias: Option<Tensor<1>>,
+        dtype: FloatDType,
+    ) -> Result<Self, Fp8Error> {
+        check(lhs, rhs, bias.as_ref(), dtype)?;
+        Ok(Self {
+            codes: [lhs.codes(), rhs.codes()],
+            scales: [lhs.scale(), rhs.scale()],
+            bias: match bias {
+                Some(bias) => Bias::Row(bias.into_dispatch()),
+                None => Bias::None,
+            },
+            spec: MatmulSpec {
+                lhs: lhs.format(),
+                rhs: rhs.format(),
+                output: dtype,
+            },
+        })
+    }
 }
 
 fn check<const D: usize>(

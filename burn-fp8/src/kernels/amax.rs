@@ -38,7 +38,7 @@ fn amax_kernel<F: Numeric>(input: &[F], amax: &[Atomic<u32>], #[define(F)] _dtyp
 
 /// `amax = max(amax, bits)`. Most units find it large enough already.
 #[cube]
-pub(super) fn raise(amax: &[Atomic<u32>], bits: u32) {
+pub(in crate::kernels) fn raise(amax: &[Atomic<u32>], bits: u32) {
     if bits > amax[0].load() {
         amax[0].fetch_max(bits);
     }

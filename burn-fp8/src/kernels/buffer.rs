@@ -6,6 +6,7 @@ use burn_cubecl::{
     CubeDevice, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
+use burn_std::Metadata;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
 /// Words that hold `codes` codes.
@@ -23,6 +24,26 @@ pub(in crate::kernels) fn empty_codes(
     let rest = 4 * words(codes) - codes;
     let handle = client.empty(4 * words(codes)).offset_end(rest as u64);
     CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, DType::U8)
+}
+
+/// A new tensor of codes whose rows begin at whole words.
+pub(in crate::kernels) fn empty_code_rows(like: &CubeTensor, shape: Shape) -> CubeTensor {
+    let rank = shape.num_dims();
+    let mut strides = vec![1; rank];
+    let mut size = 4 * words(shape[rank - 1]);
+    for dim in (0..rank - 1).rev() {
+        strides[dim] = size;
+        size *= shape[dim];
+    }
+    let handle = like.client.empty(size);
+    let layout = Metadata::new(shape, strides);
+    CubeTensor::new(
+        like.client.clone(),
+        handle,
+        layout,
+        like.device.clone(),
+        DType::U8,
+    )
 }
 
 /// A new float tensor, row by row without gaps.
@@ -44,6 +65,14 @@ pub(in crate::kernels) fn zero_scalar(like: &CubeTensor) -> CubeTensor {
         handle,
         DType::F32,
     )
+}
+
+/// Where a kernel leaves an amax; a word of nothing where none is asked for.
+pub(in crate::kernels) fn amax(client: &Client, amax: &Option<CubeTensor>) -> BufferArg {
+    match amax {
+        Some(amax) => raw(amax.handle.clone(), 1),
+        None => raw(client.empty(4), 1),
+    }
 }
 
 /// All elements of a tensor, row by row, in its own dtype.

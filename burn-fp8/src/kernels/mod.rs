@@ -9,10 +9,12 @@ mod codec;
 mod dequantize;
 mod matmul;
 mod quantize;
+mod quantize_transposed;
 mod scale;
 
 pub(crate) use amax::amax;
 pub(crate) use dequantize::dequantize;
-pub(crate) use matmul::matmul;
+pub(crate) use matmul::{matmul, matmul_amax};
 pub(crate) use quantize::quantize;
-pub(crate) use scale::update_scale;
+pub(crate) use quantize_transposed::quantize_transposed;
+pub(crate) use scale::{scales, update_scale};

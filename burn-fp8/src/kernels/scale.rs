@@ -4,7 +4,59 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{buffer, codec::magnitude_bits};
-use crate::recipe::{AmaxCompute, ScaleUpdate};
+use crate::{
+    Fp8Format,
+    recipe::{AmaxCompute, ScaleUpdate},
+};
+
+/// See [`Fp8Ops::fp8_scales`](crate::Fp8Ops::fp8_scales).
+pub(crate) fn scales(amax: CubeTensor, format: Fp8Format, power_of_two: bool) -> CubeTensor {
+    let output = buffer::empty_floats(&amax, amax.shape(), DType::F32);
+    let length = output.shape().num_elements();
+    if length == 0 {
+        return output;
+    }
+    let client = amax.client.clone();
+    let (count, dim) = buffer::grid(&client, length);
+    scales_kernel::launch(
+        &client,
+        count,
+        dim,
+        buffer::elements(amax),
+        buffer::raw(output.handle.clone(), length),
+        format.max(),
+        power_of_two,
+    );
+    output
+}
+
+#[cube(launch)]
+fn scales_kernel(amax: &[f32], scale: &mut [f32], fp8_max: f32, #[comptime] power_of_two: bool) {
+    let mut index = ABSOLUTE_POS;
+    while index < scale.len() {
+        let amax = amax[index];
+        let bits = magnitude_bits(amax);
+        if bits > 0u32 && bits < 0x7F80_0000u32 {
+            let quotient = bounded(fp8_max / amax);
+            if power_of_two {
+                // Without its mantissa.
+                scale[index] = f32::reinterpret(u32::reinterpret(quotient) & 0xFF80_0000u32);
+            } else {
+                scale[index] = quotient;
+            }
+        } else {
+            scale[index] = 1.0f32;
+        }
+        index += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// The largest f32 instead of an infinity.
+#[cube]
+fn bounded(quotient: f32) -> f32 {
+    let bits = u32::min(magnitude_bits(quotient), 0x7F7F_FFFFu32);
+    f32::reinterpret(bits)
+}
 
 /// See [`Fp8Ops::fp8_update_scale`](crate::Fp8Ops::fp8_update_scale).
 pub(crate) fn update_scale(
@@ -71,12 +123,7 @@ fn update_kernel(
         }
         new_history[0] = 0.0f32;
         if window < 0x7F80_0000u32 {
-            let quotient = fp8_max / f32::reinterpret(window) * margin;
-            if magnitude_bits(quotient) < 0x7F80_0000u32 {
-                new_scale[0] = quotient;
-            } else {
-                new_scale[0] = f32::reinterpret(0x7F7F_FFFFu32);
-            }
+            new_scale[0] = bounded(fp8_max / f32::reinterpret(window) * margin);
         } else {
             new_scale[0] = scale[0];
         }

@@ -13,12 +13,12 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Linear;
-use burn::tensor::{DType, Tensor, assert_shape, module::linear};
+use burn::tensor::{Tensor, assert_shape, module::linear};
 
 use crate::{
     Bias, BlockLinearSpec, Fp8Error, Fp8Format, Fp8Ops, Fp8Scope, Fp8Tensor, LinearSpec,
     Microbatch, functions,
-    recipe::{AmaxReducer, Fp8Recipe, LinearCasts, ScaleUpdate},
+    recipe::{AmaxReducer, Fp8Recipe, LinearCasts},
 };
 use cache::WeightCache;
 use state::Fp8State;
@@ -145,14 +145,9 @@ impl Fp8Linear {
             Some(bias) => Bias::Row(bias.into_dispatch()),
             None => Bias::None,
         };
-        let casts = match &self.recipe {
-            Fp8Recipe::Rowwise(recipe) => Some(recipe.casts()),
-            Fp8Recipe::Block(recipe) => Some(recipe.casts()),
-            Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_) => None,
-        };
-        let output = match casts {
-            Some(casts) => self.forward_blocks(input, weight, bias, casts),
-            None => self.forward_scaled(input, weight, bias),
+        let output = match self.recipe.casts() {
+            LinearCasts::TENSOR => self.forward_scaled(input, weight, bias),
+            casts => self.forward_blocks(input, weight, bias, casts),
         };
         output.reshape(dims)
     }
@@ -170,6 +165,7 @@ impl Fp8Linear {
             forward: format.forward(),
             gradient: format.gradient(),
             casts,
+            power_of_two: self.recipe.power_of_two(),
         };
         let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
         Tensor::from_dispatch(Dispatch::fp8_linear_blocks(input, weight, bias, spec))
@@ -189,6 +185,7 @@ impl Fp8Linear {
             forward: format.forward(),
             gradient: format.gradient(),
             current_gradient_scale: self.fp8.is_none(),
+            power_of_two: self.recipe.power_of_two(),
             gradient_amax: slot,
         };
         let [input_scale, weight_scale, gradient_scale] = scales;
@@ -266,9 +263,7 @@ impl Fp8Linear {
             Some(reducer) => state::reduce(reducer.as_ref(), amax),
             None => amax,
         };
-        let device = (&amax.device(), DType::F32);
-        let (history, scale) = (Tensor::zeros([1], device), Tensor::ones([1], device));
-        functions::update_scale(history, scale, amax, ScaleUpdate::current(format)).1
+        functions::scales(amax, format, self.recipe.power_of_two())
     }
 }
 

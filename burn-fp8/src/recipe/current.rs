@@ -13,4 +13,7 @@ pub struct CurrentScaling {
     /// Which format goes where.
     #[config(default = "RecipeFormat::Hybrid")]
     pub format: RecipeFormat,
+    /// Round scales down to powers of two.
+    #[config(default = false)]
+    pub power_of_two: bool,
 }

@@ -85,16 +85,6 @@ pub struct ScaleUpdate {
 }
 
 impl ScaleUpdate {
-    /// The rule of [`CurrentScaling`](super::CurrentScaling): it turns an amax into its scale, given a history of one
-    /// slot and a scale of 1.
-    pub(crate) fn current(format: Fp8Format) -> Self {
-        Self {
-            fp8_max: format.max(),
-            margin: 0,
-            algorithm: AmaxCompute::MostRecent,
-        }
-    }
-
     /// Take `amax` (shape `[1]`) into `history` (slot 0 is free, the others hold the oldest to the newest) and return
     /// the new history and scale. It runs on the device, without waiting for it.
     ///

@@ -8,19 +8,22 @@ use crate::{Fp8Error, Granularity};
 /// A scale for every row of a left operand and every column of a right one, from their own amaxes. Each of the three
 /// products of a layer casts its operands for itself.
 ///
-/// torchao's `rowwise` recipe, e4m3 everywhere by default. Scales are not rounded to powers of two.
+/// torchao's `rowwise` recipe with its defaults: e4m3 everywhere, scales rounded down to powers of two.
 #[derive(Config, Debug, PartialEq)]
 pub struct RowwiseScaling {
     /// Which format goes where.
     #[config(default = "RecipeFormat::E4M3")]
     pub format: RecipeFormat,
+    /// Round scales down to powers of two.
+    #[config(default = true)]
+    pub power_of_two: bool,
 }
 
 /// A scale for every `1 x size` elements of an activation or gradient (along the sum) and every `size x size` of a weight,
 /// from their own amaxes; partial sums of `size` terms are scaled and added in f32.
 ///
-/// DeepSeek-V3's recipe (arXiv:2412.19437) and Transformer Engine's `Float8BlockScaling`, e4m3 everywhere by default.
-/// Scales are not rounded to powers of two.
+/// DeepSeek-V3's recipe (arXiv:2412.19437) and Transformer Engine's `Float8BlockScaling` with its defaults: e4m3
+/// everywhere, scales rounded down to powers of two.
 #[derive(Config, Debug, PartialEq)]
 pub struct BlockScaling {
     /// Which format goes where.
@@ -29,6 +32,9 @@ pub struct BlockScaling {
     /// Side of a block.
     #[config(default = 128)]
     pub size: usize,
+    /// Round scales down to powers of two.
+    #[config(default = true)]
+    pub power_of_two: bool,
 }
 
 impl BlockScaling {
@@ -52,6 +58,15 @@ pub struct LinearCasts {
     pub input_gradient: [Granularity; 2],
     /// Input and gradient, in the gradient of the weight.
     pub weight_gradient: [Granularity; 2],
+}
+
+impl LinearCasts {
+    /// One scale a tensor.
+    pub const TENSOR: Self = Self {
+        output: [Granularity::Tensor; 2],
+        input_gradient: [Granularity::Tensor; 2],
+        weight_gradient: [Granularity::Tensor; 2],
+    };
 }
 
 impl RowwiseScaling {

@@ -81,6 +81,25 @@ impl Fp8Recipe {
         }
     }
 
+    /// Whether scales are rounded down to powers of two. Those of delayed scaling never are.
+    pub fn power_of_two(&self) -> bool {
+        match self {
+            Self::Delayed(_) => false,
+            Self::Current(recipe) => recipe.power_of_two,
+            Self::Rowwise(recipe) => recipe.power_of_two,
+            Self::Block(recipe) => recipe.power_of_two,
+        }
+    }
+
+    /// Which elements share a scale in the three products of a linear layer.
+    pub fn casts(&self) -> LinearCasts {
+        match self {
+            Self::Delayed(_) | Self::Current(_) => LinearCasts::TENSOR,
+            Self::Rowwise(recipe) => recipe.casts(),
+            Self::Block(recipe) => recipe.casts(),
+        }
+    }
+
     /// Check the recipe.
     ///
     /// # Errors

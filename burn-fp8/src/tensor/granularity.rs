@@ -33,7 +33,15 @@ impl Granularity {
         self.transposed().rows()
     }
 
-    pub(crate) fn transposed(self) -> Self {
+    /// That of the transpose.
+    ///
+    /// ```
+    /// use burn_fp8::Granularity;
+    ///
+    /// assert_eq!(Granularity::Row.transposed(), Granularity::Column);
+    /// ```
+    #[must_use]
+    pub fn transposed(self) -> Self {
         match self {
             Self::Tensor => Self::Tensor,
             Self::Row => Self::Column,

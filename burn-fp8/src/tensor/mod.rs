@@ -1,17 +1,19 @@
 //! FP8 tensors.
 
 mod blocks;
+mod data;
 mod granularity;
+mod record;
 
+pub use data::Fp8Data;
 pub use granularity::Granularity;
 
 use core::fmt;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use serde::{Deserialize, Serialize};
 
-use crate::{Fp8Error, Fp8Format, Fp8Ops, functions};
+use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
 
 /// A tensor of fp8 numbers: one byte an element on the device, with its scales and its format.
 ///
@@ -41,9 +43,14 @@ impl<const D: usize> Fp8Tensor<D> {
     /// Quantize with the tensor's own amax: the largest absolute value becomes the format's largest. Two reads of the
     /// tensor, none by the host. An amax that is zero, infinite or NaN gives a scale of 1.
     pub fn quantize(tensor: Tensor<D>, format: Fp8Format) -> Self {
+        Self::quantize_whole(tensor, Fp8Cast::new(Granularity::Tensor, format))
+    }
+
+    fn quantize_whole(tensor: Tensor<D>, cast: Fp8Cast) -> Self {
         let tensor = tensor.without_autodiff();
-        let scale = scale_of(functions::amax(tensor.clone()), format);
-        Self::quantize_with_device_scale(tensor, scale, format).0
+        let amax = functions::amax(tensor.clone());
+        let scale = functions::scales(amax, cast.format, cast.power_of_two);
+        Self::quantize_with_device_scale(tensor, scale, cast.format).0
     }
 
     /// Quantize with a given scale, which multiplies before the cast. Values out of range saturate.
@@ -73,13 +80,57 @@ impl<const D: usize> Fp8Tensor<D> {
             scale.clone().into_dispatch(),
             format,
         );
-        let quantized = Self {
-            codes: Tensor::from_dispatch(codes),
+        let quantized = Self::with_scale(Tensor::from_dispatch(codes), scale, format);
+        (quantized, Tensor::from_dispatch(amax))
+    }
+
+    /// [`quantize_with_device_scale`](Self::quantize_with_device_scale) and the transpose (of the last two dimensions) as a
+    /// tensor of its own, laid out row by row: the tensor, its transpose and the amax, from one read of the input. The
+    /// products of backward read their operands along rows then. On a backend without a kernel for it, the transpose is
+    /// [`transpose`](Self::transpose)'s.
+    ///
+    /// # Panics
+    /// For tensors of rank 1.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_fp8::{Fp8Format, Fp8Tensor};
+    ///
+    /// let x = Tensor::<2>::from_floats([[1.0, -2.0, 0.5]], &Device::flex());
+    /// let scale = Tensor::<1>::from_floats([64.0], &Device::flex());
+    /// let (q, transposed, amax) = Fp8Tensor::quantize_with_transpose(x, scale, Fp8Format::E4M3);
+    /// assert_eq!((q.dims(), transposed.dims()), ([1, 3], [3, 1]));
+    /// assert_eq!(amax.into_scalar::<f32>(), 2.0);
+    /// ```
+    pub fn quantize_with_transpose(
+        tensor: Tensor<D>,
+        scale: Tensor<1>,
+        format: Fp8Format,
+    ) -> (Self, Self, Tensor<1>) {
+        assert!(
+            D > 1,
+            "quantize_with_transpose: a tensor of rank 1 has no transpose"
+        );
+        let (codes, transposed, amax) = Dispatch::fp8_quantize_transposed(
+            tensor.without_autodiff().into_dispatch(),
+            scale.clone().into_dispatch(),
+            format,
+        );
+        let [codes, transposed] = [codes, transposed].map(Tensor::from_dispatch);
+        (
+            Self::with_scale(codes, scale.clone(), format),
+            Self::with_scale(transposed, scale, format),
+            Tensor::from_dispatch(amax),
+        )
+    }
+
+    fn with_scale(codes: Tensor<D, Int>, scale: Tensor<1>, format: Fp8Format) -> Self {
+        Self {
+            codes,
             scale: scale.reshape([1; D]),
             granularity: Granularity::Tensor,
             format,
-        };
-        (quantized, Tensor::from_dispatch(amax))
+        }
     }
 
     /// The values, in `dtype`.
@@ -169,78 +220,6 @@ impl<const D: usize> Fp8Tensor<D> {
             ..self
         }
     }
-
-    /// Codes, scales and the rest as plain data, which serializes.
-    pub fn into_data(self) -> Fp8Data {
-        let shape = self.dims().to_vec();
-        let scale_shape = self.scale.dims().to_vec();
-        let codes = self.codes.into_data().try_to_vec::<u8>();
-        let scales = self.scale.into_data().try_to_vec::<f32>();
-        Fp8Data {
-            codes: codes.expect("codes are u8"),
-            shape,
-            scales: scales.expect("scales are f32"),
-            scale_shape,
-            granularity: self.granularity,
-            format: self.format,
-        }
-    }
-
-    /// The inverse of [`into_data`](Self::into_data).
-    ///
-    /// # Errors
-    /// [`Fp8Error::CodeLength`] where codes and shape do not fit, [`Fp8Error::Rank`] for data of another rank than `D`,
-    /// [`Fp8Error::InvalidScale`] for a scale that is not positive and finite.
-    pub fn from_data(data: Fp8Data, device: &Device) -> Result<Self, Fp8Error> {
-        let device = device.clone().without_autodiff();
-        let length = |len: usize, shape: &[usize]| {
-            if len == shape.iter().product::<usize>() {
-                Ok(())
-            } else {
-                Err(Fp8Error::CodeLength {
-                    codes: len,
-                    shape: shape.to_vec(),
-                })
-            }
-        };
-        if data.shape.len() != D || data.scale_shape.len() != D {
-            return Err(Fp8Error::Rank {
-                rank: data.shape.len(),
-            });
-        }
-        length(data.codes.len(), &data.shape)?;
-        length(data.scales.len(), &data.scale_shape)?;
-        data.scales.iter().copied().try_for_each(check_scale)?;
-        Ok(Self {
-            codes: Tensor::from_data(
-                TensorData::new(data.codes, data.shape),
-                (&device, DType::U8),
-            ),
-            scale: Tensor::from_data(
-                TensorData::new(data.scales, data.scale_shape),
-                (&device, DType::F32),
-            ),
-            granularity: data.granularity,
-            format: data.format,
-        })
-    }
-}
-
-/// An fp8 tensor off the device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Fp8Data {
-    /// The codes, row by row.
-    pub codes: Vec<u8>,
-    /// The shape of the codes.
-    pub shape: Vec<usize>,
-    /// The scales, row by row.
-    pub scales: Vec<f32>,
-    /// The shape of the scales.
-    pub scale_shape: Vec<usize>,
-    /// Which elements share a scale.
-    pub granularity: Granularity,
-    /// The format of the codes.
-    pub format: Fp8Format,
 }
 
 impl<const D: usize> fmt::Debug for Fp8Tensor<D> {
@@ -256,19 +235,6 @@ impl<const D: usize> fmt::Debug for Fp8Tensor<D> {
             )
             .finish()
     }
-}
-
-/// The scale of an amax, computed on the device.
-fn scale_of(amax: Tensor<1>, format: Fp8Format) -> Tensor<1> {
-    let device = (&amax.device(), DType::F32);
-    let update = crate::recipe::ScaleUpdate::current(format);
-    functions::update_scale(
-        Tensor::zeros([1], device),
-        Tensor::ones([1], device),
-        amax,
-        update,
-    )
-    .1
 }
 
 fn check_scale(scale: f32) -> Result<(), Fp8Error> {

@@ -57,8 +57,34 @@ fn check<B: Fp8Ops>(device: Device<B>) {
     };
     let half = tensor::<B>(vec![0.5], &[1], &device);
     let bias = Bias::Row(tensor::<B>(vec![10.0, 20.0], &[2], &device));
+    let (product, amax) = B::fp8_matmul_amax(
+        lhs.clone(),
+        rhs.clone(),
+        half.clone(),
+        one(),
+        bias.clone(),
+        spec,
+    );
+    assert_eq!(floats::<B>(product), [2.0, 44.0, 2.0, 65.0]);
+    assert_eq!(floats::<B>(amax), [65.0]);
     let product = B::fp8_matmul(lhs, rhs, half, one(), bias, spec);
     assert_eq!(floats::<B>(product), [2.0, 44.0, 2.0, 65.0]);
+
+    let rows = tensor::<B>(vec![1.0, 2.0, 3.0, 4.0, 5.0, -6.0], &[2, 3], &device);
+    let (codes, transposed, amax) = B::fp8_quantize_transposed(rows, one(), Fp8Format::E4M3);
+    assert_eq!(floats::<B>(amax), [6.0]);
+    let decoded = |codes| {
+        let decoded = B::fp8_dequantize(codes, one(), Fp8Format::E4M3, FloatDType::F32);
+        floats::<B>(decoded)
+    };
+    assert_eq!(decoded(codes), [1.0, 2.0, 3.0, 4.0, 5.0, -6.0]);
+    assert_eq!(decoded(transposed), [1.0, 4.0, 2.0, 5.0, 3.0, -6.0]);
+
+    let amaxes = || tensor::<B>(vec![0.0, 3.0, 1e-42], &[3], &device);
+    let scales = B::fp8_scales(amaxes(), Fp8Format::E4M3, false);
+    assert_eq!(floats::<B>(scales), [1.0, 448.0 / 3.0, f32::MAX]);
+    let scales = B::fp8_scales(amaxes(), Fp8Format::E4M3, true);
+    assert_eq!(floats::<B>(scales), [1.0, 128.0, 2f32.powi(127)]);
 
     let history = tensor::<B>(vec![0.0, 8.0, 1.0], &[3], &device);
     let amax = B::fp8_amax(tensor::<B>(vec![0.25, -2.0], &[2], &device));

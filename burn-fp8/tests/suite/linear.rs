@@ -5,12 +5,15 @@ use std::sync::{Arc, Mutex};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_fp8::recipe::{
     AmaxReducer, BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat,
     RowwiseScaling,
 };
-use burn_fp8::{Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, ScalingState, scaled_matmul};
+use burn_fp8::{
+    Fp8Cast, Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, Granularity, ScalingState,
+    scaled_matmul,
+};
 
 use super::device::{Random, devices, sqnr, values};
 
@@ -25,8 +28,10 @@ pub(crate) fn assert_near(actual: &[f32], expected: &[f32], relative: f32) {
     }
 }
 
-fn recipes() -> [Fp8Recipe; 6] {
+fn recipes() -> [Fp8Recipe; 8] {
     [
+        CurrentScaling::new().with_power_of_two(true).into(),
+        RowwiseScaling::new().with_power_of_two(false).into(),
         DelayedScaling::new().with_amax_history_len(4).into(),
         CurrentScaling::new().into(),
         CurrentScaling::new().with_format(RecipeFormat::E4M3).into(),
@@ -82,6 +87,28 @@ fn pass_fp8(layer: &Fp8Linear, input: &Tensor<2>, gradient: &Tensor<2>) -> Pass 
     )
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Distribution {
+    Normal,
+    /// All positive, as after a relu or a softmax.
+    Uniform,
+    /// One in a hundred is thirty times as large.
+    Outliers,
+}
+
+impl Distribution {
+    fn matrix(self, random: &mut Random, shape: [usize; 2], device: &Device) -> Tensor<2> {
+        let draw = |random: &mut Random| match self {
+            Self::Normal => random.normal(),
+            Self::Uniform => random.uniform(),
+            Self::Outliers if random.uniform() < 0.01 => 30.0 * random.normal(),
+            Self::Outliers => random.normal(),
+        };
+        let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| draw(random)).collect();
+        Tensor::from_data(TensorData::new(values, shape), device)
+    }
+}
+
 #[test]
 fn signal_to_noise_is_as_torchao_asks() {
     // torchao test_base.py: y >= 18 dB, weight gradient >= 17 dB; test_numerics: every one above 20.
@@ -97,10 +124,15 @@ fn signal_to_noise_is_as_torchao_asks() {
         };
         for recipe in recipes() {
             for &[rows, d_input, d_output] in shapes {
-                for spread in [1.0, 1e-3] {
+                for distribution in [
+                    Distribution::Normal,
+                    Distribution::Uniform,
+                    Distribution::Outliers,
+                ] {
                     let linear = linear(&mut random, d_input, d_output, &device);
-                    let input = random.matrix([rows, d_input], &device) * spread;
-                    let gradient = random.matrix([rows, d_output], &device) * (spread * 1e-2);
+                    let input = distribution.matrix(&mut random, [rows, d_input], &device);
+                    let gradient =
+                        distribution.matrix(&mut random, [rows, d_output], &device) * 1e-5;
                     let layer = Fp8Linear::from_linear(linear.clone(), recipe.clone()).unwrap();
                     let bias = linear.bias.as_ref().unwrap().val();
                     let forward = |x| linear.forward(x);
@@ -122,7 +154,7 @@ fn signal_to_noise_is_as_torchao_asks() {
                     ];
                     assert!(
                         noise.iter().all(|noise| *noise > 20.0),
-                        "{recipe:?} {noise:?}"
+                        "{recipe:?} {distribution:?} {noise:?}"
                     );
                     // The bias never leaves f32.
                     assert!(sqnr(&exact[3], &actual[3]) > 100.0);
@@ -161,11 +193,24 @@ fn gradients_are_the_products_of_the_quantized_tensors() {
 /// Every product of a granular recipe is that of its own casts.
 #[test]
 fn granular_gradients_are_the_products_of_their_casts() {
-    let format = Fp8Format::E4M3;
-    let rows = |t: &Tensor<2>| Fp8Tensor::quantize_rows(t.clone(), format);
-    let columns = |t: &Tensor<2>| Fp8Tensor::quantize_columns(t.clone(), format);
+    for power_of_two in [false, true] {
+        granular_gradients(power_of_two);
+    }
+}
+
+fn granular_gradients(power_of_two: bool) {
+    let cast = |t: &Tensor<2>, granularity| {
+        let cast = Fp8Cast::new(granularity, Fp8Format::E4M3).with_power_of_two(power_of_two);
+        Fp8Tensor::quantize_as(t.clone(), cast).unwrap()
+    };
+    let rows = |t: &Tensor<2>| cast(t, Granularity::Row);
+    let columns = |t: &Tensor<2>| cast(t, Granularity::Column);
     let blocks =
-        |t: &Tensor<2>, block| Fp8Tensor::quantize_blocks(t.clone(), block, format).unwrap();
+        |t: &Tensor<2>, [rows, columns]: [usize; 2]| cast(t, Granularity::Block { rows, columns });
+    let rowwise = RowwiseScaling::new().with_power_of_two(power_of_two);
+    let block = BlockScaling::new()
+        .with_size(4)
+        .with_power_of_two(power_of_two);
     let multiply = |a: Fp8Tensor<2>, b: Fp8Tensor<2>| {
         values(scaled_matmul(&a, &b, None, FloatDType::F32).unwrap())
     };
@@ -182,13 +227,13 @@ fn granular_gradients_are_the_products_of_their_casts() {
             .bias
             .map(|bias| bias.map(|bias| bias.zeros_like().require_grad()));
 
-        let layer = Fp8Linear::from_linear(linear.clone(), RowwiseScaling::new()).unwrap();
+        let layer = Fp8Linear::from_linear(linear.clone(), rowwise.clone()).unwrap();
         let [y, dx, dw, _] = pass_fp8(&layer, &x, &g);
         assert_eq!(y, multiply(rows(&x), columns(&w)));
         assert_eq!(dx, multiply(rows(&g), rows(&w).transpose()));
         assert_eq!(dw, multiply(columns(&x).transpose(), columns(&g)));
 
-        let layer = Fp8Linear::from_linear(linear, BlockScaling::new().with_size(4)).unwrap();
+        let layer = Fp8Linear::from_linear(linear, block.clone()).unwrap();
         let [y, dx, dw, _] = pass_fp8(&layer, &x, &g);
         let square = blocks(&w, [4, 4]);
         assert_eq!(y, multiply(blocks(&x, [1, 4]), square.clone()));

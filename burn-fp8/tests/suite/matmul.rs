@@ -1,7 +1,7 @@
 //! The scaled matrix product against a sum in f64 over the values of the codes.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_fp8::{Fp8Error, Fp8Format, Fp8Tensor, scaled_matmul};
+use burn_fp8::{Fp8Error, Fp8Format, Fp8Tensor, amax, scaled_matmul, scaled_matmul_with_amax};
 
 use super::device::{Random, devices, values};
 
@@ -219,6 +219,65 @@ fn rows_columns_and_blocks() {
             assert_close(&values(actual), &product(&x, &y), 1e-5);
         }
     }
+}
+
+/// Small and large products, with and without a bias, rounded or not, granular ones too.
+#[test]
+fn the_amax_is_that_of_the_output() {
+    for device in devices() {
+        let mut generator = Random::new(18);
+        for [m, k, n] in [[3, 7, 5], [90, 131, 101]] {
+            let x = random(&mut generator, [m, k], &device);
+            let y = random(&mut generator, [k, n], &device);
+            let bias: Tensor<1> = random(&mut generator, [n], &device) * 30.0;
+            let e4m3 = Fp8Format::E4M3;
+            for (a, b) in [
+                (
+                    Fp8Tensor::quantize(x.clone(), e4m3),
+                    Fp8Tensor::quantize(y.clone(), Fp8Format::E5M2),
+                ),
+                (
+                    Fp8Tensor::quantize_rows(x.clone(), e4m3),
+                    Fp8Tensor::quantize_columns(y.clone(), e4m3),
+                ),
+            ] {
+                for bias in [None, Some(bias.clone())] {
+                    for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
+                        let expected = scaled_matmul(&a, &b, bias.clone(), dtype).unwrap();
+                        let expected = values(expected);
+                        let (output, found) =
+                            scaled_matmul_with_amax(&a, &b, bias.clone(), dtype).unwrap();
+                        assert_eq!(values(output), expected);
+                        let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
+                        assert_eq!(values(found), [largest]);
+                    }
+                }
+            }
+        }
+        let nan = Tensor::<2>::from_floats([[f32::NAN, 1.0]], &device);
+        let nan = Fp8Tensor::quantize(nan, Fp8Format::E4M3);
+        let column = nan.clone().transpose();
+        let (_, found) = scaled_matmul_with_amax(&nan, &column, None, FloatDType::F32).unwrap();
+        assert!(values(found)[0].is_nan());
+        assert!(scaled_matmul_with_amax(&nan, &nan, None, FloatDType::F32).is_err());
+    }
+}
+
+/// Under autodiff the bias has its gradient, and the amax includes it.
+#[test]
+fn the_amax_is_not_differentiated() {
+    let device = Device::flex().autodiff();
+    let a = Fp8Tensor::quantize(Tensor::<2>::ones([2, 3], &device), Fp8Format::E4M3);
+    let b = a.clone().transpose();
+    let bias = Tensor::<1>::from_floats([-10.0, 1.0], &device).require_grad();
+    let (output, found) =
+        scaled_matmul_with_amax(&a, &b, Some(bias.clone()), FloatDType::F32).unwrap();
+    assert_eq!(values(found.clone()), [7.0]);
+    assert_eq!(values(found), values(amax(output.clone())));
+    let gradients = output.sum().backward();
+    assert_eq!(values(bias.grad(&gradients).unwrap()), [2.0, 2.0]);
+    let (_, plain) = scaled_matmul_with_amax(&a, &b, None, FloatDType::F32).unwrap();
+    assert_eq!(values(plain), [3.0]);
 }
 
 #[test]

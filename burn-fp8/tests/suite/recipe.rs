@@ -154,8 +154,8 @@ fn recipes_make_the_round_trip_through_json() {
         .with_interval(4);
     for recipe in [
         Fp8Recipe::from(delayed),
-        CurrentScaling::new().into(),
-        RowwiseScaling::new().into(),
+        CurrentScaling::new().with_power_of_two(true).into(),
+        RowwiseScaling::new().with_power_of_two(false).into(),
         BlockScaling::new().with_size(64).into(),
         Fp8Recipe::default(),
     ] {
@@ -163,6 +163,23 @@ fn recipes_make_the_round_trip_through_json() {
         assert_eq!(serde_json::from_str::<Fp8Recipe>(&json).unwrap(), recipe);
         assert_eq!(Fp8Recipe::load_binary(json.as_bytes()).unwrap(), recipe);
     }
+}
+
+/// torchao rounds the scales of rows, Transformer Engine those of blocks; neither those of whole tensors unless asked.
+#[test]
+fn powers_of_two_are_the_peers_defaults() {
+    for (recipe, power_of_two) in [
+        (Fp8Recipe::from(DelayedScaling::new()), false),
+        (CurrentScaling::new().into(), false),
+        (RowwiseScaling::new().into(), true),
+        (BlockScaling::new().into(), true),
+        (CurrentScaling::new().with_power_of_two(true).into(), true),
+    ] {
+        assert_eq!(recipe.power_of_two(), power_of_two, "{recipe:?}");
+    }
+    assert_eq!(Fp8Recipe::default().casts(), LinearCasts::TENSOR);
+    let blocks = BlockScaling::new();
+    assert_eq!(Fp8Recipe::from(blocks.clone()).casts(), blocks.casts());
 }
 
 #[test]

@@ -4,8 +4,8 @@ use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, remote::RemoteHost};
 use burn_fp8::recipe::{AmaxCompute, DelayedScaling};
 use burn_fp8::{
-    Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, amax, custom_ops, register_fp8_ops,
-    register_portable_fp8_ops, scaled_matmul,
+    Fp8Cast, Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, Granularity, amax, custom_ops,
+    register_fp8_ops, register_portable_fp8_ops, scaled_matmul, scaled_matmul_with_amax,
 };
 use burn_remote::server::{BackendServer, WebSocketTransport};
 use burn_router::CustomOpRegistry;
@@ -91,11 +91,21 @@ fn every_op_gives_what_the_local_device_gives() {
         let run = |device: &Device| {
             let [a, b] = inputs.clone().map(|x| x.to_device(device));
             let amaxes = [amax(a.clone()), amax(b.clone())].map(values);
+            let rounded = Fp8Cast::new(Granularity::Row, Fp8Format::E4M3).with_power_of_two(true);
+            let rounded = Fp8Tensor::quantize_as(a.clone(), rounded)
+                .unwrap()
+                .into_data();
+            let scale = Tensor::<1>::from_floats([100.0], device);
+            let (_, turned, _) =
+                Fp8Tensor::quantize_with_transpose(a.clone(), scale, Fp8Format::E4M3);
             let a = Fp8Tensor::quantize(a, Fp8Format::E4M3);
             let b = Fp8Tensor::quantize(b, Fp8Format::E5M2);
             let bias = Some(bias.clone().to_device(device));
-            let product = scaled_matmul(&a, &b, bias, FloatDType::F32).unwrap();
-            (amaxes, a.into_data(), b.into_data(), values(product))
+            let product = scaled_matmul(&a, &b, bias.clone(), FloatDType::F32).unwrap();
+            let (again, largest) = scaled_matmul_with_amax(&a, &b, bias, FloatDType::F32).unwrap();
+            assert_eq!(values(again), values(product.clone()));
+            let tensors = [a.into_data(), b.into_data(), turned.into_data(), rounded];
+            (amaxes, tensors, values(product), values(largest))
         };
         assert_eq!(run(&device), run(&local));
         let nan = Tensor::<1>::from_floats([1.0, f32::NAN], &device);

@@ -1,7 +1,8 @@
 //! Fp8 tensors: their layout, their data, their errors.
 
+use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use burn_fp8::{Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity};
+use burn_fp8::{Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity, scaled_matmul};
 
 use super::device::{Random, devices, sqnr, values};
 
@@ -152,6 +153,133 @@ fn data_makes_the_round_trip_through_json() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn states_keep_tensors() {
+    let device = Device::flex();
+    let x = Random::new(13).matrix([3, 5], &device);
+    let e4m3 = |granularity| {
+        Fp8Tensor::quantize_as(x.clone(), Fp8Cast::new(granularity, Fp8Format::E4M3)).unwrap()
+    };
+    let block = |rows, columns| Granularity::Block { rows, columns };
+    for q in [
+        Fp8Tensor::quantize(x.clone(), Fp8Format::E5M2),
+        e4m3(Granularity::Row),
+        e4m3(Granularity::Column),
+        e4m3(block(1, 2)),
+        e4m3(block(2, 2)),
+    ] {
+        let mut sink = StateSink::default();
+        q.state_flatten("weight", &mut sink);
+        let mut source = StateSource::new(sink.scalars.into_iter().collect());
+        assert!(Fp8Tensor::<2>::state_unflatten("weight", &mut source, &device).is_none());
+        for (name, data) in sink.tensors {
+            source.insert_tensor(name, data);
+        }
+        let again = Fp8Tensor::<2>::state_unflatten("weight", &mut source, &device).unwrap();
+        assert_eq!(again.into_data(), q.clone().into_data());
+
+        let json = serde_json::to_string(&q).unwrap();
+        let read: Fp8Tensor<2> = serde_json::from_str(&json).unwrap();
+        assert_eq!(read.into_data(), q.into_data());
+    }
+    let refused = serde_json::from_str::<Fp8Tensor<2>>(
+        &serde_json::to_string(&e4m3(Granularity::Row).into_data())
+            .unwrap()
+            .replace("\"shape\":[3,5]", "\"shape\":[3,6]"),
+    );
+    assert!(
+        refused
+            .unwrap_err()
+            .to_string()
+            .contains("do not fill the shape")
+    );
+}
+
+/// Sizes on both sides of a word, a tile and a block of tiles; batches.
+#[test]
+fn the_transposed_copy_is_the_transpose() {
+    for device in devices() {
+        for shape in [
+            [1, 1, 1],
+            [1, 4, 4],
+            [1, 3, 7],
+            [2, 17, 34],
+            [3, 6, 1],
+            [1, 20, 65],
+            [2, 0, 3],
+        ] {
+            for format in Fp8Format::ALL {
+                let count = shape.iter().product();
+                let data = TensorData::new(Random::new(15).normals(count), shape);
+                let x = Tensor::<3>::from_data(data, &device);
+                let scale = Tensor::<1>::from_floats([30.0], &device);
+                let (q, transposed, amax) =
+                    Fp8Tensor::quantize_with_transpose(x.clone(), scale.clone(), format);
+                let (expected, expected_amax) =
+                    Fp8Tensor::quantize_with_device_scale(x, scale, format);
+                assert_eq!(values(amax), values(expected_amax));
+                assert_eq!(q.clone().into_data(), expected.clone().into_data());
+                let turned = expected.clone().transpose();
+                assert_eq!(transposed.clone().into_data(), turned.clone().into_data());
+
+                // Whatever their layout, they multiply, reshape and decode as the others do.
+                let product = |a: &Fp8Tensor<3>, b: &Fp8Tensor<3>| {
+                    values(scaled_matmul(a, b, None, FloatDType::F32).unwrap())
+                };
+                assert_eq!(product(&q, &transposed), product(&expected, &turned));
+                assert_eq!(product(&transposed, &q), product(&turned, &expected));
+                assert_eq!(
+                    values(transposed.dequantize(FloatDType::F32)),
+                    values(turned.dequantize(FloatDType::F32))
+                );
+                let flat = |q: Fp8Tensor<3>| q.reshape([count]).into_data().codes;
+                assert_eq!(flat(transposed), flat(turned));
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a tensor of rank 1 has no transpose")]
+fn a_vector_has_no_transposed_copy() {
+    let device = Device::flex();
+    let scale = Tensor::ones([1], &device);
+    let _ =
+        Fp8Tensor::quantize_with_transpose(Tensor::<1>::ones([3], &device), scale, Fp8Format::E4M3);
+}
+
+/// Of every size that a scale can have: the largest power of two that is not above it, found by trying all of them.
+#[test]
+fn scales_are_rounded_down_to_powers_of_two() {
+    for device in devices() {
+        for format in Fp8Format::ALL {
+            let mut amaxes: Vec<f32> = (-149..128).map(|e| 2f64.powi(e) as f32).collect();
+            let mut random = Random::new(16);
+            amaxes.extend((0..200).map(|_| f32::from_bits(random.bits() as u32 >> 1)));
+            amaxes.extend([0.0, f32::INFINITY, f32::NAN, f32::MAX, 448.0, 57344.0]);
+            let count = amaxes.len();
+            let x = Tensor::<1>::from_data(TensorData::new(amaxes.clone(), [count]), &device);
+            let rows = x.reshape([count, 1]);
+            let cast = Fp8Cast::new(Granularity::Row, format).with_power_of_two(true);
+            let scales = values(Fp8Tensor::quantize_as(rows.clone(), cast).unwrap().scale());
+            let exact = values(Fp8Tensor::quantize_rows(rows, format).scale());
+            for ((amax, scale), exact) in amaxes.into_iter().zip(scales).zip(exact) {
+                let mut powers = (-126..128).rev().map(|e| 2f64.powi(e) as f32);
+                let expected = powers.find(|power| *power <= exact).unwrap();
+                assert_eq!(scale, expected, "amax {amax:e}, scale {exact:e}");
+                assert_eq!(format.rounded_scale_for(amax, true), expected);
+                assert_eq!(format.rounded_scale_for(amax, false), exact);
+            }
+        }
+        let x = Random::new(17).matrix([4, 6], &device);
+        let cast = Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3).with_power_of_two(true);
+        let q = Fp8Tensor::quantize_as(x.clone(), cast).unwrap();
+        let scale = values(q.scale())[0];
+        let plain = values(Fp8Tensor::quantize(x, Fp8Format::E4M3).scale())[0];
+        assert!(scale <= plain && plain < 2.0 * scale && scale.log2().fract() == 0.0);
     }
 }
 

@@ -39,13 +39,13 @@ impl Network for Quantized {
     }
 }
 
-struct Digits {
+pub(crate) struct Digits {
     images: Vec<f32>,
-    labels: Vec<i64>,
+    pub(crate) labels: Vec<i64>,
 }
 
 impl Digits {
-    fn load() -> Self {
+    pub(crate) fn load() -> Self {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/digits.bin");
         let bytes = std::fs::read(path).unwrap();
         let rows = || bytes.chunks_exact(65);
@@ -57,7 +57,7 @@ impl Digits {
         }
     }
 
-    fn batch(&self, indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
+    pub(crate) fn batch(&self, indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
         let images = indices
             .iter()
             .flat_map(|i| self.images[i * 64..][..64].to_vec())

@@ -1,8 +1,8 @@
 //! One op on its way through a layer.
 
 use crate::{
-    Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, reduce::Viewed,
-    scope, scope::Scope,
+    Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
+    reduce::Viewed, scope, scope::Scope,
 };
 use burn_backend::{DType, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -51,7 +51,7 @@ impl<B: BackendIr> Call<B> {
         match &mut self.inputs {
             Some(inputs) => {
                 self.only = self.only.filter(|_| self.only == identity);
-                inputs.add(storage, self.only.is_some());
+                inputs.add(storage, tensor.shape(), self.only.is_some());
             }
             None => {
                 self.only = identity;
@@ -60,6 +60,7 @@ impl<B: BackendIr> Call<B> {
                     first: storage,
                     first_transposed: tensor.is_transposed(),
                     widest: storage,
+                    shapes: vec![tensor.shape()],
                     mixed: false,
                     same: false,
                     scope: None,
@@ -125,7 +126,43 @@ impl<B: BackendIr> Call<B> {
             Op::float_into_data => Plan::compute(inputs.nominal),
             op => layer.plan(op, inputs),
         };
-        layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
+        if self.plan.own && !self.op.gives_float() {
+            self.plan = inputs.promote();
+        }
+        if !self.plan.own {
+            layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
+        }
+    }
+
+    /// Whether the layer said that it runs the op itself.
+    pub(crate) fn is_own(&self) -> bool {
+        self.plan.own
+    }
+
+    /// The op as the layer runs it itself. Where it does not after all, the op goes on to the backend.
+    pub(crate) fn run(&mut self, tensors: Vec<LayeredFloat<B>>) -> Option<LayeredFloat<B>> {
+        let (Some(layer), Some(inputs)) = (&self.layer, &self.inputs) else {
+            return None;
+        };
+        let ran = layer.run(&Run {
+            op: self.op,
+            store: self.plan.store,
+            scope: inputs.scope.as_deref(),
+            inputs: &tensors,
+        });
+        let Some(ran) = ran else {
+            self.plan = inputs.promote();
+            layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
+            return None;
+        };
+        if self.watched {
+            let seen = tensors
+                .into_iter()
+                .map(|tensor| Viewed(tensor.into_storage()));
+            self.lowered.extend(seen);
+        }
+        let tensor = ran.0.downcast::<FloatTensor<B>>();
+        Some(self.float(*tensor.expect("the kernel is of the backend underneath")))
     }
 
     pub(crate) fn lower(&mut self, tensor: LayeredFloat<B>) -> FloatTensor<B> {

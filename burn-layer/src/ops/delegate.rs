@@ -95,6 +95,34 @@ macro_rules! see {
     ($call:ident, $other:tt, $arg:ident) => {};
 }
 
+/// Lets the layer run an op that returns a float tensor itself, if it said so.
+macro_rules! own {
+    ($call:ident, Float, $($arg:ident: $kind:tt),*) => {
+        if $call.is_own() {
+            let mut inputs = Vec::new();
+            $(offer!(inputs, $kind, $arg);)*
+            if let Some(tensor) = $call.run(inputs) {
+                return tensor;
+            }
+        }
+    };
+    ($call:ident, $other:ident, $($arg:ident: $kind:tt),*) => {};
+}
+
+/// A float argument among the inputs of an op that the layer runs itself.
+macro_rules! offer {
+    ($inputs:ident, Float, $arg:ident) => {
+        $inputs.push($arg.clone());
+    };
+    ($inputs:ident, OptFloat, $arg:ident) => {
+        $inputs.extend($arg.clone());
+    };
+    ($inputs:ident, Floats, $arg:ident) => {
+        $inputs.extend($arg.iter().cloned());
+    };
+    ($inputs:ident, $other:tt, $arg:ident) => {};
+}
+
 /// Turns an argument into the one for the backend underneath.
 macro_rules! lower {
     ($call:ident, Float, $arg:ident) => {
@@ -261,6 +289,7 @@ macro_rules! delegate {
                         let mut call = Call::<B>::new(crate::Op::$name, scope);
                         $(see!(call, $kind, $arg);)*
                         call.plan();
+                        own!(call, $ret, $($arg: $kind),*);
                         $(let $arg = lower!(call, $kind, $arg);)*
                         wrap!(call, $ret, B::$name($($arg),*))
                     })

@@ -1,10 +1,10 @@
 //! The linear layer with one scale a tensor.
 
 use burn::backend::{
-    AutodiffBackend, Backend, TensorMetadata,
+    AutodiffBackend, Backend,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{FloatDType, Shape};
+use burn::tensor::FloatDType;
 use burn_autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -13,9 +13,7 @@ use burn_autodiff::{
 };
 
 use super::add_bias;
-use crate::{
-    Bias, Fp8Format, Fp8Ops, LinearSpec, MatmulSpec, ops::output_dtype, recipe::ScaleUpdate,
-};
+use crate::{Bias, Fp8Ops, LinearSpec, MatmulSpec, ops::output_dtype};
 
 type Float<B, C> = FloatTensor<Autodiff<B, C>>;
 
@@ -108,7 +106,10 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
         } = ops.state;
         let grad = grads.consume::<B>(&ops.node);
         let scale = match spec.current_gradient_scale {
-            true => current_scale::<B>(grad.clone(), spec.gradient),
+            true => {
+                let amax = B::fp8_amax(grad.clone());
+                B::fp8_scales(amax, spec.gradient, spec.power_of_two)
+            }
             false => gradient_scale,
         };
         let (grad, amax) = B::fp8_quantize(grad, scale.clone(), spec.gradient);
@@ -142,13 +143,4 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
             grads.register::<B>(node.id, grad);
         }
     }
-}
-
-/// The scale of a tensor from its own amax.
-fn current_scale<B: Backend + Fp8Ops>(tensor: FloatTensor<B>, format: Fp8Format) -> FloatTensor<B> {
-    let device = tensor.device();
-    let history = B::float_zeros(Shape::new([1]), &device, FloatDType::F32);
-    let scale = B::float_ones(Shape::new([1]), &device, FloatDType::F32);
-    let amax = B::fp8_amax(tensor);
-    B::fp8_update_scale(history, scale, amax, ScaleUpdate::current(format)).1
 }

@@ -1,9 +1,6 @@
 //! The linear layer with a scale per row, column or block.
 
-use burn::backend::{
-    Backend,
-    tensor::{FloatTensor, IntTensor},
-};
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::FloatDType;
 use burn_autodiff::{
     Autodiff,
@@ -13,7 +10,7 @@ use burn_autodiff::{
 };
 
 use super::add_bias;
-use crate::{Bias, BlockLinearSpec, Fp8Format, Fp8Ops, Granularity, MatmulSpec, ops::output_dtype};
+use crate::{Bias, BlockLinearSpec, Fp8Ops, Operand, ops::output_dtype};
 
 pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     input: FloatTensor<Autodiff<B, C>>,
@@ -31,8 +28,9 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
             let [_, weight_granularity] = spec.casts.input_gradient;
             let [input_granularity, _] = spec.casts.weight_gradient;
             let state = State::<B> {
-                input: Operand::cast(input, input_granularity, spec.forward),
-                weight: Operand::cast(weight, weight_granularity, spec.forward),
+                dtypes: [output_dtype(&input), output_dtype(&weight)],
+                input: Operand::cast(input, spec.forward_cast(input_granularity)),
+                weight: Operand::cast(weight, spec.forward_cast(weight_granularity)),
                 spec,
             };
             prep.finish(state, product)
@@ -47,60 +45,11 @@ struct LinearBlocks;
 
 #[derive(Clone, Debug)]
 struct State<B: Backend> {
+    /// Of input and weight as they came.
+    dtypes: [FloatDType; 2],
     input: Operand<B>,
     weight: Operand<B>,
     spec: BlockLinearSpec,
-}
-
-#[derive(Clone, Debug)]
-struct Operand<B: Backend> {
-    codes: IntTensor<B>,
-    scale: FloatTensor<B>,
-    granularity: Granularity,
-    format: Fp8Format,
-    /// Of the tensor as it came.
-    dtype: FloatDType,
-}
-
-impl<B: Backend + Fp8Ops> Operand<B> {
-    fn cast(tensor: FloatTensor<B>, granularity: Granularity, format: Fp8Format) -> Self {
-        let dtype = output_dtype(&tensor);
-        let (codes, scale) = B::fp8_quantize_blocks(tensor, granularity, format);
-        Self {
-            codes,
-            scale,
-            granularity,
-            format,
-            dtype,
-        }
-    }
-
-    fn transpose(self) -> Self {
-        Self {
-            codes: B::int_swap_dims(self.codes, 0, 1),
-            scale: B::float_swap_dims(self.scale, 0, 1),
-            granularity: self.granularity.transposed(),
-            ..self
-        }
-    }
-
-    fn matmul(self, rhs: Self, output: FloatDType) -> FloatTensor<B> {
-        let spec = MatmulSpec {
-            lhs: self.format,
-            rhs: rhs.format,
-            output,
-        };
-        let granularities = [self.granularity, rhs.granularity];
-        B::fp8_matmul_blocks(
-            self.codes,
-            rhs.codes,
-            self.scale,
-            rhs.scale,
-            Bias::None,
-            granularities,
-            spec,
-        )
-    }
 }
 
 impl<B: Backend + Fp8Ops> Backward<B, 2> for LinearBlocks {
@@ -114,20 +63,22 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for LinearBlocks {
     ) {
         let [input_node, weight_node] = ops.parents;
         let State {
+            dtypes: [input_dtype, weight_dtype],
             input,
             weight,
             spec,
         } = ops.state;
         let grad = grads.consume::<B>(&ops.node);
-        let [input_dtype, weight_dtype] = [input.dtype, weight.dtype];
-        let cast = |granularity| Operand::<B>::cast(grad.clone(), granularity, spec.gradient);
+        let cast = |granularity| Operand::cast(grad.clone(), spec.gradient_cast(granularity));
         if let Some(node) = input_node {
             let grad = cast(spec.casts.input_gradient[0]);
-            grads.register::<B>(node.id, grad.matmul(weight.transpose(), input_dtype));
+            let grad = grad.matmul(weight.transpose(), Bias::None, input_dtype);
+            grads.register::<B>(node.id, grad);
         }
         if let Some(node) = weight_node {
             let grad = cast(spec.casts.weight_gradient[1]);
-            grads.register::<B>(node.id, input.transpose().matmul(grad, weight_dtype));
+            let grad = input.transpose().matmul(grad, Bias::None, weight_dtype);
+            grads.register::<B>(node.id, grad);
         }
     }
 }

@@ -12,13 +12,21 @@ use burn::tensor::{FloatDType, Shape};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::{
-    Bias, BlockLinearSpec, Fp8Format, Fp8Ops, Granularity, LinearSpec, MatmulSpec,
+    Bias, BlockLinearSpec, Fp8Cast, Fp8Format, Fp8Ops, Granularity, LinearSpec, MatmulSpec,
     linear::GradAmaxSlot, recipe::ScaleUpdate,
 };
 
 impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::from_inner(B::fp8_amax(input.into_primitive()))
+    }
+
+    fn fp8_scales(
+        amax: FloatTensor<Self>,
+        format: Fp8Format,
+        power_of_two: bool,
+    ) -> FloatTensor<Self> {
+        Self::from_inner(B::fp8_scales(amax.into_primitive(), format, power_of_two))
     }
 
     fn fp8_quantize(
@@ -28,6 +36,16 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
         let (codes, amax) = B::fp8_quantize(input.into_primitive(), scale.into_primitive(), format);
         (codes, Self::from_inner(amax))
+    }
+
+    fn fp8_quantize_transposed(
+        input: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        format: Fp8Format,
+    ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
+        let (input, scale) = (input.into_primitive(), scale.into_primitive());
+        let (codes, transposed, amax) = B::fp8_quantize_transposed(input, scale, format);
+        (codes, transposed, Self::from_inner(amax))
     }
 
     fn fp8_dequantize(
@@ -58,6 +76,32 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
         add_bias::<B, C>(Self::from_inner(product), bias)
     }
 
+    fn fp8_matmul_amax(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        spec: MatmulSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (product, amax) = match bias {
+            Bias::None => {
+                let scales = [lhs_scale.into_primitive(), rhs_scale.into_primitive()];
+                let [lhs_scale, rhs_scale] = scales;
+                let (product, amax) =
+                    B::fp8_matmul_amax(lhs, rhs, lhs_scale, rhs_scale, Bias::None, spec);
+                (Self::from_inner(product), amax)
+            }
+            // The bias carries a gradient, so it is added apart.
+            bias => {
+                let product = Self::fp8_matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+                let amax = B::fp8_amax(product.clone().into_primitive());
+                (product, amax)
+            }
+        };
+        (product, Self::from_inner(amax))
+    }
+
     fn fp8_update_scale(
         history: FloatTensor<Self>,
         scale: FloatTensor<Self>,
@@ -75,10 +119,9 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
 
     fn fp8_quantize_blocks(
         input: FloatTensor<Self>,
-        granularity: Granularity,
-        format: Fp8Format,
+        cast: Fp8Cast,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        let (codes, scale) = B::fp8_quantize_blocks(input.into_primitive(), granularity, format);
+        let (codes, scale) = B::fp8_quantize_blocks(input.into_primitive(), cast);
         (codes, Self::from_inner(scale))
     }
 

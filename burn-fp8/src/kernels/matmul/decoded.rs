@@ -16,7 +16,12 @@ use cubecl::prelude::*;
 use super::Product;
 use crate::{
     Bias,
-    kernels::{buffer, codec::float_to, dequantize},
+    kernels::{
+        amax::raise,
+        buffer,
+        codec::{float_to, magnitude_bits},
+        dequantize,
+    },
 };
 
 pub(super) fn matmul(product: Product) -> CubeTensor {
@@ -27,6 +32,7 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
         rhs_scale,
         bias,
         spec,
+        amax,
     } = product;
     let unit = || ones(lhs.device.clone(), [1].into(), DType::F32);
     let dtype = operand_dtype(&lhs.device);
@@ -52,7 +58,9 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
         buffer::elements(rhs_scale),
         buffer::elements(bias),
         buffer::raw(output.handle.clone(), length),
+        buffer::amax(&client, &amax),
         has_bias,
+        amax.is_some(),
         output.dtype == DType::BF16,
         dtype_to_storage_type(output.dtype),
     );
@@ -75,19 +83,29 @@ fn scale_kernel<F: Numeric>(
     rhs_scale: &[f32],
     bias: &[f32],
     output: &mut [F],
+    amax: &[Atomic<u32>],
     #[comptime] has_bias: bool,
+    #[comptime] has_amax: bool,
     #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let lhs_inverse = 1.0f32 / lhs_scale[0];
     let rhs_inverse = 1.0f32 / rhs_scale[0];
+    let mut max = 0u32;
     let mut index = ABSOLUTE_POS;
     while index < output.len() {
         let mut value = sums[index] * lhs_inverse * rhs_inverse;
         if has_bias {
             value += bias[index % bias.len()];
         }
-        output[index] = float_to::<F>(value, bf16);
+        let value = float_to::<F>(value, bf16);
+        output[index] = value;
+        if has_amax {
+            max = u32::max(max, magnitude_bits(f32::cast_from(value)));
+        }
         index += CUBE_COUNT * CUBE_DIM as usize;
+    }
+    if has_amax {
+        raise(amax, max);
     }
 }

@@ -11,8 +11,9 @@ use crate::{
     Bias,
     custom::matmul_shape,
     kernels::{
+        amax::raise,
         buffer,
-        codec::{cube_format, float_to, load},
+        codec::{cube_format, float_to, load, magnitude_bits},
     },
 };
 
@@ -27,6 +28,7 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
         rhs_scale,
         bias,
         spec,
+        amax,
     } = product;
     let (left, right) = (lhs.shape(), rhs.shape());
     let shape = matmul_shape(&left, &right);
@@ -68,10 +70,12 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
         buffer::raw(output.handle.clone(), shape.num_elements()),
         MatrixLaunch::new(lhs_row, lhs_column),
         MatrixLaunch::new(rhs_row, rhs_column),
+        buffer::amax(&client, &amax),
         m as u32,
         n as u32,
         k as u32,
         has_bias,
+        amax.is_some(),
         cube_format(spec.lhs),
         cube_format(spec.rhs),
         output.dtype == DType::BF16,
@@ -99,10 +103,12 @@ fn matmul_kernel<F: Numeric>(
     output: &mut [F],
     left: Matrix,
     right: Matrix,
+    amax: &[Atomic<u32>],
     m: u32,
     n: u32,
     k: u32,
     #[comptime] has_bias: bool,
+    #[comptime] has_amax: bool,
     #[comptime] lhs_format: CubeFormat,
     #[comptime] rhs_format: CubeFormat,
     #[comptime] bf16: bool,
@@ -114,6 +120,7 @@ fn matmul_kernel<F: Numeric>(
     let lhs_inverse = 1.0f32 / lhs_scale[0];
     let rhs_inverse = 1.0f32 / rhs_scale[0];
 
+    let mut max = 0u32;
     let mut tile = ABSOLUTE_POS;
     while tile < tiles {
         let batch = tile / (tile_rows * tile_columns);
@@ -158,12 +165,18 @@ fn matmul_kernel<F: Numeric>(
                     if has_bias {
                         value += bias[column];
                     }
-                    output[(batch * m as usize + row) * n as usize + column] =
-                        float_to::<F>(value, bf16);
+                    let value = float_to::<F>(value, bf16);
+                    output[(batch * m as usize + row) * n as usize + column] = value;
+                    if has_amax {
+                        max = u32::max(max, magnitude_bits(f32::cast_from(value)));
+                    }
                 }
             }
         }
         tile += CUBE_COUNT * CUBE_DIM as usize;
+    }
+    if has_amax {
+        raise(amax, max);
     }
 }
 

@@ -8,6 +8,7 @@ mod direct;
 use burn::backend::TensorMetadata;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
+use super::buffer;
 use crate::{Bias, MatmulSpec};
 
 /// Multiplications above which it pays to decode both operands first.
@@ -21,6 +22,8 @@ pub(super) struct Product {
     pub(super) rhs_scale: CubeTensor,
     pub(super) bias: Bias<CubeBackend>,
     pub(super) spec: MatmulSpec,
+    /// Where the output's amax goes, if it is asked for: one f32, its bits 0.
+    pub(super) amax: Option<CubeTensor>,
 }
 
 impl Product {
@@ -30,6 +33,39 @@ impl Product {
         let rank = left.num_dims();
         left[rank - 2] * left[rank - 1] * right[rank - 1]
     }
+
+    fn run(self) -> CubeTensor {
+        #[cfg(feature = "cuda")]
+        if let Some(product) = cublaslt::try_matmul(&self) {
+            return product;
+        }
+        match self.size() {
+            size if size >= DECODED => decoded::matmul(self),
+            _ => direct::matmul(self),
+        }
+    }
+}
+
+/// See [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax).
+pub(crate) fn matmul_amax(
+    lhs: CubeTensor,
+    rhs: CubeTensor,
+    lhs_scale: CubeTensor,
+    rhs_scale: CubeTensor,
+    bias: Bias<CubeBackend>,
+    spec: MatmulSpec,
+) -> (CubeTensor, CubeTensor) {
+    let amax = buffer::zero_scalar(&lhs);
+    let product = Product {
+        lhs,
+        rhs,
+        lhs_scale,
+        rhs_scale,
+        bias,
+        spec,
+        amax: Some(amax.clone()),
+    };
+    (product.run(), amax)
 }
 
 /// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
@@ -48,13 +84,7 @@ pub(crate) fn matmul(
         rhs_scale,
         bias,
         spec,
+        amax: None,
     };
-    #[cfg(feature = "cuda")]
-    if let Some(product) = cublaslt::try_matmul(&product) {
-        return product;
-    }
-    match product.size() {
-        size if size >= DECODED => decoded::matmul(product),
-        _ => direct::matmul(product),
-    }
+    product.run()
 }

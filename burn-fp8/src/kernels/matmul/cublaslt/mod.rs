@@ -40,7 +40,7 @@ mod matmul {
         let CubeDevice::Cuda(device) = &product.lhs.device else {
             return None;
         };
-        if product.size() < LARGE {
+        if product.amax.is_some() || product.size() < LARGE {
             return None;
         }
         multiply(&*ffi::library(device.index)?, product)

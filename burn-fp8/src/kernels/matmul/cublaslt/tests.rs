@@ -82,6 +82,7 @@ fn products_are_those_of_the_portable_kernel() {
                         true => Bias::Row(float(wave(n, 0.5), [n], &device)),
                         false => Bias::None,
                     },
+                    amax: None,
                     spec: MatmulSpec {
                         lhs: lhs_format,
                         rhs: rhs_format,

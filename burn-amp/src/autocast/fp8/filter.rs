@@ -1,0 +1,92 @@
+//! [`Fp8Filter`]: which linear layers run in fp8.
+
+use serde::{Deserialize, Serialize};
+
+/// Which linear layers [`Autocast::fp8`](crate::Autocast::fp8) runs in fp8; the others run as the policy says.
+///
+/// At first those whose numbers of inputs and outputs are multiples of 16, which is what fp8 hardware multiplies
+/// (torchao's rule). It keeps out the usual last layer, with an output for each of ten classes. To keep out more:
+///
+/// | keep out | by |
+/// |---|---|
+/// | small layers, which gain nothing | [`min_size`](Self::min_size) |
+/// | the first or last layer, by its sizes | [`except_size`](Self::except_size) |
+/// | a layer or block by name | [`except_name`](Self::except_name) and [`named`](crate::named) |
+/// | a part of the program | [`autocast(&Policy::bf16(), ..)`](crate::autocast), [`full_precision`](crate::full_precision) |
+///
+/// ```
+/// use burn_amp::{Autocast, Fp8Filter, recipe::CurrentScaling};
+///
+/// let filter = Fp8Filter::new().min_size([64, 64]).except_size([768, 50_304]).except_name("head");
+/// let autocast = Autocast::fp8(CurrentScaling::new())?.fp8_filter(filter);
+/// # Ok::<(), burn_amp::Fp8Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[must_use = "a filter does nothing until autocast has it"]
+pub struct Fp8Filter {
+    multiple_of: usize,
+    min_size: [usize; 2],
+    except_sizes: Vec<[usize; 2]>,
+    except_names: Vec<String>,
+}
+
+impl Fp8Filter {
+    /// Multiples of 16.
+    pub fn new() -> Self {
+        Self {
+            multiple_of: 16,
+            min_size: [1, 1],
+            except_sizes: Vec::new(),
+            except_names: Vec::new(),
+        }
+    }
+
+    /// Only layers whose numbers of inputs and outputs are multiples of `multiple_of`; 1 takes all.
+    ///
+    /// # Panics
+    ///
+    /// When it is 0.
+    pub fn multiple_of(mut self, multiple_of: usize) -> Self {
+        assert!(
+            multiple_of > 0,
+            "no size is a multiple of 0; 1 takes all layers"
+        );
+        self.multiple_of = multiple_of;
+        self
+    }
+
+    /// Only layers of at least so many inputs and outputs.
+    pub fn min_size(mut self, [inputs, outputs]: [usize; 2]) -> Self {
+        self.min_size = [inputs, outputs];
+        self
+    }
+
+    /// No layer of just so many inputs and outputs.
+    pub fn except_size(mut self, [inputs, outputs]: [usize; 2]) -> Self {
+        self.except_sizes.push([inputs, outputs]);
+        self
+    }
+
+    /// No layer in a block [`named`](crate::named) so.
+    pub fn except_name(mut self, name: impl Into<String>) -> Self {
+        self.except_names.push(name.into());
+        self
+    }
+
+    /// Whether a layer of these inputs and outputs, in blocks of these names, runs in fp8.
+    pub fn takes<'a>(&self, size: [usize; 2], names: impl IntoIterator<Item = &'a str>) -> bool {
+        let fits =
+            |(size, min): (&usize, &usize)| size.is_multiple_of(self.multiple_of) && size >= min;
+        size.iter().zip(&self.min_size).all(fits)
+            && !self.except_sizes.contains(&size)
+            && !names
+                .into_iter()
+                .any(|name| self.except_names.iter().any(|except| except == name))
+    }
+}
+
+impl Default for Fp8Filter {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,100 @@
+//! Linear layers of any model in fp8.
+//!
+//! The three products of a linear layer reach the device as three ops: `linear`, and in backward `linear_x_backward` and
+//! `linear_weight_backward`. The layer runs them itself, by the kernels of burn-fp8 for the backend underneath. The cast of
+//! a tensor is kept with it, so that a weight, an input or a gradient is cast once, whichever of the ops comes first.
+
+mod filter;
+mod history;
+mod linear;
+
+pub use filter::Fp8Filter;
+
+use super::nan_guard::Name;
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+use burn::backend::Cube;
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
+use burn::tensor::DType;
+use burn_fp8::{Fp8Error, recipe::Fp8Recipe};
+use burn_layer::{Inputs, Layers, Op, Ran, Run};
+use history::Histories;
+
+/// Which layers run in fp8, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Fp8Settings {
+    recipe: Fp8Recipe,
+    pub(super) filter: Fp8Filter,
+}
+
+impl Fp8Settings {
+    pub(super) fn new(recipe: Fp8Recipe) -> Result<Self, Fp8Error> {
+        recipe.validate()?;
+        Ok(Self {
+            recipe,
+            filter: Fp8Filter::new(),
+        })
+    }
+}
+
+/// Fp8 on one device.
+#[derive(Debug)]
+pub(super) struct Fp8 {
+    settings: Fp8Settings,
+    histories: Histories,
+}
+
+impl From<Fp8Settings> for Fp8 {
+    fn from(settings: Fp8Settings) -> Self {
+        Self {
+            settings,
+            histories: Histories::default(),
+        }
+    }
+}
+
+impl Fp8 {
+    /// Whether an op runs in fp8.
+    pub(super) fn takes(&self, op: Op, inputs: &Inputs) -> bool {
+        let Some(size) = size(op, inputs) else {
+            return false;
+        };
+        let empty = inputs.shapes.iter().any(|shape| shape.num_elements() == 0);
+        let names = inputs.scopes::<Name>();
+        let names = names.iter().map(|name| name.0.as_str());
+        inputs.widest != DType::F64 && !empty && self.settings.filter.takes(size, names)
+    }
+
+    /// Run an op that it takes.
+    pub(super) fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        #[cfg(feature = "flex")]
+        if let Some(ran) = run.on::<Flex>(|inputs| self.compute(run, inputs)) {
+            return Some(ran);
+        }
+        #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+        if let Some(ran) = run.on::<Cube>(|inputs| self.compute(run, inputs)) {
+            return Some(ran);
+        }
+        None
+    }
+}
+
+/// The numbers of inputs and outputs of a linear layer, of one of its three ops.
+fn size(op: Op, inputs: &Inputs) -> Option<[usize; 2]> {
+    let last = |input: usize| inputs.shapes.get(input)?.last().copied();
+    match op {
+        Op::linear => Some([last(0)?, last(1)?]),
+        Op::linear_x_backward => Some([*inputs.shapes.first()?.first()?, last(0)?]),
+        Op::linear_weight_backward => Some([last(0)?, last(1)?]),
+        _ => None,
+    }
+}
+
+/// Lets a device run burn-fp8's own modules.
+pub(super) fn with_ops(layers: Layers) -> Layers {
+    #[cfg(feature = "flex")]
+    let layers = layers.custom_ops::<Flex>(burn_fp8::custom_ops::<Flex>());
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    let layers = layers.custom_ops::<Cube>(burn_fp8::custom_ops::<Cube>());
+    layers
+}

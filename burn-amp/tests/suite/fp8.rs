@@ -1,0 +1,330 @@
+//! Linear layers of unmodified models in fp8, against the casts and products of burn-fp8 by hand.
+
+use burn::{
+    module::Param,
+    nn::{Linear, LinearConfig},
+    tensor::{DType, Device, FloatDType, Tensor, TensorData},
+};
+use burn_amp::{
+    Autocast, AutocastDevice, Fp8Error, Fp8Filter, Op, Policy, autocast, full_precision, named,
+    recipe::{
+        BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, LinearCasts, RecipeFormat,
+        RowwiseScaling,
+    },
+};
+use burn_fp8::{Fp8Cast, Fp8Format, Fp8Linear, Fp8Tensor, Granularity, amax, scaled_matmul};
+
+const PRODUCTS: [Op; 3] = [
+    Op::linear,
+    Op::linear_x_backward,
+    Op::linear_weight_backward,
+];
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+/// Numbers of all sizes, the same on every device.
+fn wave<const D: usize>(shape: [usize; D], step: f32, device: &Device) -> Tensor<D> {
+    let number = |place: usize| (place as f32 * step).sin() * (place % 7 + 1) as f32;
+    let numbers = (0..shape.iter().product()).map(number).collect::<Vec<_>>();
+    Tensor::from_data(TensorData::new(numbers, shape), device)
+}
+
+fn linear(size: [usize; 2], device: &Device) -> Linear {
+    let mut linear = LinearConfig::new(size[0], size[1]).init(device);
+    let param = |tensor: Tensor<2>| tensor.set_require_grad(device.is_autodiff());
+    linear.weight = Param::from_tensor(param(wave(size, 0.71, device)));
+    let bias = wave([size[1]], 0.3, device).set_require_grad(device.is_autodiff());
+    linear.bias = Some(Param::from_tensor(bias));
+    linear
+}
+
+fn fp8(recipe: impl Into<Fp8Recipe>, device: Device) -> AutocastDevice {
+    Autocast::fp8(recipe).unwrap().with_report(device).unwrap()
+}
+
+fn plain_devices() -> Vec<Device> {
+    #[allow(unused_mut)]
+    let mut devices = vec![Device::flex()];
+    #[cfg(feature = "cpu")]
+    devices.push(Device::cpu());
+    devices
+}
+
+/// Output, gradients of input, weight and bias.
+type Pass = [Vec<f32>; 4];
+
+fn pass(device: &Device, x: &Tensor<3>, gradient: &Tensor<3>) -> Pass {
+    let device = device.clone().autodiff();
+    let on = |tensor: &Tensor<3>| Tensor::<3>::from_data(tensor.clone().into_data(), &device);
+    let (x, gradient) = (on(x).require_grad(), on(gradient));
+    let linear = linear([32, 16], &device);
+    let output = linear.forward(x.clone());
+    let gradients = (output.clone() * gradient).sum().backward();
+    let bias = linear.bias.unwrap().val();
+    [
+        values(output),
+        values(x.grad(&gradients).unwrap()),
+        values(linear.weight.grad(&gradients).unwrap()),
+        values(bias.grad(&gradients).unwrap()),
+    ]
+}
+
+/// The same by burn-fp8.
+fn by_hand(recipe: &Fp8Recipe, plain: &Device, x: &Tensor<3>, gradient: &Tensor<3>) -> Pass {
+    let linear = linear([32, 16], plain);
+    let (weight, bias) = (linear.weight.val(), linear.bias.unwrap().val());
+    let rows = |tensor: &Tensor<3>| tensor.clone().flatten::<2>(0, 1);
+    let (x, gradient) = (rows(x), rows(gradient));
+    let format = recipe.format();
+    let cast = |tensor: &Tensor<2>, granularity, format: Fp8Format| {
+        let cast = Fp8Cast::new(granularity, format).with_power_of_two(recipe.power_of_two());
+        Fp8Tensor::quantize_as(tensor.clone(), cast).unwrap()
+    };
+    let forward = |tensor, granularity| cast(tensor, granularity, format.forward());
+    let backward = |granularity| cast(&gradient, granularity, format.gradient());
+    let LinearCasts {
+        output: [input, right],
+        input_gradient: [left, turned],
+        weight_gradient: [turned_input, other],
+    } = recipe.casts();
+    let multiply = |a: Fp8Tensor<2>, b: Fp8Tensor<2>, bias, dtype| {
+        let product = scaled_matmul(&a, &b, bias, dtype).unwrap();
+        values(product.cast(FloatDType::F32))
+    };
+    let (low, full) = (FloatDType::BF16, FloatDType::F32);
+    [
+        multiply(forward(&x, input), forward(&weight, right), Some(bias), low),
+        multiply(
+            backward(left),
+            forward(&weight, turned).transpose(),
+            None,
+            low,
+        ),
+        multiply(
+            forward(&x, turned_input).transpose(),
+            backward(other),
+            None,
+            full,
+        ),
+        values(gradient.sum_dim(0)),
+    ]
+}
+
+#[test]
+fn the_three_products_are_those_of_the_casts() {
+    for plain in plain_devices() {
+        let recipes: [Fp8Recipe; 5] = [
+            CurrentScaling::new().into(),
+            CurrentScaling::new().with_format(RecipeFormat::E4M3).into(),
+            RowwiseScaling::new().into(),
+            BlockScaling::new().with_size(16).into(),
+            // Without a name there is no history: as current scaling.
+            DelayedScaling::new().into(),
+        ];
+        for recipe in recipes {
+            let device = fp8(recipe.clone(), plain.clone());
+            let x = wave([3, 5, 32], 0.37, &plain);
+            let gradient = wave([3, 5, 16], 0.53, &plain) * 1e-6;
+            let found = pass(&device.device, &x, &gradient);
+            let expected = by_hand(&recipe, &plain, &x, &gradient);
+            assert_eq!(found[0], expected[0], "output, {recipe:?}");
+            assert_eq!(found[1], expected[1], "gradient of the input, {recipe:?}");
+            assert_eq!(found[2], expected[2], "gradient of the weight, {recipe:?}");
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs();
+            assert!(found[3].iter().zip(&expected[3]).all(close));
+            let report = device.report();
+            for op in PRODUCTS {
+                assert_eq!(report.fp8_runs_of(op), 1, "{op}");
+            }
+            assert_eq!(report.fp8_runs(), 3);
+            assert_eq!(report.ops.iter().map(|op| op.fp8_runs()).sum::<u64>(), 3);
+            assert!(report.to_string().contains("fp8"));
+        }
+    }
+}
+
+/// What the program sees, and what is stored: the output low, the gradient of a weight in full.
+#[test]
+fn the_program_sees_f32() {
+    let device = fp8(CurrentScaling::new(), Device::flex());
+    let linear = linear([16, 16], &device.device.clone().autodiff());
+    let x = wave([2, 16], 0.1, &device.device.clone().autodiff());
+    let output = linear.forward(x);
+    assert_eq!(output.dtype(), DType::F32);
+    assert_eq!(output.to_data().dtype(), DType::F32);
+    let gradients = (output * 1e-3).sum().backward();
+    let gradient = linear.weight.grad(&gradients).unwrap();
+    assert_eq!(gradient.dtype(), DType::F32);
+    let stored = device.report().low_bytes;
+    // The output, twice (it is multiplied); of the gradients none of the weight's.
+    assert!(stored > 0 && stored < 2 * 16 * 16 * 2, "{stored}");
+    let row = linear.forward(wave([16], 0.2, &device.device.clone().autodiff()));
+    assert_eq!(row.dims(), [16]);
+    let empty = linear.forward(Tensor::<2>::zeros(
+        [0, 16],
+        &device.device.clone().autodiff(),
+    ));
+    assert_eq!(empty.dims(), [0, 16]);
+}
+
+#[test]
+fn a_filter_keeps_layers_out_forward_and_backward() {
+    let run = |filter: Fp8Filter, size: [usize; 2], name: &str| {
+        let autocast = Autocast::fp8(CurrentScaling::new())
+            .unwrap()
+            .fp8_filter(filter);
+        let device = autocast.with_report(Device::flex()).unwrap();
+        let on = device.device.clone().autodiff();
+        let linear = linear(size, &on);
+        let x = wave([4, size[0]], 0.4, &on).require_grad();
+        let output = named("model", || named(name, || linear.forward(x)));
+        let gradients = output.sum().backward();
+        values(linear.weight.grad(&gradients).unwrap());
+        device.device.sync().unwrap();
+        let counts = PRODUCTS.map(|op| device.report().fp8_runs_of(op));
+        assert!(counts == [0; 3] || counts == [1; 3], "{counts:?}");
+        counts[0] == 1
+    };
+    let all = Fp8Filter::new();
+    assert!(run(all.clone(), [32, 16], "hidden"));
+    assert!(!run(all.clone(), [32, 10], "head"));
+    assert!(!run(all.clone(), [24, 16], "hidden"));
+    assert!(run(all.clone().multiple_of(2), [32, 10], "head"));
+    assert!(!run(all.clone().min_size([33, 1]), [32, 16], "hidden"));
+    assert!(!run(all.clone().min_size([1, 17]), [32, 16], "hidden"));
+    assert!(!run(all.clone().except_size([32, 16]), [32, 16], "hidden"));
+    assert!(run(all.clone().except_size([16, 32]), [32, 16], "hidden"));
+    assert!(!run(all.clone().except_name("model"), [32, 16], "hidden"));
+    assert!(!run(all.clone().except_name("hidden"), [32, 16], "hidden"));
+    assert!(run(all.clone().except_name("head"), [32, 16], "hidden"));
+
+    let filter = all.min_size([2, 3]).except_size([4, 5]).except_name("head");
+    let written = serde_json::to_string(&filter).unwrap();
+    assert_eq!(serde_json::from_str::<Fp8Filter>(&written).unwrap(), filter);
+    assert!(filter.takes([16, 16], ["body"]) && !filter.takes([16, 16], ["body", "head"]));
+}
+
+#[test]
+#[should_panic(expected = "multiple of 0")]
+fn a_multiple_of_nothing_is_refused() {
+    let _ = Fp8Filter::new().multiple_of(0);
+}
+
+/// Regions decide for what they hold, its backward too; 64-bit floats are left alone.
+#[test]
+fn regions_and_wide_floats_are_not_in_fp8() {
+    let device = fp8(CurrentScaling::new(), Device::flex());
+    let on = device.device.clone().autodiff();
+    let linear = linear([16, 16], &on);
+    let run = |x: Tensor<2>| {
+        let gradients = linear.forward(x.require_grad()).sum().backward();
+        values(linear.weight.grad(&gradients).unwrap());
+    };
+    let x = wave([4, 16], 0.4, &on);
+    full_precision(|| run(x.clone()));
+    autocast(&Policy::bf16(), || run(x.clone()));
+    assert_eq!(device.report().fp8_runs(), 0);
+    let wide = wave([4, 16], 0.4, &device.device).cast(DType::F64);
+    let weight = wave([16, 16], 0.7, &device.device).cast(DType::F64);
+    burn::tensor::module::linear(wide, weight, None).into_data();
+    assert_eq!(device.report().fp8_runs(), 0);
+    run(x);
+    assert_eq!(device.report().fp8_runs(), 3);
+}
+
+/// The scales of a step come from the amaxes of the steps before, in e4m3 and e5m2; they start at 1.
+#[test]
+fn named_layers_have_a_history() {
+    let recipe = DelayedScaling::new().with_amax_history_len(2);
+    let device = fp8(recipe, Device::flex()).device.autodiff();
+    let plain = Device::flex();
+    let weight = wave([16, 16], 0.71, &plain);
+    let mut scales = [1.0f32; 3];
+    // Of input, weight and gradient, step by step.
+    let mut amaxes: Vec<[f32; 3]> = Vec::new();
+    for size in [3.0, 50.0, 0.1, 7.0] {
+        let x = wave([6, 16], 0.2, &plain) * size;
+        let gradient = wave([6, 16], 0.9, &plain) * (size * 1e-4);
+        let on = |tensor: &Tensor<2>| Tensor::<2>::from_data(tensor.clone().into_data(), &device);
+        // Another tensor every step, as after a step of the optimizer.
+        let (input, factor) = (on(&x).require_grad(), on(&weight).require_grad());
+        let output = named("layer", || {
+            burn::tensor::module::linear(input.clone(), factor.clone(), None)
+        });
+        let gradients = (output.clone() * on(&gradient)).sum().backward();
+        let found = [
+            values(output),
+            values(input.grad(&gradients).unwrap()),
+            values(factor.grad(&gradients).unwrap()),
+        ];
+
+        let cast = |tensor: &Tensor<2>, scale, format| {
+            Fp8Tensor::quantize_with_scale(tensor.clone(), scale, format).unwrap()
+        };
+        let xq = cast(&x, scales[0], Fp8Format::E4M3);
+        let wq = cast(&weight, scales[1], Fp8Format::E4M3);
+        let gq = cast(&gradient, scales[2], Fp8Format::E5M2);
+        let multiply = |a: &Fp8Tensor<2>, b: &Fp8Tensor<2>, dtype| {
+            let product = scaled_matmul(a, b, None, dtype).unwrap();
+            values(product.cast(FloatDType::F32))
+        };
+        let expected = [
+            multiply(&xq, &wq, FloatDType::BF16),
+            multiply(&gq, &wq.clone().transpose(), FloatDType::BF16),
+            multiply(&xq.clone().transpose(), &gq, FloatDType::F32),
+        ];
+        assert_eq!(found, expected, "after {amaxes:?}");
+
+        // The history has two slots: this amax and the one before.
+        amaxes.push([&x, &weight, &gradient].map(|tensor| values(amax(tensor.clone()))[0]));
+        let window = amaxes.iter().rev().take(2);
+        for (tensor, scale) in scales.iter_mut().enumerate() {
+            let largest = window.clone().map(|step| step[tensor]).fold(0.0, f32::max);
+            *scale = [448.0, 448.0, 57344.0][tensor] / largest;
+        }
+    }
+}
+
+#[test]
+fn devices_of_other_settings_are_others() {
+    let device = |autocast: Autocast| autocast.device(Device::flex()).unwrap();
+    let current = || Autocast::fp8(CurrentScaling::new()).unwrap();
+    assert_eq!(device(current()), device(current()));
+    assert_ne!(device(current()), device(Autocast::bf16()));
+    assert_ne!(
+        device(current()),
+        device(Autocast::fp8(RowwiseScaling::new()).unwrap())
+    );
+    let other = current().fp8_filter(Fp8Filter::new().multiple_of(8));
+    assert_ne!(device(current()), device(other));
+}
+
+#[test]
+fn a_bad_recipe_is_an_error() {
+    let recipe = CurrentScaling::new().with_format(RecipeFormat::E5M2);
+    let error = Autocast::fp8(recipe).unwrap_err();
+    assert!(matches!(error, Fp8Error::ForwardFormat { .. }), "{error}");
+}
+
+/// burn-fp8's own modules and tensors run on every autocast device.
+#[test]
+fn fp8_modules_run_on_autocast_devices() {
+    for autocast in [
+        Autocast::bf16(),
+        Autocast::fp8(CurrentScaling::new()).unwrap(),
+    ] {
+        let device = autocast.device(Device::flex()).unwrap().autodiff();
+        let run = |device: &Device| {
+            let layer = Fp8Linear::from_linear(linear([16, 8], device), DelayedScaling::new());
+            let layer = layer.unwrap();
+            let x = wave([4, 16], 0.6, device);
+            let gradients = layer.forward(x.clone()).sum().backward();
+            let rows = Fp8Cast::new(Granularity::Row, Fp8Format::E4M3);
+            let codes = Fp8Tensor::quantize_as(x, rows).unwrap().into_data();
+            (values(layer.weight.grad(&gradients).unwrap()), codes)
+        };
+        assert_eq!(run(&device), run(&Device::flex().autodiff()));
+    }
+}

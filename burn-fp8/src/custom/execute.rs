@@ -1,0 +1,146 @@
+//! How a described op runs.
+
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr};
+
+use super::{
+    AMAX, DEQUANTIZE, MATMUL, MATMUL_AMAX, QUANTIZE, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
+    kernels::{Kernels, Native},
+    scalar::{dtype_of, format_of},
+};
+use crate::{
+    Bias, Fp8Ops, MatmulSpec,
+    recipe::{AmaxCompute, ScaleUpdate},
+};
+
+/// Run a described op with the backend's own kernels.
+///
+/// # Panics
+/// For a description that none of the functions above made.
+pub(crate) fn execute<B: BackendIr + Fp8Ops>(
+    handles: &mut HandleContainer<B::Handle>,
+    desc: &CustomOpIr,
+) {
+    execute_with::<B, Native>(handles, desc);
+}
+
+/// Run a described op with the kernels `K`. See [`execute`].
+pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
+    handles: &mut HandleContainer<B::Handle>,
+    desc: &CustomOpIr,
+) {
+    match (desc.id.as_str(), desc.scalars.as_slice()) {
+        (AMAX, []) => {
+            let ([input], [output]) = desc.as_fixed();
+            let input = handles.get_float_tensor::<B>(input);
+            handles.register_float_tensor::<B>(&output.id, K::amax(input));
+        }
+        (SCALES, [format, ScalarIr::Bool(power_of_two)]) => {
+            let ([amax], [output]) = desc.as_fixed();
+            let amax = handles.get_float_tensor::<B>(amax);
+            let scales = K::scales(amax, format_of(format), *power_of_two);
+            handles.register_float_tensor::<B>(&output.id, scales);
+        }
+        (QUANTIZE, [format]) => {
+            let ([input, scale], [codes_ir, amax_ir]) = desc.as_fixed();
+            let input = handles.get_float_tensor::<B>(input);
+            let scale = handles.get_float_tensor::<B>(scale);
+            let (codes, amax) = K::quantize(input, scale, format_of(format));
+            handles.register_int_tensor::<B>(&codes_ir.id, codes);
+            handles.register_float_tensor::<B>(&amax_ir.id, amax);
+        }
+        (QUANTIZE_TRANSPOSED, [format]) => {
+            let ([input, scale], [codes_ir, transposed_ir, amax_ir]) = desc.as_fixed();
+            let input = handles.get_float_tensor::<B>(input);
+            let scale = handles.get_float_tensor::<B>(scale);
+            let (codes, transposed, amax) = K::quantize_transposed(input, scale, format_of(format));
+            handles.register_int_tensor::<B>(&codes_ir.id, codes);
+            handles.register_int_tensor::<B>(&transposed_ir.id, transposed);
+            handles.register_float_tensor::<B>(&amax_ir.id, amax);
+        }
+        (DEQUANTIZE, [format, dtype]) => {
+            let ([codes, scale], [output]) = desc.as_fixed();
+            let codes = handles.get_int_tensor::<B>(codes);
+            let scale = handles.get_float_tensor::<B>(scale);
+            let values = K::dequantize(codes, scale, format_of(format), dtype_of(dtype));
+            handles.register_float_tensor::<B>(&output.id, values);
+        }
+        (MATMUL, [lhs, rhs, output]) => {
+            let product = operands(handles, desc, [lhs, rhs, output]).product::<K>();
+            handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
+        }
+        (MATMUL_AMAX, [lhs, rhs, output]) => {
+            let operands = operands(handles, desc, [lhs, rhs, output]);
+            let (product, amax) = operands.product_and_amax::<K>();
+            handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
+            handles.register_float_tensor::<B>(&desc.outputs[1].id, amax);
+        }
+        (
+            UPDATE_SCALE,
+            [
+                ScalarIr::Float(fp8_max),
+                ScalarIr::Int(margin),
+                ScalarIr::Bool(max),
+            ],
+        ) => {
+            let ([history, scale, amax], [history_ir, scale_ir]) = desc.as_fixed();
+            let update = ScaleUpdate {
+                fp8_max: *fp8_max as f32,
+                margin: *margin as i32,
+                algorithm: if *max {
+                    AmaxCompute::Max
+                } else {
+                    AmaxCompute::MostRecent
+                },
+            };
+            let history = handles.get_float_tensor::<B>(history);
+            let scale = handles.get_float_tensor::<B>(scale);
+            let amax = handles.get_float_tensor::<B>(amax);
+            let (history, scale) = K::update_scale(history, scale, amax, update);
+            handles.register_float_tensor::<B>(&history_ir.id, history);
+            handles.register_float_tensor::<B>(&scale_ir.id, scale);
+        }
+        (id, scalars) => {
+            panic!("not an fp8 operation of this version of burn-fp8: {id} {scalars:?}")
+        }
+    }
+}
+
+/// The arguments of a product.
+struct Operands<B: BackendIr> {
+    sides: [B::IntTensorPrimitive; 2],
+    scales: [B::FloatTensorPrimitive; 2],
+    bias: Bias<B>,
+    spec: MatmulSpec,
+}
+
+fn operands<B: BackendIr>(
+    handles: &mut HandleContainer<B::Handle>,
+    desc: &CustomOpIr,
+    [lhs, rhs, output]: [&ScalarIr; 3],
+) -> Operands<B> {
+    Operands {
+        sides: [0, 1].map(|index: usize| handles.get_int_tensor::<B>(&desc.inputs[index])),
+        scales: [2, 3].map(|index: usize| handles.get_float_tensor::<B>(&desc.inputs[index])),
+        bias: match desc.inputs.get(4) {
+            Some(bias) => Bias::Row(handles.get_float_tensor::<B>(bias)),
+            None => Bias::None,
+        },
+        spec: MatmulSpec {
+            lhs: format_of(lhs),
+            rhs: format_of(rhs),
+            output: dtype_of(output),
+        },
+    }
+}
+
+impl<B: BackendIr> Operands<B> {
+    fn product<K: Kernels<B>>(self) -> B::FloatTensorPrimitive {
+        let ([lhs, rhs], [lhs_scale, rhs_scale]) = (self.sides, self.scales);
+        K::matmul(lhs, rhs, lhs_scale, rhs_scale, self.bias, self.spec)
+    }
+
+    fn product_and_amax<K: Kernels<B>>(self) -> (B::FloatTensorPrimitive, B::FloatTensorPrimitive) {
+        let ([lhs, rhs], [lhs_scale, rhs_scale]) = (self.sides, self.scales);
+        K::matmul_amax(lhs, rhs, lhs_scale, rhs_scale, self.bias, self.spec)
+    }
+}

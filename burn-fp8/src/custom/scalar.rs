@@ -1,0 +1,38 @@
+//! Formats and dtypes as scalars of a description.
+
+use burn::tensor::FloatDType;
+use burn_ir::ScalarIr;
+
+use crate::Fp8Format;
+
+pub(super) fn format_ir(format: Fp8Format) -> ScalarIr {
+    ScalarIr::Bool(format == Fp8Format::E5M2)
+}
+
+pub(super) fn format_of(scalar: &ScalarIr) -> Fp8Format {
+    match scalar {
+        ScalarIr::Bool(false) => Fp8Format::E4M3,
+        ScalarIr::Bool(true) => Fp8Format::E5M2,
+        other => panic!("not an fp8 format: {other:?}"),
+    }
+}
+
+const DTYPES: [FloatDType; 5] = [
+    FloatDType::F32,
+    FloatDType::BF16,
+    FloatDType::F16,
+    FloatDType::F64,
+    FloatDType::Flex32,
+];
+
+pub(super) fn dtype_ir(dtype: FloatDType) -> ScalarIr {
+    let index = DTYPES.iter().position(|&other| other == dtype);
+    ScalarIr::UInt(index.expect("every float dtype is in the list") as u64)
+}
+
+pub(super) fn dtype_of(scalar: &ScalarIr) -> FloatDType {
+    match scalar {
+        ScalarIr::UInt(index) if (*index as usize) < DTYPES.len() => DTYPES[*index as usize],
+        other => panic!("not a float dtype: {other:?}"),
+    }
+}

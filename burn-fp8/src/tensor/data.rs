@@ -1,0 +1,96 @@
+//! Fp8 tensors off the device.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+use super::{Fp8Tensor, Granularity, check_scale};
+use crate::{Fp8Error, Fp8Format};
+
+/// An fp8 tensor off the device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fp8Data {
+    /// The codes, row by row.
+    pub codes: Vec<u8>,
+    /// The shape of the codes.
+    pub shape: Vec<usize>,
+    /// The scales, row by row.
+    pub scales: Vec<f32>,
+    /// The shape of the scales.
+    pub scale_shape: Vec<usize>,
+    /// Which elements share a scale.
+    pub granularity: Granularity,
+    /// The format of the codes.
+    pub format: Fp8Format,
+}
+
+impl<const D: usize> Fp8Tensor<D> {
+    /// Codes, scales and the rest as plain data, which serializes.
+    pub fn into_data(self) -> Fp8Data {
+        let shape = self.dims().to_vec();
+        let scale_shape = self.scale.dims().to_vec();
+        let codes = self.codes.into_data().try_to_vec::<u8>();
+        let scales = self.scale.into_data().try_to_vec::<f32>();
+        Fp8Data {
+            codes: codes.expect("codes are u8"),
+            shape,
+            scales: scales.expect("scales are f32"),
+            scale_shape,
+            granularity: self.granularity,
+            format: self.format,
+        }
+    }
+
+    /// The inverse of [`into_data`](Self::into_data).
+    ///
+    /// # Errors
+    /// [`Fp8Error::CodeLength`] where codes and shape do not fit, [`Fp8Error::Rank`] for data of another rank than `D`,
+    /// [`Fp8Error::InvalidScale`] for a scale that is not positive and finite.
+    pub fn from_data(data: Fp8Data, device: &Device) -> Result<Self, Fp8Error> {
+        let device = device.clone().without_autodiff();
+        let length = |len: usize, shape: &[usize]| {
+            if len == shape.iter().product::<usize>() {
+                Ok(())
+            } else {
+                Err(Fp8Error::CodeLength {
+                    codes: len,
+                    shape: shape.to_vec(),
+                })
+            }
+        };
+        if data.shape.len() != D || data.scale_shape.len() != D {
+            return Err(Fp8Error::Rank {
+                rank: data.shape.len(),
+            });
+        }
+        length(data.codes.len(), &data.shape)?;
+        length(data.scales.len(), &data.scale_shape)?;
+        data.scales.iter().copied().try_for_each(check_scale)?;
+        Ok(Self {
+            codes: Tensor::from_data(
+                TensorData::new(data.codes, data.shape),
+                (&device, DType::U8),
+            ),
+            scale: Tensor::from_data(
+                TensorData::new(data.scales, data.scale_shape),
+                (&device, DType::F32),
+            ),
+            granularity: data.granularity,
+            format: data.format,
+        })
+    }
+}
+
+impl<const D: usize> Serialize for Fp8Tensor<D> {
+    /// As [`Fp8Data`].
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.clone().into_data().serialize(serializer)
+    }
+}
+
+impl<'de, const D: usize> Deserialize<'de> for Fp8Tensor<D> {
+    /// Onto the default device, as Burn's own tensors; [`Fp8Data`] and [`from_data`](Fp8Tensor::from_data) take any device.
+    fn deserialize<De: Deserializer<'de>>(deserializer: De) -> Result<Self, De::Error> {
+        let data = Fp8Data::deserialize(deserializer)?;
+        Self::from_data(data, &Device::default()).map_err(De::Error::custom)
+    }
+}

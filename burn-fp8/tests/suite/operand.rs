@@ -1,0 +1,61 @@
+//! Operands of a backend against the tensors of a program.
+
+use burn::backend::{Flex, ops::FloatTensorOps};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn_backend::try_read_sync;
+use burn_fp8::{Bias, Fp8Cast, Fp8Format, Fp8Tensor, Granularity, Operand, scaled_matmul};
+
+use super::device::{Random, values};
+
+#[test]
+fn operands_multiply_as_tensors_do() {
+    let device = Device::flex();
+    let mut random = Random::new(70);
+    let mut data =
+        |shape: [usize; 3]| TensorData::new(random.normals(shape.iter().product()), shape);
+    let (lhs, rhs, bias) = (data([2, 5, 9]), data([2, 7, 9]), data([1, 1, 7]));
+    let block = |rows, columns| Granularity::Block { rows, columns };
+    let granularities = [
+        Granularity::Tensor,
+        Granularity::Row,
+        Granularity::Column,
+        block(1, 4),
+        block(4, 4),
+    ];
+    for left in granularities {
+        for right in granularities {
+            let left = Fp8Cast::new(left, Fp8Format::E4M3).with_power_of_two(true);
+            let right = Fp8Cast::new(right, Fp8Format::E5M2);
+            let tensor = |data: &TensorData, cast| {
+                let tensor = Tensor::<3>::from_data(data.clone(), &device);
+                Fp8Tensor::quantize_as(tensor, cast).unwrap()
+            };
+            let row = Tensor::<3>::from_data(bias.clone(), &device).reshape([7]);
+            let [a, b] = [tensor(&lhs, left), tensor(&rhs, right).transpose()];
+            let expected = scaled_matmul(&a, &b, Some(row), FloatDType::F32).unwrap();
+
+            let flex = |data: &TensorData| Flex::float_from_data(data.clone(), &Default::default());
+            let operand = |data, cast| Operand::<Flex>::cast(flex(data), cast);
+            let row = Flex::float_reshape(flex(&bias), [7].into());
+            let [a, b] = [operand(&lhs, left), operand(&rhs, right).transpose()];
+            let found = a.matmul(b, Bias::Row(row), FloatDType::F32);
+            let found = try_read_sync(Flex::float_into_data(found))
+                .unwrap()
+                .unwrap();
+            let found = found.try_to_vec::<f32>().unwrap();
+            assert_eq!(found, values(expected), "{left:?} by {right:?}");
+        }
+    }
+}
+
+#[test]
+fn a_known_scale_is_used_and_the_amax_returned() {
+    let flex =
+        |values: [f32; 2]| Flex::float_from_data(TensorData::from([values]), &Default::default());
+    let scale = Flex::float_from_data(TensorData::from([4.0f32]), &Default::default());
+    let (operand, amax) = Operand::<Flex>::cast_with(flex([1.0, -3.0]), scale, Fp8Format::E5M2);
+    let codes = [4.0, -12.0].map(|value| Fp8Format::E5M2.encode(value));
+    assert_eq!(operand.codes.storage::<u8>(), codes);
+    assert_eq!(operand.granularity, Granularity::Tensor);
+    assert_eq!(amax.storage::<f32>(), [3.0]);
+}

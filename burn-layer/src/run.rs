@@ -1,0 +1,97 @@
+//! [`Run`]: an op that a layer runs itself.
+
+use crate::{LayeredFloat, Op, scope::Scope};
+use burn_backend::{Backend, DType, tensor::FloatTensor};
+use core::{any::Any, fmt};
+use std::sync::{Mutex, PoisonError};
+
+/// An op that a layer's [plan](crate::Plan::own) asked to run itself.
+pub struct Run<'a> {
+    pub(crate) op: Op,
+    pub(crate) store: Option<DType>,
+    pub(crate) scope: Option<&'a Scope>,
+    /// A `Vec<LayeredFloat<B>>` of the backend `B` underneath.
+    pub(crate) inputs: &'a dyn Any,
+}
+
+impl Run<'_> {
+    /// The op.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The dtype that the plan stores the result in. A result in another one is cast.
+    pub fn store(&self) -> Option<DType> {
+        self.store
+    }
+
+    /// The values of type `T` of the [scopes](crate::scoped) that the op is in, outermost first.
+    pub fn scopes<T: Any>(&self) -> Vec<&T> {
+        crate::scope::values(self.scope)
+    }
+
+    /// Runs the op by `kernel`, if the backend underneath is `B`. The kernel gets the float inputs in
+    /// the op's order (those that are not there left out), in the dtypes that they are stored in.
+    pub fn on<B: Backend>(
+        &self,
+        kernel: impl FnOnce(Vec<RunInput<'_, B>>) -> FloatTensor<B>,
+    ) -> Option<Ran> {
+        let inputs: &Vec<LayeredFloat<B>> = self.inputs.downcast_ref()?;
+        let inputs = inputs.iter().map(|tensor| RunInput {
+            tensor: tensor.clone().into_storage(),
+            kept: Kept(tensor.kept()),
+        });
+        Some(Ran(Box::new(kernel(inputs.collect()))))
+    }
+}
+
+impl fmt::Debug for Run<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run")
+            .field("op", &self.op)
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A float input of an op that a layer runs itself.
+#[derive(Debug)]
+pub struct RunInput<'a, B: Backend> {
+    /// The tensor of the backend underneath.
+    pub tensor: FloatTensor<B>,
+    /// What is kept with it.
+    pub kept: Kept<'a>,
+}
+
+/// What layers keep with a tensor, for the next op that needs it: all clones of the tensor share it, and it goes with the
+/// last of them. So what is made of a parameter is made once a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept<'a>(&'a KeptValues);
+
+/// One value of each type.
+pub(crate) type KeptValues = Mutex<Vec<Box<dyn Any + Send>>>;
+
+impl Kept<'_> {
+    /// Lends the kept value of type `T`, at first its default.
+    pub fn with<T: Any + Default + Send, R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = match values.iter().position(|value| value.is::<T>()) {
+            Some(place) => place,
+            None => {
+                values.push(Box::new(T::default()));
+                values.len() - 1
+            }
+        };
+        let value = values[place].downcast_mut();
+        body(value.expect("the value was found by its type"))
+    }
+}
+
+/// What came of an op that a layer ran itself.
+pub struct Ran(pub(crate) Box<dyn Any>);
+
+impl fmt::Debug for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ran")
+    }
+}

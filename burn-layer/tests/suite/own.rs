@@ -1,0 +1,129 @@
+//! Ops that a layer runs itself.
+
+use burn::backend::Flex;
+use burn::tensor::{DType, Device, Tensor, activation, module::linear};
+use burn_backend::ops::FloatTensorOps;
+use burn_layer::{Inputs, Layer, Layers, Made, Op, Plan, Ran, Run, scoped};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// Runs `linear`, `gelu`, `cat` and `argmax` itself: products of twice the weight, which it doubles once.
+#[derive(Clone, Debug, Default)]
+struct Doubling {
+    doubled: Arc<AtomicUsize>,
+    #[allow(clippy::type_complexity)]
+    seen: Arc<Mutex<Vec<(Op, Vec<Vec<usize>>, String)>>>,
+    ran: Arc<Mutex<Vec<(Op, DType)>>>,
+    made: Arc<Mutex<Vec<(Op, usize)>>>,
+}
+
+impl Layer for Doubling {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        let own = matches!(op, Op::linear | Op::gelu | Op::float_cat | Op::float_argmax);
+        let shapes = inputs.shapes.iter().map(|shape| shape.to_vec()).collect();
+        let names: Vec<_> = inputs.scopes::<String>().into_iter().cloned().collect();
+        if own {
+            self.seen
+                .lock()
+                .unwrap()
+                .push((op, shapes, names.join(".")));
+        }
+        own.then(|| Plan::own().store(DType::BF16))
+    }
+
+    fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        assert_eq!(run.store(), Some(DType::BF16));
+        let names = run.scopes::<String>().len();
+        match run.op() {
+            Op::linear => run.on::<Flex>(|inputs| {
+                assert_eq!(names, 2);
+                let weight = &inputs[1];
+                let doubled = weight.kept.with(|kept: &mut Option<_>| {
+                    kept.get_or_insert_with(|| {
+                        self.doubled.fetch_add(1, Ordering::Relaxed);
+                        Flex::float_mul_scalar(weight.tensor.clone(), 2f32.into())
+                    })
+                    .clone()
+                });
+                Flex::float_matmul(inputs[0].tensor.clone(), doubled)
+            }),
+            Op::float_cat => run.on::<Flex>(|inputs| inputs[inputs.len() - 1].tensor.clone()),
+            op => {
+                assert_eq!(op, Op::gelu);
+                None
+            }
+        }
+    }
+
+    fn ran(&self, op: Op, dtype: DType) {
+        self.ran.lock().unwrap().push((op, dtype));
+    }
+
+    fn watches(&self) -> bool {
+        true
+    }
+
+    fn made(&self, made: &Made<'_>) {
+        self.made.lock().unwrap().push((made.op, made.inputs.len()));
+    }
+}
+
+#[test]
+fn a_layer_runs_ops_itself() {
+    let layer = Doubling::default();
+    let device = Layers::on(Device::flex())
+        .layer(layer.clone())
+        .serve()
+        .unwrap();
+    let x = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.00390625]], &device);
+    let weight = Tensor::<2>::eye(2, &device);
+    let [outer, inner] = ["outer", "inner"].map(|name| Arc::new(String::from(name)));
+    let double = |weight: &Tensor<2>| {
+        scoped(&outer, || {
+            scoped(&inner, || linear(x.clone(), weight.clone(), None))
+        })
+    };
+    let values = |tensor: Tensor<2>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    // Stored in bf16, as the plan says; seen in f32.
+    assert_eq!(double(&weight).dtype(), DType::F32);
+    assert_eq!(values(double(&weight)), [2.0, 4.0, 6.0, 8.0]);
+    assert_eq!(values(double(&weight.clone())), [2.0, 4.0, 6.0, 8.0]);
+    assert_eq!(
+        layer.doubled.load(Ordering::Relaxed),
+        1,
+        "kept with the weight"
+    );
+    double(&(weight.clone() * 1.0)).into_data();
+    assert_eq!(layer.doubled.load(Ordering::Relaxed), 2, "another weight");
+
+    let expected = (
+        Op::linear,
+        vec![vec![2, 2], vec![2, 2]],
+        String::from("outer.inner"),
+    );
+    assert_eq!(layer.seen.lock().unwrap()[0], expected);
+    let ran = || layer.ran.lock().unwrap().clone();
+    assert!(
+        ran().iter().all(|(op, _)| *op != Op::linear),
+        "the backend did not"
+    );
+    assert!(layer.made.lock().unwrap().contains(&(Op::linear, 2)));
+
+    // All of a list of tensors; with the last one for the result.
+    let cat = Tensor::cat(vec![x.clone(), weight.clone(), x.clone()], 0);
+    assert_eq!(
+        cat.into_data().try_to_vec::<f32>().unwrap(),
+        [1.0, 2.0, 3.0, 4.0]
+    );
+
+    // What the layer leaves, the backend runs, and what is no float tensor it always runs.
+    let x = Tensor::<1>::from_floats([1.0, -1.0], &device);
+    let plain = Tensor::<1>::from_floats([1.0, -1.0], &Device::flex());
+    let exact = activation::gelu(plain).into_data();
+    assert_eq!(activation::gelu(x.clone()).into_data(), exact);
+    assert_eq!(x.argmax(0).into_scalar::<i64>(), 0);
+    assert!(ran().contains(&(Op::gelu, DType::F32)));
+    assert!(ran().contains(&(Op::float_argmax, DType::F32)));
+}
