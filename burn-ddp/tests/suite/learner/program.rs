@@ -86,7 +86,7 @@ pub(crate) fn items(len: usize) -> InMemDataset<Item> {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Batch {
-    features: Tensor<2>,
+    pub(crate) features: Tensor<2>,
     classes: Tensor<1, Int>,
 }
 
