@@ -1,6 +1,6 @@
 //! Inside burn-train's `Learner`.
 
-use super::loss_scaler_support::{gradients, loss, problem, values};
+use super::loss_scaler_support::{gradients, input, loss, problem, values};
 use burn::{
     data::{
         dataloader::{DataLoaderBuilder, batcher::Batcher},
@@ -26,11 +26,11 @@ type Item = (Tensor<2>, bool);
 type Seen = Arc<Mutex<Vec<Vec<f32>>>>;
 
 /// Makes the batch of [`problem`].
-struct Problem;
+struct Inputs;
 
-impl Batcher<bool, Item> for Problem {
+impl Batcher<bool, Item> for Inputs {
     fn batch(&self, items: Vec<bool>, device: &Device) -> Item {
-        (problem(device).1, items[0])
+        (input(device), items[0])
     }
 }
 
@@ -41,7 +41,7 @@ where
 {
     let loader = |overflows: &[bool]| {
         let dataset = InMemDataset::new(overflows.to_vec());
-        DataLoaderBuilder::new(Problem).batch_size(1).build(dataset)
+        DataLoaderBuilder::new(Inputs).batch_size(1).build(dataset)
     };
     let folder = tempfile::tempdir().unwrap();
     let training = SupervisedTraining::new(folder.path(), loader(overflows), loader(&[false]))

@@ -49,7 +49,6 @@ pub(super) fn traces() -> Vec<Trace> {
 
 /// A linear layer that is the same every time, and its input.
 pub(super) fn problem(device: &Device) -> (Linear, Tensor<2>) {
-    let x = Tensor::from_floats([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]], device);
     let mut model = LinearConfig::new(3, 2).init(device);
     model.weight = model.weight.map(|_| {
         Tensor::<2>::from_floats([[0.5, -0.25], [0.125, 0.75], [-0.5, 0.3]], device).require_grad()
@@ -57,7 +56,12 @@ pub(super) fn problem(device: &Device) -> (Linear, Tensor<2>) {
     model.bias = model
         .bias
         .map(|bias| bias.map(|_| Tensor::<1>::from_floats([0.1, -0.2], device).require_grad()));
-    (model, x)
+    (model, input(device))
+}
+
+/// The input of [`problem`].
+pub(super) fn input(device: &Device) -> Tensor<2> {
+    Tensor::from_floats([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]], device)
 }
 
 /// A loss with a gradient for every parameter; not finite where it is to overflow.
