@@ -10,7 +10,7 @@ mod format;
 mod functions;
 mod granular;
 #[cfg(feature = "cubecl")]
-mod kernels;
+pub mod kernels;
 mod linear;
 mod ops;
 mod portable;

@@ -14,5 +14,9 @@ mod scale;
 pub(crate) use amax::amax;
 pub(crate) use dequantize::dequantize;
 pub(crate) use matmul::matmul;
+pub use matmul::{
+    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_by, matmul_definition, matmul_policy,
+    set_matmul_policy,
+};
 pub(crate) use quantize::quantize;
 pub(crate) use scale::update_scale;

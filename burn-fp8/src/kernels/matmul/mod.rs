@@ -1,17 +1,25 @@
-//! The scaled matrix product, by one of two routines that are picked by size.
+//! The scaled matrix product, by one of several routines.
 
+mod batch;
 mod decoded;
 mod direct;
+mod routine;
+mod tile;
+mod tune;
 
 use burn::backend::TensorMetadata;
+use burn::tensor::Shape;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use cubecl::{client::Client, prelude::KernelDefinition};
 
-use crate::{Bias, MatmulSpec};
+use crate::{Bias, MatmulSpec, custom::matmul_shape};
+pub use routine::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_policy, set_matmul_policy};
 
-/// Multiplications above which it pays to decode both operands first.
-const DECODED: usize = 1 << 20;
+/// Multiplications above which it pays to decode both operands first, or to fill a tensor core's tiles.
+const LARGE: usize = 1 << 20;
 
 /// Operands and all that belongs to their product.
+#[derive(Clone)]
 pub(super) struct Product {
     pub(super) lhs: CubeTensor,
     pub(super) rhs: CubeTensor,
@@ -22,11 +30,22 @@ pub(super) struct Product {
 }
 
 impl Product {
+    /// Shape of the product.
+    fn shape(&self) -> Shape {
+        matmul_shape(&self.lhs.shape(), &self.rhs.shape())
+    }
+
+    /// The inner dimension.
+    fn inner(&self) -> usize {
+        let left = self.lhs.shape();
+        left[left.num_dims() - 1]
+    }
+
     /// Multiplications of one matrix of the batch.
     fn size(&self) -> usize {
-        let (left, right) = (self.lhs.shape(), self.rhs.shape());
-        let rank = left.num_dims();
-        left[rank - 2] * left[rank - 1] * right[rank - 1]
+        let shape = self.shape();
+        let rank = shape.num_dims();
+        shape[rank - 2] * shape[rank - 1] * self.inner()
     }
 }
 
@@ -39,6 +58,52 @@ pub(crate) fn matmul(
     bias: Bias<CubeBackend>,
     spec: MatmulSpec,
 ) -> CubeTensor {
+    matmul_by(
+        matmul_policy(),
+        [lhs, rhs],
+        [lhs_scale, rhs_scale],
+        bias,
+        spec,
+    )
+}
+
+/// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales of one element), its kernel picked
+/// by `policy`.
+///
+/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (one without elements, or without terms, by
+/// tensor cores), it is computed as by [`MatmulPolicy::Automatic`].
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use burn::backend::{Backend, ops::FloatTensorOps};
+/// use burn::tensor::{FloatDType, TensorData};
+/// use burn_cubecl::{CubeBackend, CubeDevice, cubecl::cpu::CpuDevice};
+/// use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_by};
+/// use burn_fp8::{Bias, Fp8Format::E4M3, Fp8Ops, MatmulSpec};
+///
+/// let device = CubeDevice::Cpu(CpuDevice);
+/// let float = |data: TensorData| CubeBackend::float_from_data(data, &device);
+/// let scale = || float([2f32].into());
+/// let codes = |data: TensorData| CubeBackend::fp8_quantize(float(data), scale(), E4M3).0;
+/// let spec = MatmulSpec { lhs: E4M3, rhs: E4M3, output: FloatDType::F32 };
+/// let product = matmul_by(
+///     MatmulPolicy::Only(MatmulRoutine::Mma),
+///     [codes([[1f32, 2.0]].into()), codes([[3f32], [4.0]].into())],
+///     [scale(), scale()],
+///     Bias::None,
+///     spec,
+/// );
+/// let data = burn_backend::try_read_sync(CubeBackend::float_into_data(product));
+/// assert_eq!(data.unwrap().unwrap().try_to_vec::<f32>().unwrap(), [11.0]);
+/// # }
+/// ```
+pub fn matmul_by(
+    policy: MatmulPolicy,
+    [lhs, rhs]: [CubeTensor; 2],
+    [lhs_scale, rhs_scale]: [CubeTensor; 2],
+    bias: Bias<CubeBackend>,
+    spec: MatmulSpec,
+) -> CubeTensor {
     let product = Product {
         lhs,
         rhs,
@@ -47,8 +112,50 @@ pub(crate) fn matmul(
         bias,
         spec,
     };
-    match product.size() {
-        size if size >= DECODED => decoded::matmul(product),
-        _ => direct::matmul(product),
+    match policy {
+        MatmulPolicy::Only(only) if only.routine().fits(&product) => only.routine().matmul(product),
+        MatmulPolicy::Measured => tune::matmul(product),
+        _ => automatic(product),
     }
+}
+
+fn automatic(product: Product) -> CubeTensor {
+    let accelerated = |routine: MatmulRoutine| {
+        let routine = routine.routine();
+        routine.is_native(&product.lhs.client) && routine.fits(&product)
+    };
+    if product.size() < LARGE {
+        MatmulRoutine::Direct.routine().matmul(product)
+    } else if accelerated(MatmulRoutine::Mma) || accelerated(MatmulRoutine::Wgmma) {
+        tune::matmul(product)
+    } else {
+        MatmulRoutine::Decoded.routine().matmul(product)
+    }
+}
+
+/// The kernel of a routine with its tensor-core instruction, as CubeCL's compilers take it, `None` for the routines that
+/// have no such instruction.
+///
+/// This is how a kernel is looked at without the GPU it is for: CubeCL's C++ compiler turns the definition into CUDA C++,
+/// NVRTC compiles that for any GPU, a disassembler shows the instructions.
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use burn::tensor::FloatDType;
+/// use burn_cubecl::{CubeDevice, cubecl::cpu::CpuDevice};
+/// use burn_fp8::kernels::{MatmulRoutine, matmul_definition};
+/// use burn_fp8::{Fp8Format, MatmulSpec};
+///
+/// let spec = MatmulSpec { lhs: Fp8Format::E4M3, rhs: Fp8Format::E4M3, output: FloatDType::BF16 };
+/// let client = CubeDevice::Cpu(CpuDevice).client();
+/// assert!(matmul_definition(&client, MatmulRoutine::Wgmma, spec).is_some());
+/// assert!(matmul_definition(&client, MatmulRoutine::Direct, spec).is_none());
+/// # }
+/// ```
+pub fn matmul_definition(
+    client: &Client,
+    routine: MatmulRoutine,
+    spec: MatmulSpec,
+) -> Option<KernelDefinition> {
+    Some(routine.tile()?.definition(client, spec))
 }
