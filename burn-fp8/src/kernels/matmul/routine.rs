@@ -28,8 +28,9 @@ pub(super) trait Routine: Send + Sync {
 
 /// The kernels that [`scaled_matmul`](crate::scaled_matmul) has on CubeCL's devices.
 ///
-/// Any of them can be run anywhere. Where a device lacks the instruction of one, that instruction is replaced by
-/// loops: right, and slow. So all around it can be tested without the GPU.
+/// Any of them can be run on any device with 64-bit integers. Where it lacks the instruction of one, or its runtime is not
+/// CUDA's C++ backend (feature `cuda-cpp`), that instruction and the copies ahead of it are replaced by loops: right, and
+/// slow. So all around it can be tested without the GPU.
 ///
 /// ```
 /// use burn_fp8::kernels::MatmulRoutine;

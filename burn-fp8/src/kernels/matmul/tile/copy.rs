@@ -57,8 +57,8 @@ pub(super) fn shared_address<T: CubePrimitive>(
     }
 }
 
-/// Starts the copies of one unit for step `step` along the inner dimension: 128 codes of 128 rows of both operands.
-/// What lies outside of a matrix becomes zeros.
+/// Starts the copies of a unit for step `step` along the inner dimension, emulated those of all units: 128 codes of 128
+/// rows of both operands. What lies outside of a matrix becomes zeros.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn copy_tiles(
@@ -73,10 +73,15 @@ pub(super) fn copy_tiles(
     #[comptime] plan: Plan,
 ) {
     let stage = step % comptime!(plan.stages()) * STAGE_WORDS;
-    let chunk = unit % ROW_CHUNKS;
+    let copies = comptime!(ROWS * ROW_CHUNKS / plan.units());
     #[unroll(!plan.emulated)]
-    for turn in 0..comptime!(ROWS * ROW_CHUNKS / UNITS) {
-        let row = turn * comptime!(UNITS / ROW_CHUNKS) + unit / ROW_CHUNKS;
+    for turn in 0..copies {
+        let copy = if comptime!(plan.emulated) {
+            turn
+        } else {
+            turn * UNITS + unit
+        };
+        let (row, chunk) = (copy / ROW_CHUNKS, copy % ROW_CHUNKS);
         let column = step * ROW_CHUNKS + chunk;
         let to = stage + tile_word(row, chunk * 4u32);
         copy_chunk(lhs, left, row, column, tiles, tiles_address, to, plan);

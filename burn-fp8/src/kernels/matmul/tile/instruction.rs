@@ -22,7 +22,6 @@ pub(super) fn multiply_tiles(
     stage: u32,
     unit: u32,
     sums: &mut Array<f32>,
-    first_sum: u32,
     #[comptime] plan: Plan,
 ) {
     let left = stage * STAGE_WORDS;
@@ -41,7 +40,7 @@ pub(super) fn multiply_tiles(
             }
             #[unroll]
             for index in 0..4usize {
-                sums[(first_sum + block * 4u32) as usize + index] += part.extract(index);
+                sums[(block * 4u32) as usize + index] += part.extract(index);
             }
         }
     } else {
@@ -52,28 +51,21 @@ pub(super) fn multiply_tiles(
             for index in 0..SUMS {
                 let row = sum_row(unit, index, plan.instruction) % 64u32;
                 let column = sum_column(unit, index, plan.instruction);
-                sums[(first_sum + index) as usize] +=
-                    emulated_wgmma(tiles, left, right, row, column, plan);
+                sums[index as usize] += emulated_wgmma(tiles, left, right, row, column, plan);
             }
         } else {
-            add_wgmma(left, right, sums, first_sum, plan);
+            add_wgmma(left, right, sums, plan);
         }
     }
 }
 
 /// Adds a unit's part of the product of 64 rows and 128 columns, which two descriptors tell of, to its sums.
 #[cube]
-pub(super) fn add_wgmma(
-    left: u64,
-    right: u64,
-    sums: &mut Array<f32>,
-    first_sum: u32,
-    #[comptime] plan: Plan,
-) {
+pub(super) fn add_wgmma(left: u64, right: u64, sums: &mut Array<f32>, #[comptime] plan: Plan) {
     let part = wgmma(left, right, plan);
     #[unroll]
     for index in 0..comptime!(SUMS as usize) {
-        sums[first_sum as usize + index] += part.extract(index);
+        sums[index] += part.extract(index);
     }
 }
 

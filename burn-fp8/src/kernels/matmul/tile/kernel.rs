@@ -3,7 +3,7 @@ use cubecl::prelude::*;
 use super::{
     copy::{Part, await_tiles, commit_tiles, copy_tiles, global_address, shared_address},
     instruction::multiply_tiles,
-    layout::{COLUMNS, ROW_CHUNKS, ROWS, SUMS, sum_column, sum_row},
+    layout::{COLUMNS, ROW_CHUNKS, ROWS, SUMS, UNITS, sum_column, sum_row},
     plan::Plan,
 };
 use crate::kernels::codec::float_to;
@@ -29,7 +29,6 @@ pub(super) fn tile_kernel<F: Numeric>(
     #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
-    let played = comptime!(plan.played());
     let batch = CUBE_POS_Z as usize;
     let left = Part {
         address: global_address(lhs, plan),
@@ -49,114 +48,108 @@ pub(super) fn tile_kernel<F: Numeric>(
     };
     let mut tiles = Shared::<[u32]>::new_aligned_slice(comptime!(plan.words()), 1024usize);
     let tiles_address = shared_address::<u32>(&mut tiles, plan);
-    let mut sums = Array::<f32>::new(comptime!((played * SUMS) as usize));
-    #[unroll(!plan.emulated)]
-    for index in 0..comptime!((played * SUMS) as usize) {
-        sums[index] = 0.0f32;
-    }
-
-    let ahead = comptime!(plan.stages() - 1);
-    let steps = chunks.div_ceil(ROW_CHUNKS);
-    #[unroll]
-    for step in 0..ahead {
-        if step < steps {
-            #[unroll(!plan.emulated)]
-            for part in 0..played {
-                let unit = UNIT_POS + part;
-                copy_tiles(
+    if comptime!(plan.emulated) {
+        for unit in 0..UNITS {
+            // Only units that have a part of the product, for speed.
+            let row = left.first + sum_row(unit, 0u32, plan.instruction);
+            let column = right.first + sum_column(unit, 0u32, plan.instruction);
+            if row < m && column < n {
+                let sums = sum_tiles(
                     lhs,
                     rhs,
                     &left,
                     &right,
                     &mut tiles,
                     tiles_address,
-                    step,
                     unit,
                     plan,
                 );
+                store_sums(
+                    &sums, unit, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+                );
             }
+        }
+    } else {
+        let sums = sum_tiles(
+            lhs,
+            rhs,
+            &left,
+            &right,
+            &mut tiles,
+            tiles_address,
+            UNIT_POS,
+            plan,
+        );
+        store_sums(
+            &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+        );
+    }
+}
+
+/// A unit's sums over the whole inner dimension.
+#[cube]
+fn sum_tiles(
+    lhs: &[u32],
+    rhs: &[u32],
+    left: &Part,
+    right: &Part,
+    tiles: &mut Shared<[u32]>,
+    tiles_address: u32,
+    unit: u32,
+    #[comptime] plan: Plan,
+) -> Array<f32> {
+    let mut sums = Array::<f32>::new(comptime!(SUMS as usize));
+    #[unroll]
+    for index in 0..comptime!(SUMS as usize) {
+        sums[index] = 0.0f32;
+    }
+    let ahead = comptime!(plan.stages() - 1);
+    let steps = left.chunks.div_ceil(ROW_CHUNKS);
+    #[unroll(!plan.emulated)]
+    for step in 0..ahead {
+        if step < steps {
+            copy_tiles(
+                lhs,
+                rhs,
+                left,
+                right,
+                tiles,
+                tiles_address,
+                step,
+                unit,
+                plan,
+            );
         }
         commit_tiles(plan);
     }
     for step in 0..steps {
         await_tiles(plan);
         if step + ahead < steps {
-            #[unroll(!plan.emulated)]
-            for part in 0..played {
-                let (step, unit) = (step + ahead, UNIT_POS + part);
-                copy_tiles(
-                    lhs,
-                    rhs,
-                    &left,
-                    &right,
-                    &mut tiles,
-                    tiles_address,
-                    step,
-                    unit,
-                    plan,
-                );
-            }
+            let step = step + ahead;
+            copy_tiles(
+                lhs,
+                rhs,
+                left,
+                right,
+                tiles,
+                tiles_address,
+                step,
+                unit,
+                plan,
+            );
         }
         // An empty group too, so that the number of groups tells their age.
         commit_tiles(plan);
         let stage = step % comptime!(plan.stages());
-        #[unroll(!plan.emulated)]
-        for part in 0..played {
-            let unit = UNIT_POS + part;
-            if comptime!(plan.emulated) {
-                // Only what is part of the product, for speed.
-                let row = left.first + sum_row(unit, 0u32, plan.instruction);
-                let column = right.first + sum_column(unit, 0u32, plan.instruction);
-                if row < m && column < n {
-                    multiply_tiles(
-                        &tiles,
-                        tiles_address,
-                        stage,
-                        unit,
-                        &mut sums,
-                        part * SUMS,
-                        plan,
-                    );
-                }
-            } else {
-                multiply_tiles(
-                    &tiles,
-                    tiles_address,
-                    stage,
-                    unit,
-                    &mut sums,
-                    part * SUMS,
-                    plan,
-                );
-            }
-        }
+        multiply_tiles(&*tiles, tiles_address, stage, unit, &mut sums, plan);
     }
-
-    #[unroll(!plan.emulated)]
-    for part in 0..played {
-        let unit = UNIT_POS + part;
-        store_sums(
-            &sums,
-            part * SUMS,
-            unit,
-            lhs_scale,
-            rhs_scale,
-            bias,
-            output,
-            m,
-            n,
-            plan,
-            has_bias,
-            bf16,
-        );
-    }
+    sums
 }
 
 /// Scales a unit's sums, adds the bias, and stores those that are part of the product.
 #[cube]
 pub(super) fn store_sums<F: Numeric>(
     sums: &Array<f32>,
-    first_sum: u32,
     unit: u32,
     lhs_scale: &[f32],
     rhs_scale: &[f32],
@@ -175,7 +168,7 @@ pub(super) fn store_sums<F: Numeric>(
         let row = CUBE_POS_Y * ROWS + sum_row(unit, index, plan.instruction);
         let column = CUBE_POS_X * COLUMNS + sum_column(unit, index, plan.instruction);
         if row < m && column < n {
-            let mut value = sums[(first_sum + index) as usize] * lhs_inverse * rhs_inverse;
+            let mut value = sums[index as usize] * lhs_inverse * rhs_inverse;
             if has_bias {
                 value += bias[column as usize];
             }

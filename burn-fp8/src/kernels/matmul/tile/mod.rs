@@ -20,7 +20,7 @@ use cubecl::{CubeKernel, client::Client, prelude::*};
 use super::{Product, routine::Routine};
 use crate::{Bias, MatmulSpec, kernels::buffer};
 use kernel::tile_kernel;
-use layout::{COLUMNS, ROWS, UNITS};
+use layout::{COLUMNS, ROWS};
 use operand::Operand;
 pub(super) use plan::Instruction;
 use plan::Plan;
@@ -184,7 +184,7 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
 }
 
 fn cube_dim(plan: Plan) -> CubeDim {
-    CubeDim::new_1d(UNITS / plan.played())
+    CubeDim::new_1d(plan.units())
 }
 
 impl Tile {

@@ -36,9 +36,9 @@ impl Plan {
         (self.stages() * STAGE_WORDS) as usize
     }
 
-    /// Units that each unit of the launch plays.
-    pub(super) fn played(self) -> u32 {
-        if self.emulated { UNITS } else { 1 }
+    /// Units of a cube of the launch: emulated, one plays all.
+    pub(super) fn units(self) -> u32 {
+        if self.emulated { 1 } else { UNITS }
     }
 }
 

@@ -98,12 +98,12 @@ pub(super) fn tma_kernel<F: Numeric>(
                 let rows =
                     tiles_address + stage * STAGE_BYTES + UNIT_POS / 128u32 * 64u32 * ROW_BYTES;
                 let columns = tiles_address + stage * STAGE_BYTES + ROWS * ROW_BYTES;
-                add_wgmma(descriptor(rows), descriptor(columns), &mut sums, 0u32, plan);
+                add_wgmma(descriptor(rows), descriptor(columns), &mut sums, plan);
             }
         }
     }
     store_sums(
-        &sums, 0u32, UNIT_POS, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+        &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
     );
 }
 
