@@ -11,7 +11,7 @@ mod format;
 mod functions;
 mod granular;
 #[cfg(feature = "cubecl")]
-mod kernels;
+pub mod kernels;
 mod linear;
 mod operand;
 mod ops;

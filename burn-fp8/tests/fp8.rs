@@ -12,7 +12,11 @@ mod suite {
     mod recipe;
     #[cfg(feature = "remote")]
     mod remote;
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    mod routines;
     mod scope;
+    #[cfg(feature = "cpu")]
+    mod sources;
     mod tensor;
     mod training;
     mod transformer;

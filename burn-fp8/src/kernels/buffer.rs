@@ -101,6 +101,14 @@ pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(handle, length) }
 }
 
+/// A handle as a matrix of bytes, `pitch` of them from a row to the next.
+#[allow(unsafe_code)]
+pub(in crate::kernels) fn matrix(handle: Handle, shape: [usize; 2], pitch: usize) -> TensorArg {
+    debug_assert!((shape[0] - 1) * pitch + shape[1] <= handle.size_in_used() as usize);
+    // SAFETY: the rows lie in the allocation.
+    unsafe { TensorArg::from_raw_parts(handle, [pitch, 1].into(), shape.into()) }
+}
+
 /// Units for `tasks` independent tasks of a kernel that strides over them: enough to fill a device, few enough for
 /// each to have some work.
 pub(in crate::kernels) fn grid(client: &Client, tasks: usize) -> (CubeCount, CubeDim) {

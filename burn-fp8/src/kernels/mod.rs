@@ -14,6 +14,10 @@ mod scale;
 
 pub(crate) use amax::amax;
 pub(crate) use dequantize::dequantize;
+pub use matmul::{
+    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_by, matmul_definition, matmul_policy,
+    set_matmul_policy,
+};
 pub(crate) use matmul::{matmul, matmul_amax};
 pub(crate) use quantize::quantize;
 pub(crate) use quantize_transposed::quantize_transposed;

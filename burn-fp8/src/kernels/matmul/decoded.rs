@@ -11,9 +11,9 @@ use burn_cubecl::{
     ops::numeric::ones,
     tensor::CubeTensor,
 };
-use cubecl::prelude::*;
+use cubecl::{client::Client, prelude::*};
 
-use super::Product;
+use super::{Product, routine::Routine};
 use crate::{
     Bias,
     kernels::{
@@ -24,7 +24,24 @@ use crate::{
     },
 };
 
-pub(super) fn matmul(product: Product) -> CubeTensor {
+/// See [`MatmulRoutine::Decoded`](super::MatmulRoutine::Decoded).
+pub(super) struct Decoded;
+
+impl Routine for Decoded {
+    fn fits(&self, _product: &Product) -> bool {
+        true
+    }
+
+    fn is_native(&self, _client: &Client) -> bool {
+        true
+    }
+
+    fn matmul(&self, product: Product) -> CubeTensor {
+        matmul(product)
+    }
+}
+
+fn matmul(product: Product) -> CubeTensor {
     let Product {
         lhs,
         rhs,

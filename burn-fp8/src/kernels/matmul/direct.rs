@@ -4,9 +4,9 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{kernel::cast, tensor::CubeTensor};
-use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
-use super::Product;
+use super::{Product, batch::tensor_starts, routine::Routine};
 use crate::{
     Bias,
     custom::matmul_shape,
@@ -20,7 +20,24 @@ use crate::{
 /// Output rows and columns of a unit.
 const TILE: usize = 4;
 
-pub(super) fn matmul(product: Product) -> CubeTensor {
+/// See [`MatmulRoutine::Direct`](super::MatmulRoutine::Direct).
+pub(super) struct Direct;
+
+impl Routine for Direct {
+    fn fits(&self, _product: &Product) -> bool {
+        true
+    }
+
+    fn is_native(&self, _client: &Client) -> bool {
+        true
+    }
+
+    fn matmul(&self, product: Product) -> CubeTensor {
+        matmul(product)
+    }
+}
+
+fn matmul(product: Product) -> CubeTensor {
     let Product {
         lhs,
         rhs,
@@ -41,8 +58,11 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
     let batches = shape.num_elements() / (m * n);
     let client = lhs.client.clone();
     // Where each matrix of the batch starts, on both sides.
-    let offsets: Vec<u32> = (0..batches)
-        .flat_map(|batch| [&lhs, &rhs].map(|side| batch_offset(side, &shape, batch)))
+    let [lhs_starts, rhs_starts] = [&lhs, &rhs].map(|side| tensor_starts(side, &shape));
+    let offsets: Vec<u32> = lhs_starts
+        .iter()
+        .zip(&rhs_starts)
+        .flat_map(|(&left, &right)| [left as u32, right as u32])
         .collect();
     let offsets = client.create_from_slice(bytemuck::cast_slice(&offsets));
     let strides = |side: &CubeTensor| {
@@ -178,17 +198,4 @@ fn matmul_kernel<F: Numeric>(
     if has_amax {
         raise(amax, max);
     }
-}
-
-/// The first code of matrix `batch` of a batch of `shape`, over which `tensor` may be broadcast.
-fn batch_offset(tensor: &CubeTensor, shape: &burn::tensor::Shape, mut batch: usize) -> u32 {
-    let mut offset = 0;
-    for dim in (0..shape.num_dims() - 2).rev() {
-        let index = batch % shape[dim];
-        batch /= shape[dim];
-        if tensor.meta.shape()[dim] > 1 {
-            offset += index * tensor.meta.strides()[dim];
-        }
-    }
-    offset as u32
 }

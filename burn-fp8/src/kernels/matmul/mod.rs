@@ -1,20 +1,28 @@
-//! The scaled matrix product, by one of two routines that are picked by size, or by NVIDIA's library.
+//! The scaled matrix product, by one of several routines, or by NVIDIA's library.
 
+mod batch;
 #[cfg(any(test, feature = "cuda"))]
 mod cublaslt;
 mod decoded;
 mod direct;
+mod routine;
+mod tile;
+mod tune;
 
 use burn::backend::TensorMetadata;
+use burn::tensor::Shape;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use cubecl::{client::Client, prelude::KernelDefinition};
 
 use super::buffer;
-use crate::{Bias, MatmulSpec};
+use crate::{Bias, MatmulSpec, custom::matmul_shape};
+pub use routine::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_policy, set_matmul_policy};
 
-/// Multiplications above which it pays to decode both operands first.
-const DECODED: usize = 1 << 20;
+/// Multiplications above which it pays to decode both operands first, or to fill a tensor core's tiles.
+const LARGE: usize = 1 << 20;
 
 /// Operands and all that belongs to their product.
+#[derive(Clone)]
 pub(super) struct Product {
     pub(super) lhs: CubeTensor,
     pub(super) rhs: CubeTensor,
@@ -27,22 +35,22 @@ pub(super) struct Product {
 }
 
 impl Product {
-    /// Multiplications of one matrix of the batch.
-    fn size(&self) -> usize {
-        let (left, right) = (self.lhs.shape(), self.rhs.shape());
-        let rank = left.num_dims();
-        left[rank - 2] * left[rank - 1] * right[rank - 1]
+    /// Shape of the product.
+    fn shape(&self) -> Shape {
+        matmul_shape(&self.lhs.shape(), &self.rhs.shape())
     }
 
-    fn run(self) -> CubeTensor {
-        #[cfg(feature = "cuda")]
-        if let Some(product) = cublaslt::try_matmul(&self) {
-            return product;
-        }
-        match self.size() {
-            size if size >= DECODED => decoded::matmul(self),
-            _ => direct::matmul(self),
-        }
+    /// The inner dimension.
+    fn inner(&self) -> usize {
+        let left = self.lhs.shape();
+        left[left.num_dims() - 1]
+    }
+
+    /// Multiplications of one matrix of the batch.
+    fn size(&self) -> usize {
+        let shape = self.shape();
+        let rank = shape.num_dims();
+        shape[rank - 2] * shape[rank - 1] * self.inner()
     }
 }
 
@@ -55,7 +63,6 @@ pub(crate) fn matmul_amax(
     bias: Bias<CubeBackend>,
     spec: MatmulSpec,
 ) -> (CubeTensor, CubeTensor) {
-    let amax = buffer::zero_scalar(&lhs);
     let product = Product {
         lhs,
         rhs,
@@ -63,9 +70,26 @@ pub(crate) fn matmul_amax(
         rhs_scale,
         bias,
         spec,
-        amax: Some(amax.clone()),
+        amax: None,
     };
-    (product.run(), amax)
+    let policy = matmul_policy();
+    match choose(policy, &product) {
+        // These find it on the way.
+        Choice::Routine(routine @ (MatmulRoutine::Direct | MatmulRoutine::Decoded)) => {
+            let amax = buffer::zero_scalar(&product.lhs);
+            let product = Product {
+                amax: Some(amax.clone()),
+                ..product
+            };
+            (routine.routine().matmul(product), amax)
+        }
+        // The others' output is read for it.
+        _ => {
+            let output = compute(policy, product);
+            let amax = super::amax(output.clone());
+            (output, amax)
+        }
+    }
 }
 
 /// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
@@ -74,6 +98,52 @@ pub(crate) fn matmul(
     rhs: CubeTensor,
     lhs_scale: CubeTensor,
     rhs_scale: CubeTensor,
+    bias: Bias<CubeBackend>,
+    spec: MatmulSpec,
+) -> CubeTensor {
+    matmul_by(
+        matmul_policy(),
+        [lhs, rhs],
+        [lhs_scale, rhs_scale],
+        bias,
+        spec,
+    )
+}
+
+/// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales of one element), its kernel picked
+/// by `policy`.
+///
+/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (one without elements, or without terms, by
+/// tensor cores), it is computed as by [`MatmulPolicy::Automatic`].
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use burn::backend::{Backend, ops::FloatTensorOps};
+/// use burn::tensor::{FloatDType, TensorData};
+/// use burn_cubecl::{CubeBackend, CubeDevice, cubecl::cpu::CpuDevice};
+/// use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_by};
+/// use burn_fp8::{Bias, Fp8Format::E4M3, Fp8Ops, MatmulSpec};
+///
+/// let device = CubeDevice::Cpu(CpuDevice);
+/// let float = |data: TensorData| CubeBackend::float_from_data(data, &device);
+/// let scale = || float([2f32].into());
+/// let codes = |data: TensorData| CubeBackend::fp8_quantize(float(data), scale(), E4M3).0;
+/// let spec = MatmulSpec { lhs: E4M3, rhs: E4M3, output: FloatDType::F32 };
+/// let product = matmul_by(
+///     MatmulPolicy::Only(MatmulRoutine::Mma),
+///     [codes([[1f32, 2.0]].into()), codes([[3f32], [4.0]].into())],
+///     [scale(), scale()],
+///     Bias::None,
+///     spec,
+/// );
+/// let data = burn_backend::try_read_sync(CubeBackend::float_into_data(product));
+/// assert_eq!(data.unwrap().unwrap().try_to_vec::<f32>().unwrap(), [11.0]);
+/// # }
+/// ```
+pub fn matmul_by(
+    policy: MatmulPolicy,
+    [lhs, rhs]: [CubeTensor; 2],
+    [lhs_scale, rhs_scale]: [CubeTensor; 2],
     bias: Bias<CubeBackend>,
     spec: MatmulSpec,
 ) -> CubeTensor {
@@ -86,5 +156,85 @@ pub(crate) fn matmul(
         spec,
         amax: None,
     };
-    product.run()
+    compute(policy, product)
+}
+
+/// How a product is computed.
+enum Choice {
+    Routine(MatmulRoutine),
+    /// The fastest that there is.
+    Fastest,
+    /// cuBLASLt, where it has the product.
+    #[cfg(feature = "cuda")]
+    Library,
+}
+
+fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
+    match policy {
+        MatmulPolicy::Only(only) if only.routine().fits(product) => return Choice::Routine(only),
+        MatmulPolicy::Measured => return Choice::Fastest,
+        _ => {}
+    }
+    #[cfg(feature = "cuda")]
+    if cublaslt::pays(product) {
+        return Choice::Library;
+    }
+    without_library(product)
+}
+
+fn without_library(product: &Product) -> Choice {
+    let accelerated = |routine: MatmulRoutine| {
+        let routine = routine.routine();
+        routine.is_native(&product.lhs.client) && routine.fits(product)
+    };
+    if product.size() < LARGE {
+        Choice::Routine(MatmulRoutine::Direct)
+    } else if accelerated(MatmulRoutine::Mma) || accelerated(MatmulRoutine::Wgmma) {
+        Choice::Fastest
+    } else {
+        Choice::Routine(MatmulRoutine::Decoded)
+    }
+}
+
+fn compute(policy: MatmulPolicy, product: Product) -> CubeTensor {
+    let choice = choose(policy, &product);
+    #[cfg(feature = "cuda")]
+    let choice = match choice {
+        Choice::Library => match cublaslt::try_matmul(&product) {
+            Some(output) => return output,
+            None => without_library(&product),
+        },
+        choice => choice,
+    };
+    match choice {
+        Choice::Routine(routine) => routine.routine().matmul(product),
+        _ => tune::matmul(product),
+    }
+}
+
+/// The kernel of a routine with its tensor-core instruction, as CubeCL's compilers take it, `None` for the routines that
+/// have no such instruction.
+///
+/// This is how a kernel is looked at without the GPU it is for: CubeCL's C++ compiler turns the definition into CUDA C++,
+/// NVRTC compiles that for any GPU, a disassembler shows the instructions.
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use burn::tensor::FloatDType;
+/// use burn_cubecl::{CubeDevice, cubecl::cpu::CpuDevice};
+/// use burn_fp8::kernels::{MatmulRoutine, matmul_definition};
+/// use burn_fp8::{Fp8Format, MatmulSpec};
+///
+/// let spec = MatmulSpec { lhs: Fp8Format::E4M3, rhs: Fp8Format::E4M3, output: FloatDType::BF16 };
+/// let client = CubeDevice::Cpu(CpuDevice).client();
+/// assert!(matmul_definition(&client, MatmulRoutine::Wgmma, spec).is_some());
+/// assert!(matmul_definition(&client, MatmulRoutine::Direct, spec).is_none());
+/// # }
+/// ```
+pub fn matmul_definition(
+    client: &Client,
+    routine: MatmulRoutine,
+    spec: MatmulSpec,
+) -> Option<KernelDefinition> {
+    Some(routine.tile()?.definition(client, spec))
 }

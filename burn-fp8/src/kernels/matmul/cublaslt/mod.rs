@@ -10,7 +10,7 @@ mod plan;
 mod tests;
 
 #[cfg(feature = "cuda")]
-pub(super) use matmul::try_matmul;
+pub(super) use matmul::{pays, try_matmul};
 
 #[cfg(feature = "cuda")]
 mod matmul {
@@ -35,14 +35,16 @@ mod matmul {
     /// Multiplications from which cuBLASLt outweighs the host's waits (tens of microseconds): 4096 cubed is twice as many.
     const LARGE: usize = 1 << 35;
 
+    /// Whether a product is large enough, and on a GPU of NVIDIA's.
+    pub(in crate::kernels::matmul) fn pays(product: &Product) -> bool {
+        matches!(product.lhs.device, CubeDevice::Cuda(_)) && product.size() >= LARGE
+    }
+
     /// The product by cuBLASLt; `None` where another routine is to compute it.
     pub(in crate::kernels::matmul) fn try_matmul(product: &Product) -> Option<CubeTensor> {
         let CubeDevice::Cuda(device) = &product.lhs.device else {
             return None;
         };
-        if product.amax.is_some() || product.size() < LARGE {
-            return None;
-        }
         multiply(&*ffi::library(device.index)?, product)
     }
 

@@ -13,7 +13,7 @@ use crate::{
     Bias,
     Fp8Format::{self, E4M3, E5M2},
     MatmulSpec, kernels,
-    kernels::matmul::{Product, direct},
+    kernels::matmul::{MatmulRoutine, Product},
 };
 
 fn float<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &CubeDevice) -> CubeTensor {
@@ -91,7 +91,10 @@ fn products_are_those_of_the_portable_kernel() {
                 };
                 let found = multiply(&library, &product()).expect("cuBLASLt has this product");
                 assert_eq!(found.shape(), [m, n].into());
-                let (found, expected) = (values(found), values(direct::matmul(product())));
+                let (found, expected) = (
+                    values(found),
+                    values(MatmulRoutine::Direct.routine().matmul(product())),
+                );
                 let size = expected
                     .iter()
                     .fold(0f32, |size, value| size.max(value.abs()));

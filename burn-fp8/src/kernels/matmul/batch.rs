@@ -1,0 +1,30 @@
+//! Where the matrices of a batch start.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::Shape;
+use burn_cubecl::tensor::CubeTensor;
+
+/// The first element of each matrix of a batch of `shape`, over which a tensor may be broadcast whose batch dimensions
+/// are `sizes`, at `strides`.
+pub(super) fn starts(sizes: &[usize], strides: &[usize], shape: &Shape) -> Vec<usize> {
+    let dims = shape.num_dims() - 2;
+    let batches = shape.iter().take(dims).product();
+    (0..batches)
+        .map(|mut batch| {
+            let mut start = 0;
+            for dim in (0..dims).rev() {
+                if sizes[dim] > 1 {
+                    start += batch % shape[dim] * strides[dim];
+                }
+                batch /= shape[dim];
+            }
+            start
+        })
+        .collect()
+}
+
+/// [`starts`] of a tensor of codes as it lies in memory.
+pub(super) fn tensor_starts(tensor: &CubeTensor, shape: &Shape) -> Vec<usize> {
+    let sizes: Vec<_> = tensor.shape().iter().copied().collect();
+    starts(&sizes, tensor.meta.strides(), shape)
+}

@@ -1,0 +1,144 @@
+//! Copies from global to shared memory, which run while the tensor cores compute.
+
+use cubecl::prelude::*;
+
+use super::{
+    layout::{ROW_CHUNKS, ROWS, STAGE_WORDS, UNITS, tile_word},
+    plan::{Instruction, Plan},
+};
+
+/// The part of an operand that a cube reads: rows of 16-byte chunks along the inner dimension.
+#[derive(CubeType)]
+pub(super) struct Part {
+    /// Global address of the operand.
+    pub(super) address: u64,
+    /// Chunk where the matrix starts.
+    pub(super) start: u32,
+    /// Chunks from a row to the next.
+    pub(super) pitch: u32,
+    /// The first row read.
+    pub(super) first: u32,
+    /// Rows of the matrix.
+    pub(super) rows: u32,
+    /// Chunks of a row.
+    pub(super) chunks: u32,
+}
+
+/// The address of a buffer, in global memory.
+#[cube]
+pub(super) fn global_address(buffer: &[u32], #[comptime] plan: Plan) -> u64 {
+    if comptime!(plan.emulated) {
+        0u64.runtime()
+    } else {
+        let address: u64;
+        gpu_asm!(
+            "cvta.to.global.u64 {address}, {buffer};",
+            address = out(_) address, buffer = mem_in(_) buffer.as_ptr(), options(explicit_mem)
+        );
+        address
+    }
+}
+
+/// The address of the tiles, in shared memory.
+#[cube]
+pub(super) fn shared_address<T: CubePrimitive>(
+    tiles: &mut Shared<[T]>,
+    #[comptime] plan: Plan,
+) -> u32 {
+    if comptime!(plan.emulated) {
+        0u32.runtime()
+    } else {
+        let address: u32;
+        gpu_asm!(
+            "{{ .reg .u64 shared; cvta.to.shared.u64 shared, {tiles}; cvt.u32.u64 {address}, shared; }}",
+            address = out(_) address, tiles = mem_inout(_) tiles.as_mut_ptr(), options(explicit_mem)
+        );
+        address
+    }
+}
+
+/// Starts the copies of a unit for step `step` along the inner dimension, emulated those of all units: 128 codes of 128
+/// rows of both operands. What lies outside of a matrix becomes zeros.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn copy_tiles(
+    lhs: &[u32],
+    rhs: &[u32],
+    left: &Part,
+    right: &Part,
+    tiles: &mut Shared<[u32]>,
+    tiles_address: u32,
+    step: u32,
+    unit: u32,
+    #[comptime] plan: Plan,
+) {
+    let stage = step % comptime!(plan.stages()) * STAGE_WORDS;
+    let copies = comptime!(ROWS * ROW_CHUNKS / plan.units());
+    #[unroll(!plan.emulated)]
+    for turn in 0..copies {
+        let copy = if comptime!(plan.emulated) {
+            turn
+        } else {
+            turn * UNITS + unit
+        };
+        let (row, chunk) = (copy / ROW_CHUNKS, copy % ROW_CHUNKS);
+        let column = step * ROW_CHUNKS + chunk;
+        let to = stage + tile_word(row, chunk * 4u32);
+        copy_chunk(lhs, left, row, column, tiles, tiles_address, to, plan);
+        let to = stage + tile_word(ROWS + row, chunk * 4u32);
+        copy_chunk(rhs, right, row, column, tiles, tiles_address, to, plan);
+    }
+}
+
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn copy_chunk(
+    operand: &[u32],
+    part: &Part,
+    row: u32,
+    column: u32,
+    tiles: &mut Shared<[u32]>,
+    tiles_address: u32,
+    to: u32,
+    #[comptime] plan: Plan,
+) {
+    let row = part.first + row;
+    let inside = row < part.rows && column < part.chunks;
+    let chunk = select(inside, part.start + row * part.pitch + column, 0u32);
+    if comptime!(plan.emulated) {
+        for word in 0..4u32 {
+            let value = select(inside, operand[(chunk * 4u32 + word) as usize], 0u32);
+            tiles[(to + word) as usize] = value;
+        }
+    } else {
+        let from = part.address + chunk as u64 * 16u64;
+        let to = tiles_address + to * 4u32;
+        let size = select(inside, 16u32, 0u32);
+        gpu_asm!(
+            "cp.async.cg.shared.global [{to}], [{from}], 16, {size};",
+            to = in(_) to, from = in(_) from, size = in(_) size
+        );
+    }
+}
+
+/// Ends the group of copies that [`await_tiles`] waits for as one.
+#[cube]
+pub(super) fn commit_tiles(#[comptime] plan: Plan) {
+    if comptime!(!plan.emulated) {
+        gpu_asm!("cp.async.commit_group;");
+    }
+}
+
+/// Waits until the oldest tiles in flight are there for every unit, and every unit is done with the ones before.
+#[cube]
+pub(super) fn await_tiles(#[comptime] plan: Plan) {
+    if comptime!(!plan.emulated) {
+        let younger = comptime!(plan.stages() - 2);
+        gpu_asm!("cp.async.wait_group {younger};");
+        if comptime!(matches!(plan.instruction, Instruction::Wgmma)) {
+            // `wgmma` reads shared memory by another path than the one that copies write by.
+            gpu_asm!("fence.proxy.async.shared::cta;");
+        }
+        sync_cube();
+    }
+}

@@ -1,0 +1,255 @@
+//! The instructions, and the loops that stand for them where they are emulated.
+
+use cubecl::prelude::*;
+
+use super::{
+    layout::{
+        ROW_WORDS, ROWS, STAGE_WORDS, SUMS, described_word, descriptor, left_row, left_word,
+        right_column, right_word, sum_column, sum_row, tile_word,
+    },
+    plan::{Instruction, Plan, ptx_name},
+};
+use crate::kernels::codec::{cube_format, decode};
+
+/// Adds one unit's part of the product of the tiles of a stage, 128 of the inner dimension, to its sums.
+///
+/// The tensor cores of Ada and Hopper add fp8 products with about 14 bits. So their accumulators start at zero here, and
+/// what they hold after 128 is added in f32 (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
+#[cube]
+pub(super) fn multiply_tiles(
+    tiles: &Shared<[u32]>,
+    tiles_address: u32,
+    stage: u32,
+    unit: u32,
+    sums: &mut Array<f32>,
+    #[comptime] plan: Plan,
+) {
+    let left = stage * STAGE_WORDS;
+    let right = left + comptime!(ROWS * ROW_WORDS);
+    if comptime!(matches!(plan.instruction, Instruction::Mma)) {
+        let rows = left + unit / 128u32 * comptime!(64 * ROW_WORDS);
+        let columns = right + unit / 32u32 % 4u32 * comptime!(32 * ROW_WORDS);
+        #[unroll(!plan.emulated)]
+        for block in 0..16u32 {
+            let rows = rows + block / 4u32 * comptime!(16 * ROW_WORDS);
+            let columns = columns + block % 4u32 * comptime!(8 * ROW_WORDS);
+            let mut part = Vector::<f32, Const<4>>::new(0.0f32);
+            #[unroll(!plan.emulated)]
+            for step in 0..4u32 {
+                part = multiply_block(tiles, rows, columns, step, unit % 32u32, part, plan);
+            }
+            #[unroll]
+            for index in 0..4usize {
+                sums[(block * 4u32) as usize + index] += part.extract(index);
+            }
+        }
+    } else {
+        let rows = left + unit / 128u32 * comptime!(64 * ROW_WORDS);
+        let left = descriptor(tiles_address + rows * 4u32);
+        let right = descriptor(tiles_address + right * 4u32);
+        if comptime!(plan.emulated) {
+            for index in 0..SUMS {
+                let row = sum_row(unit, index, plan.instruction) % 64u32;
+                let column = sum_column(unit, index, plan.instruction);
+                sums[index as usize] += emulated_wgmma(tiles, left, right, row, column, plan);
+            }
+        } else {
+            add_wgmma(left, right, sums, plan);
+        }
+    }
+}
+
+/// Adds a unit's part of the product of 64 rows and 128 columns, which two descriptors tell of, to its sums.
+#[cube]
+pub(super) fn add_wgmma(left: u64, right: u64, sums: &mut Array<f32>, #[comptime] plan: Plan) {
+    let part = wgmma(left, right, plan);
+    #[unroll]
+    for index in 0..comptime!(SUMS as usize) {
+        sums[index] += part.extract(index);
+    }
+}
+
+/// `part` plus a lane's part of the product of 16 rows and 8 columns over 32 of the inner dimension.
+#[cube]
+fn multiply_block(
+    tiles: &Shared<[u32]>,
+    rows: u32,
+    columns: u32,
+    step: u32,
+    lane: u32,
+    part: Vector<f32, Const<4>>,
+    #[comptime] plan: Plan,
+) -> Vector<f32, Const<4>> {
+    if comptime!(plan.emulated) {
+        emulated_mma(tiles, rows, columns, step, lane, part, plan)
+    } else {
+        let left = left_fragment(tiles, rows, step, lane);
+        let right = right_fragment(tiles, columns, step, lane);
+        mma(&left, &right, &part, plan)
+    }
+}
+
+/// The registers of a lane that hold its codes of the left operand.
+#[cube]
+fn left_fragment(tiles: &Shared<[u32]>, rows: u32, step: u32, lane: u32) -> Vector<u32, Const<4>> {
+    let mut fragment = Vector::<u32, Const<4>>::new(0u32);
+    #[unroll]
+    for register in 0..4usize {
+        let number = comptime!(register as u32);
+        fragment.insert(register, left_codes(tiles, rows, step, lane, number));
+    }
+    fragment
+}
+
+/// The registers of a lane that hold its codes of the right operand.
+#[cube]
+fn right_fragment(
+    tiles: &Shared<[u32]>,
+    columns: u32,
+    step: u32,
+    lane: u32,
+) -> Vector<u32, Const<2>> {
+    let mut fragment = Vector::<u32, Const<2>>::new(0u32);
+    #[unroll]
+    for register in 0..2usize {
+        let number = comptime!(register as u32);
+        fragment.insert(register, right_codes(tiles, columns, step, lane, number));
+    }
+    fragment
+}
+
+#[cube]
+fn left_codes(tiles: &Shared<[u32]>, rows: u32, step: u32, lane: u32, register: u32) -> u32 {
+    let word = step * 8u32 + left_word(lane, register);
+    tiles[(rows + tile_word(left_row(lane, register), word)) as usize]
+}
+
+#[cube]
+fn right_codes(tiles: &Shared<[u32]>, columns: u32, step: u32, lane: u32, register: u32) -> u32 {
+    let word = step * 8u32 + right_word(lane, register);
+    tiles[(columns + tile_word(right_column(lane), word)) as usize]
+}
+
+/// By reference: a variable given to `gpu_asm!` itself is given as its address.
+#[cube]
+fn mma(
+    left: &Vector<u32, Const<4>>,
+    right: &Vector<u32, Const<2>>,
+    part: &Vector<f32, Const<4>>,
+    #[comptime] plan: Plan,
+) -> Vector<f32, Const<4>> {
+    let lhs = comptime!(ptx_name(plan.lhs));
+    let rhs = comptime!(ptx_name(plan.rhs));
+    let sum: Vector<f32, Const<4>>;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k32.row.col.f32.{lhs}.{rhs}.f32 {sum}, {left}, {right}, {part};",
+        sum = out(_) sum, left = in(_) *left, right = in(_) *right, part = in(_) *part,
+        options(pure, nomem)
+    );
+    sum
+}
+
+/// What [`mma`] gives a lane: from its own codes and those of the lanes that hold the rest of its rows and columns.
+#[cube]
+fn emulated_mma(
+    tiles: &Shared<[u32]>,
+    rows: u32,
+    columns: u32,
+    step: u32,
+    lane: u32,
+    part: Vector<f32, Const<4>>,
+    #[comptime] plan: Plan,
+) -> Vector<f32, Const<4>> {
+    let mut sums = Array::<f32>::new(4usize);
+    #[unroll]
+    for index in 0..4usize {
+        sums[index] = part.extract(index);
+    }
+    for index in 0..4u32 {
+        let column = lane % 4u32 * 2u32 + index % 2u32;
+        let mut sum = sums[index as usize];
+        for member in 0..4u32 {
+            for half in 0..2u32 {
+                let owner = lane / 4u32 * 4u32 + member;
+                let x = left_codes(tiles, rows, step, owner, index / 2u32 + half * 2u32);
+                let y = right_codes(tiles, columns, step, column * 4u32 + member, half);
+                sum += dot(x, y, plan);
+            }
+        }
+        sums[index as usize] = accumulated(sum);
+    }
+    let mut result = Vector::<f32, Const<4>>::new(0.0f32);
+    #[unroll]
+    for index in 0..4usize {
+        result.insert(index, sums[index]);
+    }
+    result
+}
+
+/// The product of 64 rows and 128 columns over 128 of the inner dimension, over the 128 units of a warpgroup.
+///
+/// Four instructions, each 32 codes (two units of a descriptor's address) further, the first of which overwrites.
+#[cube]
+fn wgmma(left: u64, right: u64, #[comptime] plan: Plan) -> Vector<f32, Const<64>> {
+    let lhs = comptime!(ptx_name(plan.lhs));
+    let rhs = comptime!(ptx_name(plan.rhs));
+    let part: Vector<f32, Const<64>>;
+    gpu_asm!(
+        "{{",
+        ".reg .pred add, set; .reg .b32 zero; .reg .b64 a, b;",
+        "mov.b32 zero, 0; setp.ne.b32 set, zero, 0; setp.eq.b32 add, zero, 0;",
+        "wgmma.fence.sync.aligned;",
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.{lhs}.{rhs} {part}, {left}, {right}, set, 1, 1;",
+        "add.s64 a, {left}, 2; add.s64 b, {right}, 2;",
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.{lhs}.{rhs} {part}, a, b, add, 1, 1;",
+        "add.s64 a, {left}, 4; add.s64 b, {right}, 4;",
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.{lhs}.{rhs} {part}, a, b, add, 1, 1;",
+        "add.s64 a, {left}, 6; add.s64 b, {right}, 6;",
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.{lhs}.{rhs} {part}, a, b, add, 1, 1;",
+        "wgmma.commit_group.sync.aligned;",
+        "wgmma.wait_group.sync.aligned 0;",
+        "}}",
+        part = out(_) part, left = in(_) left, right = in(_) right
+    );
+    part
+}
+
+/// What [`wgmma`] gives for one row and column: the codes that the descriptors say, four instructions along them.
+#[cube]
+fn emulated_wgmma(
+    tiles: &Shared<[u32]>,
+    left: u64,
+    right: u64,
+    row: u32,
+    column: u32,
+    #[comptime] plan: Plan,
+) -> f32 {
+    let mut sum = 0.0f32;
+    for step in 0..4u64 {
+        for word in 0..8u32 {
+            let x = tiles[described_word(left + step * 2u64, row, word) as usize];
+            let y = tiles[described_word(right + step * 2u64, column, word) as usize];
+            sum += dot(x, y, plan);
+        }
+        sum = accumulated(sum);
+    }
+    sum
+}
+
+/// What an accumulator of the tensor cores keeps of a sum: 14 significant bits, the rest cut off.
+#[cube]
+fn accumulated(sum: f32) -> f32 {
+    f32::reinterpret(u32::reinterpret(sum) & 0xFFFF_FC00u32)
+}
+
+/// The sum of the products of four codes.
+#[cube]
+fn dot(x: u32, y: u32, #[comptime] plan: Plan) -> f32 {
+    let mut sum = 0.0f32;
+    for byte in 0..4u32 {
+        let left = decode(x >> (8u32 * byte), comptime!(cube_format(plan.lhs)));
+        let right = decode(y >> (8u32 * byte), comptime!(cube_format(plan.rhs)));
+        sum += left * right;
+    }
+    sum
+}

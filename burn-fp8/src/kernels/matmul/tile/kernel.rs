@@ -1,0 +1,180 @@
+use cubecl::prelude::*;
+
+use super::{
+    copy::{Part, await_tiles, commit_tiles, copy_tiles, global_address, shared_address},
+    instruction::multiply_tiles,
+    layout::{COLUMNS, ROW_CHUNKS, ROWS, SUMS, UNITS, sum_column, sum_row},
+    plan::Plan,
+};
+use crate::kernels::codec::float_to;
+
+/// A cube computes 128 rows and columns of a product. Operands have the inner dimension innermost, in chunks of 16 codes;
+/// tiles of 128 codes are copied ahead, in as many stages as shared memory holds.
+#[cube(launch, create_dummy_kernel)]
+pub(super) fn tile_kernel<F: Numeric>(
+    lhs: &[u32],
+    rhs: &[u32],
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    bias: &[f32],
+    starts: &[u32],
+    output: &mut [F],
+    lhs_pitch: u32,
+    rhs_pitch: u32,
+    m: u32,
+    n: u32,
+    chunks: u32,
+    #[comptime] plan: Plan,
+    #[comptime] has_bias: bool,
+    #[comptime] bf16: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let batch = CUBE_POS_Z as usize;
+    let left = Part {
+        address: global_address(lhs, plan),
+        start: starts[2 * batch],
+        pitch: lhs_pitch,
+        first: CUBE_POS_Y * ROWS,
+        rows: m,
+        chunks: chunks,
+    };
+    let right = Part {
+        address: global_address(rhs, plan),
+        start: starts[2 * batch + 1],
+        pitch: rhs_pitch,
+        first: CUBE_POS_X * COLUMNS,
+        rows: n,
+        chunks: chunks,
+    };
+    let mut tiles = Shared::<[u32]>::new_aligned_slice(comptime!(plan.words()), 1024usize);
+    let tiles_address = shared_address::<u32>(&mut tiles, plan);
+    if comptime!(plan.emulated) {
+        for unit in 0..UNITS {
+            // Only units that have a part of the product, for speed.
+            let row = left.first + sum_row(unit, 0u32, plan.instruction);
+            let column = right.first + sum_column(unit, 0u32, plan.instruction);
+            if row < m && column < n {
+                let sums = sum_tiles(
+                    lhs,
+                    rhs,
+                    &left,
+                    &right,
+                    &mut tiles,
+                    tiles_address,
+                    unit,
+                    plan,
+                );
+                store_sums(
+                    &sums, unit, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+                );
+            }
+        }
+    } else {
+        let sums = sum_tiles(
+            lhs,
+            rhs,
+            &left,
+            &right,
+            &mut tiles,
+            tiles_address,
+            UNIT_POS,
+            plan,
+        );
+        store_sums(
+            &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+        );
+    }
+}
+
+/// A unit's sums over the whole inner dimension.
+#[cube]
+fn sum_tiles(
+    lhs: &[u32],
+    rhs: &[u32],
+    left: &Part,
+    right: &Part,
+    tiles: &mut Shared<[u32]>,
+    tiles_address: u32,
+    unit: u32,
+    #[comptime] plan: Plan,
+) -> Array<f32> {
+    let mut sums = Array::<f32>::new(comptime!(SUMS as usize));
+    #[unroll]
+    for index in 0..comptime!(SUMS as usize) {
+        sums[index] = 0.0f32;
+    }
+    let ahead = comptime!(plan.stages() - 1);
+    let steps = left.chunks.div_ceil(ROW_CHUNKS);
+    #[unroll(!plan.emulated)]
+    for step in 0..ahead {
+        if step < steps {
+            copy_tiles(
+                lhs,
+                rhs,
+                left,
+                right,
+                tiles,
+                tiles_address,
+                step,
+                unit,
+                plan,
+            );
+        }
+        commit_tiles(plan);
+    }
+    for step in 0..steps {
+        await_tiles(plan);
+        if step + ahead < steps {
+            let step = step + ahead;
+            copy_tiles(
+                lhs,
+                rhs,
+                left,
+                right,
+                tiles,
+                tiles_address,
+                step,
+                unit,
+                plan,
+            );
+        }
+        // An empty group too, so that the number of groups tells their age.
+        commit_tiles(plan);
+        let stage = step % comptime!(plan.stages());
+        multiply_tiles(&*tiles, tiles_address, stage, unit, &mut sums, plan);
+    }
+    sums
+}
+
+/// Scales a unit's sums, adds the bias, and stores those that are part of the product.
+#[cube]
+pub(super) fn store_sums<F: Numeric>(
+    sums: &Array<f32>,
+    unit: u32,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    bias: &[f32],
+    output: &mut [F],
+    m: u32,
+    n: u32,
+    #[comptime] plan: Plan,
+    #[comptime] has_bias: bool,
+    #[comptime] bf16: bool,
+) {
+    let lhs_inverse = 1.0f32 / lhs_scale[0];
+    let rhs_inverse = 1.0f32 / rhs_scale[0];
+    #[unroll(!plan.emulated)]
+    for index in 0..SUMS {
+        let row = CUBE_POS_Y * ROWS + sum_row(unit, index, plan.instruction);
+        let column = CUBE_POS_X * COLUMNS + sum_column(unit, index, plan.instruction);
+        if row < m && column < n {
+            let mut value = sums[index as usize] * lhs_inverse * rhs_inverse;
+            if has_bias {
+                value += bias[column as usize];
+            }
+            let matrix = CUBE_POS_Z as usize * m as usize * n as usize;
+            output[matrix + row as usize * n as usize + column as usize] =
+                float_to::<F>(value, bf16);
+        }
+    }
+}

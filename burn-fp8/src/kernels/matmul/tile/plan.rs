@@ -1,0 +1,51 @@
+//! What a tile kernel is compiled for.
+
+use super::layout::{STAGE_WORDS, UNITS};
+use crate::Fp8Format;
+
+/// The tensor cores' instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::kernels::matmul) enum Instruction {
+    /// `mma.sync.m16n8k32`: fp8 in hardware on compute capability 8.9 and 12.x.
+    Mma,
+    /// `wgmma.m64n128k32`: compute capability 9.0.
+    Wgmma,
+}
+
+/// The compile-time side of a tile kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Plan {
+    pub(super) instruction: Instruction,
+    /// Replace instructions that only NVIDIA's GPUs have by loops; one unit then plays all units of its cube.
+    pub(super) emulated: bool,
+    pub(super) lhs: Fp8Format,
+    pub(super) rhs: Fp8Format,
+}
+
+impl Plan {
+    /// Tiles in flight: what shared memory holds, 99 KiB of it on 8.9 and 12.x, 227 KiB on 9.0.
+    pub(super) fn stages(self) -> u32 {
+        match self.instruction {
+            Instruction::Mma => 3,
+            Instruction::Wgmma => 4,
+        }
+    }
+
+    /// Words of shared memory.
+    pub(super) fn words(self) -> usize {
+        (self.stages() * STAGE_WORDS) as usize
+    }
+
+    /// Units of a cube of the launch: emulated, one plays all.
+    pub(super) fn units(self) -> u32 {
+        if self.emulated { 1 } else { UNITS }
+    }
+}
+
+/// A format as PTX names it.
+pub(super) fn ptx_name(format: Fp8Format) -> &'static str {
+    match format {
+        Fp8Format::E4M3 => "e4m3",
+        Fp8Format::E5M2 => "e5m2",
+    }
+}

@@ -1,0 +1,139 @@
+//! The `wgmma` kernel with its operands loaded by Hopper's tensor memory accelerator (TMA).
+//!
+//! One unit asks for whole tiles, and the copy engine computes the addresses, swizzles, and fills with zeros what lies
+//! outside. The rest is [`tile_kernel`](super::kernel::tile_kernel)'s.
+
+use cubecl::prelude::{barrier::Barrier, *};
+
+use super::{
+    copy::shared_address,
+    instruction::add_wgmma,
+    kernel::store_sums,
+    layout::{COLUMNS, ROW_CHUNKS, ROW_WORDS, ROWS, STAGE_WORDS, SUMS, descriptor},
+    plan::Plan,
+};
+
+/// Bytes of a row of a tile.
+const ROW_BYTES: u32 = 4 * ROW_WORDS;
+/// Bytes of both operands' tiles.
+const STAGE_BYTES: u32 = 4 * STAGE_WORDS;
+
+/// As [`tile_kernel`](super::kernel::tile_kernel), of operands that are each one matrix of all rows of a batch: `starts`
+/// counts rows.
+#[cube(launch, create_dummy_kernel)]
+pub(super) fn tma_kernel<F: Numeric>(
+    lhs: &TensorMap<u8, Tiled>,
+    rhs: &TensorMap<u8, Tiled>,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    bias: &[f32],
+    starts: &[u32],
+    output: &mut [F],
+    m: u32,
+    n: u32,
+    chunks: u32,
+    #[comptime] plan: Plan,
+    #[comptime] has_bias: bool,
+    #[comptime] bf16: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let batch = CUBE_POS_Z as usize;
+    let left = starts[2 * batch] + CUBE_POS_Y * ROWS;
+    let right = starts[2 * batch + 1] + CUBE_POS_X * COLUMNS;
+    let stages = comptime!(plan.stages());
+    let mut tiles =
+        Shared::<[u8]>::new_aligned_slice(comptime!((stages * STAGE_BYTES) as usize), 1024usize);
+    let tiles_address = shared_address::<u8>(&mut tiles, plan);
+    let mut full = Sequence::<Shared<Barrier>>::new();
+    #[unroll]
+    for _ in 0..stages {
+        full.push(Barrier::shared_uninit());
+    }
+    if UNIT_POS == 0 {
+        #[unroll]
+        for stage in 0..comptime!(stages as usize) {
+            full.index(stage).init_manual(1u32);
+        }
+    }
+    sync_async_proxy_shared();
+    sync_cube();
+
+    let mut sums = Array::<f32>::new(comptime!(SUMS as usize));
+    #[unroll]
+    for index in 0..comptime!(SUMS as usize) {
+        sums[index] = 0.0f32;
+    }
+    let ahead = comptime!(stages - 1);
+    let steps = chunks.div_ceil(ROW_CHUNKS);
+    #[unroll]
+    for step in 0..ahead {
+        if step < steps {
+            let barrier = full.index(comptime!(step as usize));
+            load_tiles(lhs, rhs, left, right, &mut tiles, barrier, step, step);
+        }
+    }
+    for round in 0..steps.div_ceil(stages) {
+        #[unroll]
+        for stage in 0..stages {
+            let step = round * stages + stage;
+            if step < steps {
+                // Every unit is done with the tiles before, whose stage is the next to be filled.
+                sync_cube();
+                if step + ahead < steps {
+                    let free = comptime!((stage + ahead) % stages);
+                    let barrier = full.index(comptime!(free as usize));
+                    load_tiles(
+                        lhs,
+                        rhs,
+                        left,
+                        right,
+                        &mut tiles,
+                        barrier,
+                        step + ahead,
+                        free,
+                    );
+                }
+                full.index(comptime!(stage as usize))
+                    .wait_parity(round % 2u32);
+                let rows =
+                    tiles_address + stage * STAGE_BYTES + UNIT_POS / 128u32 * 64u32 * ROW_BYTES;
+                let columns = tiles_address + stage * STAGE_BYTES + ROWS * ROW_BYTES;
+                add_wgmma(descriptor(rows), descriptor(columns), &mut sums, plan);
+            }
+        }
+    }
+    store_sums(
+        &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+    );
+}
+
+/// Asks for the tiles of a step, into a stage whose barrier will tell that they are there.
+#[cube]
+fn load_tiles(
+    lhs: &TensorMap<u8, Tiled>,
+    rhs: &TensorMap<u8, Tiled>,
+    left: u32,
+    right: u32,
+    tiles: &mut Shared<[u8]>,
+    full: &Shared<Barrier>,
+    step: u32,
+    #[comptime] stage: u32,
+) {
+    if UNIT_POS == 0 {
+        let first = comptime!((stage * STAGE_BYTES) as usize);
+        let second = comptime!(first + (ROWS * ROW_BYTES) as usize);
+        let end = comptime!(first + STAGE_BYTES as usize);
+        let column = (step * ROW_BYTES) as i32;
+        let _ = full.arrive_and_expect_tx(1u32, STAGE_BYTES);
+        full.tma_load_2d(lhs, &mut tiles[first..second], left as i32, column);
+        full.tma_load_2d(rhs, &mut tiles[second..end], right as i32, column);
+    }
+}
+
+/// A matrix of codes as the TMA reads it: `rows` of `chunks` 16-byte chunks, `pitch` chunks apart, in tiles of 128 by 128.
+pub(super) fn tensor_map(tensor: TensorArg) -> TensorMapArg<Tiled> {
+    let tile = TiledArgs {
+        tile_size: [ROWS as usize, ROW_BYTES as usize].into(),
+    };
+    TensorMapArg::new(tile, tensor, u8::cube_type()).with_swizzle(TensorMapSwizzle::B128)
+}

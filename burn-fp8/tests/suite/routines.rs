@@ -1,0 +1,282 @@
+//! Every matmul routine of CubeCL's devices, its instruction emulated where the device has none.
+//!
+//! Factors are small integers, so that all sums are exact, in the 14 bits of a tensor core's accumulator too.
+
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::tensor::{FloatDType, TensorData};
+use burn_backend::try_read_sync;
+use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_by};
+use burn_fp8::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
+
+use super::device::Random;
+
+fn cube_devices() -> Vec<CubeDevice> {
+    let mut devices = Vec::new();
+    #[cfg(feature = "cpu")]
+    devices.push(CubeDevice::Cpu(Default::default()));
+    #[cfg(feature = "cuda")]
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        devices.push(CubeDevice::Cuda(Default::default()));
+    } else {
+        eprintln!("no NVIDIA GPU on this machine: CUDA is skipped");
+    }
+    devices
+}
+
+fn float(values: Vec<f32>, shape: &[usize], device: &CubeDevice) -> CubeTensor {
+    CubeBackend::float_from_data(TensorData::new(values, shape.to_vec()), device)
+}
+
+fn floats(tensor: CubeTensor) -> Vec<f32> {
+    let tensor = CubeBackend::float_cast(tensor, FloatDType::F32);
+    let data = try_read_sync(CubeBackend::float_into_data(tensor));
+    data.unwrap().unwrap().try_to_vec::<f32>().unwrap()
+}
+
+/// An operand `[batch.., rows, columns]`, or the transpose of one that is stored so.
+struct Side {
+    values: Vec<f32>,
+    shape: Vec<usize>,
+    transposed: bool,
+}
+
+impl Side {
+    fn new(random: &mut Random, shape: &[usize], transposed: bool) -> Self {
+        let count = shape.iter().product();
+        Self {
+            values: (0..count)
+                .map(|_| (random.bits() % 7) as f32 - 3.0)
+                .collect(),
+            shape: shape.to_vec(),
+            transposed,
+        }
+    }
+
+    fn codes(&self, format: Fp8Format, device: &CubeDevice) -> CubeTensor {
+        let one = float(vec![1.0], &[1], device);
+        let rank = self.shape.len();
+        let tensor = float(self.values.clone(), &self.shape, device);
+        if !self.transposed {
+            return CubeBackend::fp8_quantize(tensor, one, format).0;
+        }
+        let stored = CubeBackend::float_swap_dims(tensor, rank - 2, rank - 1);
+        let (codes, _) = CubeBackend::fp8_quantize(stored, one, format);
+        CubeBackend::int_swap_dims(codes, rank - 2, rank - 1)
+    }
+
+    fn get(&self, batch: [usize; 2], row: usize, column: usize) -> f32 {
+        let [outer, inner, rows, columns] = *self.shape else {
+            unreachable!("four dimensions")
+        };
+        let matrix = batch[0] % outer * inner + batch[1] % inner;
+        self.values[(matrix * rows + row) * columns + column]
+    }
+}
+
+/// The product, from its definition.
+fn product(lhs: &Side, rhs: &Side) -> Vec<f32> {
+    let dim = |index: usize| lhs.shape[index].max(rhs.shape[index]);
+    let (m, k, n) = (lhs.shape[2], lhs.shape[3], rhs.shape[3]);
+    let mut output = Vec::new();
+    for batch in (0..dim(0)).flat_map(|outer| (0..dim(1)).map(move |inner| [outer, inner])) {
+        for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+            let term = |i| lhs.get(batch, row, i) * rhs.get(batch, i, column);
+            output.push((0..k).map(term).sum());
+        }
+    }
+    output
+}
+
+fn spec(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> MatmulSpec {
+    MatmulSpec { lhs, rhs, output }
+}
+
+/// The routines that have kernels of their own on the CPU, where the two of `wgmma` are one.
+const ROUTINES: [MatmulRoutine; 3] = [
+    MatmulRoutine::Direct,
+    MatmulRoutine::Mma,
+    MatmulRoutine::Wgmma,
+];
+
+/// Edges of tiles, steps and chunks; operands that lie as tensor cores want them, and operands that do not.
+#[test]
+fn sums_are_exact() {
+    for device in cube_devices() {
+        let mut random = Random::new(21);
+        for (left, right, transposed) in [
+            ([1, 1, 5, 7], [1, 1, 7, 3], [false, false]),
+            ([1, 1, 129, 32], [1, 1, 32, 9], [false, true]),
+            ([1, 1, 3, 144], [1, 1, 144, 130], [true, false]),
+            ([1, 2, 3, 48], [2, 1, 48, 17], [false, true]),
+            ([1, 1, 2, 700], [1, 1, 700, 2], [true, true]),
+        ] {
+            let lhs = Side::new(&mut random, &left, transposed[0]);
+            let rhs = Side::new(&mut random, &right, transposed[1]);
+            let expected = product(&lhs, &rhs);
+            for routine in ROUTINES {
+                let one = || float(vec![1.0], &[1], &device);
+                let codes = [
+                    lhs.codes(Fp8Format::E4M3, &device),
+                    rhs.codes(Fp8Format::E5M2, &device),
+                ];
+                let spec = spec(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::F32);
+                let policy = MatmulPolicy::Only(routine);
+                let actual = matmul_by(policy, codes, [one(), one()], Bias::None, spec);
+                assert_eq!(floats(actual), expected, "{left:?} by {right:?}, {routine}");
+            }
+        }
+    }
+}
+
+#[test]
+fn formats_scales_bias_and_output_dtypes() {
+    for device in cube_devices() {
+        let mut random = Random::new(22);
+        let lhs = Side::new(&mut random, &[1, 1, 6, 33], false);
+        let rhs = Side::new(&mut random, &[1, 1, 33, 5], true);
+        let bias = [1.0, -2.0, 0.5, 8.0, -16.0];
+        let product = product(&lhs, &rhs);
+        let expected: Vec<f32> = product
+            .iter()
+            .enumerate()
+            .map(|(index, sum)| sum / 2.0 + bias[index % 5])
+            .collect();
+        for (left, right, dtype, precision) in [
+            (Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32, 0.0),
+            (
+                Fp8Format::E4M3,
+                Fp8Format::E5M2,
+                FloatDType::F16,
+                1.0 / 2048.0,
+            ),
+            (
+                Fp8Format::E5M2,
+                Fp8Format::E4M3,
+                FloatDType::BF16,
+                1.0 / 256.0,
+            ),
+            (Fp8Format::E5M2, Fp8Format::E5M2, FloatDType::F32, 0.0),
+        ] {
+            for routine in ROUTINES {
+                let codes = [lhs.codes(left, &device), rhs.codes(right, &device)];
+                let scales = [0.5, 4.0].map(|scale| float(vec![scale], &[1], &device));
+                let bias = Bias::Row(float(bias.to_vec(), &[5], &device));
+                let spec = spec(left, right, dtype);
+                let policy = MatmulPolicy::Only(routine);
+                let actual = floats(matmul_by(policy, codes, scales, bias, spec));
+                for (actual, expected) in actual.into_iter().zip(&expected) {
+                    let error = (actual - expected).abs();
+                    assert!(
+                        error <= precision * expected.abs(),
+                        "{actual} is not {expected} ({routine}, {spec:?})"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// However it is picked, the product is the same.
+#[test]
+fn every_policy_gives_the_product() {
+    for device in cube_devices() {
+        let mut random = Random::new(25);
+        let lhs = Side::new(&mut random, &[1, 1, 6, 32], false);
+        let rhs = Side::new(&mut random, &[1, 1, 32, 5], true);
+        let expected = product(&lhs, &rhs);
+        for policy in [
+            MatmulPolicy::Automatic,
+            MatmulPolicy::Measured,
+            MatmulPolicy::Only(MatmulRoutine::Decoded),
+            MatmulPolicy::Only(MatmulRoutine::WgmmaTma),
+        ] {
+            let codes = [&lhs, &rhs].map(|side| side.codes(Fp8Format::E4M3, &device));
+            let one = || float(vec![1.0], &[1], &device);
+            let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
+            let actual = matmul_by(policy, codes, [one(), one()], Bias::None, spec);
+            assert_eq!(floats(actual), expected, "{policy:?}");
+        }
+    }
+}
+
+/// What tensor cores cannot compute is computed all the same.
+#[test]
+fn a_product_without_terms_is_the_bias() {
+    for device in cube_devices() {
+        for routine in ROUTINES {
+            let mut random = Random::new(23);
+            let codes = [[2, 0], [0, 3]]
+                .map(|shape| Side::new(&mut random, &shape, false).codes(Fp8Format::E4M3, &device));
+            let one = || float(vec![1.0], &[1], &device);
+            let bias = Bias::Row(float(vec![1.0, -2.0, 0.5], &[3], &device));
+            let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
+            let policy = MatmulPolicy::Only(routine);
+            let actual = matmul_by(policy, codes, [one(), one()], bias, spec);
+            assert_eq!(floats(actual), [1.0, -2.0, 0.5, 1.0, -2.0, 0.5]);
+        }
+    }
+}
+
+/// A sum of `terms`, 32 to an instruction, in an accumulator that keeps 14 bits and is emptied into an f32 every
+/// `interval` terms: the tensor cores of Hopper as DeepSeek-V3 (arXiv 2412.19437, section 3.5.2) describes them.
+fn tensor_core_sum(terms: &[f64], interval: usize) -> f64 {
+    let cut = |sum: f64| f64::from(f32::from_bits((sum as f32).to_bits() & !0x3FF));
+    let slices = terms.chunks(interval).map(|slice| {
+        slice
+            .chunks(32)
+            .fold(0.0, |sum, terms| cut(sum + terms.iter().sum::<f64>()))
+    });
+    f64::from(slices.fold(0f32, |sum, slice| sum + slice as f32))
+}
+
+/// At 2048 terms, sums of 128 lose less than a tenth of what one accumulator loses, and the kernels do as the formula.
+#[test]
+fn partial_sums_keep_precision() {
+    const TERMS: usize = 2048;
+    for device in cube_devices() {
+        let mut random = Random::new(24);
+        let mut factors = || -> Vec<f32> {
+            (0..TERMS)
+                .map(|_| (random.bits() % 8) as f32 / 8.0 + 1.0)
+                .collect()
+        };
+        let (left, right) = (factors(), factors());
+        let terms: Vec<f64> = left
+            .iter()
+            .zip(&right)
+            .map(|(&x, &y)| f64::from(x) * f64::from(y))
+            .collect();
+        let exact: f64 = terms.iter().sum();
+        let error = |sum: f64| (exact - sum).abs() / exact;
+        let lost = error(tensor_core_sum(&terms, TERMS));
+        let promoted = error(tensor_core_sum(&terms, 128));
+        assert!(
+            lost > 1e-3 && promoted < lost / 10.0,
+            "{lost} against {promoted}"
+        );
+
+        for routine in [MatmulRoutine::Mma, MatmulRoutine::Wgmma] {
+            let codes = [(&left, [1, TERMS]), (&right, [TERMS, 1])].map(|(values, shape)| {
+                let tensor = float(values.clone(), &shape, &device);
+                let one = float(vec![1.0], &[1], &device);
+                CubeBackend::fp8_quantize(tensor, one, Fp8Format::E4M3).0
+            });
+            let one = || float(vec![1.0], &[1], &device);
+            let policy = MatmulPolicy::Only(routine);
+            let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
+            let sum = floats(matmul_by(policy, codes, [one(), one()], Bias::None, spec))[0];
+            let error = error(f64::from(sum));
+            assert!(error < lost / 8.0, "{routine}: {error} against {lost}");
+        }
+    }
+}
+
+#[test]
+fn routines_have_names() {
+    for routine in MatmulRoutine::ALL {
+        assert_eq!(routine.to_string().parse(), Ok(routine));
+    }
+    let unknown = "qmma".parse::<MatmulRoutine>();
+    assert_eq!(unknown, Err(UnknownRoutine("qmma".to_string())));
+}
