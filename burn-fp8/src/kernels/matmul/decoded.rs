@@ -11,7 +11,7 @@ use burn_cubecl::{
     ops::numeric::ones,
     tensor::CubeTensor,
 };
-use cubecl::{client::Client, prelude::*};
+use cubecl::prelude::*;
 
 use super::{Product, routine::Routine};
 use crate::{
@@ -28,14 +28,6 @@ use crate::{
 pub(super) struct Decoded;
 
 impl Routine for Decoded {
-    fn fits(&self, _product: &Product) -> bool {
-        true
-    }
-
-    fn is_native(&self, _client: &Client) -> bool {
-        true
-    }
-
     fn matmul(&self, product: Product) -> CubeTensor {
         matmul(product)
     }

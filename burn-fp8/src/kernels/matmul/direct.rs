@@ -4,7 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{kernel::cast, tensor::CubeTensor};
-use cubecl::{client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{Product, batch::tensor_starts, routine::Routine};
 use crate::{
@@ -24,14 +24,6 @@ const TILE: usize = 4;
 pub(super) struct Direct;
 
 impl Routine for Direct {
-    fn fits(&self, _product: &Product) -> bool {
-        true
-    }
-
-    fn is_native(&self, _client: &Client) -> bool {
-        true
-    }
-
     fn matmul(&self, product: Product) -> CubeTensor {
         matmul(product)
     }

@@ -254,3 +254,24 @@ impl Tile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By NVIDIA's table of compute capabilities: Ada is 8.9, Hopper 9.0, RTX Blackwell 12.0 and 12.1.
+    #[test]
+    fn gpus_have_their_instruction() {
+        for (fingerprint, instruction) in [
+            ("ptx_sm80", None),
+            ("ptx_sm89", Some(Instruction::Mma)),
+            ("ptx_sm90", Some(Instruction::Wgmma)),
+            ("ptx_sm100", None),
+            ("ptx_sm120", Some(Instruction::Mma)),
+            ("ptx_sm121", Some(Instruction::Mma)),
+            ("cpu_x86_64_load-256", None),
+        ] {
+            assert_eq!(instruction_of(fingerprint), instruction);
+        }
+    }
+}
