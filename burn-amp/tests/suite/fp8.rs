@@ -117,12 +117,13 @@ fn the_three_products_are_those_of_the_casts() {
             // Without a name there is no history: as current scaling.
             DelayedScaling::new().into(),
         ];
-        // CubeCL's CPU runtime cannot round to bf16 by Burn's cast on every processor, as rows and blocks need.
+        // CubeCL's CPU runtime has no bf16 of its own on every processor, as rows, blocks and batches need.
         let whole = |recipe: &Fp8Recipe| recipe.casts() == LinearCasts::TENSOR;
         let flex = plain == Device::flex();
         for recipe in recipes.into_iter().filter(|recipe| flex || whole(recipe)) {
             // Burn multiplies the first as one matrix, and the second as a batch.
-            for [batch, length] in [[3, 5], [2, 32]] {
+            let shapes = [[3, 5], [2, 32]];
+            for [batch, length] in shapes.into_iter().take(if flex { 2 } else { 1 }) {
                 let device = fp8(recipe.clone(), plain.clone());
                 let x = wave([batch, length, 32], 0.37, &plain);
                 let gradient = wave([batch, length, 16], 0.53, &plain) * 1e-6;
