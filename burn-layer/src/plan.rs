@@ -13,6 +13,8 @@ pub struct Inputs {
     pub first: DType,
     /// Whether the first float input comes straight from a transposition.
     pub first_transposed: bool,
+    /// Whether the last float input does.
+    pub last_transposed: bool,
     /// The narrowest dtype that holds every input's storage dtype (f16 and bf16 together: f32).
     pub widest: DType,
     /// Whether the inputs are stored in more than one dtype.
@@ -51,8 +53,9 @@ impl Inputs {
     }
 
     /// One more input, which is the same tensor as those before or not.
-    pub(crate) fn add(&mut self, storage: DType, shape: Shape, same: bool) {
+    pub(crate) fn add(&mut self, storage: DType, shape: Shape, transposed: bool, same: bool) {
         self.shapes.push(shape);
+        self.last_transposed = transposed;
         self.mixed |= self.widest != storage;
         self.widest = widest(self.widest, storage);
         self.same = same;

@@ -39,6 +39,7 @@ impl Run<'_> {
         let inputs: &Vec<LayeredFloat<B>> = self.inputs.downcast_ref()?;
         let inputs = inputs.iter().map(|tensor| RunInput {
             tensor: tensor.clone().into_storage(),
+            transposed: tensor.is_transposed(),
             kept: Kept(tensor.kept()),
         });
         Some(Ran(Box::new(kernel(inputs.collect()))))
@@ -59,12 +60,14 @@ impl fmt::Debug for Run<'_> {
 pub struct RunInput<'a, B: Backend> {
     /// The tensor of the backend underneath.
     pub tensor: FloatTensor<B>,
+    /// Whether it comes straight from a transposition.
+    pub transposed: bool,
     /// What is kept with it.
     pub kept: Kept<'a>,
 }
 
-/// What layers keep with a tensor, for the next op that needs it: all clones of the tensor share it, and it goes with the
-/// last of them. So what is made of a parameter is made once a step.
+/// What layers keep with a tensor, for the next op that needs it: all clones of the tensor share it, and its reshapes that
+/// keep the last dimension; it goes with the last of them. So what is made of the rows of a parameter is made once a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept<'a>(&'a KeptValues);
 

@@ -77,9 +77,14 @@ struct Shared<P> {
     /// A copy in another dtype: a parameter is cast once and not once an op, and the copy goes when
     /// the parameter does.
     copy: Mutex<Option<(DType, P)>>,
-    /// The scope that the tensor was last used in, which its backward belongs to.
+}
+
+/// What the clones of a tensor share with its reshapes that keep the last dimension: its rows are theirs.
+#[derive(Default)]
+pub(crate) struct Rows {
+    /// The scope that they were last used in, which their backward belongs to.
     used_in: Mutex<Option<Arc<Scope>>>,
-    /// What layers keep with the tensor.
+    /// What layers keep with them.
     kept: KeptValues,
 }
 
@@ -87,8 +92,6 @@ impl<P> Default for Shared<P> {
     fn default() -> Self {
         Self {
             copy: Mutex::new(None),
-            used_in: Mutex::new(None),
-            kept: Mutex::default(),
         }
     }
 }
@@ -104,6 +107,7 @@ pub struct LayeredFloat<B: Backend> {
     nominal: DType,
     transposed: bool,
     shared: Arc<Shared<FloatTensor<B>>>,
+    rows: Arc<Rows>,
     layer: Held,
 }
 
@@ -133,6 +137,7 @@ impl<B: Backend> LayeredFloat<B> {
             nominal,
             transposed: false,
             shared: Arc::default(),
+            rows: Arc::default(),
             layer: Held::new(layer),
         }
     }
@@ -145,17 +150,25 @@ impl<B: Backend> LayeredFloat<B> {
         self.transposed
     }
 
+    pub(crate) fn rows(&self) -> &Arc<Rows> {
+        &self.rows
+    }
+
+    pub(crate) fn with_rows(self, rows: Arc<Rows>) -> Self {
+        Self { rows, ..self }
+    }
+
     /// The scope that the tensor was last used in.
     pub(crate) fn used_in(&self) -> Option<Arc<Scope>> {
-        lock(&self.shared.used_in).clone()
+        lock(&self.rows.used_in).clone()
     }
 
     pub(crate) fn set_used_in(&self, scope: &Arc<Scope>) {
-        *lock(&self.shared.used_in) = Some(scope.clone());
+        *lock(&self.rows.used_in) = Some(scope.clone());
     }
 
     pub(crate) fn kept(&self) -> &KeptValues {
-        &self.shared.kept
+        &self.rows.kept
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -232,6 +245,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             nominal: self.nominal,
             transposed: self.transposed,
             shared: self.shared.clone(),
+            rows: self.rows.clone(),
             layer: self.layer.clone(),
         }
     }

@@ -45,15 +45,15 @@ fn every_precision_begins_with_the_same_weights_and_batches() {
     let tolerances = [
         ("bf16", 2e-2),
         ("fp16", 4e-3),
-        ("fp8", 1e-1),
-        ("fp8-delayed", 1e-1),
+        ("fp8", 2e-2),
+        ("fp8-delayed", 2e-2),
     ];
     for (precision, tolerance) in tolerances {
         let found = row(&table, precision)[loss];
         assert!((found - exact[loss]).abs() < tolerance, "{table}");
     }
     let [bf16, fp8, delayed] = ["bf16", "fp8", "fp8-delayed"].map(|name| row(&table, name)[loss]);
-    assert!(bf16 != fp8 && fp8 != delayed, "{table}");
+    assert!(bf16 != fp8 && bf16 != delayed, "{table}");
 }
 
 #[test]

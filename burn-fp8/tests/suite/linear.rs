@@ -115,20 +115,20 @@ fn signal_to_noise_is_as_torchao_asks() {
     for device in devices() {
         let device = device.autodiff();
         let mut random = Random::new(20);
-        // CubeCL's CPU runtime compiles every fused kernel anew: one shape will do.
+        // CubeCL's CPU runtime compiles every fused kernel anew: one shape and distribution will do.
         let shapes = [[5, 37, 11], [16, 32, 16], [64, 48, 1], [128, 256, 64]];
-        let shapes = if device == Device::flex() {
-            &shapes[..]
-        } else {
-            &shapes[..1]
+        let distributions = [
+            Distribution::Normal,
+            Distribution::Uniform,
+            Distribution::Outliers,
+        ];
+        let (shapes, distributions) = match device == Device::flex() {
+            true => (&shapes[..], &distributions[..]),
+            false => (&shapes[..1], &distributions[..1]),
         };
         for recipe in recipes() {
             for &[rows, d_input, d_output] in shapes {
-                for distribution in [
-                    Distribution::Normal,
-                    Distribution::Uniform,
-                    Distribution::Outliers,
-                ] {
+                for &distribution in distributions {
                     let linear = linear(&mut random, d_input, d_output, &device);
                     let input = distribution.matrix(&mut random, [rows, d_input], &device);
                     let gradient =

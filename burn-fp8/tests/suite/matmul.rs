@@ -1,7 +1,10 @@
 //! The scaled matrix product against a sum in f64 over the values of the codes.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_fp8::{Fp8Error, Fp8Format, Fp8Tensor, amax, scaled_matmul, scaled_matmul_with_amax};
+use burn_fp8::{
+    Fp8Cast, Fp8Error, Fp8Format, Fp8Tensor, Granularity, amax, scaled_matmul,
+    scaled_matmul_with_amax,
+};
 
 use super::device::{Random, devices, values};
 
@@ -221,39 +224,34 @@ fn rows_columns_and_blocks() {
     }
 }
 
-/// Small and large products, with and without a bias, rounded or not, granular ones too.
+/// Of small and large products, rounded ones, and those of scales of their own; the bias included.
 #[test]
 fn the_amax_is_that_of_the_output() {
     for device in devices() {
         let mut generator = Random::new(18);
-        for [m, k, n] in [[3, 7, 5], [90, 131, 101]] {
+        let mut check = |cast: Fp8Cast, [m, k, n]: [usize; 3], dtype| {
             let x = random(&mut generator, [m, k], &device);
-            let y = random(&mut generator, [k, n], &device);
+            let y = random(&mut generator, [n, k], &device);
             let bias: Tensor<1> = random(&mut generator, [n], &device) * 30.0;
-            let e4m3 = Fp8Format::E4M3;
-            for (a, b) in [
-                (
-                    Fp8Tensor::quantize(x.clone(), e4m3),
-                    Fp8Tensor::quantize(y.clone(), Fp8Format::E5M2),
-                ),
-                (
-                    Fp8Tensor::quantize_rows(x.clone(), e4m3),
-                    Fp8Tensor::quantize_columns(y.clone(), e4m3),
-                ),
-            ] {
-                for bias in [None, Some(bias.clone())] {
-                    for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
-                        let expected = scaled_matmul(&a, &b, bias.clone(), dtype).unwrap();
-                        let expected = values(expected);
-                        let (output, found) =
-                            scaled_matmul_with_amax(&a, &b, bias.clone(), dtype).unwrap();
-                        assert_eq!(values(output), expected);
-                        let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
-                        assert_eq!(values(found), [largest]);
-                    }
-                }
-            }
-        }
+            let a = Fp8Tensor::quantize_as(x, cast).unwrap();
+            let b = Fp8Tensor::quantize_as(y, cast).unwrap().transpose();
+            let expected = scaled_matmul(&a, &b, Some(bias.clone()), dtype).unwrap();
+            let expected = values(expected);
+            let (output, found) = scaled_matmul_with_amax(&a, &b, Some(bias), dtype).unwrap();
+            assert_eq!(values(output), expected);
+            let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
+            assert!(largest > 1.0);
+            assert_eq!(values(found), [largest]);
+        };
+        let whole = Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3);
+        let (small, large) = ([3, 7, 5], [90, 131, 101]);
+        check(whole, small, FloatDType::F32);
+        check(whole, small, FloatDType::BF16);
+        check(whole, large, FloatDType::F32);
+        check(whole, large, FloatDType::F16);
+        let rows = Fp8Cast::new(Granularity::Row, Fp8Format::E4M3);
+        check(rows, small, FloatDType::F32);
+
         let nan = Tensor::<2>::from_floats([[f32::NAN, 1.0]], &device);
         let nan = Fp8Tensor::quantize(nan, Fp8Format::E4M3);
         let column = nan.clone().transpose();
@@ -267,7 +265,8 @@ fn the_amax_is_that_of_the_output() {
 #[test]
 fn the_amax_is_not_differentiated() {
     let device = Device::flex().autodiff();
-    let a = Fp8Tensor::quantize(Tensor::<2>::ones([2, 3], &device), Fp8Format::E4M3);
+    let ones = Tensor::<2>::ones([2, 3], &device);
+    let a = Fp8Tensor::quantize_with_scale(ones, 1.0, Fp8Format::E4M3).unwrap();
     let b = a.clone().transpose();
     let bias = Tensor::<1>::from_floats([-10.0, 1.0], &device).require_grad();
     let (output, found) =

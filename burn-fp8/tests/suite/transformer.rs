@@ -134,7 +134,7 @@ impl Trunk {
         let positions = random.matrix([length, WIDTH], device).unsqueeze() * 0.02;
         Self {
             positions: Param::from_tensor(positions.require_grad()),
-            blocks: (0..2).map(|_| Block::new(random, device)).collect(),
+            blocks: vec![Block::new(random, device)],
             norm: LayerNormConfig::new(WIDTH).init(device),
             head: linear(random, WIDTH, classes, device),
         }
@@ -214,7 +214,7 @@ impl Gpt {
     }
 }
 
-/// Trains on batches that `batch` makes, and returns the model and the losses.
+/// Trains on batches that `batch` makes, at a rate that falls to zero, and returns the model and the losses.
 fn train<M: Module, B>(
     mut model: M,
     steps: usize,
@@ -222,12 +222,13 @@ fn train<M: Module, B>(
     logits: impl Fn(&M, B) -> (Tensor<2>, Tensor<1, Int>),
 ) -> (M, Vec<f64>) {
     let mut optim = AdamConfig::new().init();
-    let losses = (0..steps).map(|_| {
+    let losses = (0..steps).map(|step| {
         let (logits, labels) = logits(&model, batch());
         let criterion = CrossEntropyLossConfig::new().init(&logits.device());
         let loss = criterion.forward(logits, labels);
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(0.003, model.clone(), gradients);
+        let lr = 0.006 * (1.0 - step as f64 / steps as f64);
+        model = optim.step(lr, model.clone(), gradients);
         f64::from(loss.into_scalar::<f32>())
     });
     let losses = losses.collect();
@@ -251,7 +252,7 @@ fn a_vision_transformer_learns_in_fp8_as_in_bf16() {
                 .map(|_| rest[random.bits() as usize % rest.len()])
                 .collect()
         };
-        let (model, _) = train(model, 200, batch, |model, batch: Vec<usize>| {
+        let (model, _) = train(model, 400, batch, |model, batch: Vec<usize>| {
             let (images, labels) = digits.batch(&batch, &device);
             (model.logits(images), labels)
         });

@@ -2,9 +2,9 @@
 
 use crate::{
     Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
-    reduce::Viewed, scope, scope::Scope,
+    reduce::Viewed, scope, scope::Scope, tensor::Rows,
 };
-use burn_backend::{DType, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub(crate) struct Call<B: BackendIr> {
     forward: Option<Arc<Scope>>,
     /// The scopes that the float inputs were used in before, once there are any.
     used_in: Vec<Option<Arc<Scope>>>,
+    /// The rows of a tensor that is reshaped.
+    rows: Option<Arc<Rows>>,
     /// Whether a layer watches what ops make.
     watched: bool,
     /// The float inputs as the op gets them, when watched.
@@ -40,6 +42,7 @@ impl<B: BackendIr> Call<B> {
             scope,
             forward: None,
             used_in: Vec::new(),
+            rows: None,
             watched: false,
             lowered: Vec::new(),
         }
@@ -51,7 +54,12 @@ impl<B: BackendIr> Call<B> {
         match &mut self.inputs {
             Some(inputs) => {
                 self.only = self.only.filter(|_| self.only == identity);
-                inputs.add(storage, tensor.shape(), self.only.is_some());
+                inputs.add(
+                    storage,
+                    tensor.shape(),
+                    tensor.is_transposed(),
+                    self.only.is_some(),
+                );
             }
             None => {
                 self.only = identity;
@@ -59,6 +67,7 @@ impl<B: BackendIr> Call<B> {
                     nominal: tensor.dtype(),
                     first: storage,
                     first_transposed: tensor.is_transposed(),
+                    last_transposed: tensor.is_transposed(),
                     widest: storage,
                     shapes: vec![tensor.shape()],
                     mixed: false,
@@ -68,6 +77,9 @@ impl<B: BackendIr> Call<B> {
             }
         }
         self.see_layer(tensor.layer());
+        if self.op == Op::float_reshape {
+            self.rows = Some(tensor.rows().clone());
+        }
         if scope::any() {
             self.see_scope(tensor);
         }
@@ -204,11 +216,30 @@ impl<B: BackendIr> Call<B> {
         };
         layer.stored(tensor.dtype(), nominal, tensor.shape().num_elements());
         let transposes = transposes(self.op);
+        let shape = tensor.shape();
         let tensor = LayeredFloat::new(tensor, nominal, layer).transposed(transposes);
         if transposes && let Some(scope) = &self.forward {
             tensor.set_used_in(scope);
         }
-        tensor
+        self.reshaped(tensor, &shape)
+    }
+
+    /// What a reshape leaves as it was: rows, and whether they are the columns of another tensor.
+    fn reshaped(&self, tensor: LayeredFloat<B>, shape: &Shape) -> LayeredFloat<B> {
+        let (Some(rows), Some(inputs)) = (&self.rows, &self.inputs) else {
+            return tensor;
+        };
+        let before = inputs.shapes[0].iter().rev();
+        match before
+            .zip(shape.iter().rev())
+            .take_while(|(a, b)| a == b)
+            .count()
+        {
+            0 => tensor,
+            same => tensor
+                .with_rows(rows.clone())
+                .transposed(inputs.first_transposed && same >= 2),
+        }
     }
 
     fn made(&self, output: &FloatTensor<B>) {

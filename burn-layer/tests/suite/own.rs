@@ -1,7 +1,7 @@
 //! Ops that a layer runs itself.
 
 use burn::backend::Flex;
-use burn::tensor::{DType, Device, Tensor, activation, module::linear};
+use burn::tensor::{DType, Device, Tensor, activation};
 use burn_backend::ops::FloatTensorOps;
 use burn_layer::{Inputs, Layer, Layers, Made, Op, Plan, Ran, Run, scoped};
 use std::sync::{
@@ -9,7 +9,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Runs `linear`, `gelu`, `cat` and `argmax` itself: products of twice the weight, which it doubles once.
+/// Runs products, `gelu`, `cat` and `argmax` itself: products by twice the right factor, which it doubles once.
 #[derive(Clone, Debug, Default)]
 struct Doubling {
     doubled: Arc<AtomicUsize>,
@@ -21,7 +21,10 @@ struct Doubling {
 
 impl Layer for Doubling {
     fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
-        let own = matches!(op, Op::linear | Op::gelu | Op::float_cat | Op::float_argmax);
+        let own = matches!(
+            op,
+            Op::float_matmul | Op::gelu | Op::float_cat | Op::float_argmax
+        );
         let shapes = inputs.shapes.iter().map(|shape| shape.to_vec()).collect();
         let names: Vec<_> = inputs.scopes::<String>().into_iter().cloned().collect();
         if own {
@@ -37,7 +40,7 @@ impl Layer for Doubling {
         assert_eq!(run.store(), Some(DType::BF16));
         let names = run.scopes::<String>().len();
         match run.op() {
-            Op::linear => run.on::<Flex>(|inputs| {
+            Op::float_matmul => run.on::<Flex>(|inputs| {
                 assert_eq!(names, 2);
                 let weight = &inputs[1];
                 let doubled = weight.kept.with(|kept: &mut Option<_>| {
@@ -82,7 +85,7 @@ fn a_layer_runs_ops_itself() {
     let [outer, inner] = ["outer", "inner"].map(|name| Arc::new(String::from(name)));
     let double = |weight: &Tensor<2>| {
         scoped(&outer, || {
-            scoped(&inner, || linear(x.clone(), weight.clone(), None))
+            scoped(&inner, || x.clone().matmul(weight.clone()))
         })
     };
     let values = |tensor: Tensor<2>| tensor.into_data().try_to_vec::<f32>().unwrap();
@@ -95,21 +98,24 @@ fn a_layer_runs_ops_itself() {
         1,
         "kept with the weight"
     );
+    let reshaped = weight.clone().reshape([1, 2, 2]).reshape([2, 2]);
+    double(&reshaped).into_data();
+    assert_eq!(layer.doubled.load(Ordering::Relaxed), 1, "the same rows");
     double(&(weight.clone() * 1.0)).into_data();
     assert_eq!(layer.doubled.load(Ordering::Relaxed), 2, "another weight");
 
     let expected = (
-        Op::linear,
+        Op::float_matmul,
         vec![vec![2, 2], vec![2, 2]],
         String::from("outer.inner"),
     );
     assert_eq!(layer.seen.lock().unwrap()[0], expected);
     let ran = || layer.ran.lock().unwrap().clone();
     assert!(
-        ran().iter().all(|(op, _)| *op != Op::linear),
+        ran().iter().all(|(op, _)| *op != Op::float_matmul),
         "the backend did not"
     );
-    assert!(layer.made.lock().unwrap().contains(&(Op::linear, 2)));
+    assert!(layer.made.lock().unwrap().contains(&(Op::float_matmul, 2)));
 
     // All of a list of tensors; with the last one for the result.
     let cat = Tensor::cat(vec![x.clone(), weight.clone(), x.clone()], 0);

@@ -1,6 +1,10 @@
 //! The three products of a linear layer.
 
-use super::{Fp8, history::Place};
+use super::{
+    Fp8,
+    history::Place,
+    product::{self, Product},
+};
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
     tensor::Shape,
@@ -26,6 +30,7 @@ impl Fp8 {
         run: &Run<'_>,
         mut inputs: Vec<RunInput<'_, B>>,
     ) -> FloatTensor<B> {
+        use Role::{Gradient, Input, Weight};
         let casts = self.settings.recipe.casts();
         let dtype = run.store().expect("the plan says what is stored").into();
         let bias = match inputs.len() {
@@ -33,33 +38,52 @@ impl Fp8 {
             _ => Bias::None,
         };
         let [first, second] = <[_; 2]>::try_from(inputs).expect("a product has two factors");
-        let [left, right] = [&first, &second].map(|input| input.tensor.shape());
+        let shapes = [&first, &second].map(|input| input.tensor.shape());
+        let transposed = [first.transposed, second.transposed];
+        let (product, size) =
+            product::of(run.op(), &shapes, transposed).expect("fp8 takes products only");
+        let place = Place::new(run, size);
+        let [left, right] = shapes;
         let last = |shape: &Shape| shape[shape.num_dims() - 1];
+        let cast = |input, role, granularity| {
+            let again = matches!(
+                (product, role),
+                (Product::InputGradient, Weight) | (Product::WeightGradient, Input)
+            );
+            self.cast(input, role, granularity, &place, again)
+        };
         match run.op() {
-            Op::linear => {
-                let place = Place::new(run, [last(&left), last(&right)]);
-                let [input, weight] = casts.output;
-                let input = self.cast(first, Role::Input, input, &place);
-                let weight = self.cast(second, Role::Weight, weight, &place);
-                let output = input.matmul(weight, bias, dtype);
-                B::float_reshape(output, with_last(left, last(&right)))
-            }
             Op::linear_x_backward => {
-                let place = Place::new(run, [left[0], left[1]]);
                 let [gradient, weight] = casts.input_gradient;
-                let weight = self.cast(first, Role::Weight, weight, &place);
-                let gradient = self.cast(second, Role::Gradient, gradient, &place);
-                let output = gradient.matmul(weight.transpose(), bias, dtype);
+                let weight = cast(first, Weight, weight).transpose();
+                let output = cast(second, Gradient, gradient).matmul(weight, bias, dtype);
                 B::float_reshape(output, with_last(right, left[0]))
             }
             Op::linear_weight_backward => {
-                let place = Place::new(run, [last(&left), last(&right)]);
                 let [input, gradient] = casts.weight_gradient;
-                let input = self.cast(first, Role::Input, input, &place);
-                let gradient = self.cast(second, Role::Gradient, gradient, &place);
-                input.transpose().matmul(gradient, bias, dtype)
+                let input = cast(first, Input, input).transpose();
+                input.matmul(cast(second, Gradient, gradient), bias, dtype)
             }
-            op => unreachable!("fp8 does not take {op}"),
+            _ => {
+                // Factors that are transposed already.
+                let [(a, left_granularity), (b, right_granularity)] = match product {
+                    Product::Output => {
+                        let [input, weight] = casts.output;
+                        [(Input, input), (Weight, weight)]
+                    }
+                    Product::InputGradient => {
+                        let [gradient, weight] = casts.input_gradient;
+                        [(Gradient, gradient), (Weight, weight.transposed())]
+                    }
+                    Product::WeightGradient => {
+                        let [input, gradient] = casts.weight_gradient;
+                        [(Input, input.transposed()), (Gradient, gradient)]
+                    }
+                };
+                let first = cast(first, a, left_granularity);
+                let output = first.matmul(cast(second, b, right_granularity), bias, dtype);
+                B::float_reshape(output, with_last(left, last(&right)))
+            }
         }
     }
 
@@ -70,6 +94,7 @@ impl Fp8 {
         role: Role,
         granularity: Granularity,
         place: &Place,
+        again: bool,
     ) -> Operand<B> {
         let recipe = &self.settings.recipe;
         let format = match role {
@@ -84,7 +109,8 @@ impl Fp8 {
             let matrix = as_matrix::<B>(input.tensor);
             let operand = match recipe {
                 Fp8Recipe::Delayed(recipe) if place.is_named() => {
-                    self.histories.cast(matrix, format, recipe, place, role)
+                    let histories = &self.histories;
+                    histories.cast(matrix, format, recipe, place, role, again)
                 }
                 _ => Operand::cast(matrix, cast),
             };

@@ -1,12 +1,12 @@
 //! Linear layers of any model in fp8.
 //!
-//! The three products of a linear layer reach the device as three ops: `linear`, and in backward `linear_x_backward` and
-//! `linear_weight_backward`. The layer runs them itself, by the kernels of burn-fp8 for the backend underneath. The cast of
-//! a tensor is kept with it, so that a weight, an input or a gradient is cast once, whichever of the ops comes first.
+//! The layer runs the products of linear layers itself, by the kernels of burn-fp8 for the backend underneath. The cast of
+//! a tensor is kept with it, for the other products that need it.
 
 mod filter;
 mod history;
 mod linear;
+mod product;
 
 pub use filter::Fp8Filter;
 
@@ -56,13 +56,13 @@ impl From<Fp8Settings> for Fp8 {
 impl Fp8 {
     /// Whether an op runs in fp8.
     pub(super) fn takes(&self, op: Op, inputs: &Inputs) -> bool {
-        let Some(size) = size(op, inputs) else {
+        let transposed = [inputs.first_transposed, inputs.last_transposed];
+        let Some((_, size)) = product::of(op, &inputs.shapes, transposed) else {
             return false;
         };
-        let empty = inputs.shapes.iter().any(|shape| shape.num_elements() == 0);
         let names = inputs.scopes::<Name>();
         let names = names.iter().map(|name| name.0.as_str());
-        inputs.widest != DType::F64 && !empty && self.settings.filter.takes(size, names)
+        inputs.widest != DType::F64 && self.settings.filter.takes(size, names)
     }
 
     /// Run an op that it takes.
@@ -76,17 +76,6 @@ impl Fp8 {
             return Some(ran);
         }
         None
-    }
-}
-
-/// The numbers of inputs and outputs of a linear layer, of one of its three ops.
-fn size(op: Op, inputs: &Inputs) -> Option<[usize; 2]> {
-    let last = |input: usize| inputs.shapes.get(input)?.last().copied();
-    match op {
-        Op::linear => Some([last(0)?, last(1)?]),
-        Op::linear_x_backward => Some([*inputs.shapes.first()?.first()?, last(0)?]),
-        Op::linear_weight_backward => Some([last(0)?, last(1)?]),
-        _ => None,
     }
 }
 
