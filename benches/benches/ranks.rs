@@ -1,7 +1,7 @@
 //! What does a training step of two ranks cost beside that of one with the same batch a rank? The ideal is 1: all of
 //! the communication hidden. Each rank is a process with one thread for its ops, on this machine.
 
-use benches::{Comparison, ResNet18};
+use benches::{Comparison, models::ResNet};
 use burn::{
     nn::loss::CrossEntropyLossConfig,
     optim::{GradientsParams, SgdConfig},
@@ -88,7 +88,7 @@ fn rank() -> Result<(), Box<dyn error::Error>> {
         None => Device::flex(),
     };
     let device = device.autodiff();
-    let model = ResNet18::new(10, &device);
+    let model = ResNet::resnet18(10, &device);
     let mut ddp = match overlap {
         Some(overlap) => Ddp::overlapped(&group, overlap, &model)?,
         None => Ddp::new(&group, DdpConfig::new(), &model)?,

@@ -1,7 +1,7 @@
 //! What does a training step cost on the autocast device, with everything in f32 (`O0`: the cost of the layer) and in
 //! bf16, beside the plain device?
 
-use benches::{Comparison, Precision, ResNet18, is_selected};
+use benches::{Comparison, Precision, is_selected, models::ResNet};
 use burn::{
     module::Module,
     nn::loss::CrossEntropyLossConfig,

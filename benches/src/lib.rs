@@ -1,13 +1,14 @@
 //! What the benches share.
 
+mod by_hand;
 mod comparison;
+pub mod models;
 mod precision;
-mod resnet18;
 mod selection;
 mod two_ranks;
 
+pub use by_hand::cast_by_hand;
 pub use comparison::{Comparison, Row, Table};
 pub use precision::Precision;
-pub use resnet18::ResNet18;
 pub use selection::is_selected;
 pub use two_ranks::{Partner, tcp_groups};
