@@ -34,7 +34,8 @@ fn main() {
 }
 
 fn random(shape: [usize; 2], device: &Device) -> Tensor<2> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device).cast(FloatDType::BF16)
+    let x = Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), device);
+    x.cast(FloatDType::BF16)
 }
 
 /// Waits until everything is computed.

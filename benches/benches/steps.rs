@@ -16,8 +16,8 @@ fn main() {
         [8, 3, 96, 96],
         12,
         |device| {
-            let model = ResNet18::new(10, device);
-            (model, ResNet18::forward)
+            let model = ResNet::resnet18(10, device);
+            (model, ResNet::forward)
         },
     );
     compare(
