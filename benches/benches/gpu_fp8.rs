@@ -1,13 +1,12 @@
 //! What do fp8 casts, products and layers cost on a GPU, beside a copy, Burn's products in bf16, and PyTorch's
 //! `torch._scaled_mm` (cuBLASLt) where it is installed? Arguments choose questions by name.
 
-use benches::{Comparison, Precision, is_selected};
+use benches::{Comparison, Precision, is_selected, torch_script};
 use burn::{
     nn::LinearConfig,
     tensor::{Device, Distribution, FloatDType, Tensor},
 };
 use burn_fp8::{Fp8Format, Fp8Linear, Fp8Tensor, recipe::DelayedScaling, scaled_matmul};
-use std::process::Command;
 
 /// M, K and N: squares, and the layers of a language model of width 4,096 over 8,192 tokens.
 const PRODUCTS: [[usize; 3]; 7] = [
@@ -26,10 +25,11 @@ fn main() {
     products(&device);
     layers(&device);
     if is_selected("torch") {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/torch/scaled_mm.py");
         let shapes = PRODUCTS.map(|[m, k, n]| format!("{m}x{k}x{n}"));
-        let status = Command::new("python3").arg(script).args(shapes).status();
-        println!("PyTorch: {status:?}");
+        let status = torch_script("scaled_mm.py").args(shapes).status();
+        if !status.as_ref().is_ok_and(|status| status.success()) {
+            println!("PyTorch's products could not be timed: {status:?}");
+        }
     }
 }
 

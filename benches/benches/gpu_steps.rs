@@ -6,6 +6,7 @@
 use benches::{
     Precision, cast_by_hand, is_selected,
     models::{Gpt2, ResNet, VisionTransformer},
+    torch_script,
 };
 use burn::{
     module::Module,
@@ -45,7 +46,6 @@ fn main() -> Result<(), Box<dyn error::Error>> {
         println!("{}", serde_json::to_string(&times)?);
         return Ok(());
     }
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/torch/steps.py");
     for (model, batch) in MODELS.into_iter().filter(|(model, _)| is_selected(model)) {
         println!("What does a training step cost? {model}, batch {batch} ({STEPS} steps)\n");
         println!("| | median | middle half | peak memory | time, of f32 | memory, of f32 |");
@@ -57,9 +57,9 @@ fn main() -> Result<(), Box<dyn error::Error>> {
         }
         let mut torch = Rows::default();
         for way in TORCH_WAYS {
-            let mut command = Command::new("python3");
-            let arguments = [script, model, way, &batch.to_string()];
-            torch.measure(&format!("PyTorch {way}"), command.args(arguments));
+            let mut command = torch_script("steps.py");
+            command.args([model, way, &batch.to_string()]);
+            torch.measure(&format!("PyTorch {way}"), &mut command);
         }
         println!();
     }
