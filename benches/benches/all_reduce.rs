@@ -1,87 +1,79 @@
 //! How near does an all-reduce over TCP come to what the machine's loopback carries?
 //!
-//! Two ranks on two threads. `loopback` moves as many bytes each way over one raw TCP stream a
-//! direction, which is what an all-reduce of two ranks has to move; the ratio of the two times at one
-//! size is the share of the raw rate that the all-reduce reaches.
+//! Two ranks on two threads. An all-reduce of two ranks has to move as many bytes each way as the tensor has; that is
+//! what two raw TCP streams, one each way, do here. One over the ratio is the share of their rate that the
+//! all-reduce reaches, as algorithm and as bus bandwidth (nccl-tests' names; for two ranks they are the same).
 
-use burn_ddp::{ProcessGroup, ReduceOp};
-use divan::{Bencher, counter::BytesCount};
+use benches::{Comparison, Partner, is_selected, tcp_groups};
+use burn_ddp::ReduceOp;
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
     thread,
 };
 
+/// Elements of f32, and in how many rounds they are timed.
+const SIZES: [(usize, usize, &str); 4] = [
+    (1 << 10, 200, "4 KB"),
+    (1 << 16, 100, "256 KB"),
+    (1 << 20, 50, "4 MB"),
+    (25 << 18, 30, "25 MB"),
+];
+
 fn main() {
-    divan::main();
-}
-
-/// Elements of f32: 4 KB, 256 KB, 4 MB and the 25 MB of a bucket.
-const ELEMENTS: [usize; 4] = [1 << 10, 1 << 16, 1 << 20, 25 << 18];
-
-/// A second rank that does whatever it is told to, until its channel closes.
-fn partner(mut work: impl FnMut() + Send + 'static) -> (SyncSender<()>, Receiver<()>) {
-    let (start, started) = sync_channel::<()>(0);
-    let (done, finished) = sync_channel(0);
-    thread::spawn(move || {
-        while started.recv().is_ok() {
-            work();
-            if done.send(()).is_err() {
-                break;
-            }
+    for (elements, rounds, size) in SIZES {
+        if !is_selected(size) {
+            continue;
         }
-    });
-    (start, finished)
+        let bytes = 4 * elements;
+        let table = Comparison::new(
+            &format!("What does an all-reduce of {size} over two ranks cost?"),
+            "raw loopback streams",
+            raw(bytes),
+        )
+        .with("all-reduce (mean), f32", all_reduce(elements))
+        .run(rounds);
+        println!("{table}");
+        for row in &table.rows {
+            let rate = bytes as f64 / row.median.as_secs_f64() / 1e9;
+            println!("- {}: algbw = busbw = {rate:.3} GB/s", row.name);
+        }
+        println!();
+    }
 }
 
-#[divan::bench(args = ELEMENTS, sample_count = 10)]
-fn all_reduce(bencher: Bencher, elements: usize) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let url = format!("file://{}", folder.path().join("master").display());
-    let other = {
-        let url = url.clone();
-        thread::spawn(move || ProcessGroup::connect(&url, 1, 2).expect("rank 1 connects"))
-    };
-    let group = ProcessGroup::connect(&url, 0, 2).expect("rank 0 connects");
-    let other = other.join().expect("rank 1");
-    let mut theirs = vec![1.0f32; elements];
-    let (start, finished) = partner(move || {
-        other
-            .all_reduce(&mut theirs, ReduceOp::Mean)
-            .expect("all-reduce");
+fn all_reduce(elements: usize) -> impl FnMut() {
+    let [ours, theirs] = tcp_groups();
+    let mut values = vec![1.0f32; elements];
+    let partner = Partner::new(move || {
+        let done = theirs.all_reduce(&mut values, ReduceOp::Mean);
+        done.expect("all-reduce");
     });
-    let mut ours = vec![1.0f32; elements];
-    bencher
-        .counter(BytesCount::new(elements * 4))
-        .bench_local(|| {
-            start.send(()).expect("rank 1 is there");
-            group
-                .all_reduce(&mut ours, ReduceOp::Mean)
-                .expect("all-reduce");
-            finished.recv().expect("rank 1 is there");
+    let mut values = vec![1.0f32; elements];
+    move || {
+        partner.join_in(|| {
+            let done = ours.all_reduce(&mut values, ReduceOp::Mean);
+            done.expect("all-reduce");
         });
+    }
+}
+
+fn raw(bytes: usize) -> impl FnMut() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let ours = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+    let (theirs, _) = listener.accept().expect("loopback");
+    for stream in [&ours, &theirs] {
+        stream.set_nodelay(true).expect("a TCP stream");
+    }
+    let (sent, mut received) = (vec![1u8; bytes], vec![0u8; bytes]);
+    let partner = Partner::new(move || exchange(&theirs, &sent, &mut received));
+    let (sent, mut received) = (vec![1u8; bytes], vec![0u8; bytes]);
+    move || partner.join_in(|| exchange(&ours, &sent, &mut received))
 }
 
 fn exchange(stream: &TcpStream, send: &[u8], receive: &mut [u8]) {
     thread::scope(|scope| {
         scope.spawn(|| (&*stream).write_all(send).expect("loopback"));
         (&*stream).read_exact(receive).expect("loopback");
-    });
-}
-
-#[divan::bench(args = ELEMENTS, sample_count = 10)]
-fn loopback(bencher: Bencher, elements: usize) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let ours = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
-    let (theirs, _) = listener.accept().expect("loopback");
-    let bytes = elements * 4;
-    let (sent, mut received) = (vec![1u8; bytes], vec![0u8; bytes]);
-    let (start, finished) = partner(move || exchange(&theirs, &sent, &mut received));
-    let (sent, mut received) = (vec![1u8; bytes], vec![0u8; bytes]);
-    bencher.counter(BytesCount::new(bytes)).bench_local(|| {
-        start.send(()).expect("the partner is there");
-        exchange(&ours, &sent, &mut received);
-        finished.recv().expect("the partner is there");
     });
 }

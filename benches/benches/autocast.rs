@@ -1,17 +1,11 @@
-//! What does autocast cost and save? The same program on the plain device, on the autocast device with
-//! everything in f32 (`O0`: the cost of the layer), and in bf16.
+//! What does autocast cost and save, op by op? The same program on the plain device, on the autocast device with
+//! everything in f32 (`O0`: the cost of the layer), and in bf16. `steps` asks the same of whole training steps.
 //!
 //! Every bench waits for its result, so that what is queued counts.
 
 use benches::Precision;
-use burn::{
-    module::Module,
-    nn::loss::CrossEntropyLossConfig,
-    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::{Device, Distribution, Int, Tensor, activation},
-};
+use burn::tensor::{Device, Distribution, Tensor, activation};
 use divan::{Bencher, counter::ItemsCount};
-use examples::{resnet::ResNetConfig, transformer::TransformerConfig};
 
 fn main() {
     divan::main();
@@ -90,50 +84,5 @@ fn matmul<const N: usize>(bencher: Bencher, precision: Precision) {
             y = y.matmul(weight.clone());
         }
         y.into_data()
-    });
-}
-
-/// Images of a training step.
-const BATCH: usize = 16;
-
-/// Training steps of a classifier of 3x32x32 images.
-fn training_step<M: Module>(
-    bencher: Bencher,
-    precision: Precision,
-    init: impl Fn(&Device) -> M,
-    forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
-) {
-    let device = precision.device(Device::flex()).autodiff();
-    let images = Tensor::random([BATCH, 3, 32, 32], Distribution::Default, &device);
-    let labels = Tensor::<1, Int>::arange(0..BATCH as i64, &device).remainder_scalar(10);
-    let criterion = CrossEntropyLossConfig::new().init(&device);
-    let step = |(model, mut optimizer): (M, ModuleOptimizer)| {
-        let loss = criterion.forward(forward(&model, images.clone()), labels.clone());
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        let model = optimizer.step(0.01, model, gradients);
-        device.sync().expect("the device computes");
-        (model, optimizer)
-    };
-    let mut training = Some((init(&device), SgdConfig::new().init()));
-    bencher
-        .counter(ItemsCount::new(BATCH))
-        .bench_local(|| training = training.take().map(&step));
-}
-
-/// What does a training step of ResNet-20 (He et al. 2015) cost?
-#[divan::bench(args = PRECISIONS, sample_count = 7, sample_size = 1)]
-fn resnet20_step(bencher: Bencher, precision: Precision) {
-    let init = |device: &Device| ResNetConfig::new(20, 16).init(device);
-    training_step(bencher, precision, init, |model, images| {
-        model.forward(images)
-    });
-}
-
-/// What does a training step of a vision transformer of four layers of width 128 cost?
-#[divan::bench(args = PRECISIONS, sample_count = 10, sample_size = 1)]
-fn transformer_step(bencher: Bencher, precision: Precision) {
-    let init = |device: &Device| TransformerConfig::new(4, 128).init(device);
-    training_step(bencher, precision, init, |model, images| {
-        model.forward(images)
     });
 }

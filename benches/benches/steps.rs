@@ -1,0 +1,88 @@
+//! What does a training step cost on the autocast device, with everything in f32 (`O0`: the cost of the layer) and in
+//! bf16, beside the plain device?
+
+use benches::{Comparison, Precision, is_selected, models::ResNet};
+use burn::{
+    module::Module,
+    nn::loss::CrossEntropyLossConfig,
+    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
+    tensor::{Device, Distribution, Int, Tensor},
+};
+use examples::{resnet::ResNetConfig, transformer::TransformerConfig};
+
+fn main() {
+    compare(
+        "ResNet-18, batch 8, 3x96x96",
+        [8, 3, 96, 96],
+        12,
+        |device| {
+            let model = ResNet::resnet18(10, device);
+            (model, ResNet::forward)
+        },
+    );
+    compare(
+        "ResNet-20, batch 16, 3x32x32",
+        [16, 3, 32, 32],
+        12,
+        |device| {
+            let model = ResNetConfig::new(20, 16).init(device);
+            (model, |model, images| model.forward(images))
+        },
+    );
+    compare(
+        "vision transformer, 4 layers of width 128, batch 16, 3x32x32",
+        [16, 3, 32, 32],
+        20,
+        |device| {
+            let model = TransformerConfig::new(4, 128).init(device);
+            (model, |model, images| model.forward(images))
+        },
+    );
+}
+
+/// Times the steps of the model that `init` makes, with how it computes logits `[images, 10]`.
+fn compare<M: Module>(
+    name: &str,
+    images: [usize; 4],
+    rounds: usize,
+    init: impl Fn(&Device) -> (M, fn(&M, Tensor<4>) -> Tensor<2>),
+) {
+    if !is_selected(name) {
+        return;
+    }
+    let step = |precision: Precision| {
+        let device = precision.device(Device::flex()).autodiff();
+        let (model, forward) = init(&device);
+        training_step(model, images, forward, device)
+    };
+    let table = Comparison::new(
+        &format!("What does a training step cost? {name}"),
+        "plain f32",
+        step(Precision::Plain),
+    )
+    .with("autocast O0", step(Precision::O0))
+    .with("autocast bf16", step(Precision::Bf16))
+    .run(rounds);
+    println!("{table}");
+}
+
+/// A step of SGD on random images; it waits until everything is computed.
+fn training_step<M: Module>(
+    model: M,
+    images: [usize; 4],
+    forward: fn(&M, Tensor<4>) -> Tensor<2>,
+    device: Device,
+) -> impl FnMut() {
+    let labels = Tensor::<1, Int>::arange(0..images[0] as i64, &device).remainder_scalar(10);
+    let images = Tensor::random(images, Distribution::Default, &device);
+    let criterion = CrossEntropyLossConfig::new().init(&device);
+    let mut training: Option<(M, ModuleOptimizer)> = Some((model, SgdConfig::new().init()));
+    move || {
+        let (model, mut optimizer) = training.take().expect("it is put back below");
+        let loss = criterion.forward(forward(&model, images.clone()), labels.clone());
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let model = optimizer.step(0.01, model, gradients);
+        device.sync().expect("the device computes");
+        training = Some((model, optimizer));
+    }
+}

@@ -1,0 +1,100 @@
+//! GPT-2 of Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+
+use burn::{
+    module::{Initializer, Module, Param},
+    nn::{
+        Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig,
+        attention::generate_autoregressive_mask,
+        transformer::{TransformerEncoder, TransformerEncoderInput},
+    },
+    tensor::{Device, Int, Tensor, s},
+};
+
+use super::transformer::blocks;
+
+/// A language model whose last layer has the weights of its first.
+///
+/// ```
+/// use benches::models::Gpt2;
+/// use burn::tensor::{Device, Tensor};
+///
+/// let device = Device::flex();
+/// let model = Gpt2::new(1, 64, 100, 16, &device);
+/// assert_eq!(model.forward(Tensor::zeros([2, 8], &device)).dims(), [2, 8, 100]);
+/// ```
+#[derive(Module, Debug)]
+pub struct Gpt2 {
+    tokens: Embedding,
+    positions: Param<Tensor<3>>,
+    blocks: TransformerEncoder,
+    norm: LayerNorm,
+}
+
+impl Gpt2 {
+    /// GPT-2 small: 12 layers of width 768, 50,257 tokens, a context of 1,024.
+    pub fn small(device: &Device) -> Self {
+        Self::new(12, 768, 50_257, 1_024, device)
+    }
+
+    /// `layers` of `width`.
+    pub fn new(
+        layers: usize,
+        width: usize,
+        vocabulary: usize,
+        context: usize,
+        device: &Device,
+    ) -> Self {
+        let normal = Initializer::Normal {
+            mean: 0.0,
+            std: 0.02,
+        };
+        Self {
+            tokens: EmbeddingConfig::new(vocabulary, width)
+                .with_initializer(normal.clone())
+                .init(device),
+            positions: normal.init([1, context, width], device),
+            blocks: blocks(layers, width, device),
+            norm: LayerNormConfig::new(width).init(device),
+        }
+    }
+
+    /// Logits `[texts, length, vocabulary]` of tokens `[texts, length]`.
+    pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let [texts, length] = tokens.dims();
+        let mask = generate_autoregressive_mask(texts, length, &tokens.device());
+        let positions = self.positions.val().slice(s![.., 0..length, ..]);
+        let x = self.tokens.forward(tokens) + positions;
+        let x = self
+            .blocks
+            .forward(TransformerEncoderInput::new(x).mask_attn(mask));
+        let weights = self.tokens.weight.val().transpose().unsqueeze::<3>();
+        self.norm.forward(x).matmul(weights)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_as_many_as_gpt2_has() {
+        // transformers' gpt2: 124,439,808. Built without the work of drawing them.
+        let [width, vocabulary, context] = [768, 50_257, 1_024];
+        let model = Gpt2::new(1, width, 10, 8, &Device::flex());
+        let rest = (vocabulary - 10) * width + (context - 8) * width;
+        let block = 12 * width * width + 13 * width;
+        assert_eq!(model.num_params() + rest + 11 * block, 124_439_808);
+    }
+
+    #[test]
+    fn what_comes_later_changes_nothing() {
+        let device = Device::flex();
+        let model = Gpt2::new(1, 64, 11, 6, &device);
+        let logits = |last| {
+            let tokens = Tensor::<2, Int>::from_data([[1, 2, 3, last]], &device);
+            let logits = model.forward(tokens).slice(s![.., 0..3, ..]);
+            logits.into_data().try_to_vec::<f32>().unwrap()
+        };
+        assert_eq!(logits(4), logits(5));
+    }
+}

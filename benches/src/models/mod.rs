@@ -1,0 +1,10 @@
+//! The models that papers and other frameworks report on, in plain Burn modules.
+
+mod gpt;
+mod resnet;
+mod transformer;
+mod vit;
+
+pub use gpt::Gpt2;
+pub use resnet::ResNet;
+pub use vit::VisionTransformer;

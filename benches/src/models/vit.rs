@@ -1,0 +1,96 @@
+//! The vision transformer of Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words"
+//! (<https://arxiv.org/abs/2010.11929>), table 1.
+
+use burn::{
+    module::{Initializer, Module, Param},
+    nn::{
+        LayerNorm, LayerNormConfig, Linear, LinearConfig,
+        conv::{Conv2d, Conv2dConfig},
+        transformer::{TransformerEncoder, TransformerEncoderInput},
+    },
+    tensor::{Device, Tensor, s},
+};
+
+use super::transformer::blocks;
+
+/// A vision transformer with a class token.
+///
+/// ```
+/// use benches::models::VisionTransformer;
+/// use burn::tensor::{Device, Tensor};
+///
+/// let device = Device::flex();
+/// let model = VisionTransformer::new(1, 64, 16, 32, 10, &device);
+/// assert_eq!(model.forward(Tensor::zeros([2, 3, 32, 32], &device)).dims(), [2, 10]);
+/// ```
+#[derive(Module, Debug)]
+pub struct VisionTransformer {
+    patches: Conv2d,
+    class: Param<Tensor<3>>,
+    positions: Param<Tensor<3>>,
+    encoder: TransformerEncoder,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl VisionTransformer {
+    /// ViT-B/16 for images of 224x224: 12 layers of width 768.
+    pub fn base(classes: usize, device: &Device) -> Self {
+        Self::new(12, 768, 16, 224, classes, device)
+    }
+
+    /// `layers` of `width` for images of height and width `side`, cut into patches of height and width `patch`.
+    pub fn new(
+        layers: usize,
+        width: usize,
+        patch: usize,
+        side: usize,
+        classes: usize,
+        device: &Device,
+    ) -> Self {
+        let tokens = 1 + (side / patch) * (side / patch);
+        let normal = Initializer::Normal {
+            mean: 0.0,
+            std: 0.02,
+        };
+        Self {
+            patches: Conv2dConfig::new([3, width], [patch, patch])
+                .with_stride([patch, patch])
+                .init(device),
+            class: Initializer::Zeros.init([1, 1, width], device),
+            positions: normal.init([1, tokens, width], device),
+            encoder: blocks(layers, width, device),
+            norm: LayerNormConfig::new(width).init(device),
+            head: LinearConfig::new(width, classes).init(device),
+        }
+    }
+
+    /// Logits `[images, classes]` of images `[images, 3, side, side]`.
+    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let x = self
+            .patches
+            .forward(images)
+            .flatten::<3>(2, 3)
+            .swap_dims(1, 2);
+        let [images, _, width] = x.dims();
+        let class = self.class.val().expand([images, 1, width]);
+        let x = Tensor::cat(vec![class, x], 1) + self.positions.val();
+        let x = self.encoder.forward(TransformerEncoderInput::new(x));
+        let class = x.slice(s![.., 0..1, ..]).squeeze_dim::<2>(1);
+        self.head.forward(self.norm.forward(class))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_as_many_as_torchvision_has() {
+        // torchvision.models.vit_b_16(): 86,567,656. Built without the work of drawing them.
+        let [layers, width, patch, side, classes] = [1, 768, 16, 224, 1000];
+        let model = VisionTransformer::new(layers, width, patch, side, classes, &Device::flex());
+        let block = 12 * width * width + 13 * width;
+        assert_eq!(model.num_params() + 11 * block, 86_567_656);
+    }
+}
