@@ -1,7 +1,7 @@
 //! What data parallel training would cost on more machines than there are: the alpha-beta model, by which
 //! a message of `S` bytes takes `alpha + S / B` seconds.
 //!
-//! [`Network::fit`] finds alpha and beta from measured messages, and [`calibrate`] measures them on this machine.
+//! [`Network::fit`] finds alpha and beta from measured messages, and [`calibrate()`] measures them on this machine.
 //!
 //! The model knows nothing of congestion, of stragglers, or of a fabric that has less bandwidth in its middle than
 //! at its edges: real jobs are slower. `burn-ddp simulate` prints its tables.
