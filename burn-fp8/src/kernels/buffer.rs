@@ -26,7 +26,7 @@ pub(in crate::kernels) fn empty_codes(
     CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, DType::U8)
 }
 
-/// A new tensor of codes whose rows begin at whole words.
+/// A new tensor of codes whose rows begin at whole words. It ends with the last code.
 pub(in crate::kernels) fn empty_code_rows(like: &CubeTensor, shape: Shape) -> CubeTensor {
     let rank = shape.num_dims();
     let mut strides = vec![1; rank];
@@ -35,7 +35,11 @@ pub(in crate::kernels) fn empty_code_rows(like: &CubeTensor, shape: Shape) -> Cu
         strides[dim] = size;
         size *= shape[dim];
     }
-    let handle = like.client.empty(size);
+    let rest = match size {
+        0 => 0,
+        _ => 4 * words(shape[rank - 1]) - shape[rank - 1],
+    };
+    let handle = like.client.empty(size).offset_end(rest as u64);
     let layout = Metadata::new(shape, strides);
     CubeTensor::new(
         like.client.clone(),

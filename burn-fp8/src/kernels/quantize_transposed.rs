@@ -41,16 +41,14 @@ pub(crate) fn quantize_transposed(
         * buffer::words(columns).div_ceil(ACROSS as usize);
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
     let (count, dim) = buffer::grid(&client, blocks * (ACROSS * DOWN) as usize);
-    let code_words = batches * rows * buffer::words(columns);
-    let transposed_words = batches * columns * buffer::words(rows);
     quantize_kernel::launch(
         &client,
         count,
         dim,
         buffer::elements(input),
         buffer::elements(scale),
-        buffer::raw(codes.handle.clone(), code_words),
-        buffer::raw(transposed.handle.clone(), transposed_words),
+        buffer::code_words(&codes),
+        buffer::code_words(&transposed),
         buffer::raw(amax.handle.clone(), 1),
         batches as u32,
         rows as u32,
