@@ -16,10 +16,10 @@ use crate::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 /// use burn::tensor::{FloatDType, TensorData};
 /// use burn_fp8::{Bias, Fp8Cast, Fp8Format, Granularity, Operand};
 ///
-/// let x = Flex::float_from_data(TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]), &Default::default());
+/// let x = Flex::float_from_data(TensorData::from([[1.0f32, 2.0], [4.0, 8.0]]), &Default::default());
 /// let x = Operand::<Flex>::cast(x, Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3));
 /// let product = x.clone().matmul(x.transpose(), Bias::None, FloatDType::F32);
-/// assert_eq!(product.storage::<f32>(), [5.0, 11.0, 11.0, 25.0]);
+/// assert_eq!(product.storage::<f32>(), [5.0, 20.0, 20.0, 80.0]);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Operand<B: Backend> {

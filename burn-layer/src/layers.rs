@@ -1,6 +1,6 @@
 //! [`Layers`]: putting layers over a device.
 
-use crate::{Layer, LayerError, Lease, custom_op::Handlers, service};
+use crate::{Layer, LayerError, Lease, custom_op::Handlers, service, under};
 use burn::tensor::Device;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::Cube;
@@ -99,6 +99,7 @@ impl Layers {
                 device: format!("{base:?}"),
             }),
         }?;
+        under::remember(served.device(), base);
         Ok(Lease::new(served, &device))
     }
 

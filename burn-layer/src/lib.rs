@@ -17,6 +17,7 @@ mod run;
 mod scope;
 mod service;
 mod tensor;
+mod under;
 
 pub use backend::Layered;
 pub use burn_router::CustomOpHandler;
@@ -32,3 +33,4 @@ pub use reduce::{FloatView, Reduced};
 pub use run::{Kept, Ran, Run, RunInput};
 pub use scope::scoped;
 pub use tensor::{LayeredFloat, LayeredTensor};
+pub use under::device_under;

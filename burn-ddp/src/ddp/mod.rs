@@ -31,6 +31,7 @@ use burn::{
         distributed::{DistributedConfig, DistributedContext, ReduceOperation},
     },
 };
+use burn_layer::device_under;
 
 use self::{
     after::{average, bucketer},
@@ -193,6 +194,10 @@ impl Ddp {
             )));
         }
         let trained = check_equal(group, model)?;
+        // Here, where all ranks are: the ops of backward come in an order of each rank's own.
+        if let Some(under) = device_under(&device) {
+            overlap.group().tensor_backend(&under)?;
+        }
         let bucketer = bucketer(overlap.group().clone(), &trained, overlap.config());
         let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
         let mut ddp = Self {
