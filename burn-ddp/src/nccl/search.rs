@@ -66,12 +66,12 @@ mod tests {
         );
         let tree = |folder: &Path| match folder.to_str() {
             Some("/venv/lib") => vec!["/venv/lib/pkgconfig".into(), "/venv/lib/python3.12".into()],
-            Some("/root/.local/lib") => vec!["/root/.local/lib/python3.9".into()],
+            Some("/home/ada/.local/lib") => vec!["/home/ada/.local/lib/python3.9".into()],
             _ => Vec::new(),
         };
         let variables = |name: &str| match name {
             "VIRTUAL_ENV" => Some("/venv".to_owned()),
-            "HOME" => Some("/root".to_owned()),
+            "HOME" => Some("/home/ada".to_owned()),
             _ => None,
         };
         let found = candidates(variables, tree);
@@ -79,8 +79,8 @@ mod tests {
         let expected = [
             "/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2",
             "/venv/lib/python3.12/dist-packages/nvidia/nccl/lib/libnccl.so.2",
-            "/root/.local/lib/python3.9/site-packages/nvidia/nccl/lib/libnccl.so.2",
-            "/root/.local/lib/python3.9/dist-packages/nvidia/nccl/lib/libnccl.so.2",
+            "/home/ada/.local/lib/python3.9/site-packages/nvidia/nccl/lib/libnccl.so.2",
+            "/home/ada/.local/lib/python3.9/dist-packages/nvidia/nccl/lib/libnccl.so.2",
         ];
         assert_eq!(wheels, expected);
     }
