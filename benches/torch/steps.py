@@ -46,7 +46,7 @@ def resnet50():
 
 
 def blocks(layers, width):
-    """Burn's attention computes its scores plainly, so PyTorch's fused attention is what it is compared with."""
+    """As PyTorch has them, with the attention that it picks."""
     layer = nn.TransformerEncoderLayer(
         width, width // 64, 4 * width, dropout=0.0, activation=F.gelu, batch_first=True, norm_first=True
     )

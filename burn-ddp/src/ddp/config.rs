@@ -67,7 +67,8 @@ impl DdpConfig {
 
     /// Promises that each step uses the same parameters, whatever that is on which rank: PyTorch's
     /// `static_graph`. Ranks then tell each other in the first step which gradients they have, and not again,
-    /// which saves a small collective call a step. A rank that breaks the promise ends the job. Default: no.
+    /// which saves a small collective call a step. A rank that breaks the promise ends the job. Where gradients travel by
+    /// NCCL after backward, they tell each other in every step. Default: no.
     pub fn static_graph(mut self, static_graph: bool) -> Self {
         self.static_graph = static_graph;
         self

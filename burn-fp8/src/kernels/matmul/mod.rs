@@ -30,7 +30,8 @@ pub(super) struct Product {
     pub(super) rhs_scale: CubeTensor,
     pub(super) bias: Bias<CubeBackend>,
     pub(super) spec: MatmulSpec,
-    /// Where the output's amax goes, if it is asked for: one f32, its bits 0.
+    /// Where the output's amax goes, if it is asked for: one f32, its bits 0. The direct and the decoded routine put it
+    /// there; no other gets such a product.
     pub(super) amax: Option<CubeTensor>,
 }
 

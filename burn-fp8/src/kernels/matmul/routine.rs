@@ -137,8 +137,8 @@ pub struct UnknownRoutine(pub String);
 /// How [`scaled_matmul`](crate::scaled_matmul) picks its kernel on CubeCL's devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatmulPolicy {
-    /// By device and size. Where a GPU has more than one routine for a large product, the first product of a size measures
-    /// them.
+    /// By device and size. Very large products go to cuBLASLt where it is installed. Where a GPU has more than one routine
+    /// for a large product, the first product of a size measures them.
     #[default]
     Automatic,
     /// The first product of a size measures every routine that the device has what it takes for.

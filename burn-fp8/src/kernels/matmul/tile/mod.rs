@@ -40,8 +40,7 @@ impl Routine for Tile {
         let rank = shape.num_dims();
         let batches: usize = shape.iter().take(rank - 2).product();
         let tiles = shape[rank - 2].div_ceil(ROWS as usize);
-        product.amax.is_none()
-            && shape.num_elements() > 0
+        shape.num_elements() > 0
             && product.inner() > 0
             && tiles <= MOST_CUBES
             && batches <= MOST_CUBES
