@@ -1,6 +1,6 @@
 //! [`Plan`]: the dtypes that one op runs in.
 
-use crate::scope::Scope;
+use crate::{run::look, scope::Scope, tensor::Rows};
 use burn_backend::{DType, Shape};
 use std::{any::Any, sync::Arc};
 
@@ -11,7 +11,7 @@ pub struct Inputs {
     pub nominal: DType,
     /// The dtype that the first float input is stored in.
     pub first: DType,
-    /// Whether the first float input comes straight from a transposition.
+    /// Whether the first float input comes straight from a transposition of its last two dimensions.
     pub first_transposed: bool,
     /// Whether the last float input does.
     pub last_transposed: bool,
@@ -26,6 +26,8 @@ pub struct Inputs {
     pub same: bool,
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
+    /// The rows of the tensor that the first float input is the transposition of.
+    pub(crate) first_columns: Option<Arc<Rows>>,
 }
 
 impl Inputs {
@@ -50,6 +52,12 @@ impl Inputs {
     /// The values of type `T` of all [scopes](crate::scoped) that the op is in, outermost first.
     pub fn scopes<T: Any>(&self) -> Vec<&T> {
         crate::scope::values(self.scope.as_deref())
+    }
+
+    /// What `body` makes of the value of type `T` that is [kept](crate::Kept) with the tensor that the first float input is the
+    /// transposition of, if there are both.
+    pub fn kept_with_transposed<T: Any, R>(&self, body: impl FnOnce(&T) -> R) -> Option<R> {
+        look(&self.first_columns.as_ref()?.kept, body)
     }
 
     /// One more input, which is the same tensor as those before or not.

@@ -3,7 +3,7 @@
 use crate::{LayeredFloat, Op, scope::Scope};
 use burn_backend::{Backend, DType, tensor::FloatTensor};
 use core::{any::Any, fmt};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// An op that a layer's [plan](crate::Plan::own) asked to run itself.
 pub struct Run<'a> {
@@ -39,8 +39,8 @@ impl Run<'_> {
         let inputs: &Vec<LayeredFloat<B>> = self.inputs.downcast_ref()?;
         let inputs = inputs.iter().map(|tensor| RunInput {
             tensor: tensor.clone().into_storage(),
-            transposed: tensor.is_transposed(),
-            kept: Kept(tensor.kept()),
+            kept: Kept(&tensor.rows().kept),
+            transposed: tensor.columns().map(|columns| Kept(&columns.kept)),
         });
         Some(Ran(Box::new(kernel(inputs.collect()))))
     }
@@ -60,10 +60,10 @@ impl fmt::Debug for Run<'_> {
 pub struct RunInput<'a, B: Backend> {
     /// The tensor of the backend underneath.
     pub tensor: FloatTensor<B>,
-    /// Whether it comes straight from a transposition.
-    pub transposed: bool,
     /// What is kept with it.
     pub kept: Kept<'a>,
+    /// What is kept with the tensor that it is the transposition of (of the last two dimensions), where it is one.
+    pub transposed: Option<Kept<'a>>,
 }
 
 /// What layers keep with a tensor, for the next op that needs it: all clones of the tensor share it, and its reshapes that
@@ -74,10 +74,22 @@ pub struct Kept<'a>(&'a KeptValues);
 /// One value of each type.
 pub(crate) type KeptValues = Mutex<Vec<Box<dyn Any + Send>>>;
 
+/// What `body` makes of the kept value of type `T`, if there is one.
+pub(crate) fn look<T: Any, R>(kept: &KeptValues, body: impl FnOnce(&T) -> R) -> Option<R> {
+    lock(kept)
+        .iter()
+        .find_map(|value| value.downcast_ref())
+        .map(body)
+}
+
+fn lock(kept: &KeptValues) -> MutexGuard<'_, Vec<Box<dyn Any + Send>>> {
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Kept<'_> {
     /// Lends the kept value of type `T`, at first its default.
     pub fn with<T: Any + Default + Send, R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = lock(self.0);
         let place = match values.iter().position(|value| value.is::<T>()) {
             Some(place) => place,
             None => {

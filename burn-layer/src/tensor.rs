@@ -80,12 +80,12 @@ struct Shared<P> {
 }
 
 /// What the clones of a tensor share with its reshapes that keep the last dimension: its rows are theirs.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Rows {
     /// The scope that they were last used in, which their backward belongs to.
     used_in: Mutex<Option<Arc<Scope>>>,
     /// What layers keep with them.
-    kept: KeptValues,
+    pub(crate) kept: KeptValues,
 }
 
 impl<P> Default for Shared<P> {
@@ -105,9 +105,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct LayeredFloat<B: Backend> {
     source: Source<FloatTensor<B>>,
     nominal: DType,
-    transposed: bool,
     shared: Arc<Shared<FloatTensor<B>>>,
     rows: Arc<Rows>,
+    /// The rows of the tensor that it is the transposition of, if it is.
+    columns: Option<Arc<Rows>>,
     layer: Held,
 }
 
@@ -135,19 +136,19 @@ impl<B: Backend> LayeredFloat<B> {
         Self {
             source,
             nominal,
-            transposed: false,
             shared: Arc::default(),
             rows: Arc::default(),
+            columns: None,
             layer: Held::new(layer),
         }
     }
 
-    pub(crate) fn transposed(self, transposed: bool) -> Self {
-        Self { transposed, ..self }
+    pub(crate) fn columns(&self) -> Option<&Arc<Rows>> {
+        self.columns.as_ref()
     }
 
-    pub(crate) fn is_transposed(&self) -> bool {
-        self.transposed
+    pub(crate) fn with_columns(self, columns: Option<Arc<Rows>>) -> Self {
+        Self { columns, ..self }
     }
 
     pub(crate) fn rows(&self) -> &Arc<Rows> {
@@ -165,10 +166,6 @@ impl<B: Backend> LayeredFloat<B> {
 
     pub(crate) fn set_used_in(&self, scope: &Arc<Scope>) {
         *lock(&self.rows.used_in) = Some(scope.clone());
-    }
-
-    pub(crate) fn kept(&self) -> &KeptValues {
-        &self.rows.kept
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -243,9 +240,9 @@ impl<B: Backend> Clone for LayeredFloat<B> {
         Self {
             source: self.source.clone(),
             nominal: self.nominal,
-            transposed: self.transposed,
             shared: self.shared.clone(),
             rows: self.rows.clone(),
+            columns: self.columns.clone(),
             layer: self.layer.clone(),
         }
     }

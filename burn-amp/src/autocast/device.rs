@@ -83,8 +83,8 @@ impl Autocast {
     /// Burn 0.22 sends a layer to its device as plain matrix products. So every product by one matrix counts as a linear
     /// layer (and none by a batch of matrices, as in attention); by a transposed one, as a layer's backward: embeddings tied to the
     /// output are cast as gradients are, unless a filter keeps them out or the recipe is e4m3 everywhere. Inputs of three and
-    /// more dimensions are multiplied as a batch where Burn finds that faster (rows in multiples of 32); the gradient
-    /// of the weight is then a product of two batches, and stays in bf16.
+    /// more dimensions are multiplied as a batch where Burn finds that faster (rows in multiples of 32); the gradient of the weight
+    /// is then a product of two batches, known from others by its left factor, which was the input of a layer of that size.
     ///
     /// - `CurrentScaling`, `RowwiseScaling` and `BlockScaling` need no state and suit any model.
     /// - `DelayedScaling` needs to know a layer again in the next step. What a device can tell it by is the block it is

@@ -84,6 +84,20 @@ fn the_program_sees_f32() {
     }
 }
 
+/// Heads that are moved before tokens are no transposition, as which a gradient of a weight is known.
+#[test]
+fn scores_of_attention_are_stored_low() {
+    let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
+    let low = |product: &dyn Fn(Tensor<4>) -> Tensor<4>| {
+        let tokens = Tensor::<4>::ones([2, 4, 3, 8], &autocast.device);
+        let before = autocast.report().low_bytes;
+        product(tokens.swap_dims(1, 2)).into_data();
+        autocast.report().low_bytes - before
+    };
+    assert_eq!(low(&|x| x.clone().matmul(x.transpose())), 2 * 3 * 4 * 4 * 2);
+    assert_eq!(low(&|x| x.clone().transpose().matmul(x)), 0);
+}
+
 /// Outputs and gradients are those of f32 within the precision of the low dtype.
 #[test]
 fn outputs_and_gradients_are_near_those_of_f32() {

@@ -23,8 +23,10 @@ pub(crate) struct Call<B: BackendIr> {
     forward: Option<Arc<Scope>>,
     /// The scopes that the float inputs were used in before, once there are any.
     used_in: Vec<Option<Arc<Scope>>>,
-    /// The rows of a tensor that is reshaped.
+    /// The rows of a tensor that is reshaped or transposed.
     rows: Option<Arc<Rows>>,
+    /// The dimensions that a transposition is about.
+    dims: Vec<usize>,
     /// Whether a layer watches what ops make.
     watched: bool,
     /// The float inputs as the op gets them, when watched.
@@ -43,6 +45,7 @@ impl<B: BackendIr> Call<B> {
             forward: None,
             used_in: Vec::new(),
             rows: None,
+            dims: Vec::new(),
             watched: false,
             lowered: Vec::new(),
         }
@@ -57,7 +60,7 @@ impl<B: BackendIr> Call<B> {
                 inputs.add(
                     storage,
                     tensor.shape(),
-                    tensor.is_transposed(),
+                    tensor.columns().is_some(),
                     self.only.is_some(),
                 );
             }
@@ -66,18 +69,19 @@ impl<B: BackendIr> Call<B> {
                 self.inputs = Some(Inputs {
                     nominal: tensor.dtype(),
                     first: storage,
-                    first_transposed: tensor.is_transposed(),
-                    last_transposed: tensor.is_transposed(),
+                    first_transposed: tensor.columns().is_some(),
+                    last_transposed: tensor.columns().is_some(),
                     widest: storage,
                     shapes: vec![tensor.shape()],
                     mixed: false,
                     same: false,
                     scope: None,
+                    first_columns: tensor.columns().cloned(),
                 });
             }
         }
         self.see_layer(tensor.layer());
-        if self.op == Op::float_reshape {
+        if self.op == Op::float_reshape || transposes(self.op) {
             self.rows = Some(tensor.rows().clone());
         }
         if scope::any() {
@@ -91,7 +95,7 @@ impl<B: BackendIr> Call<B> {
             Some(scope) if self.op.has_backward() => tensor.set_used_in(scope),
             Some(_) => {}
             None => {
-                let counts = self.op != Op::float_matmul || tensor.is_transposed();
+                let counts = self.op != Op::float_matmul || tensor.columns().is_some();
                 let used_in = counts.then(|| tensor.used_in()).flatten();
                 self.used_in.push(used_in);
             }
@@ -108,6 +112,12 @@ impl<B: BackendIr> Call<B> {
         used_in.pop();
         let all = self.op.is_backward() && used_in.iter().all(Option::is_some);
         all.then(|| used_in.into_iter().flatten().next())?
+    }
+
+    pub(crate) fn see_dims(&mut self, dims: &[usize]) {
+        if transposes(self.op) {
+            self.dims.extend_from_slice(dims);
+        }
     }
 
     pub(crate) fn see_layer(&mut self, layer: &Arc<LayerSet>) {
@@ -215,18 +225,30 @@ impl<B: BackendIr> Call<B> {
             _ => tensor,
         };
         layer.stored(tensor.dtype(), nominal, tensor.shape().num_elements());
-        let transposes = transposes(self.op);
         let shape = tensor.shape();
-        let tensor = LayeredFloat::new(tensor, nominal, layer).transposed(transposes);
-        if transposes && let Some(scope) = &self.forward {
+        let tensor = LayeredFloat::new(tensor, nominal, layer);
+        if transposes(self.op)
+            && let Some(scope) = &self.forward
+        {
             tensor.set_used_in(scope);
         }
-        self.reshaped(tensor, &shape)
+        match (self.op, &self.rows) {
+            (Op::float_reshape, Some(rows)) => self.reshaped(tensor, &shape, rows),
+            (_, Some(rows)) if self.turns(shape.num_dims()) => {
+                tensor.with_columns(Some(rows.clone()))
+            }
+            _ => tensor,
+        }
     }
 
     /// What a reshape leaves as it was: rows, and whether they are the columns of another tensor.
-    fn reshaped(&self, tensor: LayeredFloat<B>, shape: &Shape) -> LayeredFloat<B> {
-        let (Some(rows), Some(inputs)) = (&self.rows, &self.inputs) else {
+    fn reshaped(
+        &self,
+        tensor: LayeredFloat<B>,
+        shape: &Shape,
+        rows: &Arc<Rows>,
+    ) -> LayeredFloat<B> {
+        let Some(inputs) = &self.inputs else {
             return tensor;
         };
         let before = inputs.shapes[0].iter().rev();
@@ -236,9 +258,30 @@ impl<B: BackendIr> Call<B> {
             .count()
         {
             0 => tensor,
-            same => tensor
+            1 => tensor.with_rows(rows.clone()),
+            _ => tensor
                 .with_rows(rows.clone())
-                .transposed(inputs.first_transposed && same >= 2),
+                .with_columns(inputs.first_columns.clone()),
+        }
+    }
+
+    /// Whether the op swaps the last two of `rank` dimensions and no others.
+    fn turns(&self, rank: usize) -> bool {
+        let Some(first) = rank.checked_sub(2) else {
+            return false;
+        };
+        let mut dims = self.dims.clone();
+        match self.op {
+            Op::float_transpose => true,
+            Op::float_swap_dims => {
+                dims.sort_unstable();
+                dims == [first, first + 1]
+            }
+            Op::float_permute => {
+                dims.swap(first, first + 1);
+                dims.into_iter().eq(0..rank)
+            }
+            _ => false,
         }
     }
 

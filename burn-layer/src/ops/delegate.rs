@@ -92,6 +92,12 @@ macro_rules! see {
     ($call:ident, Device, $arg:ident) => {
         $call.see_device($arg);
     };
+    ($call:ident, [usize], $arg:ident) => {
+        $call.see_dims(&[$arg]);
+    };
+    ($call:ident, [&[usize]], $arg:ident) => {
+        $call.see_dims($arg);
+    };
     ($call:ident, $other:tt, $arg:ident) => {};
 }
 

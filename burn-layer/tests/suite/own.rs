@@ -133,3 +133,62 @@ fn a_layer_runs_ops_itself() {
     assert!(ran().contains(&(Op::gelu, DType::F32)));
     assert!(ran().contains(&(Op::float_argmax, DType::F32)));
 }
+
+/// Counts the products whose left factor is the transposition of a tensor that was a left factor before.
+#[derive(Clone, Debug, Default)]
+struct Turned(Arc<AtomicUsize>);
+
+/// Kept with a left factor.
+#[derive(Default)]
+struct Left;
+
+impl Layer for Turned {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        let known = inputs.kept_with_transposed(|_: &Left| ()).is_some();
+        assert_eq!(known, inputs.first_transposed);
+        (op == Op::float_matmul).then(Plan::own)
+    }
+
+    fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        run.on::<Flex>(|inputs| {
+            inputs[0].kept.with(|_: &mut Left| ());
+            if inputs[0].transposed.is_some() {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+            Flex::float_matmul(inputs[0].tensor.clone(), inputs[1].tensor.clone())
+        })
+    }
+}
+
+/// A transposition swaps the last two dimensions, by whichever op, and knows what it was made of; its reshapes that keep them too.
+#[test]
+fn what_is_kept_is_found_from_the_transposition() {
+    let layer = Turned::default();
+    let device = Layers::on(Device::flex())
+        .layer(layer.clone())
+        .serve()
+        .unwrap();
+    // Cubes, so that shapes tell nothing.
+    let found = |turn: &dyn Fn(Tensor<3>) -> Tensor<3>| {
+        let x = Tensor::<3>::ones([2, 2, 2], &device);
+        let before = layer.0.load(Ordering::Relaxed);
+        x.clone().matmul(x.clone()).into_data();
+        assert_eq!(layer.0.load(Ordering::Relaxed), before);
+        turn(x.clone()).matmul(x).into_data();
+        layer.0.load(Ordering::Relaxed) - before
+    };
+    assert_eq!(found(&|x| x.transpose()), 1);
+    assert_eq!(found(&|x| x.swap_dims(1, 2)), 1);
+    assert_eq!(found(&|x| x.swap_dims(2, 1)), 1);
+    assert_eq!(found(&|x| x.permute([0, 2, 1])), 1);
+    assert_eq!(
+        found(&|x| x.transpose().reshape([1, 2, 2, 2]).reshape([2, 2, 2])),
+        1
+    );
+    assert_eq!(found(&|x| x), 0);
+    assert_eq!(found(&|x| x.swap_dims(0, 1)), 0);
+    assert_eq!(found(&|x| x.swap_dims(0, 2)), 0);
+    assert_eq!(found(&|x| x.permute([1, 0, 2])), 0);
+    assert_eq!(found(&|x| x.permute([2, 1, 0])), 0);
+    assert_eq!(found(&|x| x.transpose() * 1.0), 0);
+}

@@ -42,15 +42,12 @@ pub(super) struct Histories(Mutex<HashMap<(Place, Role), Box<dyn Any + Send>>>);
 struct History<B: Backend> {
     amaxes: FloatTensor<B>,
     scale: FloatTensor<B>,
-    /// The scale of the last cast.
-    used: Option<FloatTensor<B>>,
     /// How often amaxes were taken in.
     steps: usize,
 }
 
 impl Histories {
-    /// Cast by the scale that the history gives, and take the tensor's amax into it; what was cast before and comes `again`,
-    /// transposed, by the scale that it had.
+    /// Cast by the scale that the history gives, and take the tensor's amax into it.
     pub(super) fn cast<B: Backend + Fp8Ops>(
         &self,
         tensor: FloatTensor<B>,
@@ -58,7 +55,6 @@ impl Histories {
         recipe: &DelayedScaling,
         place: &Place,
         role: Role,
-        again: bool,
     ) -> Operand<B> {
         let mut histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let history = histories.entry((place.clone(), role)).or_insert_with(|| {
@@ -66,18 +62,13 @@ impl Histories {
             Box::new(History::<B> {
                 amaxes: B::float_zeros(Shape::new([recipe.amax_history_len]), &device, dtype),
                 scale: B::float_ones(Shape::new([1]), &device, dtype),
-                used: None,
                 steps: 0,
             })
         });
         let history: &mut History<B> = history
             .downcast_mut()
             .expect("a device has one backend underneath");
-        if let (true, Some(used)) = (again, &history.used) {
-            return Operand::cast_with(tensor, used.clone(), format).0;
-        }
         let (operand, amax) = Operand::cast_with(tensor, history.scale.clone(), format);
-        history.used = Some(history.scale.clone());
         let (amaxes, scale) = B::fp8_update_scale(
             history.amaxes.clone(),
             history.scale.clone(),

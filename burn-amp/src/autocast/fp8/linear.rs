@@ -3,7 +3,7 @@
 use super::{
     Fp8,
     history::Place,
-    product::{self, Product},
+    product::{self, InputOf, Product},
 };
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
@@ -38,63 +38,61 @@ impl Fp8 {
             _ => Bias::None,
         };
         let [first, second] = <[_; 2]>::try_from(inputs).expect("a product has two factors");
-        let shapes = [&first, &second].map(|input| input.tensor.shape());
-        let transposed = [first.transposed, second.transposed];
+        let [left, right] = [&first, &second].map(|input| input.tensor.shape());
+        let transposed = [&first, &second].map(|input| input.transposed.is_some());
+        let shapes = [left, right];
         let (product, size) =
-            product::of(run.op(), &shapes, transposed).expect("fp8 takes products only");
-        let place = Place::new(run, size);
+            product::of(run.op(), &shapes, transposed, |_| true).expect("fp8 takes products only");
         let [left, right] = shapes;
-        let last = |shape: &Shape| shape[shape.num_dims() - 1];
-        let cast = |input, role, granularity| {
-            let again = matches!(
-                (product, role),
-                (Product::InputGradient, Weight) | (Product::WeightGradient, Input)
-            );
-            self.cast(input, role, granularity, &place, again)
-        };
-        match run.op() {
-            Op::linear_x_backward => {
-                let [gradient, weight] = casts.input_gradient;
-                let weight = cast(first, Weight, weight).transpose();
-                let output = cast(second, Gradient, gradient).matmul(weight, bias, dtype);
-                B::float_reshape(output, with_last(right, left[0]))
+        let place = Place::new(run, size);
+        // The product of two batches, that is.
+        let batch = run.op() == Op::float_matmul && !product::is_matrix(&right);
+        let cast = |input, role, granularity| self.cast(input, role, granularity, &place, batch);
+        let (output, shape) = match product {
+            Product::Output => {
+                let [input, weight] = casts.output;
+                first.kept.with(|InputOf(sizes)| {
+                    if !sizes.contains(&size) {
+                        sizes.push(size);
+                    }
+                });
+                let output =
+                    cast(first, Input, input).matmul(cast(second, Weight, weight), bias, dtype);
+                (output, with_last(left, size[1]))
             }
-            Op::linear_weight_backward => {
-                let [input, gradient] = casts.weight_gradient;
-                let input = cast(first, Input, input).transpose();
-                input.matmul(cast(second, Gradient, gradient), bias, dtype)
-            }
-            _ => {
-                // Factors that are transposed already.
-                let [(a, left_granularity), (b, right_granularity)] = match product {
-                    Product::Output => {
-                        let [input, weight] = casts.output;
-                        [(Input, input), (Weight, weight)]
-                    }
-                    Product::InputGradient => {
-                        let [gradient, weight] = casts.input_gradient;
-                        [(Gradient, gradient), (Weight, weight.transposed())]
-                    }
-                    Product::WeightGradient => {
-                        let [input, gradient] = casts.weight_gradient;
-                        [(Input, input.transposed()), (Gradient, gradient)]
-                    }
+            Product::InputGradient => {
+                let (weight, gradient) = match run.op() {
+                    Op::linear_x_backward => (first, second),
+                    _ => (untransposed(second), first),
                 };
-                let first = cast(first, a, left_granularity);
-                let output = first.matmul(cast(second, b, right_granularity), bias, dtype);
-                B::float_reshape(output, with_last(left, last(&right)))
+                let shape = with_last(gradient.tensor.shape(), size[0]);
+                let [left, right] = casts.input_gradient;
+                let weight = cast(weight, Weight, right).transpose();
+                let output = cast(gradient, Gradient, left).matmul(weight, bias, dtype);
+                (output, shape)
             }
-        }
+            Product::WeightGradient => {
+                let (input, shape) = match run.op() {
+                    Op::linear_weight_backward => (first, Shape::new(size)),
+                    _ => (untransposed(first), with_last(left, size[1])),
+                };
+                let [left, right] = casts.weight_gradient;
+                let input = cast(input, Input, left).transpose();
+                let output = input.matmul(cast(second, Gradient, right), bias, dtype);
+                (output, shape)
+            }
+        };
+        B::float_reshape(output, shape)
     }
 
-    /// The tensor as a matrix in fp8, from an earlier cast where there is one.
+    /// The tensor in fp8, from an earlier cast where there is one: as a matrix, or in a `batch` as it is.
     fn cast<B: Backend + Fp8Ops>(
         &self,
         input: RunInput<'_, B>,
         role: Role,
         granularity: Granularity,
         place: &Place,
-        again: bool,
+        batch: bool,
     ) -> Operand<B> {
         let recipe = &self.settings.recipe;
         let format = match role {
@@ -102,21 +100,41 @@ impl Fp8 {
             Role::Gradient => recipe.format().gradient(),
         };
         let cast = Fp8Cast::new(granularity, format).with_power_of_two(recipe.power_of_two());
-        input.kept.with(|casts: &mut Casts<B>| {
+        if batch && granularity != Granularity::Tensor {
+            return Operand::cast(input.tensor, cast);
+        }
+        let shape = input.tensor.shape();
+        let operand = input.kept.with(|casts: &mut Casts<B>| {
             if let Some((_, operand)) = casts.iter().find(|(made, _)| *made == cast) {
                 return operand.clone();
             }
             let matrix = as_matrix::<B>(input.tensor);
             let operand = match recipe {
                 Fp8Recipe::Delayed(recipe) if place.is_named() => {
-                    let histories = &self.histories;
-                    histories.cast(matrix, format, recipe, place, role, again)
+                    self.histories.cast(matrix, format, recipe, place, role)
                 }
                 _ => Operand::cast(matrix, cast),
             };
             casts.push((cast, operand.clone()));
             operand
-        })
+        });
+        match batch {
+            true => Operand {
+                codes: B::int_reshape(operand.codes, shape),
+                ..operand
+            },
+            false => operand,
+        }
+    }
+}
+
+/// A transposed tensor as it was before, with what is kept with it.
+fn untransposed<B: Backend>(input: RunInput<'_, B>) -> RunInput<'_, B> {
+    let rank = input.tensor.shape().num_dims();
+    RunInput {
+        tensor: B::float_swap_dims(input.tensor, rank - 2, rank - 1),
+        kept: input.transposed.expect("it is transposed"),
+        transposed: None,
     }
 }
 

@@ -19,6 +19,7 @@ use burn::tensor::DType;
 use burn_fp8::{Fp8Error, recipe::Fp8Recipe};
 use burn_layer::{Inputs, Layers, Op, Ran, Run};
 use history::Histories;
+use product::InputOf;
 
 /// Which layers run in fp8, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,7 +58,11 @@ impl Fp8 {
     /// Whether an op runs in fp8.
     pub(super) fn takes(&self, op: Op, inputs: &Inputs) -> bool {
         let transposed = [inputs.first_transposed, inputs.last_transposed];
-        let Some((_, size)) = product::of(op, &inputs.shapes, transposed) else {
+        let was_input = |size: &[usize; 2]| {
+            let of = inputs.kept_with_transposed(|InputOf(sizes)| sizes.contains(size));
+            of.unwrap_or_default()
+        };
+        let Some((_, size)) = product::of(op, &inputs.shapes, transposed, was_input) else {
             return false;
         };
         let names = inputs.scopes::<Name>();

@@ -14,35 +14,57 @@ pub(super) enum Product {
     WeightGradient,
 }
 
+/// The sizes of the linear layers that a tensor was the input of, kept with it.
+#[derive(Debug, Default)]
+pub(super) struct InputOf(pub(super) Vec<[usize; 2]>);
+
 /// The product that an op is, and the numbers of inputs and outputs of its layer.
 ///
 /// A layer's products may arrive as ops of their own; Burn 0.22 sends plain products. Those are known by their right factor,
 /// one matrix for the whole batch, and by what is transposed. Where the input is multiplied as a batch, the gradient of the
-/// weight is a sum of products of two batches, which nothing tells from those of attention.
+/// weight is a sum of products of two batches. Those are known from the ones of attention by their left factor: it is the
+/// transposition of what was the input of a layer of that size, as `was_input` tells.
 pub(super) fn of(
     op: Op,
     shapes: &[Shape],
     [left_transposed, right_transposed]: [bool; 2],
+    was_input: impl FnOnce(&[usize; 2]) -> bool,
 ) -> Option<(Product, [usize; 2])> {
     let [left, right] = [shapes.first()?, shapes.get(1)?];
     let last = |shape: &Shape| shape.last().copied();
-    let matrix = |shape: &Shape| shape.iter().rev().skip(2).all(|length| *length == 1);
+    let rows = |shape: &Shape| shape.iter().rev().nth(1).copied();
     let (product, size) = match op {
         Op::linear => (Product::Output, [last(left)?, last(right)?]),
         Op::linear_x_backward => (Product::InputGradient, [*left.first()?, last(left)?]),
         Op::linear_weight_backward => (Product::WeightGradient, [last(left)?, last(right)?]),
-        Op::float_matmul if matrix(right) => {
-            let rows = |shape: &Shape| shape.iter().rev().nth(1).copied();
-            match () {
-                () if left_transposed && matrix(left) => {
-                    (Product::WeightGradient, [rows(left)?, last(right)?])
+        Op::float_matmul => {
+            let weight = [rows(right)?, last(right)?];
+            let gradient = [rows(left)?, last(right)?];
+            match (is_matrix(left), is_matrix(right)) {
+                (true, true) if left_transposed => (Product::WeightGradient, gradient),
+                (_, true) if right_transposed => (Product::InputGradient, [weight[1], weight[0]]),
+                (_, true) => (Product::Output, weight),
+                (false, false)
+                    if left_transposed && is_batch_like(left, right) && was_input(&gradient) =>
+                {
+                    (Product::WeightGradient, gradient)
                 }
-                () if right_transposed => (Product::InputGradient, [last(right)?, rows(right)?]),
-                () => (Product::Output, [rows(right)?, last(right)?]),
+                _ => return None,
             }
         }
         _ => return None,
     };
     let filled = shapes.iter().all(|shape| shape.num_elements() > 0);
     filled.then_some((product, size))
+}
+
+/// Whether two tensors are as many matrices.
+fn is_batch_like(left: &Shape, right: &Shape) -> bool {
+    let batch = |shape: &Shape| shape.iter().rev().skip(2).copied().collect::<Vec<_>>();
+    batch(left) == batch(right)
+}
+
+/// Whether a tensor is one matrix, and not a batch of several.
+pub(super) fn is_matrix(shape: &Shape) -> bool {
+    shape.iter().rev().skip(2).all(|length| *length == 1)
 }
