@@ -77,18 +77,33 @@ pub(crate) fn state(checkpoint: &Checkpoint) -> Result<State, Error> {
     })
 }
 
-/// Makes room for another run: the folder, if something is in it, gets a name that ends in `.previous`, in place of
-/// the one that has it.
+/// Makes room for another run: the checkpoints of the last one go to the folder `previous` in theirs, in place of
+/// those that are there. Other files stay as they are.
 pub(crate) fn set_aside(folder: &Path) -> io::Result<()> {
-    if fs::read_dir(folder)?.next().is_none() {
+    let last = checkpoints_in(folder)?;
+    if last.is_empty() {
         return Ok(());
     }
-    // Without a slash at its end.
-    let mut previous = folder.components().collect::<PathBuf>().into_os_string();
-    previous.push(".previous");
-    match fs::remove_dir_all(&previous) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => fs::rename(folder, &previous)?,
+    let previous = folder.join("previous");
+    fs::create_dir_all(&previous)?;
+    for name in checkpoints_in(&previous)? {
+        fs::remove_dir_all(previous.join(name))?;
     }
-    fs::create_dir(folder)
+    for name in last {
+        fs::rename(folder.join(&name), previous.join(&name))?;
+    }
+    Ok(())
+}
+
+/// The names of the checkpoints in a folder.
+fn checkpoints_in(folder: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let step = name.strip_prefix("step-").unwrap_or_default();
+        if !step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit()) {
+            names.push(name);
+        }
+    }
+    Ok(names)
 }

@@ -23,12 +23,15 @@ pub(crate) fn plain(kind: DeviceKind, local_rank: usize) -> Result<Device, Error
         #[cfg(feature = "flex")]
         DeviceKind::Flex => Ok(Device::flex()),
         #[cfg(feature = "cuda")]
-        DeviceKind::Cuda => {
-            let gpus = Device::enumerate(burn::tensor::DeviceType::Cuda).len();
-            Ok(Device::cuda(local_rank % gpus.max(1)))
-        }
+        DeviceKind::Cuda => match Device::enumerate(burn::tensor::DeviceType::Cuda).len() {
+            0 => Err(Error::NoDevice(kind)),
+            gpus => Ok(Device::cuda(local_rank % gpus)),
+        },
         #[cfg(feature = "wgpu")]
-        DeviceKind::Wgpu => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+        DeviceKind::Wgpu => match Device::enumerate(burn::tensor::DeviceType::Wgpu).is_empty() {
+            true => Err(Error::NoDevice(kind)),
+            false => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+        },
         #[cfg(feature = "cpu")]
         DeviceKind::Cpu => Ok(Device::cpu()),
         #[allow(unreachable_patterns, reason = "every device may be compiled in")]
@@ -43,6 +46,7 @@ pub(crate) struct Compute {
     autocast: Option<AutocastDevice>,
     /// Where the device averages gradients while backward runs.
     overlap: Option<Overlap>,
+    precision: Precision,
 }
 
 impl Compute {
@@ -55,6 +59,7 @@ impl Compute {
                     device: device.autodiff(),
                     autocast: None,
                     overlap: None,
+                    precision: args.precision,
                 });
             }
             Precision::Bf16 | Precision::Fp8 => Autocast::bf16(),
@@ -74,6 +79,7 @@ impl Compute {
             device: device.clone().autodiff(),
             autocast: Some(autocast.on(device)),
             overlap,
+            precision: args.precision,
         })
     }
 
@@ -102,7 +108,11 @@ impl Compute {
             .filter(|(_, runs)| *runs > 0)
             .map(|(name, runs)| format!("{} in {name}", thousands(*runs)))
             .collect();
-        counts.join(", ")
+        let head = match self.precision {
+            Precision::Fp8 => "; the products of the last layer in fp8",
+            _ => "",
+        };
+        counts.join(", ") + head
     }
 }
 

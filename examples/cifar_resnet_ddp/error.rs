@@ -24,6 +24,10 @@ pub(crate) enum Error {
     )]
     NotCompiledIn(DeviceKind),
     #[error(
+        "this machine has no device for `{0}`: is its driver installed? `--device flex` needs none"
+    )]
+    NoDevice(DeviceKind),
+    #[error(
         "a step of {images} images over {ranks} rank(s) is more than the {train_images} there are: choose a smaller --batch-size"
     )]
     BatchTooLarge {
@@ -100,6 +104,7 @@ impl Error {
         match self {
             Self::Data(_)
             | Self::NotCompiledIn(_)
+            | Self::NoDevice(_)
             | Self::BatchTooLarge { .. }
             | Self::Output { .. }
             | Self::NothingToResume(_)

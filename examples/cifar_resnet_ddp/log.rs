@@ -14,6 +14,8 @@ pub(crate) struct Log {
     progress: Progress,
     epochs: usize,
     started: Instant,
+    /// Seconds that a resumed run had taken before.
+    before: f64,
     /// Losses of the epoch so far.
     losses: Vec<f64>,
 }
@@ -34,8 +36,18 @@ pub(crate) struct Step {
 impl Log {
     /// The log of the steps from `first` to `last`.
     pub(crate) fn new(args: &Args, first: usize, last: usize) -> Result<Self, MetricsError> {
+        let metrics = Metrics::create(&args.out.join("metrics.csv"), first)?;
+        let rows = metrics.rows();
+        // The held-out images were looked at where the last epoch ended.
+        let open = rows
+            .iter()
+            .rev()
+            .take_while(|row| row.held_out_loss.is_none());
+        let mut losses: Vec<f64> = open.map(|row| row.loss).collect();
+        losses.reverse();
         Ok(Self {
-            metrics: Metrics::create(&args.out.join("metrics.csv"), first)?,
+            before: rows.last().map_or(0.0, |row| row.seconds),
+            metrics,
             progress: if args.quiet {
                 Progress::quiet()
             } else {
@@ -43,7 +55,7 @@ impl Log {
             },
             epochs: args.epochs,
             started: Instant::now(),
-            losses: Vec::new(),
+            losses,
         })
     }
 
@@ -80,7 +92,7 @@ impl Log {
             lr,
             loss,
             images_per_second,
-            seconds: self.started.elapsed().as_secs_f64(),
+            seconds: self.before + self.started.elapsed().as_secs_f64(),
             held_out_loss: held_out.map(|held_out| held_out.loss),
             held_out_accuracy: held_out.map(|held_out| held_out.accuracy()),
         })

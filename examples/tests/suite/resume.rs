@@ -128,19 +128,29 @@ fn a_checkpoint_whose_writing_was_cut_off_is_not_taken() {
 #[test]
 fn a_new_run_keeps_the_checkpoints_of_the_last_one_aside() {
     let out = tempfile::tempdir().unwrap();
-    succeed(run(out.path(), 1, &["--max-steps", "5"]));
-    succeed(run(out.path(), 1, &["--max-steps", "3"]));
-    let steps = |folder: &str| {
-        let mut names: Vec<_> = std::fs::read_dir(out.path().join(folder))
+    let folder = out.path().join("checkpoints");
+    let names = |folder: &Path| {
+        let mut names: Vec<_> = std::fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
         names
     };
-    assert_eq!(steps("checkpoints"), ["step-000000000003"]);
-    assert_eq!(
-        steps("checkpoints.previous"),
-        ["step-000000000003", "step-000000000005"]
-    );
+    succeed(run(out.path(), 1, &["--max-steps", "5"]));
+    // What is not a checkpoint is none of its business.
+    std::fs::write(folder.join("notes.txt"), "mine").unwrap();
+    std::fs::create_dir(folder.join("step-by-step")).unwrap();
+    let others = ["notes.txt", "previous", "step-by-step"];
+    for (steps, before) in [
+        ("3", ["step-000000000003", "step-000000000005"].as_slice()),
+        ("2", &["step-000000000003"]),
+    ] {
+        succeed(run(out.path(), 1, &["--max-steps", steps]));
+        let mut expected = others.map(String::from).to_vec();
+        expected.insert(2, format!("step-{:0>12}", steps));
+        assert_eq!(names(&folder), expected);
+        assert_eq!(names(&folder.join("previous")), before);
+    }
+    assert_eq!(std::fs::read(folder.join("notes.txt")).unwrap(), b"mine");
 }
