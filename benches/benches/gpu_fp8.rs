@@ -3,10 +3,18 @@
 
 use benches::{Comparison, Precision, is_selected, torch_script};
 use burn::{
-    nn::LinearConfig,
+    module::Module,
+    nn::{Linear, LinearConfig},
+    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::{Device, Distribution, FloatDType, Tensor},
 };
-use burn_fp8::{Fp8Format, Fp8Linear, Fp8Tensor, recipe::DelayedScaling, scaled_matmul};
+use burn_fp8::{
+    Fp8Format, Fp8Linear, Fp8Tensor,
+    kernels::{MatmulPolicy, MatmulRoutine, set_matmul_policy},
+    recipe::DelayedScaling,
+    scaled_matmul,
+};
+use std::process::Command;
 
 /// M, K and N: squares, and the layers of a language model of width 4,096 over 8,192 tokens.
 const PRODUCTS: [[usize; 3]; 7] = [
@@ -18,6 +26,9 @@ const PRODUCTS: [[usize; 3]; 7] = [
     [8_192, 4_096, 14_336],
     [8_192, 14_336, 4_096],
 ];
+
+/// Products that are started before the first is waited for; `torch/scaled_mm.py` has the same number.
+const AT_ONCE: u32 = 8;
 
 fn main() {
     let device = Device::cuda(0);
@@ -47,48 +58,94 @@ fn quantize(device: &Device) {
     if !is_selected("quantize") {
         return;
     }
-    let x = random([16_384, 8_192], device);
-    let copy = || {
-        // A copy that no one can skip: another value for every element.
-        let y = x.clone() + 1.0;
-        sync(device);
-        drop(y);
-    };
-    let table = Comparison::new(
-        "What does quantizing [16384, 8192] in bf16 cost?",
-        "x + 1",
-        copy,
-    )
-    .with("amax and quantize", || {
-        let y = Fp8Tensor::quantize(x.clone(), Fp8Format::E4M3);
-        sync(device);
-        drop(y);
-    })
-    .run(50);
-    println!("{table}");
+    for shape @ [rows, columns] in [[8_192, 8_192], [16_384, 16_384], [32_768, 16_384]] {
+        let x = random(shape, device);
+        let scale = Tensor::<1>::ones([1], device);
+        let format = Fp8Format::E4M3;
+        let wait = || sync(device);
+        // Each way, and the bytes that it reads and writes for an element.
+        let (amax, known, transposed) = (
+            "amax, then quantize",
+            "quantize and amax",
+            "quantize, amax and transpose",
+        );
+        let bytes = [("x + 1", 4), (amax, 5), (known, 3), (transposed, 4)];
+        let question = format!("What does quantizing {shape:?} in bf16 cost?");
+        let table = Comparison::empty(&question)
+            // A copy that no one can skip: another value for every element.
+            .with_queue(bytes[0].0, 4, || x.clone() + 1.0, wait)
+            .with_queue(amax, 4, || Fp8Tensor::quantize(x.clone(), format), wait)
+            .with_queue(
+                known,
+                4,
+                || Fp8Tensor::quantize_with_device_scale(x.clone(), scale.clone(), format),
+                wait,
+            )
+            .with_queue(
+                transposed,
+                4,
+                || Fp8Tensor::quantize_with_transpose(x.clone(), scale.clone(), format),
+                wait,
+            )
+            .run(50);
+        println!("{table}");
+        let rate = |row: usize| {
+            let bytes = (rows * columns * bytes[row].1) as f64;
+            bytes / table.rows[row].median.as_secs_f64() / 1e9
+        };
+        for (number, row) in table.rows.iter().enumerate() {
+            let (rate, copy) = (rate(number), rate(0));
+            println!(
+                "- {}: {rate:.0} GB/s, {:.2} of the copy's",
+                row.name,
+                rate / copy
+            );
+        }
+        println!();
+    }
 }
 
 fn products(device: &Device) {
+    if !is_selected("product") {
+        return;
+    }
+    let wait = || sync(device);
+    let native = native_routines();
     for [m, k, n] in PRODUCTS {
-        let name = format!("[{m}, {k}] by [{k}, {n}]");
-        if !is_selected("product") {
-            return;
-        }
-        let (a, b) = (random([m, k], device), random([k, n], device));
+        let (a, b) = (random([m, k], device), random([n, k], device));
         let [a8, b8] = [&a, &b].map(|x| Fp8Tensor::quantize(x.clone(), Fp8Format::E4M3));
-        let bf16 = || {
-            let c = a.clone().matmul(b.clone());
-            sync(device);
-            drop(c);
+        // As a weight's gradient has it, and as fp8 hardware wants it: with the inner dimension contiguous.
+        let (b, b8) = (b.transpose(), b8.transpose());
+        let by = |policy| {
+            let (a8, b8) = (a8.clone(), b8.clone());
+            move || {
+                set_matmul_policy(policy);
+                scaled_matmul(&a8, &b8, None, FloatDType::BF16).expect("the shapes fit")
+            }
         };
-        let question = format!("What does a product cost? {name}");
-        let table = Comparison::new(&question, "bf16, Burn", bf16)
-            .with("e4m3, to bf16", || {
-                let c = scaled_matmul(&a8, &b8, None, FloatDType::BF16);
-                sync(device);
-                drop(c);
-            })
-            .run(20);
+        let mut ways = vec![
+            ("e4m3, as it is picked".to_owned(), MatmulPolicy::Automatic),
+            (
+                "e4m3, decoded".to_owned(),
+                MatmulPolicy::Only(MatmulRoutine::Decoded),
+            ),
+        ];
+        ways.extend(native.iter().map(|routine| {
+            let policy = MatmulPolicy::Only(*routine);
+            (format!("e4m3, {routine}"), policy)
+        }));
+        let question = format!("What does a product cost? [{m}, {k}] by [{k}, {n}]");
+        let mut table = Comparison::empty(&question).with_queue(
+            "bf16, Burn",
+            AT_ONCE,
+            || a.clone().matmul(b.clone()),
+            wait,
+        );
+        for (name, policy) in &ways {
+            table = table.with_queue(name, AT_ONCE, by(*policy), wait);
+        }
+        let table = table.run(20);
+        set_matmul_policy(MatmulPolicy::Automatic);
         println!("{table}");
         for row in &table.rows {
             let rate = 2.0 * (m * k * n) as f64 / row.median.as_secs_f64() / 1e12;
@@ -98,32 +155,72 @@ fn products(device: &Device) {
     }
 }
 
+/// The routines for tensor cores that are the GPU's own (others would be emulated), where they are compiled in.
+fn native_routines() -> &'static [MatmulRoutine] {
+    let query = ["--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"];
+    let output = Command::new("nvidia-smi").args(query).output();
+    let capability = output.map_or_else(|_| Vec::new(), |output| output.stdout);
+    match capability.trim_ascii() {
+        _ if !cfg!(feature = "cuda-cpp") => &[],
+        b"9.0" => &[MatmulRoutine::Wgmma, MatmulRoutine::WgmmaTma],
+        b"8.9" | b"12.0" | b"12.1" => &[MatmulRoutine::Mma],
+        _ => &[],
+    }
+}
+
+/// Steps of one layer by SGD, so that its weight is another each time and its casts are made again.
+fn steps<'a, M: Module + 'a>(
+    model: M,
+    device: Device,
+    shape: [usize; 2],
+    forward: impl Fn(&M, Tensor<2>) -> Tensor<2> + 'a,
+) -> impl FnMut() + 'a {
+    let x = Tensor::<2>::random(shape, Distribution::Default, &device).require_grad();
+    let mut optimizer: ModuleOptimizer = SgdConfig::new().init();
+    let mut model = Some(model);
+    move || {
+        let before = model.take().expect("the model is put back");
+        // Another tensor each time, as inputs are.
+        let loss = forward(&before, x.clone() * 1.0).mean();
+        let gradients = GradientsParams::from_grads(loss.backward(), &before);
+        model = Some(optimizer.step(1e-3, before, gradients));
+        sync(&device);
+    }
+}
+
 fn layers(device: &Device) {
     if !is_selected("linear") {
         return;
     }
-    let autocast = Precision::Bf16.device(device.clone()).autodiff();
-    let plain = device.clone().autodiff();
-    let [rows, from, to] = [8_192, 4_096, 14_336];
-    let input = |device: &Device| {
-        Tensor::<2>::random([rows, from], Distribution::Default, device).require_grad()
-    };
-    let config = LinearConfig::new(from, to).with_bias(false);
-    let (linear, x) = (config.init(&autocast), input(&autocast));
-    let fp8 = Fp8Linear::from_linear(config.init(&plain), DelayedScaling::new());
-    let (fp8, y) = (fp8.expect("the recipe is valid"), input(&plain));
-    let table = Comparison::new(
-        &format!("What do forward and backward of a layer cost? [{rows}, {from}] to {to}"),
-        "Linear, bf16 autocast",
-        || {
-            drop(linear.forward(x.clone()).mean().backward());
-            sync(&autocast);
-        },
-    )
-    .with("Fp8Linear, delayed scaling", || {
-        drop(fp8.forward(y.clone()).mean().backward());
-        sync(&plain);
-    })
-    .run(20);
-    println!("{table}");
+    for [rows, from, to] in [[8_192, 4_096, 14_336], [8_192, 1_280, 5_120]] {
+        let config = LinearConfig::new(from, to).with_bias(false);
+        let linear = |precision: Precision| {
+            let device = precision.device(device.clone()).autodiff();
+            let layer = config.init(&device);
+            steps(layer, device, [rows, from], |layer: &Linear, x| {
+                burn_amp::named("layer", || layer.forward(x))
+            })
+        };
+        let own = || {
+            let device = Precision::Bf16.device(device.clone()).autodiff();
+            let layer = Fp8Linear::from_linear(config.init(&device), DelayedScaling::new());
+            let layer = layer.expect("the recipe is valid");
+            steps(layer, device, [rows, from], |layer: &Fp8Linear, x| {
+                layer.forward(x)
+            })
+        };
+        let question =
+            format!("What does a training step of a layer cost? linear, [{rows}, {from}] to {to}");
+        let bf16 = linear(Precision::Bf16);
+        let mut table = Comparison::new(&question, "Linear, autocast bf16", bf16);
+        for precision in [
+            Precision::Plain,
+            Precision::Fp8Current,
+            Precision::Fp8Delayed,
+        ] {
+            table = table.with(&format!("Linear, {precision}"), linear(precision));
+        }
+        let table = table.with("Fp8Linear, delayed scaling", own()).run(20);
+        println!("{table}");
+    }
 }

@@ -1,7 +1,8 @@
 //! What does a training step on a GPU cost in f32, through the layer alone (`O0`), with bf16 autocast, with bf16 casts
-//! written by hand, and in PyTorch where it is installed? Time and peak memory.
+//! written by hand, with linear layers in fp8, and in PyTorch where it is installed? Time and peak memory.
 //!
-//! Each way is a process of its own, so that its memory is its own. Arguments choose models by name.
+//! Each way is a process of its own, so that its memory is its own. Arguments choose models by name: `vit_b_16`, or with a
+//! batch, `vit_b_16/32`.
 
 use benches::{
     Precision, cast_by_hand, is_selected,
@@ -14,6 +15,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::{Device, Distribution, FloatDType, Int, Tensor},
 };
+use burn_amp::named;
 use std::{
     env, error,
     io::Read,
@@ -29,66 +31,102 @@ const CLASSES: usize = 1000;
 const CONTEXT: usize = 1_024;
 const VOCABULARY: usize = 50_257;
 
-/// The models and their batches; `torch/steps.py` has the same.
-const MODELS: [(&str, usize); 3] = [("resnet50", 256), ("vit_b_16", 128), ("gpt2", 8)];
+/// The models and their batches; `torch/steps.py` has the same models.
+const MODELS: [(&str, usize); 7] = [
+    ("resnet50", 256),
+    ("resnet50", 64),
+    ("vit_b_16", 128),
+    ("vit_b_16", 32),
+    ("vit_h_14", 32),
+    ("gpt2", 8),
+    ("gpt2", 2),
+];
 
 /// How a step is computed.
-const WAYS: [&str; 4] = ["f32", "O0", "bf16 autocast", "bf16 by hand"];
-const TORCH_WAYS: [&str; 2] = ["f32", "bf16 autocast"];
+const WAYS: [&str; 6] = [
+    "f32",
+    "O0",
+    BF16,
+    "bf16 by hand",
+    "fp8 autocast, current scaling",
+    "fp8 autocast, delayed scaling",
+];
+const BF16: &str = "bf16 autocast";
+const TORCH_WAYS: [&str; 2] = ["f32", BF16];
 
-/// The model and the way that a process is to measure.
+/// The model, the batch and the way that a process is to measure.
 const CASE: &str = "GPU_STEPS_CASE";
 
 fn main() -> Result<(), Box<dyn error::Error>> {
     if let Ok(case) = env::var(CASE) {
-        let (model, way) = case.split_once('/').ok_or("a model and a way")?;
-        let times = measure(model, way);
+        let parts: Vec<_> = case.splitn(3, '/').collect();
+        let [model, batch, way] = parts[..] else {
+            return Err("a model, a batch and a way".into());
+        };
+        let times = measure(model, batch.parse()?, way);
         println!("{}", serde_json::to_string(&times)?);
         return Ok(());
     }
-    for (model, batch) in MODELS.into_iter().filter(|(model, _)| is_selected(model)) {
+    for (model, batch) in MODELS {
+        let case = format!("{model}/{batch}");
+        if !is_selected(&case) {
+            continue;
+        }
         println!("What does a training step cost? {model}, batch {batch} ({STEPS} steps)\n");
         println!("| | median | middle half | peak memory | time, of f32 | memory, of f32 |");
         println!("|---|---|---|---|---|---|");
         let mut burn = Rows::default();
         for way in WAYS {
             let mut command = Command::new(env::current_exe()?);
-            burn.measure(way, command.env(CASE, format!("{model}/{way}")));
+            burn.measure(way, way, command.env(CASE, format!("{case}/{way}")));
         }
         let mut torch = Rows::default();
         for way in TORCH_WAYS {
             let mut command = torch_script("steps.py");
             command.args([model, way, &batch.to_string()]);
-            torch.measure(&format!("PyTorch {way}"), &mut command);
+            torch.measure(way, &format!("PyTorch {way}"), &mut command);
+        }
+        println!();
+        for way in TORCH_WAYS {
+            if let (Some(ours), Some(theirs)) = (burn.get(way), torch.get(way)) {
+                println!(
+                    "- {way}, Burn's time of PyTorch's: {:.3}",
+                    ours.0 / theirs.0
+                );
+            }
         }
         println!();
     }
     Ok(())
 }
 
-/// Rows of a table; the first is what the others are compared with.
+/// The rows of a table: way, milliseconds, MiB. They are compared with f32.
 #[derive(Default)]
-struct Rows {
-    first: Option<(f64, f64)>,
-}
+struct Rows(Vec<(&'static str, (f64, f64))>);
 
 impl Rows {
+    fn get(&self, way: &str) -> Option<(f64, f64)> {
+        let row = self.0.iter().find(|row| row.0 == way);
+        row.map(|row| row.1)
+    }
+
     /// Runs a process that prints its steps' seconds as a JSON list, and prints a row.
-    fn measure(&mut self, name: &str, command: &mut Command) {
-        match run(command) {
-            Ok((mut times, memory)) => {
-                times.sort_unstable_by(f64::total_cmp);
-                let part = |part: usize| times[(times.len() - 1) * part / 4] * 1e3;
-                let (time, low, high) = (part(2), part(1), part(3));
-                let (first_time, first_memory) = *self.first.get_or_insert((time, memory));
-                println!(
-                    "| {name} | {time:.2} ms | {low:.2} to {high:.2} ms | {memory:.0} MiB | {:.3} | {:.3} |",
-                    time / first_time,
-                    memory / first_memory
-                );
-            }
-            Err(error) => println!("| {name} | failed: {error} | | | | |"),
-        }
+    fn measure(&mut self, way: &'static str, name: &str, command: &mut Command) {
+        let (mut times, memory) = match run(command) {
+            Ok(measured) => measured,
+            Err(error) => return println!("| {name} | failed: {error} | | | | |"),
+        };
+        times.sort_unstable_by(f64::total_cmp);
+        let part = |part: usize| times[(times.len() - 1) * part / 4] * 1e3;
+        let (time, low, high) = (part(2), part(1), part(3));
+        self.0.push((way, (time, memory)));
+        let ratios = match self.get(TORCH_WAYS[0]) {
+            Some(f32) => format!("{:.3} | {:.3}", time / f32.0, memory / f32.1),
+            None => "| ".into(),
+        };
+        println!(
+            "| {name} | {time:.2} ms | {low:.2} to {high:.2} ms | {memory:.0} MiB | {ratios} |"
+        );
     }
 }
 
@@ -126,15 +164,16 @@ fn memory_in_use() -> Result<f64, Box<dyn error::Error>> {
 }
 
 /// Seconds of each step.
-fn measure(model: &str, way: &str) -> Vec<f64> {
+fn measure(model: &str, batch: usize, way: &str) -> Vec<f64> {
     let precision = match way {
         "O0" => Precision::O0,
-        "bf16 autocast" => Precision::Bf16,
+        BF16 => Precision::Bf16,
+        "fp8 autocast, current scaling" => Precision::Fp8Current,
+        "fp8 autocast, delayed scaling" => Precision::Fp8Delayed,
         _ => Precision::Plain,
     };
     let device = precision.device(Device::cuda(0)).autodiff();
     let by_hand = way == "bf16 by hand";
-    let (_, batch) = MODELS[MODELS.iter().position(|m| m.0 == model).expect("a model")];
     if model == "gpt2" {
         let places = Tensor::<1, Int>::arange(0..(batch * CONTEXT) as i64, &device);
         // Far from one another, as those of a text are.
@@ -163,7 +202,10 @@ fn measure(model: &str, way: &str) -> Vec<f64> {
             })
         }
         _ => {
-            let model = VisionTransformer::base(CLASSES, &device);
+            let model = match model {
+                "vit_h_14" => VisionTransformer::huge(CLASSES, &device),
+                _ => VisionTransformer::base(CLASSES, &device),
+            };
             steps(model, labels, by_hand, &device, |model, cast| {
                 model.forward(input(cast))
             })
@@ -184,13 +226,14 @@ fn steps<M: Module>(
     let mut times = Vec::with_capacity(STEPS);
     for step in 0..WARM_UP + STEPS {
         let start = Instant::now();
-        let logits = match by_hand {
+        // The name is for delayed scaling: layers of one size share a history.
+        let logits = named("model", || match by_hand {
             true => {
                 let low = cast_by_hand(model.clone(), FloatDType::BF16);
                 forward(&low, true).cast(FloatDType::F32)
             }
             false => forward(&model, false),
-        };
+        });
         let loss = criterion.forward(logits, labels.clone());
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(1e-3, model, gradients);

@@ -74,6 +74,25 @@ impl<'a> Comparison<'a> {
         self
     }
 
+    /// Another way, whose job only starts something, as on a GPU: `at_once` are started before `finish` waits for all of
+    /// them; what they gave is dropped then. The time is that of one.
+    pub fn with_queue<T>(
+        self,
+        name: &str,
+        at_once: u32,
+        mut job: impl FnMut() -> T + 'a,
+        mut finish: impl FnMut() + 'a,
+    ) -> Self {
+        self.with_time(name, move || {
+            let start = Instant::now();
+            let results: Vec<T> = (0..at_once).map(|_| job()).collect();
+            finish();
+            let time = start.elapsed() / at_once;
+            drop(results);
+            time
+        })
+    }
+
     /// Does the job every way once, to warm up, and then `rounds` times.
     pub fn run(mut self, rounds: usize) -> Table {
         let mut times: Vec<Vec<Duration>> = vec![Vec::with_capacity(rounds); self.ways.len()];
@@ -167,6 +186,23 @@ mod tests {
                 .to_string()
                 .contains("| fast | 10.000ms | 0.500 | 0.500 to 0.500 |")
         );
+    }
+
+    #[test]
+    fn queued_jobs_are_finished_together() {
+        use std::cell::{Cell, RefCell};
+
+        let (started, seen) = (Cell::new(0), RefCell::new(Vec::new()));
+        let table = Comparison::empty("?")
+            .with_queue(
+                "queued",
+                4,
+                || started.set(started.get() + 1),
+                || seen.borrow_mut().push(started.get()),
+            )
+            .run(2);
+        assert_eq!(*seen.borrow(), [4, 8, 12]);
+        assert_eq!(table.rows[0].ratio, [1.0; 3]);
     }
 
     #[test]

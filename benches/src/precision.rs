@@ -1,7 +1,10 @@
 //! f32 or mixed precision.
 
 use burn::tensor::Device;
-use burn_amp::{Autocast, Policy};
+use burn_amp::{
+    Autocast, Policy,
+    recipe::{CurrentScaling, DelayedScaling, Fp8Recipe},
+};
 use std::fmt;
 
 /// How a program is run.
@@ -13,17 +16,24 @@ pub enum Precision {
     O0,
     /// In bf16 on the autocast device.
     Bf16,
+    /// Linear layers in fp8, scaled by their own amaxes, the rest in bf16.
+    Fp8Current,
+    /// The same, scaled by the amaxes of earlier steps where layers are [`named`](burn_amp::named).
+    Fp8Delayed,
 }
 
 impl Precision {
     /// `device`, as the program is to see it.
     pub fn device(self, device: Device) -> Device {
-        let policy = match self {
+        let fp8 = |recipe: Fp8Recipe| Autocast::fp8(recipe).expect("the recipe is valid");
+        let autocast = match self {
             Self::Plain => return device,
-            Self::O0 => Policy::o0(),
-            Self::Bf16 => Policy::bf16(),
+            Self::O0 => Autocast::new(Policy::o0()),
+            Self::Bf16 => Autocast::bf16(),
+            Self::Fp8Current => fp8(CurrentScaling::new().into()),
+            Self::Fp8Delayed => fp8(DelayedScaling::new().into()),
         };
-        let device = Autocast::new(policy).device(device);
+        let device = autocast.device(device);
         device.expect("the device computes in bf16")
     }
 }
@@ -34,6 +44,46 @@ impl fmt::Display for Precision {
             Self::Plain => "plain f32",
             Self::O0 => "autocast O0",
             Self::Bf16 => "autocast bf16",
+            Self::Fp8Current => "autocast fp8, current scaling",
+            Self::Fp8Delayed => "autocast fp8, delayed scaling",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::{
+        nn::LinearConfig,
+        tensor::{DType, Tensor},
+    };
+
+    /// The program sees f32; what differs is how it is rounded.
+    #[test]
+    fn each_is_another_device() {
+        let all = [
+            Precision::Plain,
+            Precision::O0,
+            Precision::Bf16,
+            Precision::Fp8Current,
+            Precision::Fp8Delayed,
+        ];
+        let weight = LinearConfig::new(16, 16).init(&Device::flex()).weight.val();
+        let outputs = all.map(|precision| {
+            let device = precision.device(Device::flex());
+            let x = Tensor::<2>::full([1, 16], 0.3, &device);
+            let weight = Tensor::from_data(weight.to_data(), &device);
+            let output = burn_amp::named("layer", || x.matmul(weight));
+            assert_eq!(output.dtype(), DType::F32, "{precision}");
+            output.into_data()
+        });
+        assert_eq!(outputs[0], outputs[1]);
+        for number in 2..all.len() {
+            assert!(
+                !outputs[..number].contains(&outputs[number]),
+                "{}",
+                all[number]
+            );
+        }
     }
 }

@@ -22,10 +22,16 @@ pub struct Partner {
 
 impl Partner {
     /// A rank whose part is `work`.
-    pub fn new(mut work: impl FnMut() + Send + 'static) -> Self {
+    pub fn new(work: impl FnMut() + Send + 'static) -> Self {
+        Self::with(move || work)
+    }
+
+    /// A rank whose part is what `make` makes, on the rank's thread.
+    pub fn with<W: FnMut()>(make: impl FnOnce() -> W + Send + 'static) -> Self {
         let (start, started) = sync_channel::<()>(0);
         let (done, finished) = sync_channel(0);
         thread::spawn(move || {
+            let mut work = make();
             while started.recv().is_ok() {
                 work();
                 if done.send(()).is_err() {

@@ -54,12 +54,12 @@ def blocks(layers, width):
 
 
 class ViT(nn.Module):
-    def __init__(self, width=768):
+    def __init__(self, layers=12, width=768, patch=16):
         super().__init__()
-        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.patches = nn.Conv2d(3, width, patch, patch)
         self.cls = nn.Parameter(torch.zeros(1, 1, width))
-        self.positions = nn.Parameter(0.02 * torch.randn(1, 197, width))
-        self.blocks = blocks(12, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + (224 // patch) ** 2, width))
+        self.blocks = blocks(layers, width)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 1000)
 
@@ -88,7 +88,10 @@ class GPT2(nn.Module):
 
 def main():
     name, way, batch = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    model = {"resnet50": resnet50, "vit_b_16": ViT, "gpt2": GPT2}[name]().cuda()
+    # PyTorch's own default: f32 products in f32, convolutions in TF32.
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+    models = {"resnet50": resnet50, "vit_b_16": ViT, "vit_h_14": lambda: ViT(32, 1280, 14), "gpt2": GPT2}
+    model = models[name]().cuda()
     if name == "gpt2":
         data = torch.randint(0, 50257, (batch, 1024), device="cuda")
         labels = data.flatten()

@@ -39,6 +39,11 @@ impl VisionTransformer {
         Self::new(12, 768, 16, 224, classes, device)
     }
 
+    /// ViT-H/14 for images of 224x224: 32 layers of width 1,280. With heads of 64, where the paper has 80.
+    pub fn huge(classes: usize, device: &Device) -> Self {
+        Self::new(32, 1_280, 14, 224, classes, device)
+    }
+
     /// `layers` of `width` for images of height and width `side`, cut into patches of height and width `patch`.
     pub fn new(
         layers: usize,
@@ -87,10 +92,13 @@ mod tests {
 
     #[test]
     fn parameters_are_as_many_as_torchvision_has() {
-        // torchvision.models.vit_b_16(): 86,567,656. Built without the work of drawing them.
-        let [layers, width, patch, side, classes] = [1, 768, 16, 224, 1000];
-        let model = VisionTransformer::new(layers, width, patch, side, classes, &Device::flex());
-        let block = 12 * width * width + 13 * width;
-        assert_eq!(model.num_params() + 11 * block, 86_567_656);
+        // torchvision.models: vit_b_16 and vit_h_14. Built without the work of drawing them.
+        for (layers, width, patch, expected) in
+            [(12, 768, 16, 86_567_656), (32, 1_280, 14, 632_045_800)]
+        {
+            let model = VisionTransformer::new(1, width, patch, 224, 1000, &Device::flex());
+            let block = 12 * width * width + 13 * width;
+            assert_eq!(model.num_params() + (layers - 1) * block, expected);
+        }
     }
 }

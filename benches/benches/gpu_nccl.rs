@@ -1,0 +1,119 @@
+//! What does an all-reduce of a tensor through a process group cost, beside NCCL called directly?
+//!
+//! By one rank, and by two on two threads that share the GPU where `NCCL_MULTI_RANK_GPU_ENABLE=1` lets them (NCCL 2.30 and
+//! newer). Both ways give a new tensor. Arguments choose sizes by name.
+
+use benches::{Comparison, Partner, is_selected};
+use burn::tensor::{Device, Tensor};
+use burn_ddp::{Backend, LocalGroup, ProcessGroup, ReduceOp, TensorOp};
+use cudarc::{
+    driver::{CudaContext, CudaSlice, CudaStream},
+    nccl::safe::{self, Comm, Id},
+};
+use std::sync::Arc;
+
+/// Elements of f32, and in how many rounds they are timed.
+const SIZES: [(usize, usize, &str); 4] = [
+    (1 << 10, 500, "4 KB"),
+    (1 << 18, 500, "1 MB"),
+    (25 << 18, 200, "25 MB"),
+    (1 << 26, 50, "256 MB"),
+];
+
+fn main() {
+    let shared = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
+    if !shared {
+        println!("skipped: two ranks on one GPU, which NCCL_MULTI_RANK_GPU_ENABLE=1 allows");
+    }
+    for ranks in 1..=1 + usize::from(shared) {
+        for (elements, rounds, size) in SIZES {
+            if !is_selected(size) {
+                continue;
+            }
+            let table = Comparison::new(
+                &format!("What does an all-reduce of {size} cost? Ranks: {ranks}"),
+                "NCCL, directly",
+                directly(ranks, elements),
+            )
+            .with("process group", through_group(ranks, elements))
+            .run(rounds);
+            println!("{table}");
+        }
+    }
+}
+
+/// A job that `ranks` do together, this thread the first of them.
+fn together<W: FnMut() + 'static>(
+    ranks: usize,
+    work: impl Fn(usize) -> W + Send + Sync + 'static,
+) -> impl FnMut() {
+    let work = Arc::new(work);
+    let theirs = work.clone();
+    let partner = (ranks == 2).then(|| Partner::with(move || theirs(1)));
+    let mut ours = work(0);
+    move || match &partner {
+        Some(partner) => partner.join_in(&mut ours),
+        None => ours(),
+    }
+}
+
+fn directly(ranks: usize, elements: usize) -> impl FnMut() {
+    let id = Id::new().expect("NCCL is there");
+    together(ranks, move |rank| {
+        let mut rank = Rank::new(rank, ranks, elements, id);
+        move || rank.all_reduce()
+    })
+}
+
+/// A rank without a process group.
+struct Rank {
+    comm: Comm,
+    stream: Arc<CudaStream>,
+    from: CudaSlice<f32>,
+    into: CudaSlice<f32>,
+}
+
+impl Rank {
+    fn new(rank: usize, ranks: usize, elements: usize, id: Id) -> Self {
+        let context = CudaContext::new(0).expect("a GPU");
+        let stream = context.new_stream().expect("a stream");
+        let from = stream.clone_htod(&vec![1.0; elements]).expect("memory");
+        let into = stream.alloc_zeros(elements).expect("memory");
+        let comm = Comm::from_rank(stream.clone(), rank, ranks, id).expect("the ranks meet");
+        let mut rank = Self {
+            comm,
+            stream,
+            from,
+            into,
+        };
+        rank.all_reduce();
+        let sums = rank.stream.clone_dtoh(&rank.into).expect("the sums");
+        assert!(sums.iter().all(|sum| *sum == ranks as f32));
+        rank
+    }
+
+    fn all_reduce(&mut self) {
+        let sum = safe::ReduceOp::Sum;
+        let done = self.comm.all_reduce(&self.from, &mut self.into, &sum);
+        done.expect("all-reduce");
+        self.stream.synchronize().expect("all-reduce");
+    }
+}
+
+fn through_group(ranks: usize, elements: usize) -> impl FnMut() {
+    let groups = LocalGroup::with_backend(ranks, Backend::Nccl);
+    together(ranks, move |rank| {
+        let group: ProcessGroup = groups[rank].clone();
+        let device = Device::cuda(0);
+        let from = Tensor::<1>::ones([elements], &device);
+        let all_reduce = move || {
+            let op = TensorOp::AllReduce(ReduceOp::Sum);
+            let sums = group.collective(op, from.clone()).expect("all-reduce");
+            device.sync().expect("all-reduce");
+            sums
+        };
+        let sums: Vec<f32> = all_reduce().into_data().try_to_vec().expect("f32");
+        assert!(sums.iter().all(|sum| *sum == ranks as f32));
+        move || drop(all_reduce())
+    })
+}
