@@ -270,6 +270,7 @@ fn regions_and_wide_floats_are_not_in_fp8() {
     let tokens = wave([2, 32, 16], 0.1, &device.device);
     let linear = linear([16, 16], &device.device);
     let projected = linear.forward(tokens.clone());
+    device.device.sync().unwrap();
     let before = device.report().fp8_runs();
     assert_eq!(before, 1);
     let mixed = tokens.transpose().matmul(projected.repeat_dim(2, 2));
