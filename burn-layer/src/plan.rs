@@ -1,7 +1,7 @@
 //! [`Plan`]: the dtypes that one op runs in.
 
-use crate::{run::look, scope::Scope, tensor::Rows};
-use burn_backend::{DType, Shape};
+use crate::{LayeredFloat, run::look, scope::Scope, tensor::Rows};
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use std::{any::Any, sync::Arc};
 
 /// The float inputs of an op: what they are stored in, and what the program believes.
@@ -24,9 +24,13 @@ pub struct Inputs {
     /// Whether there are several inputs, all of them the same tensor: `x * x`, which is how Burn
     /// sends a square.
     pub same: bool,
+    /// Whether the first or the last of them is the transposition of the other: `x x^T`.
+    pub mirrored: bool,
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
-    /// The rows of the tensor that the first float input is the transposition of.
+    /// The rows of the first float input.
+    pub(crate) first_rows: Arc<Rows>,
+    /// The rows of the tensor that it is the transposition of.
     pub(crate) first_columns: Option<Arc<Rows>>,
 }
 
@@ -61,12 +65,18 @@ impl Inputs {
     }
 
     /// One more input, which is the same tensor as those before or not.
-    pub(crate) fn add(&mut self, storage: DType, shape: Shape, transposed: bool, same: bool) {
-        self.shapes.push(shape);
-        self.last_transposed = transposed;
+    pub(crate) fn add<B: Backend>(&mut self, tensor: &LayeredFloat<B>, same: bool) {
+        let storage = tensor.storage_dtype();
+        self.shapes.push(tensor.shape());
+        self.last_transposed = tensor.columns().is_some();
         self.mixed |= self.widest != storage;
         self.widest = widest(self.widest, storage);
         self.same = same;
+        let are = |columns: Option<&Arc<Rows>>, rows: &Arc<Rows>| {
+            columns.is_some_and(|columns| Arc::ptr_eq(columns, rows))
+        };
+        self.mirrored = are(tensor.columns(), &self.first_rows)
+            || are(self.first_columns.as_ref(), tensor.rows());
     }
 }
 

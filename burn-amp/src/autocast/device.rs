@@ -80,8 +80,9 @@ impl Autocast {
     /// gradient of the weight in f32. A cast is kept with its tensor, for the other products and micro-batches that need it.
     /// [`Fp8Filter`] says which layers are taken, [`AutocastReport::fp8_runs`] how many products were.
     ///
-    /// Burn 0.22 sends a layer to its device as plain matrix products. So every product by one matrix counts as a linear
-    /// layer (and none by a batch of matrices, as in attention); by a transposed one, as a layer's backward: embeddings tied to the
+    /// Burn 0.22 sends a layer to its device as plain matrix products. So every product by one matrix other than the left
+    /// factor itself counts as a linear layer (and none by a batch of matrices, as in attention; an optimizer that
+    /// multiplies matrices, such as Muon, is best stepped in `autocast(&Policy::bf16(), ..)`); by a transposed one, as a layer's backward: embeddings tied to the
     /// output are cast as gradients are, unless a filter keeps them out or the recipe is e4m3 everywhere. Inputs of three and
     /// more dimensions are multiplied as a batch where Burn finds that faster (rows in multiples of 32); the gradient of the weight
     /// is then a product of two batches, known from others by its left factor, which was the input of a layer of that size.

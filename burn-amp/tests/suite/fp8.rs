@@ -266,6 +266,19 @@ fn regions_and_wide_floats_are_not_in_fp8() {
     // Of an attention the products are not those of a layer.
     let scores = wave([2, 16, 16], 0.1, &device.device);
     scores.clone().matmul(scores.transpose()).into_data();
+    // Nor are those of a matrix by itself, as in Muon's Newton-Schulz.
+    let matrix = wave([16, 16], 0.1, &device.device);
+    matrix
+        .clone()
+        .matmul(matrix.clone().transpose())
+        .into_data();
+    matrix
+        .clone()
+        .transpose()
+        .matmul(matrix.clone())
+        .into_data();
+    matrix.clone().matmul(matrix).into_data();
+    assert_eq!(device.report().fp8_runs(), 0);
     // Not even where the left one was a layer's input: its size is another.
     let tokens = wave([2, 32, 16], 0.1, &device.device);
     let linear = linear([16, 16], &device.device);

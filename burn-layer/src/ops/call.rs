@@ -52,20 +52,15 @@ impl<B: BackendIr> Call<B> {
     }
 
     pub(crate) fn see_float(&mut self, tensor: &LayeredFloat<B>) {
-        let storage = tensor.storage_dtype();
         let identity = Some(tensor.identity());
         match &mut self.inputs {
             Some(inputs) => {
                 self.only = self.only.filter(|_| self.only == identity);
-                inputs.add(
-                    storage,
-                    tensor.shape(),
-                    tensor.columns().is_some(),
-                    self.only.is_some(),
-                );
+                inputs.add(tensor, self.only.is_some());
             }
             None => {
                 self.only = identity;
+                let storage = tensor.storage_dtype();
                 self.inputs = Some(Inputs {
                     nominal: tensor.dtype(),
                     first: storage,
@@ -75,7 +70,9 @@ impl<B: BackendIr> Call<B> {
                     shapes: vec![tensor.shape()],
                     mixed: false,
                     same: false,
+                    mirrored: false,
                     scope: None,
+                    first_rows: tensor.rows().clone(),
                     first_columns: tensor.columns().cloned(),
                 });
             }

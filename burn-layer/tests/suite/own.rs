@@ -145,6 +145,7 @@ struct Left;
 impl Layer for Turned {
     fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
         let known = inputs.kept_with_transposed(|_: &Left| ()).is_some();
+        assert_eq!(inputs.mirrored, known && op == Op::float_matmul);
         assert_eq!(known, inputs.first_transposed);
         (op == Op::float_matmul).then(Plan::own)
     }

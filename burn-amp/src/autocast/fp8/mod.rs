@@ -57,6 +57,10 @@ impl From<Fp8Settings> for Fp8 {
 impl Fp8 {
     /// Whether an op runs in fp8.
     pub(super) fn takes(&self, op: Op, inputs: &Inputs) -> bool {
+        // The square of a matrix, or of its rows, as optimizers and contrastive losses have them, is no layer's.
+        if inputs.same || inputs.mirrored {
+            return false;
+        }
         let transposed = [inputs.first_transposed, inputs.last_transposed];
         let was_input = |size: &[usize; 2]| {
             let of = inputs.kept_with_transposed(|InputOf(sizes)| sizes.contains(size));
