@@ -198,7 +198,7 @@ fn layers(device: &Device) {
             let device = precision.device(device.clone()).autodiff();
             let layer = config.init(&device);
             steps(layer, device, [rows, from], |layer: &Linear, x| {
-                burn_amp::named("layer", || layer.forward(x))
+                layer.forward(x)
             })
         };
         let own = || {

@@ -15,7 +15,6 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::{Device, Distribution, FloatDType, Int, Tensor},
 };
-use burn_amp::named;
 use std::{
     env, error,
     io::Read,
@@ -226,14 +225,13 @@ fn steps<M: Module>(
     let mut times = Vec::with_capacity(STEPS);
     for step in 0..WARM_UP + STEPS {
         let start = Instant::now();
-        // The name is for delayed scaling: layers of one size share a history.
-        let logits = named("model", || match by_hand {
+        let logits = match by_hand {
             true => {
                 let low = cast_by_hand(model.clone(), FloatDType::BF16);
                 forward(&low, true).cast(FloatDType::F32)
             }
             false => forward(&model, false),
-        });
+        };
         let loss = criterion.forward(logits, labels.clone());
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(1e-3, model, gradients);

@@ -18,7 +18,7 @@ pub enum Precision {
     Bf16,
     /// Linear layers in fp8, scaled by their own amaxes, the rest in bf16.
     Fp8Current,
-    /// The same, scaled by the amaxes of earlier steps where layers are [`named`](burn_amp::named).
+    /// The same, scaled by the amaxes of earlier steps.
     Fp8Delayed,
 }
 
@@ -68,12 +68,17 @@ mod tests {
             Precision::Fp8Current,
             Precision::Fp8Delayed,
         ];
-        let weight = LinearConfig::new(16, 16).init(&Device::flex()).weight.val();
+        let linear = LinearConfig::new(16, 16).init(&Device::flex());
         let outputs = all.map(|precision| {
             let device = precision.device(Device::flex());
-            let x = Tensor::<2>::full([1, 16], 0.3, &device);
-            let weight = Tensor::from_data(weight.to_data(), &device);
-            let output = burn_amp::named("layer", || x.matmul(weight));
+            let on = |tensor: Tensor<2>| Tensor::<2>::from_data(tensor.into_data(), &device);
+            let weight = on(linear.weight.val());
+            let output = |size: f32| {
+                let x = Tensor::<2>::full([1, 16], size, &device);
+                x.matmul(weight.clone())
+            };
+            output(0.3).into_data();
+            let output = output(0.0007);
             assert_eq!(output.dtype(), DType::F32, "{precision}");
             output.into_data()
         });

@@ -1,6 +1,6 @@
 //! [`Plan`]: the dtypes that one op runs in.
 
-use crate::{LayeredFloat, run::look, scope::Scope, tensor::Rows};
+use crate::{LayeredFloat, kept::look, scope::Scope, tensor::Rows};
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use std::{any::Any, sync::Arc};
 

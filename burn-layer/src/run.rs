@@ -1,9 +1,8 @@
 //! [`Run`]: an op that a layer runs itself.
 
-use crate::{LayeredFloat, Op, scope::Scope};
+use crate::{Kept, LayeredFloat, Op, scope::Scope};
 use burn_backend::{Backend, DType, tensor::FloatTensor};
 use core::{any::Any, fmt};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// An op that a layer's [plan](crate::Plan::own) asked to run itself.
 pub struct Run<'a> {
@@ -39,8 +38,8 @@ impl Run<'_> {
         let inputs: &Vec<LayeredFloat<B>> = self.inputs.downcast_ref()?;
         let inputs = inputs.iter().map(|tensor| RunInput {
             tensor: tensor.clone().into_storage(),
-            kept: Kept(&tensor.rows().kept),
-            transposed: tensor.columns().map(|columns| Kept(&columns.kept)),
+            kept: Kept::of(tensor.rows()),
+            transposed: tensor.columns().map(|columns| Kept::of(columns)),
         });
         Some(Ran(Box::new(kernel(inputs.collect()))))
     }
@@ -64,42 +63,6 @@ pub struct RunInput<'a, B: Backend> {
     pub kept: Kept<'a>,
     /// What is kept with the tensor that it is the transposition of (of the last two dimensions), where it is one.
     pub transposed: Option<Kept<'a>>,
-}
-
-/// What layers keep with a tensor, for the next op that needs it: all clones of the tensor share it, and its reshapes that
-/// keep the last dimension; it goes with the last of them. So what is made of the rows of a parameter is made once a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Kept<'a>(&'a KeptValues);
-
-/// One value of each type.
-pub(crate) type KeptValues = Mutex<Vec<Box<dyn Any + Send>>>;
-
-/// What `body` makes of the kept value of type `T`, if there is one.
-pub(crate) fn look<T: Any, R>(kept: &KeptValues, body: impl FnOnce(&T) -> R) -> Option<R> {
-    lock(kept)
-        .iter()
-        .find_map(|value| value.downcast_ref())
-        .map(body)
-}
-
-fn lock(kept: &KeptValues) -> MutexGuard<'_, Vec<Box<dyn Any + Send>>> {
-    kept.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Kept<'_> {
-    /// Lends the kept value of type `T`, at first its default.
-    pub fn with<T: Any + Default + Send, R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-        let mut values = lock(self.0);
-        let place = match values.iter().position(|value| value.is::<T>()) {
-            Some(place) => place,
-            None => {
-                values.push(Box::new(T::default()));
-                values.len() - 1
-            }
-        };
-        let value = values[place].downcast_mut();
-        body(value.expect("the value was found by its type"))
-    }
 }
 
 /// What came of an op that a layer ran itself.

@@ -1,6 +1,6 @@
 //! The tensor primitives of a layered backend: those of the backend underneath, with their layer.
 
-use crate::{Cast, LayerSet, LayeredDevice, run::KeptValues, scope::Scope};
+use crate::{Cast, Descent, LayerSet, LayeredDevice, kept::KeptValues, scope::Scope};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -86,6 +86,8 @@ pub(crate) struct Rows {
     used_in: Mutex<Option<Arc<Scope>>>,
     /// What layers keep with them.
     pub(crate) kept: KeptValues,
+    /// What layers keep with them and what optimizers make of them.
+    pub(crate) descent: OnceLock<Descent>,
 }
 
 impl<P> Default for Shared<P> {

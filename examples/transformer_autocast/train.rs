@@ -8,7 +8,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, TensorReadError};
 use burn_amp::recipe::{CurrentScaling, DelayedScaling};
-use burn_amp::{Autocast, Fp8Error, LayerError, LossScalerConfig, LossScalerError, named};
+use burn_amp::{Autocast, Fp8Error, LayerError, LossScalerConfig, LossScalerError};
 use examples::batch::{Batch, Batcher, Normalization};
 use examples::images::{Images, Split};
 use examples::progress::{Progress, StepStatus};
@@ -95,7 +95,7 @@ impl<'a> Training<'a> {
             Precision::Fp8 => Some(Autocast::fp8(CurrentScaling::new())?),
             Precision::Fp8Delayed => Some(Autocast::fp8(DelayedScaling::new())?),
         };
-        // A device of its own: delayed scaling would remember the training before.
+        // A device of its own, which goes with the training.
         let lease = match autocast {
             Some(autocast) => Some(autocast.lease(Device::flex())?),
             None => None,
@@ -128,8 +128,7 @@ impl<'a> Training<'a> {
             }
             let batch = select(&train, &indices[in_epoch * batch_size..][..batch_size]);
             let lr = self.schedule.at(step);
-            // Delayed scaling tells layers by their names.
-            let logits = named("vit", || model.forward(batch.images));
+            let logits = model.forward(batch.images);
             let loss = criterion.forward(logits, batch.labels);
             losses.push(f64::from(loss.clone().try_into_scalar::<f32>()?));
             let grads = scaler.scale(loss).backward();

@@ -88,11 +88,10 @@ impl Autocast {
     /// is then a product of two batches, known from others by its left factor, which was the input of a layer of that size.
     ///
     /// - `CurrentScaling`, `RowwiseScaling` and `BlockScaling` need no state and suit any model.
-    /// - `DelayedScaling` needs to know a layer again in the next step. What a device can tell it by is the block it is
-    ///   [`named`](crate::named) in and its size: the layers of one name and size share their histories. Layers without a name are
-    ///   scaled by their current amaxes. Histories move with every cast, in evaluation too, and begin anew with the
-    ///   device ([`lease`](Self::lease) gives each model one of its own); where they must survive a checkpoint, use
-    ///   `burn_fp8::Fp8Linear`, which also runs on this device.
+    /// - `DelayedScaling` keeps a layer's histories with its weight, and with what an optimizer's steps make of that: sums,
+    ///   differences and multiples. The first time, and of a weight that is computed anew in each step, a tensor is scaled by its
+    ///   own amax. Histories move with every cast, in evaluation too, and are no part of a record; where they must
+    ///   survive a checkpoint, use `burn_fp8::Fp8Linear`, which also runs on this device.
     ///
     /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks
     /// scale inputs and gradients each by their own; equal weights have equal scales.

@@ -3,6 +3,10 @@
 use burn::{
     module::Param,
     nn::{Linear, LinearConfig},
+    optim::{
+        AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig, decay::WeightDecayConfig,
+        momentum::MomentumConfig,
+    },
     tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
 use burn_amp::{
@@ -136,7 +140,7 @@ fn the_three_products_are_those_of_the_casts() {
             CurrentScaling::new().with_format(RecipeFormat::E4M3).into(),
             RowwiseScaling::new().into(),
             BlockScaling::new().with_size(16).into(),
-            // Without a name there is no history: as current scaling.
+            // At first as current scaling.
             DelayedScaling::new().into(),
         ];
         // CubeCL's CPU runtime has no bf16 of its own on every processor, as rows, blocks and batches need.
@@ -294,58 +298,77 @@ fn regions_and_wide_floats_are_not_in_fp8() {
     assert_eq!(device.report().fp8_runs(), before + 3);
 }
 
-/// The scales of a step come from the amaxes of the steps before, in e4m3 and e5m2; they start at 1.
+/// The scales of a step come from the amaxes of the steps before, in e4m3 and e5m2; those of the first from its own. The
+/// history goes with the weight, whatever optimizer makes the next one of it.
 #[test]
-fn named_layers_have_a_history() {
-    let recipe = DelayedScaling::new().with_amax_history_len(2);
-    let device = fp8(recipe, Device::flex()).device.autodiff();
-    let plain = Device::flex();
-    let weight = wave([16, 16], 0.71, &plain);
-    let mut scales = [1.0f32; 3];
-    // Of input, weight and gradient, step by step.
-    let mut amaxes: Vec<[f32; 3]> = Vec::new();
-    for size in [3.0, 50.0, 0.1, 7.0] {
-        let x = wave([6, 16], 0.2, &plain) * size;
-        let gradient = wave([6, 16], 0.9, &plain) * (size * 1e-4);
-        let on = |tensor: &Tensor<2>| Tensor::<2>::from_data(tensor.clone().into_data(), &device);
-        // Another tensor every step, as after a step of the optimizer.
-        let (input, factor) = (on(&x).require_grad(), on(&weight).require_grad());
-        let output = named("layer", || {
-            burn::tensor::module::linear(input.clone(), factor.clone(), None)
-        });
-        let gradients = (output.clone() * on(&gradient)).sum().backward();
-        let found = [
-            values(output),
-            values(input.grad(&gradients).unwrap()),
-            values(factor.grad(&gradients).unwrap()),
-        ];
+fn a_layer_has_a_history() {
+    let optimizers: [ModuleOptimizer; 3] = [
+        SgdConfig::new().init(),
+        SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new()))
+            .with_weight_decay(Some(WeightDecayConfig::new(1e-2)))
+            .init(),
+        AdamWConfig::new().init(),
+    ];
+    for (number, mut optimizer) in optimizers.into_iter().enumerate() {
+        let recipe = DelayedScaling::new().with_amax_history_len(2);
+        let lease = Autocast::fp8(recipe).unwrap().lease(Device::flex());
+        let lease = lease.unwrap();
+        let (device, plain) = (lease.device().autodiff(), Device::flex());
+        let mut layer = linear([16, 16], &device);
+        layer.bias = None;
+        // Of input, weight and gradient, step by step.
+        let mut amaxes: Vec<[f32; 3]> = Vec::new();
+        for size in [3.0, 50.0, 0.1, 7.0] {
+            let x = wave([6, 16], 0.2, &plain) * size;
+            let gradient = wave([6, 16], 0.9, &plain) * (size * 1e-4);
+            let weight = Tensor::<2>::from_data(layer.weight.val().into_data(), &plain);
+            let on =
+                |tensor: &Tensor<2>| Tensor::<2>::from_data(tensor.clone().into_data(), &device);
+            let input = on(&x).require_grad();
+            let output = layer.forward(input.clone());
+            let gradients = (output.clone() * on(&gradient)).sum().backward();
+            let found = [
+                values(output),
+                values(input.grad(&gradients).unwrap()),
+                values(layer.weight.grad(&gradients).unwrap()),
+            ];
+            let gradients = GradientsParams::from_grads(gradients, &layer);
+            layer = optimizer.step(1e-2, layer, gradients);
 
-        let cast = |tensor: &Tensor<2>, scale, format| {
-            Fp8Tensor::quantize_with_scale(tensor.clone(), scale, format).unwrap()
-        };
-        let xq = cast(&x, scales[0], Fp8Format::E4M3);
-        let wq = cast(&weight, scales[1], Fp8Format::E4M3);
-        let gq = cast(&gradient, scales[2], Fp8Format::E5M2);
-        let multiply = |a: &Fp8Tensor<2>, b: &Fp8Tensor<2>, dtype| {
-            let product = scaled_matmul(a, b, None, dtype).unwrap();
-            values(product.cast(FloatDType::F32))
-        };
-        let expected = [
-            multiply(&xq, &wq, FloatDType::BF16),
-            multiply(&gq, &wq.clone().transpose(), FloatDType::BF16),
-            multiply(&xq.clone().transpose(), &gq, FloatDType::F32),
-        ];
-        for (product, bound) in [1e-6, 1e-6, 1e-10].into_iter().enumerate() {
-            let noise = noise(&found[product], &expected[product]);
-            assert!(noise < bound, "product {product} after {amaxes:?}: {noise}");
-        }
-
-        // The history has two slots: this amax and the one before.
-        amaxes.push([&x, &weight, &gradient].map(|tensor| values(amax(tensor.clone()))[0]));
-        let window = amaxes.iter().rev().take(2);
-        for (tensor, scale) in scales.iter_mut().enumerate() {
-            let largest = window.clone().map(|step| step[tensor]).fold(0.0, f32::max);
-            *scale = [448.0, 448.0, 57344.0][tensor] / largest;
+            let own = [&x, &weight, &gradient].map(|tensor| values(amax(tensor.clone()))[0]);
+            // The history has two slots.
+            let window = match &amaxes[..] {
+                [] => vec![own],
+                before => before.iter().rev().take(2).copied().collect(),
+            };
+            let scale = |tensor: usize| {
+                let largest = window.iter().map(|step| step[tensor]).fold(0.0, f32::max);
+                [448.0, 448.0, 57344.0][tensor] / largest
+            };
+            amaxes.push(own);
+            let cast = |tensor: &Tensor<2>, scale, format| {
+                Fp8Tensor::quantize_with_scale(tensor.clone(), scale, format).unwrap()
+            };
+            let xq = cast(&x, scale(0), Fp8Format::E4M3);
+            let wq = cast(&weight, scale(1), Fp8Format::E4M3);
+            let gq = cast(&gradient, scale(2), Fp8Format::E5M2);
+            let multiply = |a: &Fp8Tensor<2>, b: &Fp8Tensor<2>, dtype| {
+                let product = scaled_matmul(a, b, None, dtype).unwrap();
+                values(product.cast(FloatDType::F32))
+            };
+            let expected = [
+                multiply(&xq, &wq, FloatDType::BF16),
+                multiply(&gq, &wq.clone().transpose(), FloatDType::BF16),
+                multiply(&xq.clone().transpose(), &gq, FloatDType::F32),
+            ];
+            for (product, bound) in [1e-6, 1e-6, 1e-10].into_iter().enumerate() {
+                let noise = noise(&found[product], &expected[product]);
+                assert!(
+                    noise < bound,
+                    "optimizer {number}, product {product} after {amaxes:?}: {noise}"
+                );
+            }
         }
     }
 }

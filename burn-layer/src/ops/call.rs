@@ -1,7 +1,7 @@
 //! One op on its way through a layer.
 
 use crate::{
-    Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
+    Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
     reduce::Viewed, scope, scope::Scope, tensor::Rows,
 };
 use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
@@ -25,6 +25,8 @@ pub(crate) struct Call<B: BackendIr> {
     used_in: Vec<Option<Arc<Scope>>>,
     /// The rows of a tensor that is reshaped or transposed.
     rows: Option<Arc<Rows>>,
+    /// What is kept for what the op makes of its first float input.
+    descent: Option<Descent>,
     /// The dimensions that a transposition is about.
     dims: Vec<usize>,
     /// Whether a layer watches what ops make.
@@ -45,6 +47,7 @@ impl<B: BackendIr> Call<B> {
             forward: None,
             used_in: Vec::new(),
             rows: None,
+            descent: None,
             dims: Vec::new(),
             watched: false,
             lowered: Vec::new(),
@@ -60,6 +63,9 @@ impl<B: BackendIr> Call<B> {
             }
             None => {
                 self.only = identity;
+                if steps(self.op) {
+                    self.descent = tensor.rows().descent.get().cloned();
+                }
                 let storage = tensor.storage_dtype();
                 self.inputs = Some(Inputs {
                     nominal: tensor.dtype(),
@@ -229,6 +235,11 @@ impl<B: BackendIr> Call<B> {
         {
             tensor.set_used_in(scope);
         }
+        if let (Some(descent), Some(inputs)) = (&self.descent, &self.inputs)
+            && inputs.shapes[0] == shape
+        {
+            tensor.rows().descent.get_or_init(|| descent.clone());
+        }
         match (self.op, &self.rows) {
             (Op::float_reshape, Some(rows)) => self.reshaped(tensor, &shape, rows),
             (_, Some(rows)) if self.turns(shape.num_dims()) => {
@@ -308,5 +319,13 @@ fn transposes(op: Op) -> bool {
     matches!(
         op,
         Op::float_transpose | Op::float_swap_dims | Op::float_permute
+    )
+}
+
+/// Ops that steps of optimizers are made of.
+fn steps(op: Op) -> bool {
+    matches!(
+        op,
+        Op::float_add | Op::float_sub | Op::float_mul_scalar | Op::float_mask_where
     )
 }

@@ -1,43 +1,14 @@
-//! Delayed scaling of layers that have a name.
+//! Delayed scaling of layers.
 
 use super::linear::Role;
-use crate::autocast::nan_guard::Name;
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
     tensor::{FloatDType, Shape},
 };
 use burn_fp8::{Fp8Format, Fp8Ops, Operand, recipe::DelayedScaling};
-use burn_layer::Run;
-use std::{
-    any::Any,
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
 
-/// A linear layer as far as a device can tell it from others: by the names around it and its size.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
-    names: Vec<String>,
-    size: [usize; 2],
-}
-
-impl Place {
-    pub(super) fn new(run: &Run<'_>, size: [usize; 2]) -> Self {
-        let names = run.scopes::<Name>().into_iter();
-        Self {
-            names: names.map(|name| name.0.clone()).collect(),
-            size,
-        }
-    }
-
-    pub(super) fn is_named(&self) -> bool {
-        !self.names.is_empty()
-    }
-}
-
-/// The amaxes of earlier casts, by place and role; a [`History`] of the backend each.
-#[derive(Debug, Default)]
-pub(super) struct Histories(Mutex<HashMap<(Place, Role), Box<dyn Any + Send>>>);
+/// The amaxes of a layer's earlier casts, by what the tensor is to the layer; kept with the layer's weight, over all steps.
+pub(super) struct Histories<B: Backend>(Vec<(Role, History<B>)>);
 
 struct History<B: Backend> {
     amaxes: FloatTensor<B>,
@@ -46,40 +17,66 @@ struct History<B: Backend> {
     steps: usize,
 }
 
-impl Histories {
-    /// Cast by the scale that the history gives, and take the tensor's amax into it.
-    pub(super) fn cast<B: Backend + Fp8Ops>(
-        &self,
+impl<B: Backend> Default for Histories<B> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<B: Backend + Fp8Ops> Histories<B> {
+    /// Cast by the scale that the history gives, and take the tensor's amax into it. The first time the scale is that of the
+    /// tensor's own amax.
+    pub(super) fn cast(
+        &mut self,
         tensor: FloatTensor<B>,
         format: Fp8Format,
         recipe: &DelayedScaling,
-        place: &Place,
         role: Role,
     ) -> Operand<B> {
-        let mut histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let history = histories.entry((place.clone(), role)).or_insert_with(|| {
-            let (device, dtype) = (tensor.device(), FloatDType::F32);
-            Box::new(History::<B> {
-                amaxes: B::float_zeros(Shape::new([recipe.amax_history_len]), &device, dtype),
-                scale: B::float_ones(Shape::new([1]), &device, dtype),
-                steps: 0,
-            })
-        });
-        let history: &mut History<B> = history
-            .downcast_mut()
-            .expect("a device has one backend underneath");
-        let (operand, amax) = Operand::cast_with(tensor, history.scale.clone(), format);
+        let place = match self.0.iter().position(|(of, _)| *of == role) {
+            Some(place) => place,
+            None => {
+                self.0.push((role, History::new(&tensor, format, recipe)));
+                self.0.len() - 1
+            }
+        };
+        self.0[place].1.cast(tensor, format, recipe)
+    }
+}
+
+impl<B: Backend + Fp8Ops> History<B> {
+    fn new(tensor: &FloatTensor<B>, format: Fp8Format, recipe: &DelayedScaling) -> Self {
+        let length = Shape::new([recipe.amax_history_len]);
+        let amax = B::fp8_amax(tensor.clone());
+        let zeros = B::float_zeros(length, &tensor.device(), FloatDType::F32);
+        let one = B::float_ones(Shape::new([1]), &tensor.device(), FloatDType::F32);
+        // By the recipe's own rule, margin and all; the history stays empty.
+        let (_, scale) = B::fp8_update_scale(zeros.clone(), one, amax, recipe.update(format));
+        Self {
+            amaxes: zeros,
+            scale,
+            steps: 0,
+        }
+    }
+
+    fn cast(
+        &mut self,
+        tensor: FloatTensor<B>,
+        format: Fp8Format,
+        recipe: &DelayedScaling,
+    ) -> Operand<B> {
+        let (operand, amax) = Operand::cast_with(tensor, self.scale.clone(), format);
         let (amaxes, scale) = B::fp8_update_scale(
-            history.amaxes.clone(),
-            history.scale.clone(),
+            self.amaxes.clone(),
+            self.scale.clone(),
             amax,
             recipe.update(format),
         );
-        history.amaxes = amaxes;
-        if history.steps.is_multiple_of(recipe.interval) {
-            history.scale = scale;
+        self.amaxes = amaxes;
+        if self.steps.is_multiple_of(recipe.interval) {
+            self.scale = scale;
         }
-        history.steps += 1;
+        self.steps += 1;
         operand
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Fp8,
-    history::Place,
+    history::Histories,
     product::{self, InputOf, Product},
 };
 use burn::{
@@ -10,10 +10,10 @@ use burn::{
     tensor::Shape,
 };
 use burn_fp8::{Bias, Fp8Cast, Fp8Ops, Granularity, Operand, recipe::Fp8Recipe};
-use burn_layer::{Op, Run, RunInput};
+use burn_layer::{Descent, Op, Run, RunInput};
 
 /// What a tensor is to a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Input,
     Weight,
@@ -44,21 +44,20 @@ impl Fp8 {
         let (product, size) =
             product::of(run.op(), &shapes, transposed, |_| true).expect("fp8 takes products only");
         let [left, right] = shapes;
-        let place = Place::new(run, size);
         // The product of two batches, that is.
         let batch = run.op() == Op::float_matmul && !product::is_matrix(&right);
-        let cast = |input, role, granularity| self.cast(input, role, granularity, &place, batch);
         let (output, shape) = match product {
             Product::Output => {
                 let [input, weight] = casts.output;
-                first.kept.with(|InputOf(sizes)| {
-                    if !sizes.contains(&size) {
-                        sizes.push(size);
+                let layer = Some(second.kept.descent());
+                first.kept.with(|InputOf(layers)| {
+                    if layers.iter().all(|(other, _)| *other != size) {
+                        layers.extend(layer.clone().map(|layer| (size, layer)));
                     }
                 });
-                let output =
-                    cast(first, Input, input).matmul(cast(second, Weight, weight), bias, dtype);
-                (output, with_last(left, size[1]))
+                let input = self.cast(first, Input, input, &layer, false);
+                let weight = self.cast(second, Weight, weight, &layer, false);
+                (input.matmul(weight, bias, dtype), with_last(left, size[1]))
             }
             Product::InputGradient => {
                 let (weight, gradient) = match run.op() {
@@ -67,9 +66,10 @@ impl Fp8 {
                 };
                 let shape = with_last(gradient.tensor.shape(), size[0]);
                 let [left, right] = casts.input_gradient;
-                let weight = cast(weight, Weight, right).transpose();
-                let output = cast(gradient, Gradient, left).matmul(weight, bias, dtype);
-                (output, shape)
+                let layer = Some(weight.kept.descent());
+                let gradient = self.cast(gradient, Gradient, left, &layer, false);
+                let weight = self.cast(weight, Weight, right, &layer, false);
+                (gradient.matmul(weight.transpose(), bias, dtype), shape)
             }
             Product::WeightGradient => {
                 let (input, shape) = match run.op() {
@@ -77,21 +77,26 @@ impl Fp8 {
                     _ => (untransposed(first), with_last(left, size[1])),
                 };
                 let [left, right] = casts.weight_gradient;
-                let input = cast(input, Input, left).transpose();
-                let output = input.matmul(cast(second, Gradient, right), bias, dtype);
-                (output, shape)
+                let layer = input.kept.with(|InputOf(layers)| {
+                    let layer = layers.iter().find(|(other, _)| *other == size);
+                    layer.map(|(_, layer)| layer.clone())
+                });
+                let input = self.cast(input, Input, left, &layer, batch);
+                let gradient = self.cast(second, Gradient, right, &layer, batch);
+                (input.transpose().matmul(gradient, bias, dtype), shape)
             }
         };
         B::float_reshape(output, shape)
     }
 
-    /// The tensor in fp8, from an earlier cast where there is one: as a matrix, or in a `batch` as it is.
+    /// The tensor in fp8, from an earlier cast where there is one: as a matrix, or in a `batch` as it is. With delayed scaling
+    /// its scale comes from the histories of the `layer`, where that is known.
     fn cast<B: Backend + Fp8Ops>(
         &self,
         input: RunInput<'_, B>,
         role: Role,
         granularity: Granularity,
-        place: &Place,
+        layer: &Option<Descent>,
         batch: bool,
     ) -> Operand<B> {
         let recipe = &self.settings.recipe;
@@ -109,9 +114,11 @@ impl Fp8 {
                 return operand.clone();
             }
             let matrix = as_matrix::<B>(input.tensor);
-            let operand = match recipe {
-                Fp8Recipe::Delayed(recipe) if place.is_named() => {
-                    self.histories.cast(matrix, format, recipe, place, role)
+            let operand = match (recipe, layer) {
+                (Fp8Recipe::Delayed(recipe), Some(layer)) => {
+                    layer.with(|histories: &mut Histories<B>| {
+                        histories.cast(matrix, format, recipe, role)
+                    })
                 }
                 _ => Operand::cast(matrix, cast),
             };

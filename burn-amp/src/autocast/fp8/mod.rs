@@ -18,7 +18,6 @@ use burn::backend::Flex;
 use burn::tensor::DType;
 use burn_fp8::{Fp8Error, recipe::Fp8Recipe};
 use burn_layer::{Inputs, Layers, Op, Ran, Run};
-use history::Histories;
 use product::InputOf;
 
 /// Which layers run in fp8, and how.
@@ -42,15 +41,11 @@ impl Fp8Settings {
 #[derive(Debug)]
 pub(super) struct Fp8 {
     settings: Fp8Settings,
-    histories: Histories,
 }
 
 impl From<Fp8Settings> for Fp8 {
     fn from(settings: Fp8Settings) -> Self {
-        Self {
-            settings,
-            histories: Histories::default(),
-        }
+        Self { settings }
     }
 }
 
@@ -63,7 +58,8 @@ impl Fp8 {
         }
         let transposed = [inputs.first_transposed, inputs.last_transposed];
         let was_input = |size: &[usize; 2]| {
-            let of = inputs.kept_with_transposed(|InputOf(sizes)| sizes.contains(size));
+            let is = |(of, _): &([usize; 2], _)| of == size;
+            let of = inputs.kept_with_transposed(|InputOf(layers)| layers.iter().any(is));
             of.unwrap_or_default()
         };
         let Some((_, size)) = product::of(op, &inputs.shapes, transposed, was_input) else {

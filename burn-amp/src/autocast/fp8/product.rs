@@ -1,7 +1,7 @@
 //! Which ops are products of a linear layer.
 
 use burn::tensor::Shape;
-use burn_layer::Op;
+use burn_layer::{Descent, Op};
 
 /// One of the three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +14,9 @@ pub(super) enum Product {
     WeightGradient,
 }
 
-/// The sizes of the linear layers that a tensor was the input of, kept with it.
+/// The linear layers that a tensor was the input of, by their sizes, kept with it.
 #[derive(Debug, Default)]
-pub(super) struct InputOf(pub(super) Vec<[usize; 2]>);
+pub(super) struct InputOf(pub(super) Vec<([usize; 2], Descent)>);
 
 /// The product that an op is, and the numbers of inputs and outputs of its layer.
 ///
