@@ -1,6 +1,11 @@
 //! [`Layers`]: putting layers over a device.
 
-use crate::{Layer, LayerError, Lease, custom_op::Handlers, service, under};
+use crate::{
+    Layer, LayerError, Lease,
+    custom_op::Handlers,
+    service::{self, Service},
+    under,
+};
 use burn::tensor::Device;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::Cube;
@@ -29,25 +34,64 @@ use std::any::Any;
 #[must_use = "layers do nothing until they are served"]
 #[derive(Debug)]
 pub struct Layers {
-    device: Device,
+    base: Base,
+    parts: Parts,
+}
+
+/// What is put over it.
+#[derive(Debug, Default)]
+struct Parts {
     layers: Vec<Box<dyn Layer>>,
     /// The [`Handlers`] given, of whatever backend.
     custom_ops: Vec<Box<dyn Any + Send>>,
 }
 
+/// What layers are put over.
+#[derive(Debug)]
+enum Base {
+    Burn(Device),
+    /// A device of a backend of its own, and how layers over it are served.
+    Other(
+        Box<dyn Any + Send>,
+        fn(Parts, Box<dyn Any + Send>) -> Result<Service, LayerError>,
+    ),
+}
+
 impl Layers {
     /// Begin with `device`: Flex or a CubeCL device, of an autodiff device the one inside.
     pub fn on(device: Device) -> Self {
+        Self::over_base(Base::Burn(device))
+    }
+
+    /// Begin with a device of any backend, also of one that Burn's [`Device`] does not know.
+    ///
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use burn_flex::{Flex, FlexDevice};
+    /// use burn_layer::Layers;
+    ///
+    /// let device = Layers::over::<Flex>(FlexDevice).serve()?;
+    /// let x = Tensor::<1>::from_floats([0.0, 1.0], &device).neg();
+    /// assert_eq!(x.into_data().try_to_vec::<f32>().unwrap(), [0.0, -1.0]);
+    /// # Ok::<(), burn_layer::LayerError>(())
+    /// ```
+    pub fn over<B: BackendIr>(device: B::Device) -> Self {
+        Self::over_base(Base::Other(Box::new(device), |parts, device| {
+            let device = device.downcast().expect("the device is of this backend");
+            parts.serve_on::<B>(*device)
+        }))
+    }
+
+    fn over_base(base: Base) -> Self {
         Self {
-            device,
-            layers: Vec::new(),
-            custom_ops: Vec::new(),
+            base,
+            parts: Parts::default(),
         }
     }
 
     /// Put `layer` over what is there.
     pub fn layer(mut self, layer: impl Layer) -> Self {
-        self.layers.push(Box::new(layer));
+        self.parts.layers.push(Box::new(layer));
         self
     }
 
@@ -61,7 +105,8 @@ impl Layers {
         mut self,
         ops: impl IntoIterator<Item = (&'static str, CustomOpHandler<B>)>,
     ) -> Self {
-        self.custom_ops
+        self.parts
+            .custom_ops
             .push(Box::new(Handlers::<B>::from_iter(ops)));
         self
     }
@@ -84,9 +129,27 @@ impl Layers {
     ///
     /// As [`serve`](Self::serve).
     pub fn lease(self) -> Result<Lease, LayerError> {
-        let device = self.device.clone();
-        let base = device.clone().inner();
-        let served = match base.as_dispatch() {
+        let Self { base, parts } = self;
+        match base {
+            Base::Burn(device) => {
+                let base = device.clone().inner();
+                let served = parts.serve_on_burn(&base)?;
+                under::remember(served.device(), base);
+                let with_autodiff = served.device().with_autodiff_context_from(&device);
+                Ok(Lease::new(served, with_autodiff))
+            }
+            Base::Other(device, serve) => {
+                let served = serve(parts, device)?;
+                let device = served.device();
+                Ok(Lease::new(served, device))
+            }
+        }
+    }
+}
+
+impl Parts {
+    fn serve_on_burn(self, base: &Device) -> Result<Service, LayerError> {
+        match base.as_dispatch() {
             #[cfg(feature = "flex")]
             DispatchDevice::Flex(device) => self.serve_on::<Flex>(*device),
             #[cfg(feature = "cubecl")]
@@ -98,12 +161,10 @@ impl Layers {
             _ => Err(LayerError::UnsupportedDevice {
                 device: format!("{base:?}"),
             }),
-        }?;
-        under::remember(served.device(), base);
-        Ok(Lease::new(served, &device))
+        }
     }
 
-    fn serve_on<B: BackendIr>(self, device: B::Device) -> Result<service::Service, LayerError> {
+    fn serve_on<B: BackendIr>(self, device: B::Device) -> Result<Service, LayerError> {
         let mut handlers = Handlers::<B>::default();
         for ops in self.custom_ops {
             if let Ok(ops) = ops.downcast::<Handlers<B>>() {

@@ -33,10 +33,10 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease on what is served over `base`: with autodiff, if `base` is.
-    pub(crate) fn new(served: Service, base: &Device) -> Self {
+    /// A lease on what is served, as `device`.
+    pub(crate) fn new(served: Service, device: Device) -> Self {
         Self {
-            device: served.device().with_autodiff_context_from(base),
+            device,
             served: Some(served),
         }
     }

@@ -179,3 +179,31 @@ fn custom_ops_run_on_the_backend_underneath() {
         [2.5, 10.0, 22.5]
     );
 }
+
+/// A layered backend is one that Burn's `Device` does not know; it carries layers as well.
+#[test]
+fn any_backend_can_carry_layers() {
+    use burn::tensor::DType;
+    use burn_flex::Flex;
+    use burn_layer::{Inputs, Layered, Op, Plan, device_under};
+
+    /// Adds in bf16.
+    #[derive(Debug)]
+    struct Low;
+    impl Layer for Low {
+        fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
+            (op == Op::float_add_scalar).then(|| Plan::compute(DType::BF16))
+        }
+    }
+
+    let low: Box<dyn Layer> = Box::new(Low);
+    let under = LayeredDevice::new(FlexDevice, [low]);
+    let device = Layers::over::<Layered<Flex>>(under).layer(Nothing).serve();
+    let device = device.unwrap();
+    assert_eq!(device_under(&device), None);
+    // 1 + 2^-9 is 1 in bf16.
+    let sum = Tensor::<1>::from_floats([1.0], &device).add_scalar(2f32.powi(-9));
+    assert_eq!(sum.into_scalar::<f32>(), 1.0);
+    let plain = Tensor::<1>::from_floats([1.0], &nothing()).add_scalar(2f32.powi(-9));
+    assert_eq!(plain.into_scalar::<f32>(), 1.0 + 2f32.powi(-9));
+}
