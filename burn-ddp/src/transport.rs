@@ -103,6 +103,10 @@ pub(crate) trait Transport: Send + Sync {
         deadline: Deadline,
     ) -> Result<Box<dyn Transport>, DdpError>;
 
+    /// Which ranks, by their numbers in the whole job, hold up a call that waits for these members, and
+    /// what is known of them.
+    fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String);
+
     /// A member's number in the whole job, by which faults name it.
     fn number(&self, member: usize) -> usize {
         member

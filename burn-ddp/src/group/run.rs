@@ -47,6 +47,7 @@ impl ProcessGroup {
                 op,
                 len: len as u64,
                 root: root as u32,
+                by_nccl: false,
             }
         })?;
         let Some((_place, call)) = call else {
@@ -142,5 +143,6 @@ pub(super) fn message_of(dtype: ElementType, sequence: u64, len: usize) -> Call 
         op: ReduceOp::Sum,
         len: len as u64,
         root: 0,
+        by_nccl: false,
     }
 }

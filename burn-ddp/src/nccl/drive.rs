@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::plan::Move;
-use crate::{DdpError, transport::Deadline};
+use crate::{DdpError, collective::Collective, transport::Deadline};
 
 /// What a communicator of NCCL can do, none of which waits. Errors are in NCCL's words.
 pub(super) trait Communicator {
@@ -33,6 +33,30 @@ pub(super) enum Trouble {
     Late,
     /// NCCL failed.
     Failed(String),
+}
+
+impl Trouble {
+    /// The group's fault that follows from trouble in a call that waits for some ranks.
+    pub(super) fn fault(self, call: &Collective<'_>, waited_for: &[usize]) -> DdpError {
+        let fault = match self {
+            Self::Fault(fault) => return fault,
+            Self::Late => {
+                let (ranks, why) = call.transport.blame(&call.call, waited_for);
+                DdpError::Timeout {
+                    ranks,
+                    call: call.call,
+                    after: call.deadline.after,
+                    why: format!("{why}; NCCL was at work"),
+                }
+            }
+            Self::Failed(problem) => DdpError::NcclFailed {
+                rank: call.transport.number(call.rank),
+                call: call.call,
+                problem,
+            },
+        };
+        call.transport.fail(fault)
+    }
 }
 
 /// Makes calls and waits until the device has done them. `fault` tells of faults of the group

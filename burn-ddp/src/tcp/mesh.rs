@@ -135,7 +135,7 @@ impl Mesh {
             },
             Broken::Ended => DdpError::RankDied { rank: peer },
             Broken::Diverged(theirs) => DdpError::Diverged {
-                rank: self.job.rank,
+                rank: self.job.own.rank,
                 call: *call,
                 other: peer,
                 other_call: theirs,
@@ -165,7 +165,7 @@ impl Transport for Mesh {
         deadline: Deadline,
     ) -> Result<(), DdpError> {
         let control = &self.job.control;
-        control.enter(self.communicator, call.sequence);
+        control.enter(self.communicator, call);
         let header = call.encode();
         let mut senders = self.senders(outgoing);
         let mut receivers = self.receivers(incoming);
@@ -203,10 +203,7 @@ impl Transport for Mesh {
                     .collect();
                 waited_for.sort_unstable();
                 waited_for.dedup();
-                let (ranks, why) =
-                    control.blame(self.communicator, call.sequence, &waited_for, |peer| {
-                        !self.lanes[peer].is_empty()
-                    });
+                let (ranks, why) = self.blame(call, &waited_for);
                 return Err(control.fail(DdpError::Timeout {
                     ranks,
                     call: *call,
@@ -235,8 +232,13 @@ impl Transport for Mesh {
     ) -> Result<Box<dyn Transport>, DdpError> {
         let lanes = self.job.connect(id, members, deadline)?;
         let mesh = Self::new(self.job.clone(), id, lanes);
-        let mesh = mesh.map_err(|error| DdpError::io("preparing connections", error))?;
-        Ok(Box::new(mesh))
+        Ok(Box::new(mesh.map_err(|error| self.job.unprepared(error))?))
+    }
+
+    fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+        let is_member = |rank: usize| !self.lanes[rank].is_empty();
+        let control = &self.job.control;
+        control.blame(self.communicator, call, waited_for, is_member)
     }
 
     fn fail(&self, fault: DdpError) -> DdpError {

@@ -48,6 +48,7 @@ impl ProcessGroup {
             (op.kind(), reduction, len, op.root()),
             dtype,
             |call| {
+                let call = call.by_nccl();
                 // Whatever comes of it, all ranks are in the same call now.
                 let lens = lens(&call, op, &shapes)?;
                 let results = shapes.iter().zip(&lens).map(|(shape, lens)| {
@@ -87,6 +88,7 @@ impl ProcessGroup {
             message_of(dtype, *number - 1, shape.num_elements())
         })?;
         let (_place, call) = call.expect("NCCL is for several ranks");
+        let call = call.by_nccl();
         // NCCL is entered once both ranks are in the call. The answer is none that a rank which sends too
         // would give.
         let answer = Collective {
