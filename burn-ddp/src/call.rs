@@ -198,6 +198,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn calls_are_written_as_they_were_made() {
+        let call = Call {
+            sequence: 5,
+            kind: CallKind::Broadcast,
+            dtype: ElementType::BF16,
+            op: ReduceOp::Sum,
+            len: 3,
+            root: 1,
+            by_nccl: false,
+        };
+        assert_eq!(call.to_string(), "broadcast(bf16 x 3, root 1) #5");
+        let call = Call {
+            by_nccl: true,
+            ..call
+        };
+        assert_eq!(call.to_string(), "broadcast(bf16 x 3, root 1) by NCCL #5");
+    }
+
     proptest! {
         #[test]
         fn headers_round_trip(call in calls()) {

@@ -156,10 +156,11 @@ impl Transport for Local {
             let entered = (self.communicator, self.rank);
             state.progress.insert(entered, call.sequence + 1);
         }
-        for Outgoing { peer, payload } in outgoing {
-            let route = (self.communicator, self.rank, peer);
+        for outgoing in outgoing {
+            let route = (self.communicator, self.rank, outgoing.peer);
             let queue = state.messages.entry(route).or_default();
-            queue.push_back((*call, payload.to_vec()));
+            let call = outgoing.call.unwrap_or(*call);
+            queue.push_back((call, outgoing.payload.to_vec()));
         }
         self.hub.changed.notify_all();
         loop {
@@ -170,8 +171,9 @@ impl Transport for Local {
                 let Some((theirs, payload)) = queue.and_then(VecDeque::pop_front) else {
                     return true;
                 };
-                if theirs != *call || payload.len() != incoming.into.len() {
-                    diverged = Some((incoming.peer, theirs));
+                let call = incoming.call.unwrap_or(*call);
+                if theirs != call || payload.len() != incoming.into.len() {
+                    diverged = Some((call, incoming.peer, theirs));
                     return false;
                 }
                 match incoming.fold {
@@ -186,10 +188,10 @@ impl Transport for Local {
                 }
                 false
             });
-            if let Some((other, other_call)) = diverged {
+            if let Some((call, other, other_call)) = diverged {
                 let fault = DdpError::Diverged {
                     rank: self.rank,
-                    call: *call,
+                    call,
                     other,
                     other_call,
                 };
@@ -275,7 +277,9 @@ mod tests {
         for sequence in 0..5 {
             let outgoing = vec![Outgoing::new::<u8>(2, &[])];
             let message = call(CallKind::Message, sequence);
-            ranks[1].exchange(&message, outgoing, vec![], short).unwrap();
+            ranks[1]
+                .exchange(&message, outgoing, vec![], short)
+                .unwrap();
         }
         let barrier = call(CallKind::Barrier, 0);
         let (late, why) = ranks[0].blame(&barrier, &[1]);
@@ -287,6 +291,9 @@ mod tests {
         let Err(DdpError::Timeout { ranks, why, .. }) = error else {
             panic!("nobody sent it");
         };
-        assert_eq!((&ranks[..], &why[..]), (&[1][..], "the message did not come"));
+        assert_eq!(
+            (&ranks[..], &why[..]),
+            (&[1][..], "the message did not come")
+        );
     }
 }

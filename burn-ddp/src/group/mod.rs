@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+mod asynchronous;
 mod builder;
 mod collectives;
 mod order;

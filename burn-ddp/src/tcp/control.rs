@@ -133,18 +133,25 @@ impl Control {
         self.shared.fail(&mut self.shared.state(), fault)
     }
 
+    /// Tells all that this rank needs nobody any more. What others have to say is still heard.
+    pub(crate) fn say_goodbye(&self) {
+        for peer in self.shared.state().peers.values_mut() {
+            peer.push(GOODBYE, &[]);
+        }
+    }
+
     /// Waits until all ranks have said goodbye; in time's lack, or at a fault, returns those that have not.
     pub(crate) fn wait_for_goodbyes(&self, deadline: Deadline) -> Result<(), Vec<usize>> {
         loop {
             let state = self.shared.state();
             let staying = state.peers.iter().filter(|(_, peer)| !peer.left);
             let mut staying: Vec<usize> = staying.map(|(rank, _)| *rank).collect();
+            staying.sort_unstable();
+            if state.fault.is_some() || !staying.is_empty() && deadline.left().is_none() {
+                return Err(staying);
+            }
             if staying.is_empty() {
                 return Ok(());
-            }
-            if state.fault.is_some() || deadline.left().is_none() {
-                staying.sort_unstable();
-                return Err(staying);
             }
             drop(state);
             thread::sleep(Duration::from_millis(2));
@@ -216,18 +223,11 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        {
-            let mut state = self.shared.state();
-            if thread::panicking() {
-                let reason = "it panicked".into();
-                let rank = self.shared.rank;
-                self.shared
-                    .fail(&mut state, DdpError::Aborted { rank, reason });
-            }
-            for peer in state.peers.values_mut() {
-                peer.push(GOODBYE, &[]);
-            }
+        if thread::panicking() {
+            let (rank, reason) = (self.shared.rank, "it panicked".into());
+            self.fail(DdpError::Aborted { rank, reason });
         }
+        self.say_goodbye();
         self.shared.stop.store(true, Ordering::SeqCst);
         // A full pipe wakes as well as a new byte does.
         let _ = (&self.shared.wake).write(&[0]);

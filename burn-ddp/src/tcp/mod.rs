@@ -1,6 +1,6 @@
 //! The transport over TCP: rendezvous, connections, control plane.
 
-use std::{io, net::TcpStream, sync::Arc};
+use std::{io, net::TcpStream, sync::Arc, time::Duration};
 
 use socket2::SockRef;
 
@@ -71,16 +71,24 @@ fn control(own: &Identity, met: &mut Met, deadline: Deadline) -> Result<Control,
         Ok((peer, stream.map_err(|error| star.fail(error))?))
     };
     let peers = (0..own.world_size).filter(|peer| *peer != own.rank);
-    let streams: Result<_, DdpError> = peers.map(connect).collect();
-    let control = Control::start(own.rank, streams?).map_err(|error| star.fail(failed(error)))?;
-    // The others say goodbye when they are here.
-    if own.rank == 0
-        && let Err(missing) = star.wait_for_goodbyes(deadline)
-    {
-        let error = star.fail(links.missing(missing));
-        return Err(control.fail(error));
-    }
-    Ok(control)
+    let streams = peers.map(connect).collect::<Result<_, DdpError>>()?;
+    // Everyone takes leave of rank 0, which does so when all have.
+    let (patience, late) = match own.rank {
+        0 => (Duration::ZERO, None),
+        _ => {
+            star.say_goodbye();
+            let late = DdpError::Connect {
+                address: met.addresses[0].to_string(),
+                after: deadline.after,
+                problem: "other ranks are not connected yet".into(),
+            };
+            (rendezvous::PATIENCE, Some(late))
+        }
+    };
+    star.wait_for_goodbyes(deadline.later(patience))
+        .map_err(|missing| star.fail(late.unwrap_or_else(|| links.missing(missing))))?;
+    drop(star);
+    Control::start(own.rank, streams).map_err(failed)
 }
 
 impl Job {
@@ -177,3 +185,6 @@ impl Links<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

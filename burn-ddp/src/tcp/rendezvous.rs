@@ -21,6 +21,9 @@ use super::{
 };
 use crate::{DdpError, transport::Deadline};
 
+/// How much longer than its own time limit a rank waits for what rank 0 says at the end of its own.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Where rank 0 publishes its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -62,7 +65,7 @@ impl Place {
     }
 
     /// The address on which a rank listens that sees the master's machine at `ip`.
-    fn listening_ip(&self, ip: IpAddr) -> IpAddr {
+    pub(super) fn listening_ip(&self, ip: IpAddr) -> IpAddr {
         match ip {
             ip if ip.is_loopback() && self.is_local() => ip,
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -236,7 +239,10 @@ fn locate(place: &Place, deadline: Deadline) -> Result<SocketAddr, Attempt> {
         },
         Place::TorchStore { host, port, prefix } => {
             let mut store = TorchStore::connect(host, *port, deadline).map_err(Attempt::Failed)?;
-            match store.get(&format!("{prefix}/port")).map_err(Attempt::Failed)? {
+            match store
+                .get(&format!("{prefix}/port"))
+                .map_err(Attempt::Failed)?
+            {
                 Some(text) => resolve(host, parse(&text, "port")?).map_err(Attempt::Failed),
                 None => Err(Attempt::Again("rank 0 has published nothing yet".into())),
             }
@@ -279,9 +285,8 @@ fn register(
             }));
         }
     }
-    // The master answers when all have come, or when its own time is over: give it a little more.
-    let patience = deadline.at + Duration::from_secs(2);
-    let table = hear(&stream, patience)
+    // The master answers when all have come, or when its own time is over.
+    let table = hear(&stream, deadline.later(PATIENCE).at)
         .map_err(|error| Attempt::Again(format!("the master broke off: {error}")))?;
     table.map(|table| (table, stream)).map_err(Attempt::Failed)
 }

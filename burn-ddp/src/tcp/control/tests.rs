@@ -35,7 +35,10 @@ fn an_error_of_the_system_is_told_in_words() {
     let ranks = star(3);
     let error = DdpError::io("preparing a connection", io::Error::other("no memory"));
     let own = ranks[1].fail(error).to_string();
-    assert!(own.contains("rank 1 aborted") && own.contains("no memory"), "{own}");
+    assert!(
+        own.contains("rank 1 aborted") && own.contains("no memory"),
+        "{own}"
+    );
     // Rank 2 does not know rank 1: rank 0 passes it on.
     assert_eq!(fault_of(&ranks[0]), own);
     assert_eq!(fault_of(&ranks[2]), own);
