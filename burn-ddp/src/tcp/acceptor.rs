@@ -157,10 +157,7 @@ impl Acceptor {
     ) -> Option<TcpStream> {
         let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
         loop {
-            // A caller that gave up comes again.
-            if let Some(stream) = arrivals.links.remove(&(rank, communicator, lane))
-                && is_open(&stream)
-            {
+            if let Some(stream) = arrivals.links.remove(&(rank, communicator, lane)) {
                 return Some(stream);
             }
             let left = deadline.left().filter(|_| !interrupted())?;

@@ -1,6 +1,7 @@
 //! Ranks that fail between registering and being connected, and where ranks listen.
 
 use std::{
+    net::TcpListener,
     thread,
     time::{Duration, Instant},
 };
@@ -15,10 +16,8 @@ fn beside(limit: Duration, fate: impl Fn(Met) + Sync) -> (Vec<String>, Duration)
         let (place, fate) = (&place, &fate);
         scope.spawn(move || {
             let own = Identity {
-                key: Key::from_secret("s"),
-                rank: 1,
                 world_size: 3,
-                sockets: 1,
+                ..own(&Key::from_secret("s"))
             };
             let met = rendezvous::meet(place, &own, Deadline::after(limit));
             fate(met.unwrap_or_else(|error| panic!("{error}")));
@@ -85,4 +84,59 @@ fn ranks_listen_on_loopback_only_where_all_are_on_one_machine_for_certain() {
     }
     let file = Place::File("/tmp/master".into());
     assert_eq!(listens(&file, "127.0.0.1"), "127.0.0.1");
+}
+
+fn own(key: &Key) -> Identity {
+    Identity {
+        key: key.clone(),
+        rank: 1,
+        world_size: 2,
+        sockets: 1,
+    }
+}
+
+const LINK: Purpose = Purpose::Link {
+    communicator: 0,
+    lane: 0,
+};
+
+#[test]
+fn a_caller_that_is_cut_off_calls_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let key = Key::from_secret("s");
+    thread::scope(|scope| {
+        let (listener, key) = (&listener, &key);
+        scope.spawn(move || {
+            // Two are cut off, one is told to come later.
+            for _ in 0..2 {
+                drop(listener.accept().unwrap());
+            }
+            for verdict in [handshake::Verdict::Session, handshake::Verdict::Welcome] {
+                let (stream, _) = listener.accept().unwrap();
+                handshake::answer(&stream, key, |_| verdict).unwrap();
+            }
+        });
+        let limit = Deadline::after(Duration::from_secs(30));
+        let hello = own(key).hello(LINK, 7);
+        rendezvous::link(address, key, &hello, limit, || false).unwrap();
+    });
+}
+
+#[test]
+fn a_caller_gives_up_when_its_group_has_a_fault() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let key = Key::from_secret("s");
+    let hello = own(&key).hello(LINK, 7);
+    let start = Instant::now();
+    let limit = Deadline::after(Duration::from_secs(60));
+    let interrupted = || start.elapsed() > Duration::from_millis(200);
+    let problem = rendezvous::link(address, &key, &hello, limit, interrupted).unwrap_err();
+    assert!(problem.contains("refused"), "{problem}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+    // Without a fault, when its time is over.
+    let limit = Deadline::after(Duration::from_millis(200));
+    assert!(rendezvous::link(address, &key, &hello, limit, || false).is_err());
 }

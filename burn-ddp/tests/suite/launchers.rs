@@ -13,7 +13,10 @@ use std::{
 
 use burn_ddp::ProcessGroup;
 
-use crate::ranks::{PLAY, Rank, SCENARIO};
+use crate::{
+    faults::free_port,
+    ranks::{PLAY, Rank, SCENARIO},
+};
 
 /// A name that resolves to the loopback address without saying so, as a host's own name often does: 127.0.0.1
 /// as inet_aton(3) reads it.
@@ -146,8 +149,7 @@ fn ranks_of_several_machines_meet_where_the_masters_name_is_a_loopback_name() {
         eprintln!("skipped: this machine has no address but loopback");
         return;
     };
-    let port = TcpListener::bind("0.0.0.0:0").unwrap();
-    let port = port.local_addr().unwrap().port();
+    let port = free_port();
     let hosts = [
         OWN_NAME.to_string(),
         OWN_NAME.to_string(),

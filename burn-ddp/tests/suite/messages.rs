@@ -66,7 +66,7 @@ fn asynchronous_messages_keep_their_order() {
             0 => {
                 let sent = [
                     group.send_async(vec![1u8, 2], 1),
-                    group.send_async(vec![3], 1),
+                    group.send_async(vec![3u8], 1),
                     group.send_tensor_async(tensor + 5.0, 1).unwrap(),
                 ];
                 // A call in between waits for its turn.
