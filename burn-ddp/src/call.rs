@@ -71,6 +71,8 @@ pub struct Call {
     pub len: u64,
     /// The root rank (0 where there is none); a checksum of the ranks of a subgroup.
     pub root: u32,
+    /// Whether the elements go by NCCL, and the ranks only meet here.
+    pub by_nccl: bool,
 }
 
 impl Display for Call {
@@ -92,6 +94,9 @@ impl Display for Call {
             }
             _ => write!(f, "({} x {})", self.dtype, self.len)?,
         }
+        if self.by_nccl {
+            write!(f, " by NCCL")?;
+        }
         write!(f, " #{}", self.sequence)
     }
 }
@@ -99,8 +104,10 @@ impl Display for Call {
 /// Bytes of an encoded [`Call`].
 pub(crate) const HEADER: usize = 32;
 /// The version of the messages' layout.
-pub(crate) const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 2;
 const MAGIC: [u8; 4] = *b"BDDP";
+/// Beside the operator.
+const BY_NCCL: u8 = 0x80;
 
 impl Call {
     /// Encodes the header that precedes each payload: magic, version, kind, dtype, operator,
@@ -111,7 +118,7 @@ impl Call {
         bytes[4] = VERSION;
         bytes[5] = self.kind as u8;
         bytes[6] = self.dtype as u8;
-        bytes[7] = self.op as u8;
+        bytes[7] = self.op as u8 | if self.by_nccl { BY_NCCL } else { 0 };
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.len.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.root.to_le_bytes());
@@ -142,11 +149,12 @@ impl Call {
                 .get(usize::from(bytes[6]))
                 .ok_or_else(|| code("element type", 6))?,
             op: *ReduceOp::ALL
-                .get(usize::from(bytes[7]))
+                .get(usize::from(bytes[7] & !BY_NCCL))
                 .ok_or_else(|| code("operator", 7))?,
             sequence: long(8),
             len: long(16),
             root: word(24),
+            by_nccl: bytes[7] & BY_NCCL != 0,
         })
     }
 }
@@ -164,14 +172,16 @@ mod tests {
             0..ReduceOp::ALL.len(),
             any::<u64>(),
             any::<u32>(),
+            any::<bool>(),
         )
-            .prop_map(|(sequence, kind, dtype, op, len, root)| Call {
+            .prop_map(|(sequence, kind, dtype, op, len, root, by_nccl)| Call {
                 sequence,
                 kind: CallKind::ALL[kind],
                 dtype: ElementType::ALL[dtype],
                 op: ReduceOp::ALL[op],
                 len,
                 root,
+                by_nccl,
             })
     }
 
@@ -186,6 +196,25 @@ mod tests {
         for (code, op) in ReduceOp::ALL.iter().enumerate() {
             assert_eq!(*op as usize, code);
         }
+    }
+
+    #[test]
+    fn calls_are_written_as_they_were_made() {
+        let call = Call {
+            sequence: 5,
+            kind: CallKind::Broadcast,
+            dtype: ElementType::BF16,
+            op: ReduceOp::Sum,
+            len: 3,
+            root: 1,
+            by_nccl: false,
+        };
+        assert_eq!(call.to_string(), "broadcast(bf16 x 3, root 1) #5");
+        let call = Call {
+            by_nccl: true,
+            ..call
+        };
+        assert_eq!(call.to_string(), "broadcast(bf16 x 3, root 1) by NCCL #5");
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    Backend, Call, DdpError, ProcessGroup,
+    Backend, Call, CallKind, DdpError, ProcessGroup,
     group::{Settings, TIMEOUT},
     transport::{Deadline, Incoming, Outgoing, Transport},
 };
@@ -104,6 +104,23 @@ impl Local {
         }
     }
 
+    /// Which of the ranks that a call waits for are to blame. Messages between two ranks are numbered apart
+    /// from the calls of all, and say nothing of these.
+    fn judge(&self, state: &State, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+        if call.kind == CallKind::Message {
+            return (waited_for.to_vec(), "the message did not come".into());
+        }
+        let is_late = |rank: &&usize| {
+            let entered = state.progress.get(&(self.communicator, **rank));
+            entered.is_none_or(|entered| *entered <= call.sequence)
+        };
+        let late: Vec<usize> = waited_for.iter().filter(is_late).copied().collect();
+        match late.is_empty() {
+            true => (waited_for.to_vec(), "in the call, but too slow".into()),
+            false => (late, "not in this call yet".into()),
+        }
+    }
+
     fn record(&self, state: &mut State, fault: DdpError) -> DdpError {
         let fault = state.fault.get_or_insert(fault).clone();
         self.hub.changed.notify_all();
@@ -135,12 +152,15 @@ impl Transport for Local {
         deadline: Deadline,
     ) -> Result<(), DdpError> {
         let mut state = self.hub.state();
-        let entered = (self.communicator, self.rank);
-        state.progress.insert(entered, call.sequence + 1);
-        for Outgoing { peer, payload } in outgoing {
-            let route = (self.communicator, self.rank, peer);
+        if call.kind != CallKind::Message {
+            let entered = (self.communicator, self.rank);
+            state.progress.insert(entered, call.sequence + 1);
+        }
+        for outgoing in outgoing {
+            let route = (self.communicator, self.rank, outgoing.peer);
             let queue = state.messages.entry(route).or_default();
-            queue.push_back((*call, payload.to_vec()));
+            let call = outgoing.call.unwrap_or(*call);
+            queue.push_back((call, outgoing.payload.to_vec()));
         }
         self.hub.changed.notify_all();
         loop {
@@ -151,8 +171,9 @@ impl Transport for Local {
                 let Some((theirs, payload)) = queue.and_then(VecDeque::pop_front) else {
                     return true;
                 };
-                if theirs != *call || payload.len() != incoming.into.len() {
-                    diverged = Some((incoming.peer, theirs));
+                let call = incoming.call.unwrap_or(*call);
+                if theirs != call || payload.len() != incoming.into.len() {
+                    diverged = Some((call, incoming.peer, theirs));
                     return false;
                 }
                 match incoming.fold {
@@ -167,10 +188,10 @@ impl Transport for Local {
                 }
                 false
             });
-            if let Some((other, other_call)) = diverged {
+            if let Some((call, other, other_call)) = diverged {
                 let fault = DdpError::Diverged {
                     rank: self.rank,
-                    call: *call,
+                    call,
                     other,
                     other_call,
                 };
@@ -191,20 +212,13 @@ impl Transport for Local {
                 return Err(self.record(&mut state, fault));
             }
             let Some(left) = deadline.left() else {
-                let ranks = incoming.iter().map(|incoming| incoming.peer);
-                let (late, present): (Vec<_>, Vec<_>) = ranks.partition(|rank| {
-                    let entered = state.progress.get(&(self.communicator, *rank));
-                    entered.is_none_or(|entered| *entered <= call.sequence)
-                });
-                let (ranks, why) = match late.is_empty() {
-                    true => (present, "in the call, but too slow"),
-                    false => (late, "not in this call yet"),
-                };
+                let waited_for: Vec<usize> = incoming.iter().map(|it| it.peer).collect();
+                let (ranks, why) = self.judge(&state, call, &waited_for);
                 let fault = DdpError::Timeout {
                     ranks,
                     call: *call,
                     after: deadline.after,
-                    why: why.into(),
+                    why,
                 };
                 return Err(self.record(&mut state, fault));
             };
@@ -222,11 +236,64 @@ impl Transport for Local {
         Ok(Box::new(Self::new(&self.hub, self.rank, id)))
     }
 
+    fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+        self.judge(&self.hub.state(), call, waited_for)
+    }
+
     fn fail(&self, fault: DdpError) -> DdpError {
         self.record(&mut self.hub.state(), fault)
     }
 
     fn fault(&self) -> Option<DdpError> {
         self.hub.state().fault.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{ElementType, ReduceOp};
+
+    fn call(kind: CallKind, sequence: u64) -> Call {
+        Call {
+            sequence,
+            kind,
+            dtype: ElementType::U8,
+            op: ReduceOp::Sum,
+            len: 0,
+            root: 0,
+            by_nccl: false,
+        }
+    }
+
+    #[test]
+    fn messages_say_nothing_of_the_calls_of_all() {
+        let hub = Arc::new(Hub::default());
+        let ranks = [0, 1, 2].map(|rank| Local::new(&hub, rank, 0));
+        let short = Deadline::after(Duration::from_millis(50));
+        // Rank 1 has sent many messages, and made no call of all.
+        for sequence in 0..5 {
+            let outgoing = vec![Outgoing::new::<u8>(2, &[])];
+            let message = call(CallKind::Message, sequence);
+            ranks[1]
+                .exchange(&message, outgoing, vec![], short)
+                .unwrap();
+        }
+        let barrier = call(CallKind::Barrier, 0);
+        let (late, why) = ranks[0].blame(&barrier, &[1]);
+        assert_eq!((&late[..], &why[..]), (&[1][..], "not in this call yet"));
+
+        let incoming = vec![Incoming::copy::<u8>(1, &mut [])];
+        let message = call(CallKind::Message, 0);
+        let error = ranks[0].exchange(&message, vec![], incoming, short);
+        let Err(DdpError::Timeout { ranks, why, .. }) = error else {
+            panic!("nobody sent it");
+        };
+        assert_eq!(
+            (&ranks[..], &why[..]),
+            (&[1][..], "the message did not come")
+        );
     }
 }

@@ -8,6 +8,8 @@ use crate::{Call, DdpError, Element, ReduceOp, element::combine_slices};
 pub(crate) struct Outgoing<'a> {
     pub(crate) peer: usize,
     pub(crate) payload: &'a [u8],
+    /// What it belongs to, if not to the call of the exchange.
+    pub(crate) call: Option<Call>,
 }
 
 impl<'a> Outgoing<'a> {
@@ -15,6 +17,7 @@ impl<'a> Outgoing<'a> {
         Self {
             peer,
             payload: bytemuck::cast_slice(payload),
+            call: None,
         }
     }
 }
@@ -29,6 +32,8 @@ pub(crate) struct Incoming<'a> {
     pub(crate) fold: Option<Fold>,
     /// Bytes of an element: `fold` gets whole elements.
     pub(crate) size: usize,
+    /// What it must belong to, if not to the call of the exchange.
+    pub(crate) call: Option<Call>,
 }
 
 impl<'a> Incoming<'a> {
@@ -38,6 +43,7 @@ impl<'a> Incoming<'a> {
             into: bytemuck::cast_slice_mut(into),
             fold: None,
             size: size_of::<T>(),
+            call: None,
         }
     }
 
@@ -72,6 +78,14 @@ impl Deadline {
         }
     }
 
+    /// The same limit, that much later.
+    pub(crate) fn later(&self, by: Duration) -> Self {
+        Self {
+            at: self.at + by,
+            ..*self
+        }
+    }
+
     /// What is left, or `None` when it is over.
     pub(crate) fn left(&self) -> Option<Duration> {
         let left = self.at.saturating_duration_since(Instant::now());
@@ -85,7 +99,7 @@ impl Deadline {
 /// [`DdpError::is_fault`]) ends it: every later call, on every rank, returns that fault.
 pub(crate) trait Transport: Send + Sync {
     /// Sends and receives, all at once and in any order. At most one payload goes to and comes
-    /// from each peer. Each received payload must belong to the same `call`.
+    /// from each peer. Each received payload must belong to the same `call`, or to the one named with it.
     fn exchange(
         &self,
         call: &Call,
@@ -102,6 +116,10 @@ pub(crate) trait Transport: Send + Sync {
         members: &[usize],
         deadline: Deadline,
     ) -> Result<Box<dyn Transport>, DdpError>;
+
+    /// Which ranks, by their numbers in the whole job, hold up a call that waits for these members, and
+    /// what is known of them.
+    fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String);
 
     /// A member's number in the whole job, by which faults name it.
     fn number(&self, member: usize) -> usize {

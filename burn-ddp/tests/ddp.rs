@@ -22,10 +22,14 @@ mod join;
 mod large;
 #[path = "suite/launch.rs"]
 mod launch;
+#[path = "suite/launchers.rs"]
+mod launchers;
 #[path = "suite/learner/mod.rs"]
 mod learner;
 #[path = "suite/loader.rs"]
 mod loader;
+#[path = "suite/messages.rs"]
+mod messages;
 #[path = "suite/nccl.rs"]
 mod nccl;
 #[path = "suite/network.rs"]

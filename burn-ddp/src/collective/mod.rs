@@ -36,6 +36,14 @@ impl Collective<'_> {
             .exchange(&self.call, outgoing, incoming, self.deadline)
     }
 
+    /// The same call where the elements go by NCCL and the ranks only meet here: to one that sends its
+    /// elements here it is another.
+    #[cfg(any(test, feature = "nccl"))]
+    pub(crate) fn by_nccl(mut self) -> Self {
+        self.call.by_nccl = true;
+        self
+    }
+
     /// The other ranks.
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let rank = self.rank;

@@ -2,7 +2,7 @@
 
 use super::{Collective, all_reduce::reduce_rows};
 use crate::{
-    DdpError, Element, ReduceOp,
+    Call, DdpError, Element, ReduceOp,
     transport::{Incoming, Outgoing},
 };
 
@@ -56,6 +56,22 @@ impl Collective<'_> {
 
     pub(crate) fn send<T: Element>(&self, data: &[T], to: usize) -> Result<(), DdpError> {
         self.exchange(vec![Outgoing::new(to, data)], vec![])
+    }
+
+    /// Sends and receives at once; `theirs` is what is received.
+    pub(crate) fn send_receive<T: Element>(
+        &self,
+        data: &[T],
+        to: usize,
+        into: &mut [T],
+        from: usize,
+        theirs: Call,
+    ) -> Result<(), DdpError> {
+        let incoming = Incoming {
+            call: Some(theirs),
+            ..Incoming::copy(from, into)
+        };
+        self.exchange(vec![Outgoing::new(to, data)], vec![incoming])
     }
 
     pub(crate) fn receive<T: Element>(&self, data: &mut [T], from: usize) -> Result<(), DdpError> {

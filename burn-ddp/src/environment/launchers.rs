@@ -14,7 +14,7 @@ pub(super) const LAUNCHERS: [Launcher; 5] = [
         name: "torchrun",
         rank: "RANK",
         world_size: "WORLD_SIZE",
-        local_rank: &["LOCAL_RANK"],
+        local_rank: &[LOCAL_RANK],
         local_size: &["LOCAL_WORLD_SIZE"],
     },
     Launcher {
@@ -48,3 +48,9 @@ pub(super) const LAUNCHERS: [Launcher; 5] = [
 ];
 
 pub(super) const SLURM: &str = "Slurm";
+
+/// The number of a step within a Slurm job. Slurm sets it in the tasks that srun starts, and not in the
+/// batch script, whose step has no number (slurmstepd's `setup_env`).
+pub(super) const SLURM_STEP: &str = "SLURM_STEP_ID";
+
+pub(super) const LOCAL_RANK: &str = "LOCAL_RANK";

@@ -12,7 +12,7 @@ mod tests;
 pub(crate) use self::address::parse_url;
 use self::{
     address::first_host,
-    launchers::{LAUNCHERS, Launcher, SLURM},
+    launchers::{LAUNCHERS, LOCAL_RANK, Launcher, SLURM, SLURM_STEP},
 };
 use crate::{Backend, DdpError, tcp::Place};
 
@@ -65,8 +65,10 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         LAUNCHERS.iter().find(|launcher| {
             let world_size = (self.get)(launcher.world_size);
             let found = (self.get)(launcher.rank).is_some() && world_size.is_some();
-            // An ordinary Slurm job of one task has these variables too.
-            found && !(launcher.name == SLURM && world_size.as_deref() == Some("1"))
+            // A batch script has these variables too, as if it were task 0, and an ordinary Slurm job of one
+            // task has them. A task that srun has started also has the number of its step.
+            let alone = || world_size.as_deref() == Some("1") || (self.get)(SLURM_STEP).is_none();
+            found && !(launcher.name == SLURM && alone())
         })
     }
 
@@ -204,6 +206,11 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                     .map_err(|problem: String| environment(BACKEND, problem))
             })
             .transpose()
+    }
+
+    /// The number among the ranks of this machine, where one is set in torchrun's way.
+    pub(crate) fn local_rank(&self) -> Result<Option<usize>, DdpError> {
+        self.number(LOCAL_RANK)
     }
 
     pub(crate) fn parent(&self) -> Result<Option<usize>, DdpError> {

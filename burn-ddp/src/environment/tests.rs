@@ -13,13 +13,14 @@ fn with<'a>(
     }
 }
 
-const SRUN: [(&str, &str); 6] = [
+const SRUN: [(&str, &str); 7] = [
     ("SLURM_PROCID", "5"),
     ("SLURM_NTASKS", "8"),
     ("SLURM_LOCALID", "1"),
     ("SLURM_NTASKS_PER_NODE", "4"),
     ("SLURM_JOB_NODELIST", "node[07-08,11]"),
     ("SLURM_JOB_ID", "123456"),
+    ("SLURM_STEP_ID", "0"),
 ];
 
 #[test]
@@ -91,7 +92,29 @@ fn slurm() {
 
 #[test]
 fn a_slurm_job_of_one_task_is_not_distributed() {
-    assert!(!with(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]).is_distributed());
+    let mut variables = SRUN;
+    variables[0].1 = "0";
+    variables[1].1 = "1";
+    assert!(!with(&variables).is_distributed());
+}
+
+#[test]
+fn a_batch_script_is_no_task_of_srun() {
+    // What Slurm puts into the environment of `sbatch --ntasks 8`: everything but the step.
+    let mut variables = SRUN;
+    variables[0].1 = "0";
+    assert!(with(&variables).is_distributed());
+    let (step, script) = variables.split_last().unwrap();
+    assert_eq!(step.0, "SLURM_STEP_ID");
+    assert!(!with(script).is_distributed());
+    assert!(with(script).ranks().is_err());
+}
+
+#[test]
+fn a_local_rank_is_read_where_it_is_set() {
+    assert_eq!(with(&[]).local_rank().unwrap(), None);
+    assert_eq!(with(&[("LOCAL_RANK", "3")]).local_rank().unwrap(), Some(3));
+    assert!(with(&[("LOCAL_RANK", "x")]).local_rank().is_err());
 }
 
 #[test]

@@ -28,6 +28,7 @@ pub struct GroupBuilder {
     connect_timeout: Option<Duration>,
     secret: Option<String>,
     sockets: usize,
+    local_rank: Option<usize>,
     backend: Option<Backend>,
 }
 
@@ -38,6 +39,7 @@ impl GroupBuilder {
             connect_timeout: None,
             secret: None,
             sockets: 1,
+            local_rank: None,
             backend: None,
         }
     }
@@ -64,7 +66,8 @@ impl GroupBuilder {
     }
 
     /// Connections between any two ranks, over which large payloads are striped. Default: 1. More
-    /// help where one connection does not fill the network. All ranks take the same number.
+    /// help where one connection does not fill the network. All ranks take the same number; one with another
+    /// is [refused](DdpError::Refused).
     ///
     /// # Panics
     ///
@@ -72,6 +75,14 @@ impl GroupBuilder {
     pub fn sockets(mut self, sockets: usize) -> Self {
         assert!((1..=64).contains(&sockets), "expected 1 to 64 sockets");
         self.sockets = sockets;
+        self
+    }
+
+    /// This process's number among those on its machine: usually that of the GPU to use. Default: what the
+    /// launcher says; with [`connect`](Self::connect), `LOCAL_RANK`, or the rank where that is not set
+    /// (which is right on one machine).
+    pub fn local_rank(mut self, local_rank: usize) -> Self {
+        self.local_rank = Some(local_rank);
         self
     }
 
@@ -122,7 +133,7 @@ impl GroupBuilder {
         let ranks = Ranks {
             rank,
             world_size,
-            local_rank: rank,
+            local_rank: environment::process().local_rank()?.unwrap_or(rank),
         };
         self.join((world_size > 1).then_some(place), ranks)
     }
@@ -143,6 +154,7 @@ impl GroupBuilder {
             world_size,
             local_rank,
         } = ranks;
+        let local_rank = self.local_rank.unwrap_or(local_rank);
         let transport = match place {
             None => None,
             Some(place) => Some(tcp::connect(
@@ -165,7 +177,8 @@ impl GroupBuilder {
 }
 
 /// Whether a launcher started this process as a rank of a job, so that
-/// [`ProcessGroup::init`] will find it. A Slurm job of a single task does not count.
+/// [`ProcessGroup::init`] will find it. A Slurm job of a single task does not count, nor does a batch script
+/// of Slurm's that starts ranks itself.
 pub fn is_distributed_env() -> bool {
     environment::process().is_distributed()
 }

@@ -3,8 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    Pending, ProcessGroup,
-    order::Place,
+    ProcessGroup,
     run::{check_mean, message},
 };
 use crate::{CallKind, DdpError, Element, ElementType, ReduceOp};
@@ -18,34 +17,9 @@ impl ProcessGroup {
     ///
     /// A fault of the group, or [`DdpError::InvalidArgument`] for the mean of integers.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<(), DdpError> {
-        let place = self.inner.order.take();
-        self.all_reduce_at(place, data, op)
-    }
-
-    /// Starts an all-reduce on a thread of the group, and returns at once.
-    ///
-    /// # Errors
-    ///
-    /// Faults come from [`Pending::wait`].
-    pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
-        let group = self.clone();
-        let place = self.inner.order.take();
-        self.inner.worker.submit(move || {
-            group.all_reduce_at(place, &mut data, op)?;
-            Ok(data)
-        })
-    }
-
-    fn all_reduce_at<T: Element>(
-        &self,
-        place: Place,
-        data: &mut [T],
-        op: ReduceOp,
-    ) -> Result<(), DdpError> {
         let bytes = size_of_val(data) as u64;
         let len = data.len();
-        self.run_at(
-            place,
+        self.run(
             (CallKind::AllReduce, op, len, 0),
             T::TYPE,
             |call| {
@@ -212,7 +186,8 @@ impl ProcessGroup {
 
     /// Sends data to one rank, which receives them with [`recv`](Self::recv).
     ///
-    /// Returns when the data are on their way. Large data only are when the other rank receives.
+    /// Returns when the data are on their way. Large data only are when the other rank receives: two ranks
+    /// that both send first wait for each other, and need [`send_recv`](Self::send_recv).
     ///
     /// # Errors
     ///
@@ -221,9 +196,7 @@ impl ProcessGroup {
         self.check_peer(to)?;
         let place = self.inner.order.take();
         self.call_at(place, |sequences| {
-            let sent = sequences.sent.entry(to).or_default();
-            *sent += 1;
-            message::<T>(*sent - 1, data.len())
+            message::<T>(sequences.next_to(to), data.len())
         })?
         .map_or(Ok(()), |(_place, call)| call.send(data, to))
     }
@@ -237,10 +210,53 @@ impl ProcessGroup {
         self.check_peer(from)?;
         let place = self.inner.order.take();
         self.call_at(place, |sequences| {
-            let received = sequences.received.entry(from).or_default();
-            *received += 1;
-            message::<T>(*received - 1, data.len())
+            message::<T>(sequences.next_from(from), data.len())
         })?
         .map_or(Ok(()), |(_place, call)| call.receive(data, from))
+    }
+
+    /// Sends data to one rank while it receives others from one, the same or another: `MPI_Sendrecv`. Two
+    /// ranks may so exchange large data, and all may pass theirs around a ring at once. What it sends and
+    /// receives are messages like others: the other ranks may as well [`send`](Self::send) and
+    /// [`recv`](Self::recv).
+    ///
+    /// ```
+    /// use burn_ddp::LocalGroup;
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for group in LocalGroup::new(3) {
+    ///         scope.spawn(move || {
+    ///             let (rank, ranks) = (group.rank(), group.world_size());
+    ///             let mut received = [0];
+    ///             let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    ///             group.send_recv(&[rank as i32], next, &mut received, previous).unwrap();
+    ///             assert_eq!(received, [previous as i32]);
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    pub fn send_recv<T: Element>(
+        &self,
+        data: &[T],
+        to: usize,
+        into: &mut [T],
+        from: usize,
+    ) -> Result<(), DdpError> {
+        self.check_peer(to)?;
+        self.check_peer(from)?;
+        let place = self.inner.order.take();
+        let mut theirs = None;
+        let call = self.call_at(place, |sequences| {
+            theirs = Some(message::<T>(sequences.next_from(from), into.len()));
+            message::<T>(sequences.next_to(to), data.len())
+        })?;
+        match call.zip(theirs) {
+            Some(((_place, call), theirs)) => call.send_receive(data, to, into, from, theirs),
+            None => Ok(()),
+        }
     }
 }

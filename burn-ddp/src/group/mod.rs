@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+mod asynchronous;
 mod builder;
 mod collectives;
 mod order;
@@ -133,7 +134,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// When a variable is missing or wrong, the port is taken, or ranks do not appear in time: all
-    /// are [setup errors](DdpError::is_setup).
+    /// are [setup errors](DdpError::is_setup). [`DdpError::RankDied`] when a rank dies meanwhile.
     pub fn init() -> Result<Self, DdpError> {
         Self::builder().init()
     }

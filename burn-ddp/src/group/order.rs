@@ -1,6 +1,7 @@
 //! Calls are made one at a time, in the order in which they were submitted.
 
 use std::{
+    cell::Cell,
     collections::BTreeSet,
     sync::{Arc, Condvar, Mutex, MutexGuard},
 };
@@ -32,6 +33,11 @@ pub(super) struct Place {
     number: u64,
 }
 
+thread_local! {
+    /// The place of the call that this thread was asked to make.
+    static RESERVED: Cell<Option<Place>> = const { Cell::new(None) };
+}
+
 impl Queue {
     fn turns(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().expect("no panic under lock")
@@ -39,8 +45,12 @@ impl Queue {
 }
 
 impl Order {
-    /// Takes the next place.
+    /// Takes the place that this thread makes its call at, or the next one.
     pub(super) fn take(&self) -> Place {
+        match RESERVED.take() {
+            Some(place) if Arc::ptr_eq(&place.queue, &self.queue) => return place,
+            other => RESERVED.set(other),
+        }
         let mut turns = self.queue.turns();
         let number = turns.given;
         turns.given += 1;
@@ -53,6 +63,15 @@ impl Order {
 }
 
 impl Place {
+    /// Runs code whose first call is made at this place, though others have been taken since.
+    pub(super) fn reserve_for<R>(self, code: impl FnOnce() -> R) -> R {
+        RESERVED.set(Some(self));
+        let result = code();
+        // The code may have made no call.
+        drop(RESERVED.take());
+        result
+    }
+
     /// Waits until all earlier places were given up.
     pub(super) fn wait(&self) {
         let waiting = |turns: &mut Turns| turns.served != self.number;
@@ -101,5 +120,17 @@ mod tests {
             }
         });
         assert_eq!(done.into_inner().unwrap(), [0, 2, 3, 5]);
+    }
+
+    #[test]
+    fn a_reserved_place_is_taken_once() {
+        let order = Order::default();
+        let (first, second) = (order.take(), order.take());
+        assert_eq!(second.number, 1);
+        let numbers = first.reserve_for(|| [order.take().number, order.take().number]);
+        assert_eq!(numbers, [0, 2]);
+        // One that was not used is given up.
+        second.reserve_for(|| ());
+        order.take().wait();
     }
 }

@@ -12,8 +12,24 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Sequences {
     collective: u64,
-    pub(super) sent: HashMap<usize, u64>,
-    pub(super) received: HashMap<usize, u64>,
+    sent: HashMap<usize, u64>,
+    received: HashMap<usize, u64>,
+}
+
+impl Sequences {
+    /// The number of the next message to a rank, which is taken by that.
+    pub(super) fn next_to(&mut self, rank: usize) -> u64 {
+        let sent = self.sent.entry(rank).or_default();
+        *sent += 1;
+        *sent - 1
+    }
+
+    /// The number of the next message from a rank, which is taken by that.
+    pub(super) fn next_from(&mut self, rank: usize) -> u64 {
+        let received = self.received.entry(rank).or_default();
+        *received += 1;
+        *received - 1
+    }
 }
 
 impl ProcessGroup {
@@ -47,6 +63,7 @@ impl ProcessGroup {
                 op,
                 len: len as u64,
                 root: root as u32,
+                by_nccl: false,
             }
         })?;
         let Some((_place, call)) = call else {
@@ -142,5 +159,9 @@ pub(super) fn message_of(dtype: ElementType, sequence: u64, len: usize) -> Call 
         op: ReduceOp::Sum,
         len: len as u64,
         root: 0,
+        by_nccl: false,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -164,6 +164,11 @@ impl Transport for Subset {
         }))
     }
 
+    fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+        let waited_for: Vec<usize> = waited_for.iter().map(|rank| self.ranks[*rank]).collect();
+        self.inner.blame(call, &waited_for)
+    }
+
     fn number(&self, member: usize) -> usize {
         self.inner.number(self.ranks[member])
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::plan::Move;
-use crate::{DdpError, transport::Deadline};
+use crate::{DdpError, collective::Collective, transport::Deadline};
 
 /// What a communicator of NCCL can do, none of which waits. Errors are in NCCL's words.
 pub(super) trait Communicator {
@@ -33,6 +33,30 @@ pub(super) enum Trouble {
     Late,
     /// NCCL failed.
     Failed(String),
+}
+
+impl Trouble {
+    /// The group's fault that follows from trouble in a call that waits for some ranks.
+    pub(super) fn fault(self, call: &Collective<'_>, waited_for: &[usize]) -> DdpError {
+        let fault = match self {
+            Self::Fault(fault) => return fault,
+            Self::Late => {
+                let (ranks, why) = call.transport.blame(&call.call, waited_for);
+                DdpError::Timeout {
+                    ranks,
+                    call: call.call,
+                    after: call.deadline.after,
+                    why: format!("{why}; NCCL was at work"),
+                }
+            }
+            Self::Failed(problem) => DdpError::NcclFailed {
+                rank: call.transport.number(call.rank),
+                call: call.call,
+                problem,
+            },
+        };
+        call.transport.fail(fault)
+    }
 }
 
 /// Makes calls and waits until the device has done them. `fault` tells of faults of the group
@@ -102,6 +126,80 @@ fn wait(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        Call, CallKind, ElementType, ReduceOp,
+        transport::{Incoming, Outgoing, Transport},
+    };
+
+    /// A control plane that knows who is to blame.
+    struct Knowing(usize);
+
+    impl Transport for Knowing {
+        fn exchange(
+            &self,
+            _call: &Call,
+            _outgoing: Vec<Outgoing<'_>>,
+            _incoming: Vec<Incoming<'_>>,
+            _deadline: Deadline,
+        ) -> Result<(), DdpError> {
+            Ok(())
+        }
+
+        fn duplicate(
+            &self,
+            _id: u32,
+            _members: &[usize],
+            _deadline: Deadline,
+        ) -> Result<Box<dyn Transport>, DdpError> {
+            Ok(Box::new(Self(self.0)))
+        }
+
+        fn blame(&self, _call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+            assert!(waited_for.contains(&self.0));
+            (vec![self.0], "no sign of life".into())
+        }
+
+        fn fail(&self, fault: DdpError) -> DdpError {
+            fault
+        }
+
+        fn fault(&self) -> Option<DdpError> {
+            None
+        }
+    }
+
+    #[test]
+    fn who_is_to_blame_for_being_late_the_control_plane_knows() {
+        let call = Collective {
+            transport: &Knowing(2),
+            rank: 0,
+            world_size: 4,
+            call: Call {
+                sequence: 7,
+                kind: CallKind::AllReduce,
+                dtype: ElementType::F32,
+                op: ReduceOp::Sum,
+                len: 1,
+                root: 0,
+                by_nccl: true,
+            },
+            deadline: seconds(60),
+        };
+        let fault = Trouble::Late.fault(&call, &[1, 2, 3]);
+        let DdpError::Timeout { ranks, why, .. } = &fault else {
+            panic!("{fault}");
+        };
+        assert_eq!(ranks, &[2]);
+        assert!(
+            why.contains("no sign of life") && why.contains("NCCL"),
+            "{why}"
+        );
+        let fault = Trouble::Failed("unhandled cuda error".into()).fault(&call, &[1, 2, 3]);
+        assert!(
+            matches!(fault, DdpError::NcclFailed { rank: 0, .. }),
+            "{fault}"
+        );
+    }
 
     /// A communicator that needs some looks before it has taken in and done what it was handed.
     #[derive(Default)]

@@ -8,7 +8,7 @@ use super::{
     drive::{Trouble, drive, meet},
     ffi::DeviceCommunicator,
     found::nccl,
-    plan::Move,
+    plan::{Errand, Move},
 };
 use crate::{DdpError, NcclError, NcclVersion, backend::Gpu, collective::Collective};
 
@@ -67,6 +67,7 @@ impl Link {
                 failure.unwrap_or_else(|| found.unusable("rank 0 made no identity".into()));
             return Err(DdpError::Nccl { rank: 0, reason });
         };
+        let everyone: Vec<usize> = call.peers().collect();
         let communicator = context(ordinal)
             .map_err(|error| error.to_string())
             .and_then(|context| {
@@ -74,9 +75,9 @@ impl Link {
                 DeviceCommunicator::join(library, context, id, call.rank, call.world_size)
             });
         let mut communicator =
-            communicator.map_err(|problem| fault(call, Trouble::Failed(problem)))?;
+            communicator.map_err(|problem| Trouble::Failed(problem).fault(call, &everyone))?;
         meet(&mut communicator, call.deadline, || call.transport.fault())
-            .map_err(|trouble| fault(call, trouble))?;
+            .map_err(|trouble| trouble.fault(call, &everyone))?;
         log::info!(
             "burn-ddp: rank {} of {} is on cuda:{ordinal}, over NCCL {}",
             call.rank,
@@ -100,36 +101,17 @@ impl Link {
     }
 }
 
-/// Makes calls of NCCL that belong to a call of all ranks, and waits until this device has done its part.
+/// Makes calls of NCCL that belong to a call of some ranks, and waits until this device has done its part.
 pub(super) fn run(
     communicator: &mut DeviceCommunicator,
     call: &Collective<'_>,
+    errand: Errand,
     moves: &[Move],
 ) -> Result<(), DdpError> {
     drive(communicator, moves, call.deadline, || {
         call.transport.fault()
     })
-    .map_err(|trouble| fault(call, trouble))
-}
-
-/// The group's fault that follows from a call's trouble.
-fn fault(call: &Collective<'_>, trouble: Trouble) -> DdpError {
-    let number = |rank| call.transport.number(rank);
-    let fault = match trouble {
-        Trouble::Fault(fault) => return fault,
-        Trouble::Late => DdpError::Timeout {
-            ranks: call.peers().map(number).collect(),
-            call: call.call,
-            after: call.deadline.after,
-            why: "all ranks made the call, but NCCL did not end it".into(),
-        },
-        Trouble::Failed(problem) => DdpError::NcclFailed {
-            rank: number(call.rank),
-            call: call.call,
-            problem,
-        },
-    };
-    call.transport.fail(fault)
+    .map_err(|trouble| trouble.fault(call, &errand.waits_for(call)))
 }
 
 #[cfg(all(test, feature = "cuda"))]

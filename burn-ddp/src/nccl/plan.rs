@@ -66,6 +66,17 @@ pub(crate) enum Errand {
     },
 }
 
+impl Errand {
+    /// The ranks without whom this one cannot end it.
+    #[cfg(feature = "nccl")]
+    pub(super) fn waits_for(self, call: &crate::collective::Collective<'_>) -> Vec<usize> {
+        match self {
+            Self::All(_) => call.peers().collect(),
+            Self::Send { to: peer } | Self::Receive { from: peer } => vec![peer],
+        }
+    }
+}
+
 /// A rank's share of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share<'a> {

@@ -2,13 +2,13 @@
 //! until they are asked for.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -16,11 +16,12 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, poll};
 
-use super::handshake::{self, Hello, Key, Purpose, Verdict};
+use super::handshake::{self, Hello, Identity, Purpose, Verdict};
 use crate::transport::Deadline;
 
-/// Handshakes answered at the same time; callers beyond these are turned away.
-const CONCURRENT: usize = 256;
+/// Callers who have not proved yet that they know the job's secret. The job's own do so at once, so that
+/// where more come, the one who has been here longest has to go.
+const STRANGERS: usize = 256;
 
 /// A rank that registered at the master.
 pub(crate) struct Registered {
@@ -36,14 +37,39 @@ struct Arrivals {
 }
 
 struct Shared {
-    key: Key,
-    rank: usize,
-    world_size: usize,
+    own: Identity,
     session: AtomicU64,
     arrivals: Mutex<Arrivals>,
     arrived: Condvar,
-    busy: AtomicUsize,
+    strangers: Mutex<Strangers>,
     stop: AtomicBool,
+}
+
+/// Callers who have proved nothing yet, those who came first in front.
+#[derive(Default)]
+struct Strangers {
+    next: u64,
+    callers: VecDeque<(u64, TcpStream)>,
+}
+
+impl Strangers {
+    /// Takes in a caller, by a second handle of its connection; returns its number.
+    fn take_in(&mut self, caller: TcpStream) -> u64 {
+        if self.callers.len() == STRANGERS
+            && let Some((_, oldest)) = self.callers.pop_front()
+        {
+            // Its handshake fails by this. Only fails itself when the caller has gone.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.callers.push_back((number, caller));
+        number
+    }
+
+    fn let_go(&mut self, number: u64) {
+        self.callers.retain(|(other, _)| *other != number);
+    }
 }
 
 /// Accepts connections for as long as it lives.
@@ -54,22 +80,15 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(crate) fn start(
-        listener: TcpListener,
-        key: Key,
-        rank: usize,
-        world_size: usize,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(listener: TcpListener, own: Identity) -> io::Result<Self> {
         let port = listener.local_addr()?.port();
         listener.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
-            key,
-            rank,
-            world_size,
+            own,
             session: AtomicU64::new(0),
             arrivals: Mutex::default(),
             arrived: Condvar::new(),
-            busy: AtomicUsize::new(0),
+            strangers: Mutex::default(),
             stop: AtomicBool::new(false),
         });
         let thread = thread::Builder::new().name("ddp-accept".into()).spawn({
@@ -98,7 +117,7 @@ impl Acceptor {
         deadline: Deadline,
     ) -> Result<HashMap<usize, Registered>, Vec<usize>> {
         let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
-        let wanted = self.shared.world_size - 1;
+        let wanted = self.shared.own.world_size - 1;
         loop {
             if arrivals.registered.len() == wanted {
                 // Those that have died since do not count, and may come again.
@@ -108,7 +127,7 @@ impl Acceptor {
                 }
             }
             let Some(left) = deadline.left() else {
-                return Err((1..self.shared.world_size)
+                return Err((1..self.shared.own.world_size)
                     .filter(|rank| !arrivals.registered.contains_key(rank))
                     .collect());
             };
@@ -174,30 +193,40 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             thread::sleep(Duration::from_millis(10));
             continue;
         };
-        if shared.busy.fetch_add(1, Ordering::SeqCst) >= CONCURRENT {
-            shared.busy.fetch_sub(1, Ordering::SeqCst);
+        let Ok(caller) = stream.try_clone() else {
             continue;
-        }
+        };
+        let number = shared.strangers().take_in(caller);
         let handler = thread::Builder::new().name("ddp-handshake".into()).spawn({
             let shared = shared.clone();
             move || {
-                welcome(stream, address, &shared);
-                shared.busy.fetch_sub(1, Ordering::SeqCst);
+                welcome(stream, address, number, &shared);
+                shared.strangers().let_go(number);
             }
         });
         if handler.is_err() {
-            shared.busy.fetch_sub(1, Ordering::SeqCst);
+            shared.strangers().let_go(number);
         }
     }
 }
 
+impl Shared {
+    fn strangers(&self) -> MutexGuard<'_, Strangers> {
+        self.strangers.lock().expect("no panic under lock")
+    }
+}
+
 /// Answers one caller, and keeps its connection if it is one of the job's.
-fn welcome(stream: TcpStream, address: SocketAddr, shared: &Shared) {
+fn welcome(stream: TcpStream, address: SocketAddr, number: u64, shared: &Shared) {
     let ready = stream
         .set_nonblocking(false)
         .and_then(|()| stream.set_nodelay(true));
-    let answer =
-        ready.and_then(|()| handshake::answer(&stream, &shared.key, |hello| judge(hello, shared)));
+    let answer = ready.and_then(|()| {
+        handshake::answer(&stream, &shared.own.key, |hello| {
+            shared.strangers().let_go(number);
+            judge(hello, shared)
+        })
+    });
     let hello = match answer {
         Ok(Some(hello)) => hello,
         Ok(None) => {
@@ -228,14 +257,18 @@ fn welcome(stream: TcpStream, address: SocketAddr, shared: &Shared) {
 }
 
 fn judge(hello: &Hello, shared: &Shared) -> Verdict {
-    if hello.world_size as usize != shared.world_size {
+    let own = &shared.own;
+    if hello.world_size as usize != own.world_size {
         return Verdict::WorldSize;
     }
-    if hello.rank as usize >= shared.world_size {
+    if hello.rank as usize >= own.world_size {
         return Verdict::RankRange;
     }
-    if hello.rank as usize == shared.rank {
+    if hello.rank as usize == own.rank {
         return Verdict::DuplicateRank;
+    }
+    if usize::from(hello.sockets) != own.sockets {
+        return Verdict::Sockets;
     }
     match hello.purpose {
         Purpose::Register { .. } => {

@@ -22,7 +22,7 @@ use std::{
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::handshake::is_pause;
-use crate::DdpError;
+use crate::{Call, CallKind, DdpError, transport::Deadline};
 
 /// How often a rank tells that it lives.
 const HEARTBEAT: Duration = Duration::from_millis(250);
@@ -110,12 +110,13 @@ impl Control {
         })
     }
 
-    /// Notes that this rank enters its call number `sequence`.
-    pub(crate) fn enter(&self, communicator: u32, sequence: u64) {
-        self.shared
-            .state()
-            .progress
-            .insert(communicator, sequence + 1);
+    /// Notes that this rank enters a call. Messages between two ranks are numbered apart from the calls
+    /// of all, and say nothing of these.
+    pub(crate) fn enter(&self, communicator: u32, call: &Call) {
+        if call.kind != CallKind::Message {
+            let mut state = self.shared.state();
+            state.progress.insert(communicator, call.sequence + 1);
+        }
     }
 
     pub(crate) fn fault(&self) -> Option<DdpError> {
@@ -129,7 +130,32 @@ impl Control {
 
     /// Ends the group with this fault, unless it already has one; returns the one it has.
     pub(crate) fn fail(&self, fault: DdpError) -> DdpError {
-        self.shared.fail(&mut self.shared.state(), fault, true)
+        self.shared.fail(&mut self.shared.state(), fault)
+    }
+
+    /// Tells all that this rank needs nobody any more. What others have to say is still heard.
+    pub(crate) fn say_goodbye(&self) {
+        for peer in self.shared.state().peers.values_mut() {
+            peer.push(GOODBYE, &[]);
+        }
+    }
+
+    /// Waits until all ranks have said goodbye; in time's lack, or at a fault, returns those that have not.
+    pub(crate) fn wait_for_goodbyes(&self, deadline: Deadline) -> Result<(), Vec<usize>> {
+        loop {
+            let state = self.shared.state();
+            let staying = state.peers.iter().filter(|(_, peer)| !peer.left);
+            let mut staying: Vec<usize> = staying.map(|(rank, _)| *rank).collect();
+            staying.sort_unstable();
+            if state.fault.is_some() || !staying.is_empty() && deadline.left().is_none() {
+                return Err(staying);
+            }
+            if staying.is_empty() {
+                return Ok(());
+            }
+            drop(state);
+            thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Whether a rank said goodbye. Waits a little for what is on its way when it did not.
@@ -149,22 +175,27 @@ impl Control {
     }
 
     /// Which members of a communicator hold up its call, and what is known of them. Where nothing
-    /// is, it is those of `waited_for`.
+    /// is, it is those of `waited_for`. Nobody but them has to do with a message.
     pub(crate) fn blame(
         &self,
         communicator: u32,
-        sequence: u64,
+        call: &Call,
         waited_for: &[usize],
         is_member: impl Fn(usize) -> bool,
     ) -> (Vec<usize>, String) {
         let state = self.shared.state();
+        let is_message = call.kind == CallKind::Message;
+        let concerned = |rank: usize| match is_message {
+            true => waited_for.contains(&rank),
+            false => is_member(rank),
+        };
         let mut silent: Vec<usize> = Vec::new();
         let mut late: Vec<(usize, u64)> = Vec::new();
-        for (rank, peer) in state.peers.iter().filter(|(rank, _)| is_member(**rank)) {
+        for (rank, peer) in state.peers.iter().filter(|(rank, _)| concerned(**rank)) {
             let entered = peer.progress.get(&communicator).copied().unwrap_or(0);
             if peer.heard.elapsed() > SILENCE {
                 silent.push(*rank);
-            } else if entered <= sequence {
+            } else if !is_message && entered <= call.sequence {
                 late.push((*rank, entered));
             }
         }
@@ -182,25 +213,21 @@ impl Control {
             let why = format!("alive, but not in this call yet ({})", calls.join(", "));
             return (late.into_iter().map(|(rank, _)| rank).collect(), why);
         }
-        let why = "alive and in the call, but too slow".into();
-        (waited_for.to_vec(), why)
+        let why = match is_message {
+            true => "alive, but the message did not come through",
+            false => "alive and in the call, but too slow",
+        };
+        (waited_for.to_vec(), why.into())
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
-        {
-            let mut state = self.shared.state();
-            if thread::panicking() {
-                let reason = "it panicked".into();
-                let rank = self.shared.rank;
-                self.shared
-                    .fail(&mut state, DdpError::Aborted { rank, reason }, true);
-            }
-            for peer in state.peers.values_mut() {
-                peer.push(GOODBYE, &[]);
-            }
+        if thread::panicking() {
+            let (rank, reason) = (self.shared.rank, "it panicked".into());
+            self.fail(DdpError::Aborted { rank, reason });
         }
+        self.say_goodbye();
         self.shared.stop.store(true, Ordering::SeqCst);
         // A full pipe wakes as well as a new byte does.
         let _ = (&self.shared.wake).write(&[0]);
@@ -216,15 +243,23 @@ impl Shared {
         self.state.lock().expect("no panic under lock")
     }
 
-    fn fail(&self, state: &mut State, fault: DdpError, tell: bool) -> DdpError {
+    fn fail(&self, state: &mut State, fault: DdpError) -> DdpError {
         if let Some(earlier) = &state.fault {
             return earlier.clone();
         }
+        // What cannot be told as it is (an error of this machine's system) is told in words.
+        let in_words = |_| {
+            let (rank, reason) = (self.rank, fault.to_string());
+            let fault = DdpError::Aborted { rank, reason };
+            let text = serde_json::to_vec(&fault).expect("a number and a text");
+            (text, fault)
+        };
+        let told = serde_json::to_vec(&fault).map(|text| (text, fault.clone()));
+        let (text, fault) = told.unwrap_or_else(in_words);
         log::error!("burn-ddp: rank {}: {fault}", self.rank);
-        if tell && let Ok(text) = serde_json::to_vec(&fault) {
-            for peer in state.peers.values_mut() {
-                peer.push(ABORT, &text);
-            }
+        // Also what another rank has told: it may know fewer ranks than this one.
+        for peer in state.peers.values_mut() {
+            peer.push(ABORT, &text);
         }
         state.fault = Some(fault.clone());
         // Only fails when it is closed already, which is what is wanted.
@@ -344,7 +379,6 @@ fn hear(shared: &Shared, state: &mut State, rank: usize) {
     let peer = state.peers.get_mut(&rank).expect("every rank has a peer");
     let frames = peer.read();
     let mut fault = None;
-    let mut tell = true;
     for (kind, body) in frames {
         match kind {
             ALIVE => {
@@ -356,8 +390,6 @@ fn hear(shared: &Shared, state: &mut State, rank: usize) {
             }
             GOODBYE => peer.left = true,
             ABORT => {
-                // Whoever aborted has told everyone.
-                tell = false;
                 fault = Some(serde_json::from_slice(&body).unwrap_or(DdpError::Aborted {
                     rank,
                     reason: "for a reason that could not be read".into(),
@@ -375,6 +407,9 @@ fn hear(shared: &Shared, state: &mut State, rank: usize) {
         fault = Some(DdpError::RankDied { rank });
     }
     if let Some(fault) = fault {
-        shared.fail(state, fault, tell);
+        shared.fail(state, fault);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ use std::{
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 
 const MAGIC: [u8; 8] = *b"BURN-DDP";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const NONCE: usize = 16;
 const MAC: usize = 32;
 const HELLO: usize = 32;
@@ -42,6 +42,28 @@ impl Key {
     }
 }
 
+/// What a rank is in its job, and what it shares with the others.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub(crate) key: Key,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    /// Connections between any two ranks of a communicator.
+    pub(crate) sockets: usize,
+}
+
+impl Identity {
+    pub(crate) fn hello(&self, purpose: Purpose, session: u64) -> Hello {
+        Hello {
+            purpose,
+            world_size: self.world_size as u32,
+            rank: self.rank as u32,
+            sockets: self.sockets as u8,
+            session,
+        }
+    }
+}
+
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -60,6 +82,8 @@ pub(crate) struct Hello {
     pub(crate) purpose: Purpose,
     pub(crate) world_size: u32,
     pub(crate) rank: u32,
+    /// 1 to 64.
+    pub(crate) sockets: u8,
     /// The master's number for this run of the job; 0 while registering.
     pub(crate) session: u64,
 }
@@ -73,6 +97,7 @@ impl Hello {
         };
         bytes[..2].copy_from_slice(&VERSION.to_le_bytes());
         bytes[2] = purpose;
+        bytes[3] = self.sockets;
         bytes[4..8].copy_from_slice(&self.world_size.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.rank.to_le_bytes());
         bytes[12..16].copy_from_slice(&first.to_le_bytes());
@@ -99,6 +124,7 @@ impl Hello {
             },
             world_size: word(4),
             rank: word(8),
+            sockets: bytes[3],
             session: u64::from_le_bytes(bytes[20..28].try_into().expect("8 bytes")),
         })
     }
@@ -114,10 +140,11 @@ pub(crate) enum Verdict {
     RankRange,
     DuplicateRank,
     Session,
+    Sockets,
 }
 
 impl Verdict {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Welcome,
         Self::Version,
         Self::Secret,
@@ -125,6 +152,7 @@ impl Verdict {
         Self::RankRange,
         Self::DuplicateRank,
         Self::Session,
+        Self::Sockets,
     ];
 
     pub(crate) fn reason(self) -> &'static str {
@@ -136,6 +164,7 @@ impl Verdict {
             Self::RankRange => "its rank is not below the world size",
             Self::DuplicateRank => "another process has the same rank",
             Self::Session => "it belongs to another run of the job",
+            Self::Sockets => "the numbers of sockets between two ranks differ",
         }
     }
 }
@@ -241,19 +270,25 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// Reads exactly `bytes` before `deadline`, however slowly they come.
+/// Reads exactly `bytes` before `deadline`, however slowly they come. What is there already is read
+/// even then: a process that was stopped for a while must not take an answer for none.
 pub(crate) fn read_exact(
     mut stream: &TcpStream,
     mut bytes: &mut [u8],
     deadline: Instant,
 ) -> io::Result<()> {
     while !bytes.is_empty() {
-        stream.set_read_timeout(Some(left(deadline)?))?;
+        let left = left(deadline);
+        let patience = *left.as_ref().unwrap_or(&Duration::from_millis(1));
+        stream.set_read_timeout(Some(patience))?;
         match stream.read(bytes) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(read) => bytes = &mut bytes[read..],
             Err(error) if is_pause(&error) => {}
             Err(error) => return Err(error),
+        }
+        if !bytes.is_empty() {
+            left?;
         }
     }
     Ok(())
@@ -313,6 +348,7 @@ mod tests {
         },
         world_size: 2,
         rank: 1,
+        sockets: 3,
         session: 77,
     };
 
@@ -339,6 +375,20 @@ mod tests {
         let (caller, listener) = shake("s", "s", hello);
         assert!(matches!(caller, Err(Failure::Refused(Verdict::WorldSize))));
         assert_eq!(listener, None);
+    }
+
+    #[test]
+    fn an_answer_that_is_there_is_read_however_late() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut caller = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        let (stream, _) = server.accept().unwrap();
+        caller.write_all(b"late").unwrap();
+        stream.peek(&mut [0]).unwrap();
+        let mut bytes = [0; 4];
+        read_exact(&stream, &mut bytes, Instant::now() - HANDSHAKE).unwrap();
+        assert_eq!(&bytes, b"late");
+        let late = read_exact(&stream, &mut bytes, Instant::now() - HANDSHAKE);
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]

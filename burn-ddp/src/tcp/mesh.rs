@@ -36,6 +36,7 @@ pub(crate) struct Mesh {
 struct Sender<'a> {
     peer: usize,
     stream: &'a TcpStream,
+    header: [u8; HEADER],
     payload: &'a [u8],
     /// Bytes sent, header included.
     sent: usize,
@@ -45,6 +46,7 @@ struct Sender<'a> {
 struct Receiver<'a> {
     peer: usize,
     stream: &'a TcpStream,
+    call: Call,
     into: &'a mut [u8],
     fold: Option<Fold>,
     size: usize,
@@ -79,14 +81,21 @@ impl Mesh {
         })
     }
 
-    fn senders<'a>(&'a self, outgoing: Vec<Outgoing<'a>>) -> Vec<Sender<'a>> {
+    fn senders<'a>(&'a self, outgoing: Vec<Outgoing<'a>>, own: &Call) -> Vec<Sender<'a>> {
         let mut senders = Vec::new();
-        for Outgoing { peer, payload } in outgoing {
+        for Outgoing {
+            peer,
+            payload,
+            call,
+        } in outgoing
+        {
             let lanes = &self.lanes[peer];
+            let header = call.as_ref().unwrap_or(own).encode();
             for (stream, range) in lanes.iter().zip(stripes(payload.len(), lanes.len())) {
                 senders.push(Sender {
                     peer,
                     stream,
+                    header,
                     payload: &payload[range],
                     sent: 0,
                 });
@@ -95,13 +104,14 @@ impl Mesh {
         senders
     }
 
-    fn receivers<'a>(&'a self, incoming: Vec<Incoming<'a>>) -> Vec<Receiver<'a>> {
+    fn receivers<'a>(&'a self, incoming: Vec<Incoming<'a>>, own: &Call) -> Vec<Receiver<'a>> {
         let mut receivers = Vec::new();
         for Incoming {
             peer,
             into,
             fold,
             size,
+            call,
         } in incoming
         {
             let lanes = &self.lanes[peer];
@@ -113,6 +123,7 @@ impl Mesh {
                 receivers.push(Receiver {
                     peer,
                     stream,
+                    call: call.unwrap_or(*own),
                     into,
                     fold,
                     size,
@@ -135,7 +146,7 @@ impl Mesh {
             },
             Broken::Ended => DdpError::RankDied { rank: peer },
             Broken::Diverged(theirs) => DdpError::Diverged {
-                rank: self.job.rank,
+                rank: self.job.own.rank,
                 call: *call,
                 other: peer,
                 other_call: theirs,
@@ -165,10 +176,9 @@ impl Transport for Mesh {
         deadline: Deadline,
     ) -> Result<(), DdpError> {
         let control = &self.job.control;
-        control.enter(self.communicator, call.sequence);
-        let header = call.encode();
-        let mut senders = self.senders(outgoing);
-        let mut receivers = self.receivers(incoming);
+        control.enter(self.communicator, call);
+        let mut senders = self.senders(outgoing, call);
+        let mut receivers = self.receivers(incoming, call);
         let mut scratch = self.scratch.lock().expect("no panic under lock");
         let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut scratch);
         loop {
@@ -176,12 +186,12 @@ impl Transport for Mesh {
             // Receiving first frees the peers' buffers.
             for receiver in &mut receivers {
                 moved |= receiver
-                    .receive(call, scratch)
-                    .map_err(|broken| self.broken(receiver.peer, call, broken))?;
+                    .receive(scratch)
+                    .map_err(|broken| self.broken(receiver.peer, &receiver.call, broken))?;
             }
             for sender in &mut senders {
                 moved |= sender
-                    .send(&header)
+                    .send()
                     .map_err(|broken| self.broken(sender.peer, call, broken))?;
             }
             senders.retain(|sender| !sender.is_done());
@@ -203,10 +213,7 @@ impl Transport for Mesh {
                     .collect();
                 waited_for.sort_unstable();
                 waited_for.dedup();
-                let (ranks, why) =
-                    control.blame(self.communicator, call.sequence, &waited_for, |peer| {
-                        !self.lanes[peer].is_empty()
-                    });
+                let (ranks, why) = self.blame(call, &waited_for);
                 return Err(control.fail(DdpError::Timeout {
                     ranks,
                     call: *call,
@@ -235,8 +242,13 @@ impl Transport for Mesh {
     ) -> Result<Box<dyn Transport>, DdpError> {
         let lanes = self.job.connect(id, members, deadline)?;
         let mesh = Self::new(self.job.clone(), id, lanes);
-        let mesh = mesh.map_err(|error| DdpError::io("preparing connections", error))?;
-        Ok(Box::new(mesh))
+        Ok(Box::new(mesh.map_err(|error| self.job.unprepared(error))?))
+    }
+
+    fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+        let is_member = |rank: usize| !self.lanes[rank].is_empty();
+        let control = &self.job.control;
+        control.blame(self.communicator, call, waited_for, is_member)
     }
 
     fn fail(&self, fault: DdpError) -> DdpError {
@@ -254,11 +266,11 @@ impl Sender<'_> {
     }
 
     /// Sends what goes without waiting; returns whether anything went.
-    fn send(&mut self, header: &[u8; HEADER]) -> Result<bool, Broken> {
+    fn send(&mut self) -> Result<bool, Broken> {
         let before = self.sent;
         while !self.is_done() {
             let slices = [
-                io::IoSlice::new(&header[self.sent.min(HEADER)..]),
+                io::IoSlice::new(&self.header[self.sent.min(HEADER)..]),
                 io::IoSlice::new(&self.payload[self.sent.saturating_sub(HEADER)..]),
             ];
             match (&mut &*self.stream).write_vectored(&slices) {
@@ -279,13 +291,13 @@ impl Receiver<'_> {
     }
 
     /// Receives what is there; returns whether anything was.
-    fn receive(&mut self, call: &Call, scratch: &mut [u8]) -> Result<bool, Broken> {
+    fn receive(&mut self, scratch: &mut [u8]) -> Result<bool, Broken> {
         let before = self.received;
         while !self.is_done() {
             let step = match self.received.checked_sub(HEADER) {
-                None => self.receive_header(call)?,
+                None => self.receive_header()?,
                 Some(at) if self.fold.is_none() => read(self.stream, &mut self.into[at..])?,
-                Some(at) => self.receive_and_fold(call, at, scratch)?,
+                Some(at) => self.receive_and_fold(at, scratch)?,
             };
             match step {
                 0 => break,
@@ -295,11 +307,11 @@ impl Receiver<'_> {
         Ok(self.received > before)
     }
 
-    fn receive_header(&mut self, call: &Call) -> Result<usize, Broken> {
+    fn receive_header(&mut self) -> Result<usize, Broken> {
         let step = read(self.stream, &mut self.header[self.received..])?;
         if self.received + step == HEADER {
             match Call::decode(&self.header) {
-                Ok(theirs) if theirs == *call => {}
+                Ok(theirs) if theirs == self.call => {}
                 Ok(theirs) => return Err(Broken::Diverged(theirs)),
                 Err(problem) => return Err(Broken::Garbage(problem)),
             }
@@ -307,12 +319,7 @@ impl Receiver<'_> {
         Ok(step)
     }
 
-    fn receive_and_fold(
-        &mut self,
-        call: &Call,
-        at: usize,
-        scratch: &mut [u8],
-    ) -> Result<usize, Broken> {
+    fn receive_and_fold(&mut self, at: usize, scratch: &mut [u8]) -> Result<usize, Broken> {
         let held = self.partial.len();
         let want = (self.into.len() - at).min(scratch.len() - held);
         scratch[..held].copy_from_slice(&self.partial);
@@ -321,7 +328,7 @@ impl Receiver<'_> {
         let start = at - held;
         if let Some(fold) = self.fold {
             fold(
-                call.op,
+                self.call.op,
                 &mut self.into[start..start + whole],
                 &scratch[..whole],
             );

@@ -1,6 +1,6 @@
 //! The transport over TCP: rendezvous, connections, control plane.
 
-use std::{collections::HashMap, net::TcpStream, sync::Arc};
+use std::{io, net::TcpStream, sync::Arc, time::Duration};
 
 use socket2::SockRef;
 
@@ -15,7 +15,7 @@ pub(crate) use rendezvous::Place;
 
 use self::{
     control::Control,
-    handshake::{Hello, Key, Purpose},
+    handshake::{Identity, Key, Purpose},
     mesh::Mesh,
     rendezvous::Met,
 };
@@ -31,10 +31,7 @@ const BUFFER: usize = 4 << 20;
 
 /// What all communicators of one rank share.
 struct Job {
-    rank: usize,
-    world_size: usize,
-    lanes: usize,
-    key: Key,
+    own: Identity,
     met: Met,
     control: Control,
 }
@@ -45,41 +42,64 @@ pub(crate) fn connect(
     rank: usize,
     world_size: usize,
     secret: &str,
-    lanes: usize,
+    sockets: usize,
     deadline: Deadline,
 ) -> Result<Box<dyn Transport>, DdpError> {
-    let key = Key::from_secret(secret);
-    let met = rendezvous::meet(place, &key, rank, world_size, deadline)?;
-    let links = Links {
+    let own = Identity {
+        key: Key::from_secret(secret),
         rank,
         world_size,
-        key: &key,
-        met: &met,
-        deadline,
+        sockets,
     };
-    let mut streams = HashMap::new();
-    for peer in (0..world_size).filter(|peer| *peer != rank) {
-        streams.insert(peer, links.connect(peer, CONTROL, 0, || false)?);
-    }
-    let control = Control::start(rank, streams)
-        .map_err(|error| DdpError::io("starting the control thread", error))?;
-    let job = Arc::new(Job {
-        rank,
-        world_size,
-        lanes,
-        key,
-        met,
-        control,
-    });
+    let mut met = rendezvous::meet(place, &own, deadline)?;
+    let control = control(&own, &mut met, deadline)?;
+    let job = Arc::new(Job { own, met, control });
     let everyone: Vec<usize> = (0..world_size).collect();
     let lanes = job.connect(0, &everyone, deadline)?;
-    let mesh = Mesh::new(job, 0, lanes);
-    Ok(Box::new(mesh.map_err(|error| {
-        DdpError::io("preparing connections", error)
-    })?))
+    let mesh = Mesh::new(job.clone(), 0, lanes);
+    Ok(Box::new(mesh.map_err(|error| job.unprepared(error))?))
+}
+
+/// Makes the control connections between all ranks. Until all have theirs, the connections to rank 0 over
+/// which they registered serve as control plane: what becomes of one rank, all learn by way of rank 0.
+fn control(own: &Identity, met: &mut Met, deadline: Deadline) -> Result<Control, DdpError> {
+    let failed = |error| DdpError::io("starting the control thread", error);
+    let star = Control::start(own.rank, std::mem::take(&mut met.star)).map_err(failed)?;
+    let links = Links { own, met, deadline };
+    let connect = |peer| -> Result<(usize, TcpStream), DdpError> {
+        let stream = links.connect(peer, CONTROL, 0, || star.fault().is_some());
+        Ok((peer, stream.map_err(|error| star.fail(error))?))
+    };
+    let peers = (0..own.world_size).filter(|peer| *peer != own.rank);
+    let streams = peers.map(connect).collect::<Result<_, DdpError>>()?;
+    // Everyone takes leave of rank 0, which does so when all have.
+    let patience = match own.rank {
+        0 => Duration::ZERO,
+        _ => {
+            star.say_goodbye();
+            rendezvous::PATIENCE
+        }
+    };
+    let late = |missing| match own.rank {
+        0 => links.missing(missing),
+        _ => DdpError::Connect {
+            address: links.met.addresses[0].to_string(),
+            after: deadline.after,
+            problem: "other ranks are not connected yet".into(),
+        },
+    };
+    star.wait_for_goodbyes(deadline.later(patience))
+        .map_err(|missing| star.fail(late(missing)))?;
+    drop(star);
+    Control::start(own.rank, streams).map_err(failed)
 }
 
 impl Job {
+    fn unprepared(&self, error: io::Error) -> DdpError {
+        self.control
+            .fail(DdpError::io("preparing connections", error))
+    }
+
     /// Connects the lanes of a new communicator; its members do so together.
     fn connect(
         &self,
@@ -88,17 +108,15 @@ impl Job {
         deadline: Deadline,
     ) -> Result<Vec<Vec<TcpStream>>, DdpError> {
         let links = Links {
-            rank: self.rank,
-            world_size: self.world_size,
-            key: &self.key,
+            own: &self.own,
             met: &self.met,
             deadline,
         };
         let connect = |peer: usize| -> Result<Vec<TcpStream>, DdpError> {
-            if peer == self.rank || !members.contains(&peer) {
+            if peer == self.own.rank || !members.contains(&peer) {
                 return Ok(Vec::new());
             }
-            let lanes = 0..self.lanes as u32;
+            let lanes = 0..self.own.sockets as u32;
             lanes
                 .map(|lane| {
                     let stream = links
@@ -111,16 +129,14 @@ impl Job {
                 })
                 .collect()
         };
-        let lanes: Result<_, DdpError> = (0..self.world_size).map(connect).collect();
+        let lanes: Result<_, DdpError> = (0..self.own.world_size).map(connect).collect();
         lanes.map_err(|error| self.control.fail(error))
     }
 }
 
 /// Makes the connections between ranks: the higher rank calls, the lower one listens.
 struct Links<'a> {
-    rank: usize,
-    world_size: usize,
-    key: &'a Key,
+    own: &'a Identity,
     met: &'a Met,
     deadline: Deadline,
 }
@@ -133,30 +149,29 @@ impl Links<'_> {
         lane: u32,
         interrupted: impl Fn() -> bool,
     ) -> Result<TcpStream, DdpError> {
-        let stream = if peer < self.rank {
-            let hello = Hello {
-                purpose: Purpose::Link { communicator, lane },
-                world_size: self.world_size as u32,
-                rank: self.rank as u32,
-                session: self.met.session,
-            };
-            let address = self.met.addresses[peer];
-            rendezvous::link(address, self.key, &hello, self.deadline).map_err(|problem| {
-                DdpError::Aborted {
-                    rank: self.rank,
+        let stream = if peer < self.own.rank {
+            let purpose = Purpose::Link { communicator, lane };
+            let hello = self.own.hello(purpose, self.met.session);
+            let (address, key) = (self.met.addresses[peer], &self.own.key);
+            rendezvous::link(address, key, &hello, self.deadline, interrupted).map_err(
+                |problem| DdpError::Aborted {
+                    rank: self.own.rank,
                     reason: format!("no connection to rank {peer} at {address}: {problem}"),
-                }
-            })?
+                },
+            )?
         } else {
             let acceptor = &self.met.acceptor;
             acceptor
                 .wait_link(peer, communicator, lane, self.deadline, interrupted)
-                .ok_or_else(|| DdpError::Aborted {
-                    rank: self.rank,
-                    reason: format!(
-                        "rank {peer} did not connect within {:?}",
-                        self.deadline.after
-                    ),
+                .ok_or_else(|| match communicator {
+                    CONTROL => self.missing(vec![peer]),
+                    _ => DdpError::Aborted {
+                        rank: self.own.rank,
+                        reason: format!(
+                            "rank {peer} did not connect within {:?}",
+                            self.deadline.after
+                        ),
+                    },
                 })?
         };
         stream
@@ -164,4 +179,15 @@ impl Links<'_> {
             .map_err(|error| DdpError::io("preparing a connection", error))?;
         Ok(stream)
     }
+
+    fn missing(&self, missing: Vec<usize>) -> DdpError {
+        DdpError::MissingRanks {
+            missing,
+            world_size: self.own.world_size,
+            after: self.deadline.after,
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,10 +2,12 @@
 //! and everyone gets the table of all addresses.
 
 use std::{
+    collections::HashMap,
     fs,
     io::{self, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     path::{Path, PathBuf},
+    str::FromStr,
     thread,
     time::{Duration, Instant},
 };
@@ -14,19 +16,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     acceptor::Acceptor,
-    handshake::{self, Failure, HANDSHAKE, Hello, Key, Purpose, Verdict},
+    handshake::{self, Failure, HANDSHAKE, Hello, Identity, Key, Purpose, Verdict},
     torch_store::TorchStore,
 };
 use crate::{DdpError, transport::Deadline};
+
+/// How much longer than its own time limit a rank waits for what rank 0 says at the end of its own.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where rank 0 publishes its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Rank 0 listens right there.
     Address { host: String, port: u16 },
-    /// A file that all ranks see. Rank 0 listens on a port of its own choice.
+    /// A file that all ranks, of one machine, see. Rank 0 listens on a port of its own choice.
     File(PathBuf),
-    /// The store that torchrun's agent serves, and the prefix of our keys there.
+    /// The store that torchrun's agent serves on rank 0's machine, and the prefix of our keys there. Rank
+    /// 0 listens on a port of its own choice.
     TorchStore {
         host: String,
         port: u16,
@@ -42,6 +48,28 @@ impl Place {
             Self::TorchStore { host, port, .. } => {
                 format!("(address read from torchrun's store at {host}:{port})")
             }
+        }
+    }
+
+    /// Whether all ranks are on one machine for certain. A host's own name says nothing, though it often
+    /// is a name of the loopback address on that host.
+    fn is_local(&self) -> bool {
+        match self {
+            Self::File(_) => true,
+            Self::Address { host, .. } | Self::TorchStore { host, .. } => {
+                let address: Result<IpAddr, _> = host.parse();
+                host.eq_ignore_ascii_case("localhost")
+                    || address.is_ok_and(|address| address.is_loopback())
+            }
+        }
+    }
+
+    /// The address on which a rank listens that sees the master's machine at `ip`.
+    pub(super) fn listening_ip(&self, ip: IpAddr) -> IpAddr {
+        match ip {
+            ip if ip.is_loopback() && self.is_local() => ip,
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         }
     }
 }
@@ -65,43 +93,41 @@ pub(crate) struct Met {
     pub(crate) session: u64,
     /// Where each rank listens. The entry of rank 0 is only right on other ranks.
     pub(crate) addresses: Vec<SocketAddr>,
+    /// The connections over which the ranks registered: at rank 0 to all others, there to rank 0.
+    pub(crate) star: HashMap<usize, TcpStream>,
 }
 
 /// Meets the other ranks.
-pub(crate) fn meet(
-    place: &Place,
-    key: &Key,
-    rank: usize,
-    world_size: usize,
-    deadline: Deadline,
-) -> Result<Met, DdpError> {
-    match rank {
-        0 => host(place, key, world_size, deadline),
-        _ => join(place, key, rank, world_size, deadline),
+pub(crate) fn meet(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpError> {
+    match own.rank {
+        0 => host(place, own, deadline),
+        _ => join(place, own, deadline),
     }
 }
 
-fn host(place: &Place, key: &Key, world_size: usize, deadline: Deadline) -> Result<Met, DdpError> {
+fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpError> {
+    let world_size = own.world_size;
     let listener = match place {
         Place::Address { host, port } => {
-            let address = resolve(host, *port)?;
-            bind(SocketAddr::new(any_address(address.ip()), *port))?
+            let ip = place.listening_ip(resolve(host, *port)?.ip());
+            bind(SocketAddr::new(ip, *port))?
         }
         Place::File(_) => bind((Ipv4Addr::LOCALHOST, 0).into())?,
         Place::TorchStore { host, port, .. } => {
-            let store = TorchStore::connect(host, *port, deadline)?;
-            bind(SocketAddr::new(store.local_ip()?, 0))?
+            let ip = place.listening_ip(resolve(host, *port)?.ip());
+            bind(SocketAddr::new(ip, 0))?
         }
     };
     let io = |error| DdpError::io("listening for the other ranks", error);
     let address = listener.local_addr().map_err(io)?;
-    let acceptor = Acceptor::start(listener, key.clone(), 0, world_size).map_err(io)?;
+    let acceptor = Acceptor::start(listener, own.clone()).map_err(io)?;
     match place {
         Place::Address { .. } => {}
         Place::File(path) => publish(path, &address.to_string())?,
         Place::TorchStore { host, port, prefix } => {
+            // The port alone: the others know by which name they reach this machine.
             TorchStore::connect(host, *port, deadline)?
-                .set(&format!("{prefix}/master"), &address.to_string())?;
+                .set(&format!("{prefix}/port"), &address.port().to_string())?;
         }
     }
 
@@ -140,24 +166,21 @@ fn host(place: &Place, key: &Key, world_size: usize, deadline: Deadline) -> Resu
         };
     }
     let table = Ok(Table { session, endpoints });
-    for (rank, registered) in &arrived {
-        tell(&registered.stream, &table).map_err(|_| DdpError::RankDied { rank: *rank })?;
+    let mut star = HashMap::new();
+    for (rank, registered) in arrived {
+        // Fails when the rank has died, which is noticed over the same connection soon.
+        let _ = tell(&registered.stream, &table);
+        star.insert(rank, registered.stream);
     }
-    let addresses = vec![address; world_size];
     Ok(Met {
         acceptor,
         session,
-        addresses,
+        addresses: vec![address; world_size],
+        star,
     })
 }
 
-fn join(
-    place: &Place,
-    key: &Key,
-    rank: usize,
-    world_size: usize,
-    deadline: Deadline,
-) -> Result<Met, DdpError> {
+fn join(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpError> {
     let mut acceptor: Option<Acceptor> = None;
     let mut pause = Duration::from_millis(10);
     let mut problem = String::from("nothing was published there");
@@ -173,8 +196,9 @@ fn join(
         match locate(place, deadline) {
             Ok(address) => {
                 described = address.to_string();
-                match register(address, &mut acceptor, key, rank, world_size, deadline) {
-                    Ok(table) => {
+                let listening_ip = place.listening_ip(address.ip());
+                match register(address, &mut acceptor, listening_ip, own, deadline) {
+                    Ok((table, stream)) => {
                         let acceptor = acceptor.expect("it was started to register");
                         acceptor.set_session(table.session);
                         let addresses = table
@@ -186,6 +210,7 @@ fn join(
                             acceptor,
                             session: table.session,
                             addresses,
+                            star: [(0, stream)].into(),
                         });
                     }
                     Err(Attempt::Again(reason)) => problem = reason,
@@ -206,94 +231,92 @@ enum Attempt {
 }
 
 fn locate(place: &Place, deadline: Deadline) -> Result<SocketAddr, Attempt> {
-    let parse = |text: &str| {
-        text.trim()
-            .parse()
-            .map_err(|_| Attempt::Again(format!("`{}` is no address", text.trim())))
-    };
     match place {
         Place::Address { host, port } => resolve(host, *port).map_err(Attempt::Failed),
         Place::File(path) => match fs::read_to_string(path) {
-            Ok(text) => parse(&text),
+            Ok(text) => parse(&text, "address"),
             Err(error) => Err(Attempt::Again(error.to_string())),
         },
         Place::TorchStore { host, port, prefix } => {
             let mut store = TorchStore::connect(host, *port, deadline).map_err(Attempt::Failed)?;
-            let key = format!("{prefix}/master");
-            match store.get(&key).map_err(Attempt::Failed)? {
-                Some(text) => parse(&text),
+            match store
+                .get(&format!("{prefix}/port"))
+                .map_err(Attempt::Failed)?
+            {
+                Some(text) => resolve(host, parse(&text, "port")?).map_err(Attempt::Failed),
                 None => Err(Attempt::Again("rank 0 has published nothing yet".into())),
             }
         }
     }
 }
 
+fn parse<T: FromStr>(text: &str, what: &str) -> Result<T, Attempt> {
+    let text = text.trim();
+    let parsed = text.parse();
+    parsed.map_err(|_| Attempt::Again(format!("`{text}` is no {what}")))
+}
+
+/// Registers at the master, and returns the table and the connection that it came over.
 fn register(
     master: SocketAddr,
     acceptor: &mut Option<Acceptor>,
-    key: &Key,
-    rank: usize,
-    world_size: usize,
+    listening_ip: IpAddr,
+    own: &Identity,
     deadline: Deadline,
-) -> Result<Table, Attempt> {
+) -> Result<(Table, TcpStream), Attempt> {
     let again = |error: io::Error| Attempt::Again(error.to_string());
     let failed = |error| Attempt::Failed(DdpError::io("listening for the other ranks", error));
     let limit = deadline.left().unwrap_or_default().min(HANDSHAKE);
     let limit = limit.max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&master, limit).map_err(again)?;
     if acceptor.is_none() {
-        let listener =
-            bind(SocketAddr::new(any_address(master.ip()), 0)).map_err(Attempt::Failed)?;
-        let started = Acceptor::start(listener, key.clone(), rank, world_size);
-        *acceptor = Some(started.map_err(failed)?);
+        let listener = bind(SocketAddr::new(listening_ip, 0)).map_err(Attempt::Failed)?;
+        *acceptor = Some(Acceptor::start(listener, own.clone()).map_err(failed)?);
     }
     let port = acceptor.as_ref().map_or(0, Acceptor::port);
-    let hello = Hello {
-        purpose: Purpose::Register { port },
-        world_size: world_size as u32,
-        rank: rank as u32,
-        session: 0,
-    };
-    match handshake::call(&stream, key, &hello) {
+    let hello = own.hello(Purpose::Register { port }, 0);
+    match handshake::call(&stream, &own.key, &hello) {
         Ok(()) => {}
         Err(Failure::Stranger(problem)) => return Err(Attempt::Again(problem)),
         Err(Failure::Refused(verdict)) => {
             return Err(Attempt::Failed(DdpError::Refused {
-                rank,
+                rank: own.rank,
                 reason: verdict.reason().into(),
             }));
         }
     }
-    // The master answers when all have come, or when its own time is over: give it a little more.
-    let patience = deadline.at + Duration::from_secs(2);
-    hear(&stream, patience)
-        .map_err(|error| Attempt::Again(format!("the master broke off: {error}")))?
-        .map_err(Attempt::Failed)
+    // The master answers when all have come, or when its own time is over.
+    let table = hear(&stream, deadline.later(PATIENCE).at)
+        .map_err(|error| Attempt::Again(format!("the master broke off: {error}")))?;
+    table.map(|table| (table, stream)).map_err(Attempt::Failed)
 }
 
-/// Makes a link to a rank that has the table already, or will soon have.
+/// Makes a link to a rank that has the table already, or will soon have. A rank that has too many callers,
+/// or cannot be reached just now, is called again until the time is over or the group has a fault.
 pub(crate) fn link(
     address: SocketAddr,
     key: &Key,
     hello: &Hello,
     deadline: Deadline,
+    interrupted: impl Fn() -> bool,
 ) -> Result<TcpStream, String> {
+    let mut pause = Duration::from_millis(5);
+    let mut problem = String::from("it took too long");
     loop {
-        let Some(left) = deadline.left() else {
-            return Err("it took too long".into());
+        let Some(left) = deadline.left().filter(|_| !interrupted()) else {
+            return Err(problem);
         };
         let attempt = TcpStream::connect_timeout(&address, left.min(HANDSHAKE))
-            .map_err(|error| error.to_string())
-            .and_then(|stream| match handshake::call(&stream, key, hello) {
-                Ok(()) => Ok(Some(stream)),
-                Err(Failure::Refused(Verdict::Session)) => Ok(None),
-                Err(Failure::Refused(verdict)) => Err(verdict.reason().into()),
-                Err(Failure::Stranger(problem)) => Err(problem),
-            })?;
+            .map_err(Failure::from)
+            .and_then(|stream| handshake::call(&stream, key, hello).map(|()| stream));
         match attempt {
-            Some(stream) => return Ok(stream),
-            None => thread::sleep(Duration::from_millis(5)),
+            Ok(stream) => return Ok(stream),
+            Err(Failure::Refused(Verdict::Session)) => {}
+            Err(Failure::Refused(verdict)) => return Err(verdict.reason().into()),
+            Err(Failure::Stranger(reason)) => problem = reason,
         }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(100));
     }
 }
 
@@ -344,15 +367,6 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, DdpError> {
         .first()
         .copied()
         .ok_or_else(|| unknown("the host has no address".into()))
-}
-
-/// The address to listen on so that those who see us at `ip` can connect.
-fn any_address(ip: IpAddr) -> IpAddr {
-    match ip {
-        ip if ip.is_loopback() => ip,
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    }
 }
 
 fn bind(address: SocketAddr) -> Result<TcpListener, DdpError> {

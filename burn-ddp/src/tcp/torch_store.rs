@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    net::{IpAddr, TcpStream, ToSocketAddrs},
+    net::{TcpStream, ToSocketAddrs},
     thread,
     time::Duration,
 };
@@ -64,12 +64,6 @@ impl TorchStore {
         };
         store.write(&request)?;
         Ok(store)
-    }
-
-    /// Our own address as the store's machine sees it, unless a network translates it.
-    pub(super) fn local_ip(&self) -> Result<IpAddr, DdpError> {
-        let address = self.stream.local_addr();
-        Ok(address.map_err(|error| self.failed(error))?.ip())
     }
 
     pub(super) fn set(&mut self, key: &str, value: &str) -> Result<(), DdpError> {

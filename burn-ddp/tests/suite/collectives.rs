@@ -8,7 +8,8 @@ use crate::ranks::{locally, over_tcp};
 /// Sizes around the limits where one algorithm takes over from another.
 const SIZES: [usize; 8] = [0, 1, 3, 31, 1000, 8191, 40_000, 300_001];
 
-/// Small whole numbers: exact in every type, whatever the order of the operations.
+/// Small whole numbers: exact in every type, whatever the order of the operations. (So are the products of
+/// some: their odd parts are small. Integers wrap around.)
 trait Sample: Element {
     fn sample(rank: usize, index: usize) -> Self;
     fn from_f64(value: f64) -> Self;
@@ -28,12 +29,12 @@ macro_rules! samples {
 }
 
 samples! {
-    u8, |v| v as u8, |v| v as f64;
-    i8, |v| v as i8, |v| v as f64;
-    u16, |v| v as u16, |v| v as f64;
-    i16, |v| v as i16, |v| v as f64;
-    u32, |v| v as u32, |v| v as f64;
-    i32, |v| v as i32, |v| v as f64;
+    u8, |v| v as u64 as u8, |v| v as f64;
+    i8, |v| v as i64 as i8, |v| v as f64;
+    u16, |v| v as u64 as u16, |v| v as f64;
+    i16, |v| v as i64 as i16, |v| v as f64;
+    u32, |v| v as u64 as u32, |v| v as f64;
+    i32, |v| v as i64 as i32, |v| v as f64;
     u64, |v| v as u64, |v| v as f64;
     i64, |v| v as i64, |v| v as f64;
     f32, |v| v as f32, |v| v as f64;
@@ -64,7 +65,13 @@ fn reduced<T: Sample>(op: ReduceOp, ranks: usize, len: usize) -> Vec<T> {
 fn check_reductions<T: Sample>(group: &ProcessGroup, sizes: &[usize]) {
     let (rank, ranks) = (group.rank(), group.world_size());
     for &len in sizes {
-        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max] {
+        for op in [
+            ReduceOp::Sum,
+            ReduceOp::Mean,
+            ReduceOp::Min,
+            ReduceOp::Max,
+            ReduceOp::Product,
+        ] {
             let mut data = samples::<T>(rank, len);
             let is_float = matches!(
                 T::TYPE,
@@ -311,6 +318,47 @@ fn asynchronous_calls_keep_their_order() {
             assert_eq!(pending.wait().unwrap(), vec![3.0 * step as f32; 10_000]);
         }
     });
+}
+
+/// Each asynchronous call beside the one that it is.
+#[test]
+fn asynchronous_calls_do_what_the_others_do() {
+    let body = |group: ProcessGroup| {
+        let (rank, ranks) = (group.rank(), group.world_size());
+        let data = samples::<f32>(rank, 12 * ranks);
+        let (sum, root) = (ReduceOp::Sum, ranks - 1);
+        let totals = reduced::<f32>(sum, ranks, 12 * ranks);
+        let reduced = group.reduce_async(data.clone(), sum, root);
+        let copied = group.broadcast_async(data.clone(), root);
+        let gathered = group.all_gather_async(data.clone());
+        let uneven = group.all_gather_uneven_async(data[rank..].to_vec());
+        let part = group.reduce_scatter_async(data.clone(), sum);
+        let exchanged = group.all_to_all_async(data.clone());
+        let there = group.barrier_async();
+        let all = group.all_reduce_async(data.clone(), sum);
+
+        // They were submitted before these, and are waited for after them.
+        let mut expected = data.clone();
+        group.reduce(&mut expected, sum, root).unwrap();
+        assert_eq!(reduced.wait().unwrap(), expected);
+        assert_eq!(copied.wait().unwrap(), samples::<f32>(root, 12 * ranks));
+        assert_eq!(gathered.wait().unwrap(), group.all_gather(&data).unwrap());
+        let expected = group.all_gather_uneven(&data[rank..]).unwrap();
+        assert_eq!(uneven.wait().unwrap(), expected);
+        assert_eq!(
+            part.wait().unwrap(),
+            group.reduce_scatter(&data, sum).unwrap()
+        );
+        assert_eq!(exchanged.wait().unwrap(), group.all_to_all(&data).unwrap());
+        there.wait().unwrap();
+        assert_eq!(all.wait().unwrap(), totals);
+        // Errors come from waiting, and do no harm.
+        assert!(group.broadcast_async(vec![1u8], ranks).wait().is_err());
+        group.barrier().unwrap();
+    };
+    over_tcp(3, 1, body);
+    locally(3, body);
+    body(ProcessGroup::single());
 }
 
 #[test]

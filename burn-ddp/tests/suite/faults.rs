@@ -10,7 +10,7 @@ use std::{
 use burn_ddp::{CallKind, DdpError, ProcessGroup, ReduceOp};
 use nix::sys::signal::Signal;
 
-use crate::ranks::{locally, meeting_place, over_tcp, start, start_one};
+use crate::ranks::{impatiently, locally, meeting_place, over_tcp, start, start_one};
 
 #[test]
 fn processes_reduce() {
@@ -185,20 +185,7 @@ fn a_late_rank_is_told_from_a_dead_one() {
         }
         group.barrier().unwrap_err()
     };
-    let (_folder, url) = meeting_place();
-    let results: Vec<DdpError> = thread::scope(|scope| {
-        let ranks: Vec<_> = (0..3)
-            .map(|rank| {
-                let url = &url;
-                scope.spawn(move || {
-                    let builder = ProcessGroup::builder().timeout(Duration::from_secs(1));
-                    body(builder.connect(url, rank, 3).unwrap())
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
-    for error in results {
+    for error in impatiently(3, body) {
         let DdpError::Timeout {
             ranks, call, why, ..
         } = &error
@@ -223,7 +210,7 @@ fn an_abort_reaches_everyone() {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
@@ -310,10 +297,15 @@ fn strangers_and_garbage_do_not_disturb_the_job() {
         assert!(
             matches!(&guess, DdpError::Refused { rank: 1, reason } if reason.contains("secret"))
         );
-        for (rank, world_size, why) in [(1, 3, "world sizes differ"), (0, 2, "in use")] {
+        for (rank, world_size, sockets, why) in [
+            (1, 3, 1, "world sizes differ"),
+            (1, 2, 4, "numbers of sockets"),
+            (0, 2, 1, "in use"),
+        ] {
             let builder = ProcessGroup::builder().timeout(Duration::from_secs(5));
             let error = builder
                 .secret("ours")
+                .sockets(sockets)
                 .connect(&url, rank, world_size)
                 .unwrap_err();
             assert!(error.to_string().contains(why), "{error}");

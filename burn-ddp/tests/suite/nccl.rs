@@ -20,6 +20,59 @@ fn two_ranks_with_gpus() {
     }
 }
 
+#[test]
+fn threads_with_gpus() {
+    if !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+        return;
+    }
+    // In a process of its own, which has NCCL's variables.
+    let (_folder, url) = meeting_place();
+    let process = start("nccl threads", 1, &url, 120.0).pop().unwrap();
+    let (success, output) = process.finish(Duration::from_secs(400));
+    assert!(success && output.contains("RESULT ok"), "{output}");
+    if output.contains("skipped") {
+        eprintln!("{output}");
+    }
+}
+
+/// Every call between threads of one process: two, or four where there are as many GPUs (means of these are
+/// exact). On one GPU, both share it.
+#[cfg(feature = "cuda")]
+pub(crate) fn threads(_process: burn_ddp::ProcessGroup) -> Result<String, burn_ddp::DdpError> {
+    use burn::tensor::{Device, DeviceType};
+    use burn_ddp::{Backend, DdpError, LocalGroup, NcclError};
+
+    use crate::tensors::check_types;
+
+    let gpus = Device::enumerate(DeviceType::Cuda).len();
+    let ranks = if gpus >= 4 { 4 } else { 2 };
+    let results: Result<Vec<String>, DdpError> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = LocalGroup::with_backend(ranks, Backend::Nccl)
+            .into_iter()
+            .map(|group| {
+                scope.spawn(move || {
+                    let device = Device::cuda(group.local_rank() % gpus);
+                    match group.tensor_backend(&device) {
+                        Ok(backend) => assert_eq!(backend, Backend::Nccl),
+                        // Not what is tested here.
+                        Err(DdpError::Nccl {
+                            reason:
+                                reason @ (NcclError::NotFound { .. } | NcclError::SharedGpu { .. }),
+                            ..
+                        }) => return Ok(format!("skipped: {reason}")),
+                        Err(error) => return Err(error),
+                    }
+                    check_types(&group, &device);
+                    Ok(format!("checked {device:?}"))
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    Ok(results?.join(", "))
+}
+
 /// What each of the two does: every call against results worked out by hand, and training against one
 /// process with the whole batch.
 #[cfg(feature = "cuda")]

@@ -188,3 +188,28 @@ fn a_port_scan_does_not_disturb_a_job() {
         assert!(rank.0.try_wait().unwrap().is_none(), "it goes on");
     }
 }
+
+/// More callers than a rank listens to at a time hold their connections and say nothing.
+#[cfg(target_os = "linux")]
+#[test]
+fn sockets_that_strangers_hold_do_not_keep_the_ranks_from_each_other() {
+    let (_folder, url) = meeting_place();
+    let mut ranks = start("duplicate", 2, &url, 30.0);
+    wait_for_steps(&mut ranks[0], 2);
+    let mut held = Vec::new();
+    for port in ports(ranks[0].0.id()) {
+        for _ in 0..300 {
+            held.push(TcpStream::connect(("127.0.0.1", port)).unwrap());
+        }
+    }
+    // The last one gets its challenge: all were taken in.
+    let last = held.last_mut().expect("rank 0 listens");
+    let limit = Some(Duration::from_secs(20));
+    last.set_read_timeout(limit).unwrap();
+    last.read_exact(&mut [0; 24]).unwrap();
+    for rank in &mut ranks {
+        wait_for_steps(rank, 20);
+        assert!(rank.0.try_wait().unwrap().is_none(), "it goes on");
+    }
+    drop(held);
+}

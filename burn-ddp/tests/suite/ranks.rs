@@ -47,6 +47,29 @@ pub(crate) fn over_tcp<R: Send>(
     })
 }
 
+/// Runs `body` on threads that talk over TCP and wait for each other for a second.
+pub(crate) fn impatiently<R: Send>(
+    world_size: usize,
+    body: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    let (_folder, url) = meeting_place();
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let (url, body) = (&url, &body);
+                scope.spawn(move || {
+                    let group = ProcessGroup::builder()
+                        .timeout(Duration::from_secs(1))
+                        .connect_timeout(Duration::from_secs(30))
+                        .connect(url, rank, world_size);
+                    body(group.unwrap())
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
 /// Runs `body` on `world_size` threads that talk within the process.
 pub(crate) fn locally<R: Send>(
     world_size: usize,
@@ -138,7 +161,11 @@ pub(crate) fn spawn(
         .env("BURN_DDP_TIMEOUT", timeout.to_string())
         .env(
             "BURN_DDP_BACKEND",
-            if scenario == "nccl" { "nccl" } else { "auto" },
+            if scenario.starts_with("nccl") {
+                "nccl"
+            } else {
+                "auto"
+            },
         )
         .env("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         .stdout(Stdio::piped())
@@ -203,6 +230,11 @@ fn scenario_named(name: &str) -> Option<Scenario> {
                 group.all_reduce(&mut data, burn_ddp::ReduceOp::Mean)?;
                 println!("STEP");
             }
+        },
+        // Communicators for ever.
+        "duplicate" => |group| loop {
+            group.duplicate()?.barrier()?;
+            println!("STEP");
         },
         "leave" => |group| {
             if group.rank() == 1 {
@@ -291,6 +323,8 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "learner for ever" => |group| crate::learner::train_for_ever(&group),
         #[cfg(feature = "cuda")]
         "nccl" => crate::nccl::two_ranks,
+        #[cfg(feature = "cuda")]
+        "nccl threads" => crate::nccl::threads,
         "panic" => |group| {
             if group.rank() == 1 {
                 panic!("on purpose");

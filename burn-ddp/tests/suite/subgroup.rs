@@ -134,6 +134,22 @@ fn one_rank_is_a_group() {
 }
 
 #[test]
+fn a_communicator_may_be_dropped_as_soon_as_it_is_there() {
+    let body = |group: ProcessGroup| {
+        for round in 0..20 {
+            // The others may still be connecting.
+            drop(group.duplicate().unwrap());
+            if round % 5 == 0 {
+                group.barrier().unwrap();
+            }
+        }
+        group.barrier().unwrap();
+    };
+    over_tcp(3, 2, body);
+    locally(3, body);
+}
+
+#[test]
 fn wrong_lists_are_refused_and_harm_nothing() {
     locally(2, |group| {
         for list in [&[][..], &[2], &[1, 0, 1]] {
@@ -158,10 +174,12 @@ fn lists_that_differ_are_noticed() {
 fn faults_name_ranks_of_the_job() {
     for error in over_tcp(3, 1, |group| {
         let subgroup = group.subgroup(&[2, 1]).unwrap();
+        // Nobody is making the subgroup any more when rank 2 aborts.
+        let here = group.barrier();
         match (group.rank(), subgroup) {
-            (2, Some(subgroup)) => subgroup.abort("on purpose"),
-            (_, Some(subgroup)) => subgroup.barrier().unwrap_err(),
-            (_, None) => group.barrier().unwrap_err(),
+            (2, Some(subgroup)) => here.map(|()| subgroup.abort("on purpose")).unwrap(),
+            (_, Some(subgroup)) => here.and_then(|()| subgroup.barrier()).unwrap_err(),
+            (_, None) => here.and_then(|()| group.barrier()).unwrap_err(),
         }
     }) {
         assert!(

@@ -1,9 +1,6 @@
 //! Tensors by NCCL: they never leave the device.
 
-use burn::tensor::{
-    Shape, Tensor,
-    kind::{Autodiff, Numeric},
-};
+use burn::tensor::{Shape, Tensor, kind::Numeric};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{TensorOp, row};
@@ -11,7 +8,7 @@ use crate::{
     Call, DdpError, ElementType, ProcessGroup, ReduceOp,
     collective::Collective,
     group::{order::Place, run::message_of},
-    nccl::{Errand, Link, Source, on_wire, run, tensor_from_cube, tensor_to_cube},
+    nccl::{Errand, Link, Source, on_wire, run, tensor_from_cube},
 };
 
 impl ProcessGroup {
@@ -48,6 +45,7 @@ impl ProcessGroup {
             (op.kind(), reduction, len, op.root()),
             dtype,
             |call| {
+                let call = call.by_nccl();
                 // Whatever comes of it, all ranks are in the same call now.
                 let lens = lens(&call, op, &shapes)?;
                 let results = shapes.iter().zip(&lens).map(|(shape, lens)| {
@@ -64,29 +62,26 @@ impl ProcessGroup {
         Ok(results)
     }
 
-    pub(super) fn message_by_nccl<const D: usize, K: Numeric + Autodiff + 'static>(
+    pub(super) fn message_by_nccl<const D: usize, K: Numeric>(
         &self,
-        tensor: Tensor<D, K>,
+        source: Source,
         dtype: ElementType,
         peer: usize,
         sends: bool,
         link: &Link,
     ) -> Result<Tensor<D, K>, DdpError> {
-        let tensor = tensor_to_cube(tensor).expect("a tensor on a CUDA device is CubeCL's");
-        let source = Source::new(tensor).map_err(|error| self.give_up(error))?;
         let shape = source.shape();
         let wire = on_wire(dtype, false).expect("every type can be moved");
         let place = self.inner.order.take();
         let call = self.call_at(place, |sequences| {
-            let numbers = match sends {
-                true => &mut sequences.sent,
-                false => &mut sequences.received,
+            let number = match sends {
+                true => sequences.next_to(peer),
+                false => sequences.next_from(peer),
             };
-            let number = numbers.entry(peer).or_default();
-            *number += 1;
-            message_of(dtype, *number - 1, shape.num_elements())
+            message_of(dtype, number, shape.num_elements())
         })?;
         let (_place, call) = call.expect("NCCL is for several ranks");
+        let call = call.by_nccl();
         // NCCL is entered once both ranks are in the call. The answer is none that a rank which sends too
         // would give.
         let answer = Collective {

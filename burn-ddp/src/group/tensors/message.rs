@@ -6,9 +6,17 @@ use burn::tensor::{
 };
 
 use super::{element_type, host::with_elements, unsupported};
+use crate::{
+    DdpError, ProcessGroup,
+    group::{Pending, plane::Location},
+};
 #[cfg(feature = "nccl")]
-use crate::group::plane::Plane;
-use crate::{DdpError, ProcessGroup, group::plane::Location};
+use crate::{
+    group::plane::Plane,
+    nccl::{Source, tensor_to_cube},
+};
+
+type Message<const D: usize, K> = Box<dyn FnOnce() -> Result<Tensor<D, K>, DdpError> + Send>;
 
 impl ProcessGroup {
     /// Sends a tensor to one rank, which receives it with [`recv_tensor`](Self::recv_tensor).
@@ -23,7 +31,21 @@ impl ProcessGroup {
         tensor: Tensor<D, K>,
         to: usize,
     ) -> Result<(), DdpError> {
-        self.message(tensor, to, true).map(drop)
+        self.message(tensor, to, true)?().map(drop)
+    }
+
+    /// Starts to send a tensor, and returns at once. Later calls wait until it is on its way.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`send_tensor`](Self::send_tensor); faults come from [`Pending::wait`].
+    pub fn send_tensor_async<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        tensor: Tensor<D, K>,
+        to: usize,
+    ) -> Result<Pending<()>, DdpError> {
+        let message = self.message(tensor, to, true)?;
+        Ok(self.submit_call(|_| message().map(drop)))
     }
 
     /// Receives a tensor that a rank sends to this one. It has the shape, the type and the device of
@@ -59,23 +81,52 @@ impl ProcessGroup {
         like: Tensor<D, K>,
         from: usize,
     ) -> Result<Tensor<D, K>, DdpError> {
-        self.message(like, from, false)
+        self.message(like, from, false)?()
     }
 
+    /// Starts to receive a tensor, and returns at once.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`recv_tensor`](Self::recv_tensor); faults come from [`Pending::wait`].
+    pub fn recv_tensor_async<const D: usize, K: Numeric + Autodiff + 'static>(
+        &self,
+        like: Tensor<D, K>,
+        from: usize,
+    ) -> Result<Pending<Tensor<D, K>>, DdpError> {
+        let message = self.message(like, from, false)?;
+        Ok(self.submit_call(|_| message()))
+    }
+
+    /// What is left to do once the tensor has been taken where it was submitted.
     fn message<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         tensor: Tensor<D, K>,
         peer: usize,
         sends: bool,
-    ) -> Result<Tensor<D, K>, DdpError> {
+    ) -> Result<Message<D, K>, DdpError> {
         self.check_peer(peer)?;
         let dtype = element_type(tensor.dtype())?;
         let plane = self.settled_plane(&Location::of_device(&tensor.device()))?;
+        let group = self.clone();
         #[cfg(feature = "nccl")]
-        if let Plane::Nccl(link) = &plane {
-            return self.message_by_nccl(tensor, dtype, peer, sends, link);
+        if let Plane::Nccl(link) = plane {
+            let tensor = tensor_to_cube(tensor).expect("a tensor on a CUDA device is CubeCL's");
+            let source = Source::new(tensor).map_err(|error| self.give_up(error))?;
+            return Ok(Box::new(move || {
+                group.message_by_nccl(source, dtype, peer, sends, &link)
+            }));
         }
         let _ = (plane, dtype);
+        Ok(Box::new(move || group.message_by_host(tensor, peer, sends)))
+    }
+
+    fn message_by_host<const D: usize, K: Numeric>(
+        &self,
+        tensor: Tensor<D, K>,
+        peer: usize,
+        sends: bool,
+    ) -> Result<Tensor<D, K>, DdpError> {
         let (device, shape) = (tensor.device().without_autodiff(), tensor.shape());
         let dtype = tensor.dtype();
         let data = tensor.try_into_data();

@@ -54,7 +54,8 @@ impl DeviceCommunicator {
         let functions = Functions::of(library)?;
         let driver = |error: cudarc::driver::DriverError| error.to_string();
         context.bind_to_thread().map_err(driver)?;
-        let stream = context.new_stream().map_err(driver)?;
+        // `new_stream` would first wait, without a limit, for all that the device is doing.
+        let stream = context.default_stream().fork().map_err(driver)?;
         let mut config = Config {
             size: size_of::<Config>(),
             magic: MAGIC,

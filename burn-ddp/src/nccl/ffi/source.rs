@@ -134,7 +134,7 @@ pub(crate) fn run(
         // counts are those of the tensors. The host has waited until nobody else uses them, and `held`
         // keeps them where they are until the calls have ended.
         unsafe { communicator.set_type(wire.code) };
-        if let Err(error) = link::run(&mut communicator, call, &calls) {
+        if let Err(error) = link::run(&mut communicator, call, errand, &calls) {
             // Kernels that were aborted may not have ended yet. The memory is lost, as is the job.
             std::mem::forget(held);
             return Err(error);

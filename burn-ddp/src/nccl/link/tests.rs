@@ -38,6 +38,10 @@ impl Transport for Nobody {
         Ok(Box::new(Self))
     }
 
+    fn blame(&self, _call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+        (waited_for.to_vec(), String::new())
+    }
+
     fn fail(&self, fault: DdpError) -> DdpError {
         fault
     }
@@ -59,6 +63,7 @@ fn collective(transport: &dyn Transport) -> Collective<'_> {
             op: ReduceOp::Sum,
             len: 0,
             root: 0,
+            by_nccl: false,
         },
         deadline: Deadline::after(Duration::from_secs(60)),
     }

@@ -1,0 +1,83 @@
+//! Ranks of which some go by NCCL and some do not. NCCL itself has no part in it: they meet before.
+
+use std::{thread, time::Duration};
+
+use super::*;
+use crate::LocalGroup;
+
+/// Runs `body` on two ranks, within the process and over TCP.
+fn pairs<R: Send>(body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().join("master").display());
+    let connect = |rank| {
+        let builder = ProcessGroup::builder().timeout(Duration::from_secs(60));
+        builder.connect(&url, rank, 2).unwrap()
+    };
+    thread::scope(|scope| {
+        let (body, connect) = (&body, &connect);
+        let mut ranks: Vec<_> = LocalGroup::new(2)
+            .into_iter()
+            .map(|group| scope.spawn(move || body(group)))
+            .collect();
+        ranks.extend((0..2).map(|rank| scope.spawn(move || body(connect(rank)))));
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Checks that all ranks say who called what.
+fn check(errors: Vec<DdpError>, by_nccl: &str, by_host: &str) {
+    for error in errors {
+        let DdpError::Diverged {
+            call, other_call, ..
+        } = &error
+        else {
+            panic!("{error}");
+        };
+        let mut calls = [call.to_string(), other_call.to_string()];
+        calls.sort();
+        assert_eq!(calls, [by_host, by_nccl], "{error}");
+    }
+}
+
+#[test]
+fn a_call_by_nccl_is_another_than_one_through_the_host() {
+    let what = (CallKind::AllReduce, ReduceOp::Sum, 100_000, 0);
+    let errors = pairs(|group| {
+        let result = match group.rank() {
+            // As a tensor on the device of NCCL does.
+            0 => group.run(
+                what,
+                ElementType::F32,
+                |call| call.by_nccl().barrier(),
+                || (),
+            ),
+            // As one on another device does.
+            _ => group.all_reduce(&mut vec![0f32; 100_000], ReduceOp::Sum),
+        };
+        result.unwrap_err()
+    });
+    let call = "all_reduce(sum, f32 x 100000)";
+    check(errors, &format!("{call} by NCCL #0"), &format!("{call} #0"));
+}
+
+#[test]
+fn so_is_a_message() {
+    let errors = pairs(|group| match group.rank() {
+        0 => {
+            let place = group.inner.order.take();
+            let call = group.call_at(place, |_| message::<f32>(0, 1000)).unwrap();
+            let (_place, call) = call.expect("there are two ranks");
+            call.by_nccl().receive::<u8>(&mut [], 1).unwrap_err()
+        }
+        _ => {
+            let sent = group.send(&[0f32; 1000], 0);
+            // It was on its way before the other rank looked at it.
+            sent.and_then(|()| group.barrier()).unwrap_err()
+        }
+    });
+    check(
+        errors,
+        "send/recv(f32 x 1000) by NCCL #0",
+        "send/recv(f32 x 1000) #0",
+    );
+}

@@ -1,0 +1,142 @@
+//! Ranks that fail between registering and being connected, and where ranks listen.
+
+use std::{
+    net::TcpListener,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::*;
+
+/// What ranks 0 and 2 get from connecting while rank 1 registers and then does `fate`.
+fn beside(limit: Duration, fate: impl Fn(Met) + Sync) -> (Vec<String>, Duration) {
+    let folder = tempfile::tempdir().unwrap();
+    let place = Place::File(folder.path().join("master"));
+    thread::scope(|scope| {
+        let (place, fate) = (&place, &fate);
+        scope.spawn(move || {
+            let own = Identity {
+                world_size: 3,
+                ..own(&Key::from_secret("s"))
+            };
+            let met = rendezvous::meet(place, &own, Deadline::after(limit));
+            fate(met.unwrap_or_else(|error| panic!("{error}")));
+        });
+        let start = Instant::now();
+        let others = [0, 2].map(|rank| {
+            scope.spawn(move || {
+                let joined = connect(place, rank, 3, "s", 1, Deadline::after(limit));
+                joined.map(drop).unwrap_err().to_string()
+            })
+        });
+        let errors = others.map(|other| other.join().unwrap()).to_vec();
+        (errors, start.elapsed())
+    })
+}
+
+#[test]
+fn a_rank_that_dies_before_it_is_connected_is_named_at_once() {
+    let (errors, took) = beside(Duration::from_secs(60), drop);
+    for error in errors {
+        assert!(error.starts_with("rank 1 died"), "{error}");
+    }
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
+#[test]
+fn a_rank_that_never_connects_is_missing() {
+    let limit = Duration::from_millis(1500);
+    let (errors, _) = beside(limit, |met| {
+        thread::sleep(4 * limit);
+        drop(met);
+    });
+    for error in errors {
+        assert_eq!(error, "ranks [1] of 3 did not appear within 1.5s");
+    }
+}
+
+#[test]
+fn ranks_listen_on_loopback_only_where_all_are_on_one_machine_for_certain() {
+    let place = |host: &str| Place::Address {
+        host: host.into(),
+        port: 1,
+    };
+    let store = |host: &str| Place::TorchStore {
+        host: host.into(),
+        port: 1,
+        prefix: String::new(),
+    };
+    let listens = |place: &Place, ip: &str| place.listening_ip(ip.parse().unwrap()).to_string();
+    for make in [place, store] {
+        for (host, ip) in [
+            ("localhost", "127.0.0.1"),
+            ("127.0.0.1", "127.0.0.1"),
+            ("127.0.1.1", "127.0.1.1"),
+            ("::1", "::1"),
+        ] {
+            assert_eq!(listens(&make(host), ip), ip, "{host}");
+        }
+        // A host's own name, in a file of hosts as Debian writes it.
+        assert_eq!(listens(&make("node01"), "127.0.1.1"), "0.0.0.0");
+        assert_eq!(listens(&make("node01"), "::1"), "::");
+        assert_eq!(listens(&make("node01"), "10.0.0.1"), "0.0.0.0");
+        assert_eq!(listens(&make("10.0.0.1"), "10.0.0.1"), "0.0.0.0");
+    }
+    let file = Place::File("/tmp/master".into());
+    assert_eq!(listens(&file, "127.0.0.1"), "127.0.0.1");
+}
+
+fn own(key: &Key) -> Identity {
+    Identity {
+        key: key.clone(),
+        rank: 1,
+        world_size: 2,
+        sockets: 1,
+    }
+}
+
+const LINK: Purpose = Purpose::Link {
+    communicator: 0,
+    lane: 0,
+};
+
+#[test]
+fn a_caller_that_is_cut_off_calls_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let key = Key::from_secret("s");
+    thread::scope(|scope| {
+        let (listener, key) = (&listener, &key);
+        scope.spawn(move || {
+            // Two are cut off, one is told to come later.
+            for _ in 0..2 {
+                drop(listener.accept().unwrap());
+            }
+            for verdict in [handshake::Verdict::Session, handshake::Verdict::Welcome] {
+                let (stream, _) = listener.accept().unwrap();
+                handshake::answer(&stream, key, |_| verdict).unwrap();
+            }
+        });
+        let limit = Deadline::after(Duration::from_secs(30));
+        let hello = own(key).hello(LINK, 7);
+        rendezvous::link(address, key, &hello, limit, || false).unwrap();
+    });
+}
+
+#[test]
+fn a_caller_gives_up_when_its_group_has_a_fault() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let key = Key::from_secret("s");
+    let hello = own(&key).hello(LINK, 7);
+    let start = Instant::now();
+    let limit = Deadline::after(Duration::from_secs(60));
+    let interrupted = || start.elapsed() > Duration::from_millis(200);
+    let problem = rendezvous::link(address, &key, &hello, limit, interrupted).unwrap_err();
+    assert!(problem.contains("refused"), "{problem}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+    // Without a fault, when its time is over.
+    let limit = Deadline::after(Duration::from_millis(200));
+    assert!(rendezvous::link(address, &key, &hello, limit, || false).is_err());
+}
