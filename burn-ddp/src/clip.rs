@@ -3,10 +3,10 @@
 use burn::{
     module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
-    tensor::{DType, FloatDType, Tensor},
+    tensor::{FloatDType, Tensor},
 };
 
-use crate::DdpError;
+use crate::{DdpError, widen::widen};
 
 /// PyTorch adds as much to the norm.
 const EPSILON: f64 = 1e-6;
@@ -17,7 +17,8 @@ const EPSILON: f64 = 1e-6;
 ///
 /// To be called after [`Ddp::reduce_gradients`](crate::Ddp::reduce_gradients): all ranks then have the same
 /// gradients, so that each finds the same norm without communication. Clipping before would clip what
-/// is not the gradient of the whole batch. It waits for the device once.
+/// is not the gradient of the whole batch. It waits for the device once, and for each gradient where the
+/// sum of the squares overflows `f32`: finite gradients have a finite norm.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
@@ -60,10 +61,10 @@ pub fn clip_gradient_norm<M: Module>(
     if squares.sums.is_empty() {
         return Ok((gradients, 0.0));
     }
-    let sum = Tensor::cat(squares.sums, 0).sum();
-    let data = sum.try_into_data();
-    let data = data.map_err(|error| DdpError::Device(error.to_string()))?;
-    let norm = data.iter::<f64>().sum::<f64>().sqrt();
+    let norm = match number(Tensor::cat(squares.sums, 0).sum())?.sqrt() {
+        f64::INFINITY => scaled_norm(&gradients, model)?,
+        norm => norm,
+    };
     let factor = max_norm / (norm + EPSILON);
     if factor >= 1.0 {
         return Ok((gradients, norm));
@@ -71,6 +72,10 @@ pub fn clip_gradient_norm<M: Module>(
     let mut scale = Scale { gradients, factor };
     model.visit(&mut scale);
     Ok((scale.gradients, norm))
+}
+
+fn number(tensor: Tensor<1>) -> Result<f64, DdpError> {
+    Ok(tensor.try_into_data()?.iter::<f64>().sum())
 }
 
 /// Sums the squares of each gradient, in `f32` at least.
@@ -82,21 +87,48 @@ struct Squares<'a> {
 impl ModuleVisitor for Squares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = self.gradients.get::<D>(param.id) {
-            let gradient = match gradient.dtype().size() {
-                2 => gradient.cast(FloatDType::F32),
-                _ => gradient,
-            };
-            self.sums
-                .push(gradient.square().sum().cast(FloatDType::F32));
+            let squares = widen(gradient).square();
+            self.sums.push(squares.sum().cast(FloatDType::F32));
         }
     }
 }
 
-fn widen<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
-    match gradient.dtype() {
-        DType::F16 | DType::BF16 => gradient.cast(FloatDType::F32),
-        _ => gradient,
+/// The norm where squares overflow: each gradient is divided by its largest number before, as BLAS's
+/// `nrm2` does.
+fn scaled_norm<M: Module>(gradients: &GradientsParams, model: &M) -> Result<f64, DdpError> {
+    struct Norm<'a> {
+        gradients: &'a GradientsParams,
+        norm: Result<f64, DdpError>,
     }
+
+    impl Norm<'_> {
+        fn of<const D: usize>(gradient: Tensor<D>) -> Result<f64, DdpError> {
+            let gradient = widen(gradient);
+            let largest = number(gradient.clone().abs().max())?;
+            if largest == 0.0 || !largest.is_finite() {
+                return Ok(largest);
+            }
+            let squares = gradient.div_scalar(largest).square();
+            Ok(largest * number(squares.sum())?.sqrt())
+        }
+    }
+
+    impl ModuleVisitor for Norm<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let (Ok(norm), Some(gradient)) = (&mut self.norm, self.gradients.get::<D>(param.id))
+            {
+                let before = *norm;
+                self.norm = Self::of(gradient).map(|norm| before.hypot(norm));
+            }
+        }
+    }
+
+    let mut norm = Norm {
+        gradients,
+        norm: Ok(0.0),
+    };
+    model.visit(&mut norm);
+    norm.norm
 }
 
 struct Scale {

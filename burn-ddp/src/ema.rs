@@ -4,8 +4,10 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     store::{ModuleRecord, RecordError},
-    tensor::{DType, FloatDType, Tensor},
+    tensor::Tensor,
 };
+
+use crate::widen::widen;
 
 /// The exponential moving average of a model's weights, which often generalizes better than the weights
 /// themselves (Polyak and Juditsky 1992; timm's `ModelEmaV2`, PyTorch's `get_ema_multi_avg_fn`).
@@ -134,13 +136,6 @@ impl<M: Module> ModelEma<M> {
 
         let averages = Averages::of(&self.average);
         model.valid().map(&mut Blend { averages, decay })
-    }
-}
-
-fn widen<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.dtype() {
-        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
-        _ => tensor,
     }
 }
 

@@ -25,6 +25,7 @@ mod tcp;
 #[cfg(feature = "train")]
 mod train;
 mod transport;
+mod widen;
 
 pub use backend::{Backend, NcclError, NcclVersion};
 /// Burn's, which [`to_sync_batch_norm!`] names.
@@ -43,10 +44,10 @@ pub use error::DdpError;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, TensorOp, is_distributed_env};
 pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;
-pub use sampler::{DistributedLoader, DistributedSampler};
+pub use sampler::{DistributedLoader, DistributedSampler, SamplerState};
 pub use sync_batch_norm::{
     Norm, SyncBatchNorm, SyncBatchNormOps, ToSyncBatchNorm, custom_ops, register_custom_ops,
     with_custom_ops,
 };
 #[cfg(feature = "train")]
-pub use train::{DdpStrategy, GatherOutput};
+pub use train::{AtomicCheckpointer, DdpStrategy, GatherOutput};

@@ -32,8 +32,14 @@ mod loader;
 mod messages;
 #[path = "suite/nccl.rs"]
 mod nccl;
+#[path = "suite/net.rs"]
+mod net;
 #[path = "suite/network.rs"]
 mod network;
+#[path = "suite/overflow.rs"]
+mod overflow;
+#[path = "suite/overlapped.rs"]
+mod overlapped;
 #[path = "suite/ranks.rs"]
 mod ranks;
 #[path = "suite/sampler.rs"]
@@ -46,6 +52,8 @@ mod static_graph;
 mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]
 mod sync_batch_norm;
+#[path = "suite/sync_batch_norm_16_bit.rs"]
+mod sync_batch_norm_16_bit;
 #[path = "suite/tensors.rs"]
 mod tensors;
 #[path = "suite/training.rs"]

@@ -1,17 +1,8 @@
-//! Gradients averaged after backward.
+//! Gradients averaged after backward, on the host.
 
-use std::collections::HashMap;
+use burn::{module::Module, optim::GradientsParams};
 
-use burn::{
-    module::{Module, ParamId},
-    optim::GradientsParams,
-};
-
-use super::{
-    Bucketer, DdpConfig,
-    parameters::Signature,
-    take::{Giver, Taker},
-};
+use super::{Bucketer, DdpConfig, Values, gradient::Gradient, parameters::Signature, step::Step};
 use crate::{DdpError, ProcessGroup};
 
 /// Buckets for the gradients of trained parameters.
@@ -21,39 +12,22 @@ pub(super) fn bucketer(group: ProcessGroup, trained: &[Signature], config: &DdpC
         .static_graph(config.static_graph)
 }
 
-/// Averages gradients that are all there, and multiplies the averages by `factor`.
+/// Averages gradients that are all there.
 pub(super) fn average<M: Module>(
     bucketer: &mut Bucketer,
-    trained: &[Signature],
-    slots: &HashMap<ParamId, usize>,
-    gradients: GradientsParams,
-    model: &M,
-    factor: f64,
+    step: &Step<'_, M>,
+    mut gradients: GradientsParams,
 ) -> Result<GradientsParams, DdpError> {
-    let mut taker = Taker {
-        slots,
-        gradients,
-        taken: trained.iter().map(|_| None).collect(),
-    };
-    model.visit(&mut taker);
-    let Taker {
-        gradients, taken, ..
-    } = taker;
-    for (slot, read) in taken.into_iter().enumerate() {
-        let values = read.map(|read| read()).transpose()?;
+    for (slot, gradient) in step.take(&mut gradients).into_iter().enumerate() {
+        // Read as late as it is needed: buckets that are full travel meanwhile.
+        let values = match gradient {
+            Some(gradient) => Some(Values::from_data(gradient.try_into_data()?)?),
+            None => None,
+        };
         bucketer.submit(slot, values)?;
     }
-    let mut averages = bucketer.finish()?;
-    if factor != 1.0 {
-        let present = averages.iter_mut().flatten();
-        present.for_each(|average| average.scale(factor));
-    }
-    let mut giver = Giver {
-        slots,
-        trained,
-        gradients,
-        averages,
-    };
-    model.visit(&mut giver);
-    Ok(giver.gradients)
+    let averages = bucketer.finish()?.into_iter();
+    let averages = averages.map(|average| average.map(Gradient::Host));
+    step.give(&mut gradients, averages.collect());
+    Ok(gradients)
 }

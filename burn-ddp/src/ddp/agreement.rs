@@ -1,16 +1,8 @@
 //! Checks that all ranks train the same model.
 
-use std::collections::HashMap;
+use burn::module::Module;
 
-use burn::{
-    module::{Module, ParamId},
-    optim::GradientsParams,
-};
-
-use super::{
-    parameters::{self, Parameter, Signature},
-    take::Present,
-};
+use super::parameters::{self, Signature};
 use crate::{DdpError, ProcessGroup};
 
 /// Compares the models of all ranks with that of rank 0. Returns the trained parameters, last first.
@@ -42,31 +34,16 @@ pub(super) fn check_equal<M: Module>(
     Ok(ours)
 }
 
-/// For each parameter, whether this rank has its gradient.
-pub(super) fn present<M: Module>(
-    slots: &HashMap<ParamId, usize>,
-    gradients: &GradientsParams,
-    model: &M,
-) -> Vec<u8> {
-    let mut present = Present {
-        slots,
-        gradients,
-        present: vec![0; slots.len()],
-    };
-    model.visit(&mut present);
-    present.present
-}
-
 /// Checks that all ranks have gradients of the same parameters.
 pub(super) fn check_present(
     group: &ProcessGroup,
-    parameters: &[Parameter],
+    trained: &[Signature],
     present: &[u8],
 ) -> Result<(), DdpError> {
     let all = group.all_gather(present)?;
-    for (rank, theirs) in all.chunks_exact(parameters.len().max(1)).enumerate() {
-        if let Some(slot) = (0..parameters.len()).find(|slot| theirs[*slot] != all[*slot]) {
-            let path = &parameters[slot].signature.path;
+    for (rank, theirs) in all.chunks_exact(trained.len().max(1)).enumerate() {
+        if let Some(slot) = (0..trained.len()).find(|slot| theirs[*slot] != all[*slot]) {
+            let path = &trained[slot].path;
             let (has, lacks) = match theirs[slot] {
                 0 => (0, rank),
                 _ => (rank, 0),

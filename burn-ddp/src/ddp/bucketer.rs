@@ -2,14 +2,13 @@
 //! is full, so that it travels while the next is being filled.
 
 use std::{
-    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use burn::tensor::DType;
 
-use super::{CommHook, GradientBucket, NOT_STATIC, Values, averager::Averager};
+use super::{CommHook, GradientBucket, Values, averager::Averager, presence::Presence};
 use crate::{DdpError, Pending, ProcessGroup};
 
 /// What one gradient looks like.
@@ -41,37 +40,34 @@ struct Bucket {
     pending: Option<Pending<Values>>,
 }
 
-/// What never changes in a static graph, once it is known.
-#[derive(Default)]
-struct Fixed {
-    /// The gradients that this rank has.
-    here: Option<Vec<Option<bool>>>,
-    /// Those that any rank has.
-    anywhere: Option<Vec<u8>>,
-}
-
-/// Which slots, one after the other, go into each bucket: as many of one type as fit, in their order.
-pub(super) fn layout(slots: &[Slot], sizes: BucketSizes) -> Vec<Range<usize>> {
-    let mut buckets: Vec<Range<usize>> = Vec::new();
-    let mut bytes = 0;
+/// Which slots go into each bucket: of each type as many as fit, in their order. A bucket comes before
+/// those that are full later.
+pub(super) fn layout(slots: &[Slot], sizes: BucketSizes) -> Vec<Vec<usize>> {
+    let mut full: Vec<Vec<usize>> = Vec::new();
+    // One of each type.
+    let mut open: Vec<(Vec<usize>, usize)> = Vec::new();
     for (index, slot) in slots.iter().enumerate() {
-        let limit = match buckets.len() {
-            0 | 1 => sizes.first,
-            _ => sizes.others,
-        };
         let size = slot.len * slot.dtype.size();
-        match buckets.last_mut() {
-            Some(last) if slots[last.start].dtype == slot.dtype && bytes + size <= limit => {
-                last.end = index + 1;
-                bytes += size;
-            }
-            _ => {
-                buckets.push(index..index + 1);
-                bytes = size;
-            }
+        let same = |(members, _): &(Vec<usize>, usize)| slots[members[0]].dtype == slot.dtype;
+        let mut bucket = match open.iter().position(same) {
+            None => (Vec::new(), 0),
+            Some(at) => open.remove(at),
+        };
+        let limit = match full.is_empty() {
+            true => sizes.first,
+            false => sizes.others,
+        };
+        if !bucket.0.is_empty() && bucket.1 + size > limit {
+            full.push(bucket.0);
+            bucket = (Vec::new(), 0);
         }
+        bucket.0.push(index);
+        bucket.1 += size;
+        open.push(bucket);
     }
-    buckets
+    full.extend(open.into_iter().map(|(members, _)| members));
+    full.sort_by_key(|members| members.last().copied());
+    full
 }
 
 /// Averages gradients over the ranks, bucket by bucket.
@@ -91,7 +87,7 @@ pub struct Bucketer {
     present: Vec<Option<bool>>,
     /// For each slot, whether any rank has.
     anywhere: Option<Pending<Vec<u8>>>,
-    fixed: Option<Fixed>,
+    presence: Presence,
     waited: Duration,
 }
 
@@ -113,7 +109,7 @@ impl Bucketer {
             .map(|(number, members)| {
                 let mut len = 0;
                 let mut starts = Vec::with_capacity(members.len());
-                for (position, slot) in members.enumerate() {
+                for (position, slot) in members.into_iter().enumerate() {
                     places[slot] = (number, position);
                     starts.push((slot, len));
                     len += slots[slot].len;
@@ -136,7 +132,7 @@ impl Bucketer {
             places,
             launched: 0,
             anywhere: None,
-            fixed: None,
+            presence: Presence::new(false),
             waited: Duration::ZERO,
         }
     }
@@ -145,7 +141,7 @@ impl Bucketer {
     /// [`DdpConfig::static_graph`](super::DdpConfig::static_graph).
     #[must_use]
     pub fn static_graph(mut self, static_graph: bool) -> Self {
-        self.fixed = static_graph.then(Fixed::default);
+        self.presence = Presence::new(static_graph);
         self
     }
 
@@ -225,32 +221,12 @@ impl Bucketer {
             self.launched += 1;
         }
         if self.launched == self.buckets.len() {
-            self.check_fixed()?;
-            let known = self
-                .fixed
-                .as_ref()
-                .and_then(|fixed| fixed.anywhere.as_ref());
-            if known.is_none() {
-                let present = self.present.iter().map(|it| u8::from(*it == Some(true)));
-                self.anywhere = Some(self.averager.start_any(present.collect()));
-            }
+            let present = self.present.iter().map(|it| u8::from(*it == Some(true)));
+            let present: Vec<u8> = present.collect();
+            let told = self.presence.ask(&self.averager.group, &present)?;
+            self.anywhere = told.map(|flags| self.averager.start_any(flags));
         }
         Ok(())
-    }
-
-    /// Checks what was promised of a static graph. A rank without a batch has no gradients at all.
-    fn check_fixed(&mut self) -> Result<(), DdpError> {
-        let Some(fixed) = &mut self.fixed else {
-            return Ok(());
-        };
-        if !self.present.contains(&Some(true)) {
-            return Ok(());
-        }
-        let here = fixed.here.get_or_insert_with(|| self.present.clone());
-        match *here == self.present {
-            true => Ok(()),
-            false => Err(self.averager.group.abort(NOT_STATIC)),
-        }
     }
 
     /// Waits for all averages, and gets ready for the next round. A gradient that no rank has is
@@ -265,11 +241,7 @@ impl Bucketer {
         self.launched = 0;
         self.present.fill(None);
         let told = self.anywhere.take().map(Pending::wait).transpose()?;
-        let anywhere = match (&mut self.fixed, told) {
-            (Some(fixed), Some(told)) => fixed.anywhere.insert(told).clone(),
-            (Some(fixed), None) => fixed.anywhere.clone().unwrap_or_default(),
-            (None, told) => told.unwrap_or_default(),
-        };
+        let anywhere = self.presence.told(told);
         let mut averages = vec![None; self.slots.len()];
         for bucket in &mut self.buckets {
             bucket.missing = bucket.members.len();

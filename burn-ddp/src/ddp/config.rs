@@ -33,7 +33,13 @@ impl DdpConfig {
         }
     }
 
-    /// The size of a bucket in bytes. A gradient larger than that has a bucket of its own.
+    /// The size of a bucket in bytes. A gradient larger than that has a bucket of its own, and gradients
+    /// of different types have different buckets.
+    ///
+    /// With an [`Overlap`](super::Overlap), buckets are filled in the order in which gradients arrive, in
+    /// each step anew, where PyTorch takes the order of the first step. After backward, when all gradients
+    /// are there, they are filled from the last parameter to the first, and nothing is gained by another
+    /// order.
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = bytes;
         self
@@ -67,8 +73,7 @@ impl DdpConfig {
 
     /// Promises that each step uses the same parameters, whatever that is on which rank: PyTorch's
     /// `static_graph`. Ranks then tell each other in the first step which gradients they have, and not again,
-    /// which saves a small collective call a step. A rank that breaks the promise ends the job. Where gradients travel by
-    /// NCCL after backward, they tell each other in every step. Default: no.
+    /// which saves a small collective call a step. A rank that breaks the promise ends the job. Default: no.
     pub fn static_graph(mut self, static_graph: bool) -> Self {
         self.static_graph = static_graph;
         self

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_layer::{FloatView, Reduced};
 
 use super::Values;
@@ -64,6 +64,33 @@ impl Gradient {
             Self::Device(tensor) => {
                 Self::Device(tensor.as_ref().clone().slice(at..at + len).into())
             }
+        }
+    }
+
+    /// All numbers multiplied by a factor.
+    pub(super) fn scaled(self, factor: f64) -> Self {
+        match self {
+            same if factor == 1.0 => same,
+            Self::Host(mut values) => {
+                values.scale(factor);
+                Self::Host(values)
+            }
+            Self::Device(tensor) => Self::Device(tensor.mul_scalar(factor).into()),
+        }
+    }
+
+    /// A tensor of a shape and type.
+    pub(super) fn into_tensor<const D: usize>(
+        self,
+        shape: Shape,
+        dtype: DType,
+        device: &Device,
+    ) -> Tensor<D> {
+        match self {
+            Self::Host(values) => {
+                Tensor::from_data(values.into_data(shape, dtype), (device, dtype))
+            }
+            Self::Device(tensor) => tensor.reshape(shape).to_device(device),
         }
     }
 
@@ -136,7 +163,6 @@ pub(super) fn unreadable(shape: Shape, dtype: DType) -> Reduced {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::Device;
 
     fn read(gradient: Gradient) -> Vec<f32> {
         match gradient {
@@ -164,6 +190,10 @@ mod tests {
                 at += len;
             }
             assert_eq!(read(bucket.zeros()()), [0.0; 6]);
+            let doubled = bucket.scaled(2.0);
+            let tensor = doubled.into_tensor::<2>([2, 3].into(), DType::F32, &device);
+            let expected = [[2.0f32, 4.0, 6.0], [8.0, 10.0, 12.0]];
+            assert_eq!(tensor.into_data(), TensorData::from(expected));
         }
     }
 }

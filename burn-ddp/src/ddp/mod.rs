@@ -6,38 +6,30 @@ mod agreement;
 mod averager;
 mod bucketer;
 mod config;
+mod during;
 mod gradient;
 mod hook;
 mod join;
+mod method;
 mod on_device;
 mod overlap;
 mod parameters;
+mod presence;
 mod reducer;
-mod take;
+mod server;
+mod step;
 mod timeline;
 mod values;
 
 use std::{
-    collections::HashMap,
     fmt::{self, Debug},
     time::Duration,
 };
 
-use burn::{
-    module::{Module, ParamId},
-    optim::GradientsParams,
-    tensor::{
-        Device,
-        distributed::{DistributedConfig, DistributedContext, ReduceOperation},
-    },
-};
-use burn_layer::device_under;
+use burn::{module::Module, optim::GradientsParams};
 
 use self::{
-    after::{average, bucketer},
-    agreement::{check_equal, check_present, present},
-    on_device::OnDevice,
-    parameters::Signature,
+    agreement::check_equal, during::During, method::Method, parameters::Signature, step::Step,
 };
 pub use self::{
     bucketer::{BucketSizes, Bucketer, Slot},
@@ -48,10 +40,6 @@ pub use self::{
     values::Values,
 };
 use crate::{DdpError, ProcessGroup};
-
-/// What a rank says that breaks its promise.
-const NOT_STATIC: &str =
-    "it has other gradients than in its first step, though a static graph was promised";
 
 /// What the averaging of gradients has cost so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,31 +95,12 @@ pub struct Ddp {
     steps: u64,
 }
 
-/// When gradients are averaged.
-enum Method {
-    /// After backward, on the host.
-    After(Bucketer),
-    /// After backward, on the device.
-    OnDevice(OnDevice),
-    /// During backward.
-    During {
-        overlap: Overlap,
-        /// For gradients that were accumulated without averaging.
-        bucketer: Bucketer,
-        device: Device,
-        /// While this lives, backward submits gradients.
-        context: Option<DistributedContext>,
-        /// The gradients of a static graph, once all ranks were found to have the same.
-        fixed: Option<Vec<u8>>,
-    },
-}
-
 impl Debug for Ddp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ddp")
             .field("group", &self.group)
             .field("parameters", &self.trained.len())
-            .field("overlapped", &matches!(self.method, Method::During { .. }))
+            .field("overlapped", &matches!(self.method, Method::During(_)))
             .finish_non_exhaustive()
     }
 }
@@ -139,7 +108,8 @@ impl Debug for Ddp {
 impl Ddp {
     /// Prepares for a model, after checking that all ranks' parameters have the same names, shapes
     /// and types, in the same order. Gradients travel on connections of their own; where the group uses
-    /// NCCL, they stay on their device.
+    /// NCCL, they stay on their device. (Those of a layered device go through the host; see
+    /// [`Overlap`].)
     ///
     /// # Errors
     ///
@@ -151,11 +121,7 @@ impl Ddp {
         model: &M,
     ) -> Result<Self, DdpError> {
         let trained = check_equal(group, model)?;
-        let own = group.duplicate()?;
-        let method = match OnDevice::new(&own, &config, &trained, model)? {
-            Some(on_device) => Method::OnDevice(on_device),
-            None => Method::After(bucketer(own, &trained, &config)),
-        };
+        let method = Method::after(group.duplicate()?, &config, &trained, model)?;
         Ok(Self {
             group: group.clone(),
             method,
@@ -174,41 +140,20 @@ impl Ddp {
     /// # Errors
     ///
     /// Those of [`new`](Self::new), and [`DdpError::InvalidArgument`] when the model's device is not an
-    /// autodiff device with layers.
+    /// autodiff device with layers, or, on all ranks, when a rank's process has another overlapped `Ddp`
+    /// of several ranks: Burn has one gradient server a process, so that ranks that are threads of one
+    /// process take [`new`](Self::new).
     pub fn overlapped<M: Module>(
         group: &ProcessGroup,
         overlap: Overlap,
         model: &M,
     ) -> Result<Self, DdpError> {
-        let devices = model.devices();
-        let [device] = &devices[..] else {
-            return Err(DdpError::InvalidArgument(format!(
-                "the model is on {} devices; expected one",
-                devices.len()
-            )));
-        };
-        let device = device.clone().autodiff();
-        if !overlap::is_layered(&device) {
-            return Err(DdpError::InvalidArgument(format!(
-                "the model's device, {device:?}, has no layers; serve it with `Overlap::layer`"
-            )));
-        }
+        let device = During::device(model)?;
         let trained = check_equal(group, model)?;
-        // Here, where all ranks are: the ops of backward come in an order of each rank's own.
-        if let Some(under) = device_under(&device) {
-            overlap.group().tensor_backend(&under)?;
-        }
-        let bucketer = bucketer(overlap.group().clone(), &trained, overlap.config());
         let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
         let mut ddp = Self {
             group: group.clone(),
-            method: Method::During {
-                overlap,
-                bucketer,
-                device,
-                context: None,
-                fixed: None,
-            },
+            method: Method::During(During::new(group, overlap, device)?),
             trained,
             synchronize: true,
             divide_by_initial_world_size,
@@ -231,7 +176,7 @@ impl Ddp {
         let model = self.receive(model)?;
         Ok(match self.method {
             Method::After(_) | Method::OnDevice(_) => model,
-            Method::During { .. } => overlap::mark(model),
+            Method::During(_) => overlap::mark(model),
         })
     }
 
@@ -271,63 +216,12 @@ impl Ddp {
         if self.group.world_size() == 1 || !self.synchronize {
             return Ok(gradients);
         }
-        let mut parameters = parameters::parameters(model);
-        parameters.retain(|parameter| parameter.signature.trained);
-        parameters.reverse();
-        let same = parameters.len() == self.trained.len()
-            && parameters.iter().map(|it| &it.signature).eq(&self.trained);
-        if !same {
-            return Err(DdpError::InvalidArgument(
-                "the model's trained parameters have changed; make a new Ddp for it".into(),
-            ));
-        }
-        let ids: Vec<ParamId> = parameters.iter().map(|it| it.id).collect();
-        let slots: HashMap<ParamId, usize> = ids.iter().copied().zip(0..).collect();
         let factor = match self.divide_by_initial_world_size {
             true => 1.0,
             false => self.group.world_size() as f64 / self.active as f64,
         };
-        let trained = &self.trained;
-        let gradients = match &mut self.method {
-            Method::After(bucketer) => {
-                average(bucketer, trained, &slots, gradients, model, factor)?
-            }
-            Method::OnDevice(on_device) => {
-                on_device.average(trained, &slots, gradients, model, factor)?
-            }
-            Method::During {
-                overlap,
-                bucketer,
-                device,
-                fixed,
-                ..
-            } => {
-                let averaged = overlap.finish(device)?;
-                if averaged == 0 {
-                    // They were made inside `no_sync`, or some ranks have no batch.
-                    average(bucketer, trained, &slots, gradients, model, factor)?
-                } else {
-                    let present = present(&slots, &gradients, model);
-                    match fixed {
-                        Some(known) if *known == present => {}
-                        Some(_) => return Err(self.group.abort(NOT_STATIC)),
-                        None => {
-                            check_present(&self.group, &parameters, &present)?;
-                            *fixed = overlap.config().static_graph.then_some(present);
-                        }
-                    }
-                    if averaged != gradients.len() {
-                        return Err(DdpError::InvalidArgument(format!(
-                            "{averaged} of {} gradients were averaged during backward; pass the \
-                             model through broadcast_parameters when parameters were loaded, and \
-                             run backward inside no_sync when gradients are accumulated",
-                            gradients.len()
-                        )));
-                    }
-                    gradients
-                }
-            }
-        };
+        let step = Step::new(model, &self.trained, factor)?;
+        let gradients = self.method.average(&step, gradients)?;
         self.steps += 1;
         Ok(gradients)
     }
@@ -345,20 +239,8 @@ impl Ddp {
 
     fn set_synchronize(&mut self, synchronize: bool) {
         self.synchronize = synchronize;
-        let alone = self.group.world_size() == 1;
-        let all_active = self.active == self.group.world_size();
-        if let Method::During {
-            device, context, ..
-        } = &mut self.method
-        {
-            if !synchronize || alone || !all_active {
-                *context = None;
-            } else if context.is_none() {
-                let config = DistributedConfig {
-                    all_reduce_op: ReduceOperation::Mean,
-                };
-                *context = Some(DistributedContext::init(vec![device.clone()], config));
-            }
+        if let Method::During(during) = &mut self.method {
+            during.listen(synchronize && self.active == self.group.world_size());
         }
     }
 
@@ -379,34 +261,15 @@ impl Ddp {
 
     /// What the averaging has cost so far.
     pub fn stats(&self) -> DdpStats {
-        match &self.method {
-            Method::After(bucketer) => DdpStats {
-                steps: self.steps,
-                buckets: bucketer.len(),
-                bytes_reduced: bucketer.bytes_reduced(),
-                waited: bucketer.waited(),
-            },
-            Method::OnDevice(on_device) => DdpStats {
-                steps: self.steps,
-                buckets: on_device.buckets(),
-                bytes_reduced: on_device.bytes_reduced(),
-                waited: on_device.waited(),
-            },
-            Method::During { overlap, .. } => DdpStats {
-                steps: self.steps,
-                buckets: overlap.timeline().buckets.len(),
-                bytes_reduced: overlap.bytes_reduced(),
-                waited: overlap.waited(),
-            },
+        DdpStats {
+            steps: self.steps,
+            ..self.method.stats()
         }
     }
 
     /// When the last backward pass sent its buckets and when their averages were there, if gradients
     /// are averaged during backward.
     pub fn timeline(&self) -> Option<Timeline> {
-        match &self.method {
-            Method::After(_) | Method::OnDevice(_) => None,
-            Method::During { overlap, .. } => Some(overlap.timeline()),
-        }
+        self.method.timeline()
     }
 }

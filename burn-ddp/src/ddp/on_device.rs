@@ -1,14 +1,12 @@
 //! Gradients averaged where they are: buckets are made, averaged and taken apart on the device.
 
 use std::{
-    collections::HashMap,
-    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    module::{Module, ModuleMapper, Param},
     optim::GradientsParams,
     tensor::{
         Bool, Device, Int, Tensor,
@@ -16,7 +14,10 @@ use burn::{
     },
 };
 
-use super::{CommHook, DdpConfig, Slot, bucketer::layout, parameters::Signature};
+use super::{
+    CommHook, DdpConfig, DdpStats, Slot, bucketer::layout, gradient::Gradient,
+    parameters::Signature, presence::Presence, step::Step,
+};
 use crate::{Backend, DdpError, Pending, ProcessGroup, ReduceOp, TensorOp};
 
 /// Averages gradients that never leave their device.
@@ -24,7 +25,8 @@ pub(super) struct OnDevice {
     group: ProcessGroup,
     device: Device,
     hook: Arc<dyn CommHook>,
-    buckets: Vec<Range<usize>>,
+    buckets: Vec<Vec<usize>>,
+    presence: Presence,
     waited: Duration,
 }
 
@@ -54,77 +56,53 @@ impl OnDevice {
             device,
             hook: config.hook.clone(),
             buckets: layout(&slots, config.sizes()),
+            presence: Presence::new(config.static_graph),
             waited: Duration::ZERO,
         }
     }
 
-    /// Averages gradients that are all there, and multiplies the averages by `factor`.
+    /// Averages gradients that are all there.
     pub(super) fn average<M: Module>(
         &mut self,
-        trained: &[Signature],
-        slots: &HashMap<ParamId, usize>,
-        gradients: GradientsParams,
-        model: &M,
-        factor: f64,
+        step: &Step<'_, M>,
+        mut gradients: GradientsParams,
     ) -> Result<GradientsParams, DdpError> {
-        let mut taker = Taker {
-            slots,
-            device: &self.device,
-            gradients,
-            taken: trained.iter().map(|_| None).collect(),
-        };
-        model.visit(&mut taker);
-        let Taker {
-            gradients,
-            mut taken,
-            ..
-        } = taker;
+        let mut taken = step.take(&mut gradients);
         // A gradient that some ranks lack counts as zeros there; one that all lack stays absent.
-        let mut present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
-        self.group.all_reduce(&mut present, ReduceOp::Max)?;
+        let present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
+        let anywhere = self.presence.agree(&self.group, &present)?;
 
-        let started: Result<Vec<_>, DdpError> = self
-            .buckets
-            .iter()
-            .map(|bucket| {
-                let members = bucket.clone().filter(|slot| present[*slot] == 1);
-                let members: Vec<usize> = members.collect();
-                let parts = members.iter().map(|slot| {
-                    let Signature { shape, dtype, .. } = &trained[*slot];
-                    let zeros = || Tensor::zeros([shape.num_elements()], (&self.device, *dtype));
-                    taken[*slot].take().unwrap_or_else(zeros)
-                });
-                let parts: Vec<Tensor<1>> = parts.collect();
-                Ok(match parts.is_empty() {
-                    true => None,
-                    false => Some((members, self.start(Tensor::cat(parts, 0))?)),
-                })
-            })
-            .collect();
-        let start = Instant::now();
-        let mut averages: Vec<Option<Tensor<1>>> = trained.iter().map(|_| None).collect();
-        for (members, pending) in started?.into_iter().flatten() {
-            let dtype = trained[members[0]].dtype;
-            let mut average = pending.wait()?.cast(dtype);
-            if factor != 1.0 {
-                average = average.mul_scalar(factor);
+        let mut started = Vec::with_capacity(self.buckets.len());
+        for bucket in &self.buckets {
+            let members = bucket.iter().copied().filter(|slot| anywhere[*slot] == 1);
+            let members: Vec<usize> = members.collect();
+            let parts = members.iter().map(|slot| {
+                let Signature { shape, dtype, .. } = &step.trained[*slot];
+                match taken[*slot].take() {
+                    Some(gradient) => gradient.to_device(&self.device),
+                    None => Tensor::zeros([shape.num_elements()], (&self.device, *dtype)),
+                }
+            });
+            let parts: Vec<Tensor<1>> = parts.collect();
+            if !parts.is_empty() {
+                started.push((members, self.start(Tensor::cat(parts, 0))?));
             }
+        }
+        let start = Instant::now();
+        let mut averages = vec![None; step.trained.len()];
+        for (members, pending) in started {
+            let dtype = step.trained[members[0]].dtype;
+            let average = Gradient::Device(pending.wait()?.cast(dtype).into());
             let mut at = 0;
             for slot in members {
-                let len = trained[slot].shape.num_elements();
-                averages[slot] = Some(average.clone().slice(at..at + len));
+                let len = step.trained[slot].shape.num_elements();
+                averages[slot] = Some(average.slice(at, len));
                 at += len;
             }
         }
         self.waited += start.elapsed();
-        let mut giver = Giver {
-            slots,
-            trained,
-            gradients,
-            averages,
-        };
-        model.visit(&mut giver);
-        Ok(giver.gradients)
+        step.give(&mut gradients, averages);
+        Ok(gradients)
     }
 
     fn start(&self, bucket: Tensor<1>) -> Result<Pending<Tensor<1>>, DdpError> {
@@ -135,18 +113,13 @@ impl OnDevice {
             .collective_async(TensorOp::AllReduce(ReduceOp::Mean), bucket)
     }
 
-    /// The time spent waiting for averages so far.
-    pub(super) fn waited(&self) -> Duration {
-        self.waited
-    }
-
-    /// The number of buckets.
-    pub(super) fn buckets(&self) -> usize {
-        self.buckets.len()
-    }
-
-    pub(super) fn bytes_reduced(&self) -> u64 {
-        self.group.stats().bytes_reduced
+    pub(super) fn stats(&self) -> DdpStats {
+        DdpStats {
+            steps: 0,
+            buckets: self.buckets.len(),
+            bytes_reduced: self.group.stats().bytes_reduced,
+            waited: self.waited,
+        }
     }
 
     /// The model with the tensors of rank 0.
@@ -157,48 +130,6 @@ impl OnDevice {
         };
         let model = model.map(&mut receiver);
         receiver.error.map_or(Ok(model), Err)
-    }
-}
-
-/// Takes the gradients out, flat.
-struct Taker<'a> {
-    slots: &'a HashMap<ParamId, usize>,
-    device: &'a Device,
-    gradients: GradientsParams,
-    taken: Vec<Option<Tensor<1>>>,
-}
-
-impl ModuleVisitor for Taker<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(slot) = self.slots.get(&param.id) else {
-            return;
-        };
-        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-            let len = gradient.shape().num_elements();
-            self.taken[*slot] = Some(gradient.to_device(self.device).reshape([len]));
-        }
-    }
-}
-
-/// Puts the averages in, in their shapes.
-struct Giver<'a> {
-    slots: &'a HashMap<ParamId, usize>,
-    trained: &'a [Signature],
-    gradients: GradientsParams,
-    averages: Vec<Option<Tensor<1>>>,
-}
-
-impl ModuleVisitor for Giver<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(slot) = self.slots.get(&param.id) else {
-            return;
-        };
-        if let Some(average) = self.averages[*slot].take() {
-            let device = param.base().device().without_autodiff();
-            let gradient = average.reshape::<D, _>(self.trained[*slot].shape.clone());
-            self.gradients
-                .register(param.id, gradient.to_device(&device));
-        }
     }
 }
 

@@ -26,6 +26,14 @@ use crate::{DdpError, ProcessGroup};
 /// [`Ddp::overlapped`](super::Ddp::overlapped). All ranks must use the same parameters in each step: one
 /// that only some ranks use is an error that names it.
 ///
+/// Gradients reach the layer on the device under all layers, so that they travel by NCCL where that is a CUDA
+/// device. That goes for those too that are averaged after backward: accumulated inside
+/// [`no_sync`](super::Ddp::no_sync), or while a rank has [no batch](super::Ddp::join).
+///
+/// Each rank is a process of its own: Burn has one gradient server for all layered devices of a process, which
+/// waits for one backward pass at a time. So a process has one overlapped `Ddp` of several ranks at a time
+/// (another is refused), and no other thread of it runs backward on a layered device meanwhile.
+///
 /// ```
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
 /// use burn_ddp::{Ddp, DdpConfig, Overlap, ProcessGroup};

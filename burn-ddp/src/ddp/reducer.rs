@@ -29,7 +29,8 @@ pub(super) struct Reducer {
 
 #[derive(Default)]
 struct State {
-    open: Option<Open>,
+    /// The buckets that are being filled, one of each type, in the order in which they were begun.
+    open: Vec<Open>,
     /// The buckets of this pass, or of the last when none has begun since.
     sent: Vec<Sent>,
     /// Gradients taken in since anyone asked.
@@ -39,7 +40,7 @@ struct State {
     waited: Duration,
 }
 
-/// The bucket that is being filled.
+/// A bucket that is being filled.
 struct Open {
     gradients: Vec<Gradient>,
     len: usize,
@@ -140,7 +141,7 @@ impl Reducer {
         }
         let len = gradient.len();
         let mut state = this.state();
-        if state.open.is_none() && state.ended.is_some() || state.began.is_none() {
+        if state.open.is_empty() && state.ended.is_some() || state.began.is_none() {
             state.began = Some(Instant::now());
             state.ended = None;
             state.sent.clear();
@@ -151,16 +152,24 @@ impl Reducer {
             true => sizes.first,
             false => sizes.others,
         };
-        let fits = |open: &Open| open.dtype == dtype && (open.len + len) * dtype.size() <= limit;
-        if state.open.as_ref().is_some_and(|open| !fits(open)) {
-            this.close(&mut state);
+        let mut position = state.open.iter().position(|open| open.dtype == dtype);
+        if let Some(at) = position
+            && (state.open[at].len + len) * dtype.size() > limit
+        {
+            let open = state.open.remove(at);
+            this.send(&mut state, open);
+            position = None;
         }
-        let open = state.open.get_or_insert_with(|| Open {
-            gradients: Vec::new(),
-            len: 0,
-            dtype,
-            averages: Arc::default(),
-        });
+        let position = position.unwrap_or(state.open.len());
+        if position == state.open.len() {
+            state.open.push(Open {
+                gradients: Vec::new(),
+                len: 0,
+                dtype,
+                averages: Arc::default(),
+            });
+        }
+        let open = &mut state.open[position];
         let (at, averages) = (open.len, open.averages.clone());
         open.len += len;
         let zeros = gradient.zeros();
@@ -172,7 +181,8 @@ impl Reducer {
         });
         open.gradients.push(gradient);
         if open.len * dtype.size() >= limit {
-            this.close(&mut state);
+            let open = state.open.remove(position);
+            this.send(&mut state, open);
         }
         reduced
     }
@@ -190,18 +200,20 @@ impl Reducer {
         Gradient::of_view(tensor, stays)
     }
 
-    /// Sends the last bucket: backward has ended.
+    /// Sends what is left: backward has ended.
     pub(super) fn end(&self) {
         let mut state = self.state();
-        self.close(&mut state);
+        self.send_all(&mut state);
         state.ended = Some(Instant::now());
     }
 
-    /// Sends the open bucket.
-    fn close(&self, state: &mut State) {
-        let Some(open) = state.open.take() else {
-            return;
-        };
+    fn send_all(&self, state: &mut State) {
+        for open in std::mem::take(&mut state.open) {
+            self.send(state, open);
+        }
+    }
+
+    fn send(&self, state: &mut State, open: Open) {
         let finished = Arc::new(OnceLock::new());
         state.sent.push(Sent {
             averages: open.averages.clone(),
@@ -240,7 +252,7 @@ impl Reducer {
     fn wait(&self, averages: &Averages, at: usize, len: usize) -> Result<Gradient, DdpError> {
         if !averages.sent.load(Ordering::SeqCst) {
             // Needed before backward ended.
-            self.close(&mut self.state());
+            self.send_all(&mut self.state());
         }
         Ok(averages.wait()?.slice(at, len))
     }

@@ -3,15 +3,13 @@
 //! A program can start itself several times:
 //!
 //! ```no_run
-//! use burn_ddp::{DdpError, ProcessGroup, is_distributed_env, launch};
+//! use burn_ddp::{DdpError, launch::{self, LaunchOptions}};
 //!
 //! fn main() -> Result<(), DdpError> {
-//!     if !is_distributed_env() {
-//!         return launch::spawn_self(2, launch::LaunchOptions::new());
-//!     }
-//!     let group = ProcessGroup::init()?;
-//!     println!("rank {} of {}", group.rank(), group.world_size());
-//!     Ok(())
+//!     launch::run(2, LaunchOptions::new(), |group| {
+//!         println!("rank {} of {}", group.rank(), group.world_size());
+//!         group.barrier()
+//!     })
 //! }
 //! ```
 //!
@@ -36,7 +34,7 @@ use signal_hook::{
 
 pub(crate) use self::parent::die_with;
 use self::processes::Processes;
-use crate::{DdpError, environment};
+use crate::{DdpError, ProcessGroup, environment, is_distributed_env};
 
 /// How to start the ranks.
 #[derive(Clone, Debug)]
@@ -130,7 +128,44 @@ impl LaunchOptions {
     }
 }
 
-/// Starts this program `ranks` times and waits for all to end. See [`spawn`].
+/// Runs `body` on `ranks` ranks, which are processes of this program: PyTorch's
+/// `torch.multiprocessing.spawn` for programs that start their own ranks.
+///
+/// A process that was started as a rank, by this function or by any launcher, joins its group and runs
+/// `body`. Any other starts the ranks and waits for them to end. As a closure cannot travel to another
+/// process, each rank runs the program from its beginning: this call is best the first thing in `main`,
+/// with arguments read from the command line.
+///
+/// ```
+/// use burn_ddp::{DdpError, ReduceOp, launch::{self, LaunchOptions}};
+///
+/// fn main() -> Result<(), DdpError> {
+///     launch::run(2, LaunchOptions::new(), |group| {
+///         let mut ranks = [1.0f32];
+///         group.all_reduce(&mut ranks, ReduceOp::Sum)?;
+///         assert_eq!(ranks, [2.0]);
+///         Ok(())
+///     })
+/// }
+/// ```
+///
+/// # Errors
+///
+/// On a rank, those of [`ProcessGroup::init`] and of `body`; in the process that starts the ranks, those of
+/// [`spawn`].
+pub fn run<E: From<DdpError>>(
+    ranks: usize,
+    options: LaunchOptions,
+    body: impl FnOnce(ProcessGroup) -> Result<(), E>,
+) -> Result<(), E> {
+    match is_distributed_env() {
+        true => body(ProcessGroup::init()?),
+        false => Ok(spawn_self(ranks, options)?),
+    }
+}
+
+/// Starts this program `ranks` times and waits for all to end. See [`spawn`], and [`run`] for programs
+/// whose ranks differ from what starts them in nothing else.
 ///
 /// # Errors
 ///
@@ -149,11 +184,11 @@ pub fn spawn_self(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> 
 /// (with [`LaunchOptions::master`]) MASTER_PORT, RESTART_COUNT, and what our own rendezvous needs, and
 /// waits for all to end. Unless RAYON_NUM_THREADS is set, the ranks share the machine's cores evenly.
 ///
-/// Signals that ask this process to end are passed on. When a rank fails, the others are ended, and all
-/// are started again where that was [asked for](LaunchOptions::max_restarts).
-/// The ranks end with this process, however it ends ([`ProcessGroup::init`] sees to it).
-///
-/// [`ProcessGroup::init`]: crate::ProcessGroup::init
+/// Each rank leads a process group of its own, so that what a script starts ends with it, and a Ctrl-C at
+/// the terminal reaches this process alone, which passes on signals that ask it to end. When a rank fails,
+/// the others are ended, and all are started again where that was [asked for](LaunchOptions::max_restarts).
+/// What a rank leaves running has the same [grace](LaunchOptions::grace). The ranks end with this process,
+/// however it ends ([`ProcessGroup::init`] sees to it). They have no input from a terminal.
 ///
 /// # Errors
 ///

@@ -1,5 +1,7 @@
 //! Ranks end with their launcher.
 
+use std::{sync::Once, thread, time::Duration};
+
 use nix::{
     errno::Errno,
     sys::signal::{Signal, kill},
@@ -8,20 +10,50 @@ use nix::{
 
 use crate::{DdpError, environment};
 
-/// Makes the system end this process when its launcher ends.
+/// How often a rank looks after a launcher that is not its parent.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Makes this process end when its launcher ends.
 pub(crate) fn die_with(parent: usize) -> Result<(), DdpError> {
     let pid = Pid::from_raw(parent as i32);
+    let is_parent = getppid() == pid;
     #[cfg(target_os = "linux")]
-    if getppid() == pid {
+    if is_parent {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
             .map_err(|error| DdpError::io("tying this process to its launcher", error.into()))?;
     }
-    // It may have ended before; between it and us there may be a shell.
-    if getppid() != pid && kill(pid, None) == Err(Errno::ESRCH) {
+    // It may have ended before.
+    if getppid() != pid && has_ended(pid) {
         return Err(DdpError::Environment {
             variable: environment::PARENT.into(),
             problem: format!("the launcher, process {parent}, has ended"),
         });
     }
+    if !(is_parent && cfg!(target_os = "linux")) {
+        // Where a script lies between, the system would tell us of the script's end.
+        watch(pid)?;
+    }
     Ok(())
+}
+
+fn has_ended(pid: Pid) -> bool {
+    kill(pid, None) == Err(Errno::ESRCH)
+}
+
+/// Looks after the launcher from a thread.
+fn watch(launcher: Pid) -> Result<(), DdpError> {
+    static STARTED: Once = Once::new();
+    let mut result = Ok(());
+    STARTED.call_once(|| {
+        let thread = thread::Builder::new().name("ddp-launcher".into());
+        let started = thread.spawn(move || {
+            while !has_ended(launcher) {
+                thread::sleep(LOOK);
+            }
+            // As the system does it where the launcher is the parent. A process can kill itself.
+            let _ = kill(Pid::this(), Signal::SIGKILL);
+        });
+        result = started.map(drop);
+    });
+    result.map_err(|error| DdpError::io("starting a thread that watches the launcher", error))
 }

@@ -1,15 +1,18 @@
 //! The processes of the ranks, from their start to their end.
+//!
+//! Each rank leads a process group of its own, so that a signal reaches whatever a script has started
+//! too, and a rank has ended when its whole group has.
 
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
-    os::unix::process::ExitStatusExt,
+    io::{self, BufRead, BufReader, IsTerminal, Read, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::signal::{Signal, killpg},
     unistd::Pid,
 };
 use signal_hook::iterator::Signals;
@@ -19,14 +22,40 @@ use crate::DdpError;
 
 /// How often the launcher looks after its processes.
 const LOOK: Duration = Duration::from_millis(10);
+/// How long what the ranks have written may take to come through their pipes when they have ended. A
+/// process that left its group may hold one open for ever.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 /// The processes of the ranks. They are killed when this is dropped.
 pub(super) struct Processes {
-    running: Vec<(usize, Child)>,
+    running: Vec<Rank>,
     output: Vec<thread::JoinHandle<()>>,
     interrupted: bool,
     /// Where they meet.
     _folder: TempDir,
+}
+
+struct Rank {
+    number: usize,
+    child: Child,
+    /// The child has ended, but not yet all that it has started.
+    ended: bool,
+}
+
+impl Rank {
+    fn group(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    fn signal(&self, signal: Signal) {
+        // One that has just ended needs no signal.
+        let _ = killpg(self.group(), signal);
+    }
+
+    /// Whether the child has ended and nothing of its group is left.
+    fn is_gone(&self) -> bool {
+        self.ended && killpg(self.group(), None).is_err()
+    }
 }
 
 impl Processes {
@@ -46,23 +75,32 @@ impl Processes {
 
     pub(super) fn start(
         &mut self,
-        rank: usize,
+        number: usize,
         mut command: Command,
         prefix: bool,
     ) -> io::Result<()> {
+        command.process_group(0);
+        if io::stdin().is_terminal() {
+            // A group in the background that reads from a terminal is stopped.
+            command.stdin(Stdio::null());
+        }
         if prefix {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         let mut child = command.spawn()?;
         if let Some(output) = child.stdout.take() {
-            let copy = move || copy_lines(rank, output, || Box::new(io::stdout()));
+            let copy = move || copy_lines(number, output, || Box::new(io::stdout()));
             self.output.push(thread::spawn(copy));
         }
         if let Some(output) = child.stderr.take() {
-            let copy = move || copy_lines(rank, output, || Box::new(io::stderr()));
+            let copy = move || copy_lines(number, output, || Box::new(io::stderr()));
             self.output.push(thread::spawn(copy));
         }
-        self.running.push((rank, child));
+        self.running.push(Rank {
+            number,
+            child,
+            ended: false,
+        });
         Ok(())
     }
 
@@ -90,20 +128,24 @@ impl Processes {
                 .max_by_key(|(_, status)| status.signal().is_some());
             if let (None, Some(failed)) = (&failure, failed) {
                 failure = Some(*failed);
+            }
+            if failure.is_some() || self.running.iter().all(|rank| rank.ended) {
+                // Whoever is left has this long.
                 next.get_or_insert((Instant::now() + grace, Signal::SIGTERM));
             }
             if let Some((at, signal)) = next
                 && Instant::now() >= at
             {
                 self.signal(signal);
+                if signal == Signal::SIGKILL {
+                    // A zombie that nobody waits for keeps its group for ever.
+                    self.running.retain(|rank| !rank.ended);
+                }
                 next = Some((Instant::now() + grace, Signal::SIGKILL));
             }
             thread::sleep(LOOK);
         }
-        for output in self.output.drain(..) {
-            // A thread that only copies lines does not panic.
-            let _ = output.join();
-        }
+        self.finish_output();
         failure.map_or(Ok(()), |(rank, status)| {
             Err(DdpError::RankFailed {
                 rank,
@@ -113,33 +155,41 @@ impl Processes {
         })
     }
 
+    /// The children that have ended since the last time.
     fn ended(&mut self) -> Result<Vec<(usize, ExitStatus)>, DdpError> {
         let mut ended = Vec::new();
-        for (rank, child) in &mut self.running {
-            let status = child.try_wait();
-            let status =
-                status.map_err(|error| DdpError::io(format!("waiting for rank {rank}"), error))?;
-            ended.extend(status.map(|status| (*rank, status)));
+        for rank in self.running.iter_mut().filter(|rank| !rank.ended) {
+            let status = rank.child.try_wait().map_err(|error| {
+                DdpError::io(format!("waiting for rank {}", rank.number), error)
+            })?;
+            rank.ended = status.is_some();
+            ended.extend(status.map(|status| (rank.number, status)));
         }
-        self.running
-            .retain(|(rank, _)| ended.iter().all(|(ended, _)| ended != rank));
+        self.running.retain(|rank| !rank.is_gone());
         Ok(ended)
     }
 
     fn signal(&self, signal: Signal) {
-        for (_, child) in &self.running {
-            // One that has just ended needs no signal.
-            let _ = kill(Pid::from_raw(child.id() as i32), signal);
+        self.running.iter().for_each(|rank| rank.signal(signal));
+    }
+
+    /// Waits for the last lines.
+    fn finish_output(&mut self) {
+        let deadline = Instant::now() + LAST_OUTPUT;
+        for output in self.output.drain(..) {
+            while !output.is_finished() && Instant::now() < deadline {
+                thread::sleep(LOOK);
+            }
         }
     }
 }
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        for (_, child) in &mut self.running {
-            // Nothing is left to do when it cannot be killed or waited for.
-            let _ = child.kill();
-            let _ = child.wait();
+        for rank in &mut self.running {
+            rank.signal(Signal::SIGKILL);
+            // Nothing is left to do when it cannot be waited for.
+            let _ = rank.child.wait();
         }
     }
 }

@@ -16,7 +16,7 @@ use burn::{
     tensor::Device,
 };
 
-use super::DistributedSampler;
+use super::{DistributedSampler, SamplerState};
 use crate::{DdpError, group::Worker};
 
 /// Batches that a worker makes ahead.
@@ -128,6 +128,11 @@ where
     /// [`DistributedSampler::skip`].
     pub fn skip(&self, items: usize) {
         self.sampler().skip(items);
+    }
+
+    /// Goes on, in the next pass, where a sampler's [`state`](DistributedSampler::state) was.
+    pub fn load_state(&self, state: &SamplerState) {
+        self.sampler().load_state(state);
     }
 
     fn sampler(&self) -> std::sync::MutexGuard<'_, DistributedSampler> {

@@ -5,13 +5,14 @@ mod loader;
 #[cfg(feature = "train")]
 pub(crate) mod made;
 mod source;
+mod state;
 
 use std::sync::Arc;
 
 use burn::data::{dataset::Dataset, dataset::transform::SelectionDataset};
 
-pub use self::loader::DistributedLoader;
 use self::source::Source;
+pub use self::{loader::DistributedLoader, state::SamplerState};
 
 /// Deals the items of a dataset out to the ranks, as PyTorch's `DistributedSampler` does.
 ///

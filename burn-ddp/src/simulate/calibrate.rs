@@ -79,17 +79,42 @@ pub fn calibrate(ranks: usize, sizes: &[u64], repetitions: usize) -> Result<Cali
     results.swap_remove(0)
 }
 
+/// A call that is timed, with its bytes.
+#[derive(Clone, Copy, Debug)]
+enum Timed {
+    AllGather(usize),
+    AllReduce(usize),
+}
+
 fn measure(
     group: &ProcessGroup,
     sizes: &[u64],
     repetitions: usize,
 ) -> Result<Calibration, DdpError> {
-    let others = group.world_size() - 1;
+    fit(group.world_size(), sizes, |timed| match timed {
+        Timed::AllGather(bytes) => {
+            let data = vec![0u8; bytes];
+            time(group, repetitions, || group.all_gather(&data).map(drop))
+        }
+        Timed::AllReduce(bytes) => {
+            let mut data = vec![0f32; bytes / 4];
+            let reduce = || group.all_reduce(&mut data, ReduceOp::Sum);
+            time(group, repetitions, reduce)
+        }
+    })
+}
+
+/// The network that fits the seconds of all-gathers, and what it says of all-reduces.
+fn fit(
+    ranks: usize,
+    sizes: &[u64],
+    mut seconds: impl FnMut(Timed) -> Result<f64, DdpError>,
+) -> Result<Calibration, DdpError> {
+    let others = ranks - 1;
     let mut messages = Vec::with_capacity(MESSAGES.len());
     for bytes in MESSAGES {
-        let data = vec![0u8; bytes];
-        let seconds = time(group, repetitions, || group.all_gather(&data).map(drop))?;
-        messages.push(match bytes * group.world_size() < RING {
+        let seconds = seconds(Timed::AllGather(bytes))?;
+        messages.push(match bytes * ranks < RING {
             // To all others at once.
             true => ((others * bytes) as f64, seconds),
             // Around the ring, one after the other.
@@ -99,20 +124,17 @@ fn measure(
     let network = Network::fit(&messages).expect("messages of several sizes");
     let mut cases = Vec::with_capacity(sizes.len());
     for &bytes in sizes {
-        let mut data = vec![0f32; bytes as usize / 4];
-        let measured = time(group, repetitions, || {
-            group.all_reduce(&mut data, ReduceOp::Sum)
-        })?;
-        let algorithm = AllReduce::chosen(group.world_size(), bytes);
+        let measured = seconds(Timed::AllReduce(bytes as usize))?;
+        let algorithm = AllReduce::chosen(ranks, bytes);
         cases.push(Case {
             bytes,
             algorithm,
             measured,
-            predicted: algorithm.seconds(network, group.world_size(), bytes),
+            predicted: algorithm.seconds(network, ranks, bytes),
         });
     }
     Ok(Calibration {
-        ranks: group.world_size(),
+        ranks,
         network,
         cases,
     })
@@ -142,4 +164,67 @@ fn time(
     }
     // The clock's own resolution is the least that anything takes.
     Ok((least - barrier).max(1e-9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine whose calls take what their messages take, sent one after the other: those of a rank that
+    /// are under way at the same time share its link and one latency.
+    struct Machine {
+        alpha: f64,
+        beta: f64,
+    }
+
+    impl Machine {
+        /// The all-gather and all-reduce of `src/collective`, round by round.
+        fn seconds(&self, ranks: usize, timed: Timed) -> f64 {
+            let round = |bytes: f64| self.alpha + self.beta * bytes;
+            let rounds = |count: usize, bytes: f64| (0..count).map(|_| round(bytes)).sum::<f64>();
+            let n = ranks as f64;
+            match timed {
+                Timed::AllGather(bytes) if bytes * ranks < RING => round((n - 1.0) * bytes as f64),
+                Timed::AllGather(bytes) => rounds(ranks - 1, bytes as f64),
+                Timed::AllReduce(bytes) => {
+                    let bytes = bytes as f64;
+                    match AllReduce::chosen(ranks, bytes as u64) {
+                        AllReduce::Direct => round((n - 1.0) * bytes),
+                        AllReduce::Ring => rounds(2 * (ranks - 1), bytes / n),
+                        // Up and down a binomial tree.
+                        _ => rounds(2 * n.log2().ceil() as usize, bytes),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_machine_is_recovered_and_its_all_reduces_foretold() {
+        let sizes = [1 << 10, 40 << 10, 1 << 20, 8 << 20];
+        for ranks in [2, 3, 4, 8] {
+            for (alpha, beta) in [(20e-6, 0.5e-9), (1e-6, 1e-8), (1e-3, 1e-10)] {
+                let machine = Machine { alpha, beta };
+                let seconds = |timed| Ok(machine.seconds(ranks, timed));
+                let calibration = fit(ranks, &sizes, seconds).unwrap();
+                let Network { latency, bandwidth } = calibration.network;
+                assert!((latency / alpha - 1.0).abs() < 1e-6, "{ranks}: {latency}");
+                assert!(
+                    (bandwidth * beta - 1.0).abs() < 1e-6,
+                    "{ranks}: {bandwidth}"
+                );
+                let algorithms = calibration.cases.iter().map(|case| {
+                    assert!(
+                        (case.predicted / case.measured - 1.0).abs() < 1e-6,
+                        "{case:?}"
+                    );
+                    case.algorithm
+                });
+                let mut algorithms: Vec<AllReduce> = algorithms.collect();
+                algorithms.dedup();
+                assert!(algorithms.contains(&AllReduce::Ring));
+                assert!(algorithms.len() > 1);
+            }
+        }
+    }
 }

@@ -10,7 +10,8 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
-use super::backends::SyncBatchNormOps;
+use super::{backends::SyncBatchNormOps, compute::known};
+use crate::ProcessGroup;
 
 #[derive(Debug)]
 struct SyncBatchNormBackward;
@@ -22,7 +23,8 @@ struct Saved<B: Backend> {
     gamma: FloatTensor<B>,
     mean: FloatTensor<B>,
     variance: FloatTensor<B>,
-    group: u64,
+    /// It may be the last handle: the model may be gone when backward runs.
+    group: ProcessGroup,
     epsilon: f64,
 }
 
@@ -45,7 +47,7 @@ impl<B: SyncBatchNormOps> Backward<B, 3> for SyncBatchNormBackward {
             epsilon,
         } = ops.state;
         let (x, gamma, beta) =
-            B::sync_batch_norm_backward(x, gamma, mean, variance, grad, group, epsilon);
+            B::sync_batch_norm_backward(x, gamma, mean, variance, grad, group.id(), epsilon);
         for (parent, grad) in ops.parents.into_iter().zip([x, gamma, beta]) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, grad);
@@ -82,7 +84,7 @@ impl<B: SyncBatchNormOps, C: CheckpointStrategy> SyncBatchNormOps for Autodiff<B
                     gamma,
                     mean: mean.clone(),
                     variance: variance.clone(),
-                    group,
+                    group: known(group),
                     epsilon,
                 };
                 prep.finish(saved, output)

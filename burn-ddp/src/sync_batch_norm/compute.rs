@@ -38,8 +38,9 @@ fn along_channels<B: Backend>(tensor: FloatTensor<B>, rank: usize) -> FloatTenso
     B::float_reshape(tensor, Shape::from(shape))
 }
 
-fn group(id: u64) -> ProcessGroup {
-    ProcessGroup::by_id(id).expect("the process group outlives the SyncBatchNorm that uses it")
+/// The group with an id. The layer holds it in forward, the graph until backward has run.
+pub(super) fn known(id: u64) -> ProcessGroup {
+    ProcessGroup::by_id(id).expect("a handle of the group lives as long as it is needed")
 }
 
 /// Output, and mean and biased variance over all ranks' batches.
@@ -50,7 +51,7 @@ pub(super) fn forward<B: Backend>(
     group_id: u64,
     epsilon: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let group = group(group_id);
+    let group = known(group_id);
     let dtype = wide::<B>(&x);
     let output_dtype: FloatDType = x.dtype().into();
     let (device, shape) = (x.device(), x.shape());
@@ -98,7 +99,7 @@ pub(super) fn backward<B: Backend>(
     group_id: u64,
     epsilon: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let group = group(group_id);
+    let group = known(group_id);
     let dtype = wide::<B>(&x);
     let (x_dtype, gamma_dtype): (FloatDType, FloatDType) = (x.dtype().into(), gamma.dtype().into());
     let (device, shape) = (x.device(), x.shape());

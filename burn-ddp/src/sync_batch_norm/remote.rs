@@ -12,12 +12,32 @@ use burn_ir::{
 };
 use burn_layer::Layers;
 use burn_router::{BackendRouter, CustomOpHandler, CustomOpRegistry, RouterChannel, RouterClient};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use super::backends::{SyncBatchNormOps, Three};
+use super::{
+    backends::{SyncBatchNormOps, Three},
+    compute::known,
+};
+use crate::ProcessGroup;
 
 const FORWARD: &str = "ddp::sync_batch_norm";
 const BACKWARD: &str = "ddp::sync_batch_norm_backward";
+
+/// The groups of operations that were sent and have not run: a handle for each, as the model and the graph
+/// may be gone when they do.
+static SENT: Mutex<Vec<ProcessGroup>> = Mutex::new(Vec::new());
+
+fn hold(group: u64) {
+    let group = known(group);
+    SENT.lock().expect("no panic under lock").push(group);
+}
+
+/// One of the handles of a group.
+fn release(group: u64) -> Option<ProcessGroup> {
+    let mut sent = SENT.lock().expect("no panic under lock");
+    let position = sent.iter().position(|held| held.id() == group)?;
+    Some(sent.swap_remove(position))
+}
 
 /// The custom ops of [`SyncBatchNorm`](crate::SyncBatchNorm) by name, run by the kernels of `B`.
 pub fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHandler<B>); 2] {
@@ -71,6 +91,7 @@ fn forward<B: BackendIr + SyncBatchNormOps>(
 ) {
     let ([x, gamma, beta], outputs) = desc.as_fixed::<3, 3>();
     let (group, epsilon) = scalars(desc);
+    let _held = release(group);
     let result = B::sync_batch_norm(
         handles.get_float_tensor::<B>(x),
         handles.get_float_tensor::<B>(gamma),
@@ -87,6 +108,7 @@ fn backward<B: BackendIr + SyncBatchNormOps>(
 ) {
     let ([x, gamma, mean, variance, grad], outputs) = desc.as_fixed::<5, 3>();
     let (group, epsilon) = scalars(desc);
+    let _held = release(group);
     let result = B::sync_batch_norm_backward(
         handles.get_float_tensor::<B>(x),
         handles.get_float_tensor::<B>(gamma),
@@ -127,6 +149,7 @@ fn submit<C: RouterChannel>(
 ) -> Three<BackendRouter<C>> {
     let outputs =
         outputs.map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
+    hold(group);
     let scalars = vec![ScalarIr::UInt(group), ScalarIr::Float(epsilon)];
     let desc = CustomOpIr::with_scalars(name, inputs, &outputs, scalars);
     let [first, second, third] = client.register(OperationIr::Custom(desc)).outputs();

@@ -56,6 +56,43 @@ fn gradients_may_come_in_any_order_on_each_rank() {
 }
 
 #[test]
+fn types_that_alternate_have_a_bucket_each() {
+    let slot = |index: usize| Slot {
+        len: 5,
+        dtype: match index % 3 {
+            0 => DType::BF16,
+            1 => DType::F32,
+            _ => DType::F64,
+        },
+    };
+    let slots: Vec<Slot> = (0..30).map(slot).collect();
+    let sizes = |bytes: usize| BucketSizes {
+        first: bytes,
+        others: bytes,
+    };
+    // 10 gradients of each type: 100, 200 and 400 bytes.
+    for (bytes, buckets) in [(400, 3), (200, 4), (100, 8), (1, 30)] {
+        locally(2, |group| {
+            let rank = group.rank();
+            let hook = Arc::new(Average);
+            let mut bucketer = Bucketer::new(group, slots.clone(), sizes(bytes), hook);
+            assert_eq!((bucketer.len(), bucketer.bytes()), (buckets, 700));
+            let values = |slot: usize, value: f64| {
+                let values = Values::F64(vec![value; 5]);
+                values.cast(slots[slot].dtype).unwrap()
+            };
+            for slot in 0..30 {
+                let value = (rank * 2 + slot) as f64;
+                bucketer.submit(slot, Some(values(slot, value))).unwrap();
+            }
+            for (slot, average) in bucketer.finish().unwrap().into_iter().enumerate() {
+                assert_eq!(average, Some(values(slot, slot as f64 + 1.0)));
+            }
+        });
+    }
+}
+
+#[test]
 fn types_do_not_share_buckets() {
     locally(2, |group| {
         let dtypes = [DType::F32, DType::BF16, DType::F64, DType::F64];

@@ -3,6 +3,7 @@
 use std::{fs, io, path::Path};
 
 use burn_ddp::{Best, Checkpoints, DdpError, ProcessGroup};
+use serde::{Deserialize, Serialize};
 
 use crate::ranks::locally;
 
@@ -102,6 +103,91 @@ fn what_was_left_unfinished_is_removed() {
     let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
     assert_eq!(checkpoints.latest().unwrap(), None);
     assert_eq!(steps(folder.path()), ["notes.txt"]);
+}
+
+#[test]
+fn a_kill_while_a_step_is_saved_again_leaves_one_of_the_two() {
+    let model = |step: &Path| fs::read_to_string(step.join("model")).unwrap();
+    let group = ProcessGroup::single();
+    // The moments of a kill: with the old one put aside, with the new one in its place, and with a half
+    // of the old one removed.
+    for (new_is_there, old_is_whole) in [(false, true), (true, true), (true, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let save = |text: &str| {
+            let checkpoints = Checkpoints::new(path, &group).unwrap();
+            let saved = checkpoints.save(1, None, |folder| fs::write(folder.join("model"), text));
+            saved.unwrap();
+        };
+        save("old");
+        let aside = path.join(".replaced-step-000000000001");
+        fs::rename(path.join("step-000000000001"), &aside).unwrap();
+        if new_is_there {
+            // Not by `new`, which would put the old one back.
+            let other = tempfile::tempdir_in(path).unwrap();
+            let checkpoints = Checkpoints::new(other.path(), &group).unwrap();
+            let write = |folder: &Path| fs::write(folder.join("model"), "new");
+            checkpoints.save(1, None, write).unwrap();
+            let step = "step-000000000001";
+            fs::rename(other.path().join(step), path.join(step)).unwrap();
+        } else {
+            fs::create_dir(path.join(".unfinished-1")).unwrap();
+        }
+        if !old_is_whole {
+            fs::remove_file(aside.join("model")).unwrap();
+        }
+        let checkpoints = Checkpoints::new(path, &group).unwrap();
+        let latest = checkpoints.latest().unwrap().unwrap();
+        let expected = if new_is_there { "new" } else { "old" };
+        assert_eq!(model(&latest.folder), expected);
+        assert_eq!(steps(path), ["step-000000000001"]);
+    }
+}
+
+#[test]
+fn each_rank_gets_its_state_back() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct State {
+        place: u128,
+        name: String,
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let state = |rank: usize, step: u64| State {
+        place: u128::MAX - rank as u128,
+        name: format!("[rank {rank}, \"step\" {step}]"),
+    };
+    locally(3, |group| {
+        let rank = group.rank();
+        let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+        let write = |folder: &Path| fs::write(folder.join("model"), "weights");
+        for step in [1, 2] {
+            let saved = checkpoints.save_with(step, None, &state(rank, step), write);
+            saved.unwrap();
+        }
+        let latest = checkpoints.latest().unwrap().unwrap();
+        assert!(latest.folder.join("model").exists());
+        for rank in 0..3 {
+            assert_eq!(latest.state::<State>(rank).unwrap(), state(rank, 2));
+        }
+        // As many ranks as there were, and of the type that it was.
+        let error = latest.state::<State>(3).unwrap_err().to_string();
+        assert!(error.contains("the states of 3 ranks"), "{error}");
+        assert!(latest.state::<Vec<u8>>(rank).is_err());
+        // What JSON does not have is everyone's error, and nothing is saved.
+        let mut odd = std::collections::HashMap::new();
+        if rank == 1 {
+            odd.insert((1, 2), 3);
+        }
+        let error = checkpoints.save_with(3, None, &odd, write).unwrap_err();
+        assert!(error.to_string().contains("the state of rank 1"), "{error}");
+        assert_eq!(checkpoints.latest().unwrap().unwrap().step, 2);
+        checkpoints.save(4, None, write).unwrap();
+        let without = checkpoints.latest().unwrap().unwrap();
+        assert!(matches!(
+            without.state::<State>(rank),
+            Err(DdpError::Checkpoint { .. })
+        ));
+    });
 }
 
 #[test]

@@ -8,7 +8,8 @@ use burn::{
 use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup};
 
 use crate::{
-    ddp::{contents, layered},
+    net::contents,
+    overlapped::layered,
     ranks::{locally, over_tcp},
 };
 
@@ -146,7 +147,7 @@ pub(crate) fn join_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError>
 
 #[test]
 fn overlapped_ranks_join_too() {
-    for (success, output) in crate::ddp::results("overlapped join", 2) {
+    for (success, output) in crate::overlapped::results("overlapped join", 2) {
         assert!(success, "{output}");
     }
 }

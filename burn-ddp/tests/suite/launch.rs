@@ -2,12 +2,13 @@
 
 use std::{
     io::{BufRead, BufReader},
-    process::{Command, Stdio},
+    path::Path,
+    process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
 use burn_ddp::{
-    DdpError,
+    DdpError, ProcessGroup, ReduceOp,
     launch::{self, LaunchOptions},
 };
 use nix::sys::signal::Signal;
@@ -23,6 +24,77 @@ fn play(scenario: &str) -> LaunchOptions {
 
 fn spawn(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> {
     launch::spawn(std::env::current_exe().unwrap(), ranks, options)
+}
+
+/// What a process of this binary does that starts ranks itself; whether it is one.
+pub(crate) fn played(scenario: &str) -> bool {
+    let program = std::env::current_exe().unwrap();
+    let options = || LaunchOptions::new().arguments(PLAY);
+    let ranks = || options().variable(SCENARIO, "loop");
+    match scenario {
+        "launch" => launch::spawn(program, 2, ranks()).unwrap_err(),
+        "launch with restarts" => launch::spawn(program, 2, ranks().max_restarts(1)).unwrap_err(),
+        "launch scripts" => {
+            // A shell that starts the program and waits for it.
+            let script = ["-c", "\"$0\" \"$@\"; exit $?"].map(Into::into);
+            let arguments = script.into_iter().chain([program.into_os_string()]);
+            let arguments = arguments.chain(PLAY.map(Into::into));
+            let ranks = ranks().arguments(arguments).prefix_output(true);
+            launch::spawn("sh", 2, ranks).unwrap_err()
+        }
+        "run" => {
+            let body = |group: ProcessGroup| {
+                let mut ranks = [group.rank() as u32];
+                group.all_reduce(&mut ranks, ReduceOp::Sum)?;
+                println!("RANK {} SUM {}", group.rank(), ranks[0]);
+                match group.rank() == 2 && std::env::var_os(FOLDER).is_some() {
+                    true => Err(DdpError::InvalidArgument("on purpose".into())),
+                    false => Ok(()),
+                }
+            };
+            let result = launch::run(3, options().prefix_output(true), body);
+            let Err(error) = result else {
+                return true;
+            };
+            println!("ENDED {error}");
+            std::process::exit(1)
+        }
+        _ => return false,
+    };
+    true
+}
+
+#[test]
+fn a_program_runs_a_closure_on_ranks() {
+    let program = || {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(PLAY).env(SCENARIO, "run");
+        command
+    };
+    let text = |output: &Output| String::from_utf8(output.stdout.clone()).unwrap();
+    let output = program().output().unwrap();
+    assert!(output.status.success());
+    let said = text(&output);
+    for rank in 0..3 {
+        let sum = format!("RANK {rank} SUM 3");
+        assert!(line(&said, rank, &sum).is_some(), "{said}");
+    }
+    // A body that fails is a rank that fails.
+    let output = program().env(FOLDER, "").output().unwrap();
+    assert!(!output.status.success());
+    let text = text(&output);
+    assert!(
+        line(&text, 2, "ENDED invalid argument: on purpose").is_some(),
+        "{text}"
+    );
+    assert!(text.contains("ENDED rank 2 failed"), "{text}");
+}
+
+/// The line of a rank that says something.
+fn line<'a>(text: &'a str, rank: usize, what: &str) -> Option<&'a str> {
+    let prefix = format!("[{rank}] ");
+    text.lines()
+        .find(|line| line.starts_with(&prefix) && line.contains(what))
 }
 
 #[test]
@@ -71,7 +143,7 @@ fn the_rank_that_failed_first_is_named() {
 }
 
 /// What the attempts left in their folder.
-fn attempts(folder: &std::path::Path) -> Vec<String> {
+fn attempts(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| name.starts_with("attempt")).collect();
@@ -182,6 +254,87 @@ fn ranks_end_with_their_launcher() {
 }
 
 #[test]
+fn what_scripts_start_ends_with_the_launcher() {
+    let (killed, pids) = launcher("launch scripts");
+    killed.signal(Signal::SIGKILL);
+    wait_for_end(&pids);
+    let (asked, pids) = launcher("launch scripts");
+    asked.signal(Signal::SIGTERM);
+    wait_for_end(&pids);
+    asked.finish(Duration::from_secs(20));
+}
+
+#[test]
+fn what_ranks_leave_running_is_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = |script: &str| {
+        let options = LaunchOptions::new()
+            .arguments(["-c", script])
+            .variable("FOLDER", folder.path())
+            .prefix_output(true)
+            .grace(Duration::from_millis(200));
+        let start = Instant::now();
+        launch::spawn("sh", 2, options).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(15));
+    };
+    // It knows nothing of being asked to end.
+    script("trap '' TERM; sleep 100 & echo $! > $FOLDER/pid-$RANK");
+    let pid = |rank: usize| {
+        let text = std::fs::read_to_string(folder.path().join(format!("pid-{rank}"))).unwrap();
+        text.trim().parse().unwrap()
+    };
+    wait_for_end(&[pid(0), pid(1)]);
+    // Out of reach, it holds a pipe that the launcher reads.
+    script("setsid sleep 20 & exit 0");
+}
+
+/// What launchers on this machine print that play machines of their own.
+fn machines(ranks: usize, arguments: &[&str], scenario: &str, folder: &Path) -> Vec<Output> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let master = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let launchers = ["0", "1"].map(|node| {
+        Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
+            .args(["run", "-n", &ranks.to_string(), "--nnodes", "2"])
+            .args(["--node-rank", node, "--master", &master, "--grace", "2"])
+            .args(arguments)
+            .arg("--")
+            .arg(std::env::current_exe().unwrap())
+            .args(PLAY)
+            .env(SCENARIO, scenario)
+            .env(FOLDER, folder)
+            .env("BURN_DDP_TIMEOUT", "60")
+            .env("BURN_DDP_SECRET", "of both machines")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    let outputs = launchers.into_iter().map(|it| it.wait_with_output());
+    outputs.map(Result::unwrap).collect()
+}
+
+#[test]
+fn machines_meet_at_a_master() {
+    let folder = tempfile::tempdir().unwrap();
+    for (node, output) in machines(2, &[], "sum", folder.path()).iter().enumerate() {
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
+        for rank in [2 * node, 2 * node + 1] {
+            // 0.5 + 1.5 + 2.5 + 3.5
+            assert!(line(&text, rank, "RESULT ok 8 8").is_some(), "{text}");
+        }
+    }
+    let outputs = machines(1, &["--max-restarts", "2"], "count", folder.path());
+    for output in outputs {
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
+    }
+    let all = ["attempt-0-from-0", "attempt-1-from-2", "attempt-2-from-4"];
+    assert_eq!(attempts(folder.path()), all);
+}
+
+#[test]
 fn the_command_prefixes_output_and_returns_the_ranks_code() {
     let run = |scenario: &str, arguments: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
@@ -198,10 +351,7 @@ fn the_command_prefixes_output_and_returns_the_ranks_code() {
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
     for rank in 0..2 {
-        let line = text
-            .lines()
-            .find(|line| line.contains("RESULT ok") && line.starts_with(&format!("[{rank}] ")));
-        assert!(line.is_some(), "{text}");
+        assert!(line(&text, rank, "RESULT ok").is_some(), "{text}");
     }
     let folder = tempfile::tempdir().unwrap();
     let count = Command::new(env!("CARGO_BIN_EXE_burn-ddp"))

@@ -62,6 +62,8 @@ fn the_order_is_the_samplers_whatever_the_number_of_workers() {
         expected.set_epoch(1);
         assert_eq!(pass(&loader).concat(), items(&expected)[5..]);
         assert_eq!(loader.num_items(), 12);
+        loader.load_state(&expected.state(7));
+        assert_eq!(pass(&loader).concat(), items(&expected)[7..]);
     }
 }
 

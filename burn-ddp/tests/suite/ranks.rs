@@ -7,10 +7,7 @@ use std::{
 };
 
 use burn::tensor::Device;
-use burn_ddp::{
-    Checkpoints, Compression, DdpConfig, DdpError, LocalGroup, ProcessGroup,
-    launch::{self, LaunchOptions},
-};
+use burn_ddp::{Checkpoints, Compression, DdpConfig, DdpError, LocalGroup, ProcessGroup};
 
 /// The variable that tells a process of this binary which scenario to play.
 pub(crate) const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
@@ -190,15 +187,7 @@ fn play() {
         assert!(scenario_named("none").is_none());
         return;
     };
-    if let Some(restarts) = ["launch", "launch with restarts"]
-        .iter()
-        .position(|known| *known == scenario)
-    {
-        let options = LaunchOptions::new()
-            .arguments(PLAY)
-            .variable(SCENARIO, "loop")
-            .max_restarts(restarts);
-        launch::spawn(std::env::current_exe().unwrap(), 2, options).unwrap_err();
+    if crate::launch::played(&scenario) {
         return;
     }
     let body = scenario_named(&scenario).expect("a known scenario");
@@ -287,7 +276,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         "overlapped" => |group| {
             let config = DdpConfig::new().bucket_bytes(100).first_bucket_bytes(100);
-            let (run, timeline) = crate::ddp::train_overlapped(&group, config, 12, Device::flex())?;
+            let (run, timeline) = crate::net::train_overlapped(&group, config, 12, Device::flex())?;
             assert!(timeline.buckets.len() > 2, "{timeline:?}");
             // Nothing waits for the end of backward but the last bucket.
             let launched = timeline.buckets.iter().rev().skip(1).map(|it| it.launched);
@@ -302,17 +291,24 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         "overlapped bf16" => |group| {
             let config = DdpConfig::new().compression(Compression::BF16);
-            let (run, _) = crate::ddp::train_overlapped(&group, config, 12, Device::flex())?;
+            let (run, _) = crate::net::train_overlapped(&group, config, 12, Device::flex())?;
             Ok(serde_json::to_string(&run.parameters).unwrap())
         },
         "overlapped join" => {
             |group| crate::join::join_when_overlapped(&group).map(|()| String::new())
         }
         "overlapped unused" => {
-            |group| crate::ddp::unused_when_overlapped(&group).map(|()| String::new())
+            |group| crate::overlapped::unused_when_overlapped(&group).map(|()| String::new())
         }
-        "overlapped accumulation" => {
-            |group| crate::ddp::accumulate_when_overlapped(&group).map(|()| String::new())
+        "overlapped accumulation" => |group| {
+            crate::overlapped::accumulate_when_overlapped(&group, Device::flex())
+                .map(|()| String::new())
+        },
+        "overlapped killed" => {
+            |group| crate::overlapped::killed_in_backward(&group).map(|()| String::new())
+        }
+        "overlapped twice" => {
+            |group| crate::overlapped::one_after_the_other(&group).map(|()| String::new())
         }
         "overlapped static graph" => {
             |group| crate::static_graph::when_overlapped(&group).map(|()| String::new())

@@ -7,7 +7,7 @@ use burn::data::{
     dataset::{Dataset, InMemDataset},
 };
 use burn::tensor::Device;
-use burn_ddp::DistributedSampler;
+use burn_ddp::{DistributedSampler, SamplerState};
 use proptest::prelude::*;
 use serde::Deserialize;
 
@@ -153,6 +153,59 @@ fn it_plugs_into_burns_data_loader() {
     assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [5, 5, 2]);
     let expected: Vec<usize> = sampler.indices().iter().map(|index| index * 10).collect();
     assert_eq!(batches.concat(), expected);
+}
+
+#[test]
+fn workers_of_burns_data_loader_load_a_shard_once_in_all() {
+    let all = (0..2).flat_map(|rank| {
+        let dataset = InMemDataset::new((0..23).map(|item| item * 10).collect::<Vec<usize>>());
+        let shard = DistributedSampler::evaluation(23, rank, 2)
+            .shuffle(true)
+            .shard(dataset);
+        let loader = DataLoaderBuilder::new(Collect)
+            .batch_size(2)
+            .num_workers(3)
+            .build(shard);
+        let batches = loader.iter().map(|batch| batch.unwrap());
+        // Burn's workers take slices of it; each has a last batch of its own.
+        batches.collect::<Vec<Vec<usize>>>().concat()
+    });
+    let mut all: Vec<usize> = all.collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..23).map(|item| item * 10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_state_goes_on_where_the_ranks_were() {
+    let sampler = |rank: usize, ranks: usize| {
+        let mut sampler = DistributedSampler::new(30, rank, ranks)
+            .shuffle(true)
+            .seed(3);
+        sampler.set_epoch(2);
+        sampler
+    };
+    let taken = |ranks: usize, items: usize| -> Vec<usize> {
+        let all = (0..ranks).flat_map(|rank| sampler(rank, ranks).indices()[..items].to_vec());
+        all.collect()
+    };
+    // After a break, and after another: two ranks have taken 4 and then 5 items each.
+    let text = serde_json::to_string(&sampler(1, 2).state(4)).unwrap();
+    let state: SamplerState = serde_json::from_str(&text).unwrap();
+    assert_eq!((state.seed, state.epoch, state.taken), (3, 2, 8));
+    let mut resumed = DistributedSampler::new(30, 1, 2).shuffle(true);
+    resumed.load_state(&state);
+    assert_eq!(resumed.indices(), sampler(1, 2).indices()[4..]);
+    let state = resumed.state(5);
+    assert_eq!(state.taken, 18);
+    // Three ranks take the rest, and nothing twice.
+    let rest = (0..3).flat_map(|rank| {
+        let mut sampler = DistributedSampler::new(30, rank, 3).shuffle(true);
+        sampler.load_state(&state);
+        sampler.indices()
+    });
+    let mut all: Vec<usize> = taken(2, 9).into_iter().chain(rest).collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..30).collect::<Vec<usize>>());
 }
 
 #[test]

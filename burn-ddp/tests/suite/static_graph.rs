@@ -12,7 +12,7 @@ use burn_ddp::{
 };
 
 use crate::{
-    ddp::{layered, results},
+    overlapped::{layered, results},
     ranks::locally,
 };
 
@@ -61,7 +61,8 @@ fn slots(rank: usize) -> &'static [usize] {
 #[test]
 fn averages_are_the_same_and_flags_travel_once() {
     let expected = [Some(1.0), None, Some(1.0), Some(8.0 / 3.0)];
-    for (static_graph, flags) in [(true, 1), (false, 5)] {
+    // Once, and whether the rank has a batch at all, or each time.
+    for (static_graph, flags) in [(true, FLAGS + 1), (false, 5 * FLAGS)] {
         locally(3, |group| {
             let mut bucketer = bucketer(&group, static_graph);
             for _ in 0..5 {
@@ -69,7 +70,7 @@ fn averages_are_the_same_and_flags_travel_once() {
                 assert_eq!(averages, expected);
             }
             let bytes = group.stats().bytes_reduced;
-            assert_eq!(bytes, 5 * BYTES + flags * FLAGS);
+            assert_eq!(bytes, 5 * BYTES + flags);
         });
     }
 }
@@ -105,6 +106,24 @@ fn a_rank_without_a_batch_keeps_the_promise() {
             for (average, expected) in [first, third, fourth].into_iter().zip(expected) {
                 assert!((average.unwrap() - expected).abs() < 1e-6);
             }
+        }
+    });
+}
+
+#[test]
+fn a_gradient_of_a_rank_that_began_without_a_batch_is_not_lost() {
+    locally(2, |group| {
+        let rank = group.rank();
+        let mut bucketer = bucketer(&group, true);
+        for step in 0..3 {
+            // Rank 1 alone has slot 3, and no batch in the first step.
+            let own: &[usize] = match (rank, step) {
+                (0, _) => &[0],
+                (_, 0) => &[],
+                _ => &[0, 3],
+            };
+            let averages = round(&mut bucketer, rank, own).unwrap();
+            assert_eq!(averages[3], (step > 0).then_some(2.0));
         }
     });
 }
@@ -182,7 +201,7 @@ fn models_train_as_without_the_promise() {
             ddp.stats().bytes_reduced
         })
     };
-    // 3 f32 values a step, and 2 flags: once, or each time.
-    assert_eq!(train(true), [3 * 12 + 2; 2]);
+    // 3 f32 values a step, and 2 flags: once (and whether there is a batch), or each time.
+    assert_eq!(train(true), [3 * 12 + 3; 2]);
     assert_eq!(train(false), [3 * (12 + 2); 2]);
 }

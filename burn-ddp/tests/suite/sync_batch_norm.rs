@@ -6,7 +6,7 @@ use burn::{
     nn::{BatchNorm, BatchNormConfig},
     tensor::{DType, Device, Tensor, TensorData, Tolerance},
 };
-use burn_ddp::{ProcessGroup, SyncBatchNorm, custom_ops};
+use burn_ddp::{ProcessGroup, SyncBatchNorm, custom_ops, with_custom_ops};
 use burn_layer::{Layer, Layers};
 use serde::Deserialize;
 
@@ -34,7 +34,7 @@ fn cases() -> Vec<Case> {
     serde_json::from_str(include_str!("../fixtures/sync_batch_norm.json")).unwrap()
 }
 
-fn tensor<const D: usize>(
+pub(crate) fn tensor<const D: usize>(
     values: &[f64],
     shape: [usize; D],
     dtype: DType,
@@ -50,7 +50,7 @@ fn share<'a>(case: &Case, values: &'a [f64], rank: usize) -> &'a [f64] {
     &values[start * sample..][..case.shards[rank] * sample]
 }
 
-fn close(actual: &[f64], expected: &[f64], tolerance: f64, what: &str) {
+pub(crate) fn close(actual: &[f64], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     for (index, (a, b)) in actual.iter().zip(expected).enumerate() {
         assert!(
@@ -69,7 +69,7 @@ struct Outcome {
     running_var: Vec<f64>,
 }
 
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
@@ -171,44 +171,6 @@ fn it_is_batch_norm_of_the_whole_batch() {
     assert!(cases().iter().any(|case| case.shards.contains(&1)));
     check(DType::F32, 2e-5, &device, true);
     check(DType::F64, 1e-10, &device, false);
-}
-
-#[test]
-fn sixteen_bit_inputs_have_f32_statistics() {
-    // Inputs and outputs are rounded to 8 bits of precision, the running statistics are not.
-    check_16_bit(DType::BF16, 0.03);
-    check_16_bit(DType::F16, 0.004);
-}
-
-fn check_16_bit(dtype: DType, tolerance: f64) {
-    let device = Device::flex().autodiff();
-    let results = locally(2, |group| {
-        let norm = SyncBatchNorm::new(&BatchNormConfig::new(1).init(&device), &group);
-        // 1001 samples around 100: a 16-bit mean or variance would be far off.
-        let len = 500 + group.rank();
-        let samples: Vec<f64> = (0..len)
-            .map(|index| 100.0 + ((group.rank() * 500 + index) % 7) as f64)
-            .collect();
-        let x = tensor(&samples, [len, 1], dtype, &device);
-        let y = norm.forward(x.clone());
-        assert_eq!(y.dtype(), dtype);
-        (samples, values(y), values(norm.running_mean.value_sync()))
-    });
-    let all: Vec<f64> = results
-        .iter()
-        .flat_map(|(samples, ..)| samples.clone())
-        .collect();
-    let count = all.len() as f64;
-    let mean = all.iter().sum::<f64>() / count;
-    let variance = all.iter().map(|it| (it - mean).powi(2)).sum::<f64>() / count;
-    for (samples, y, running_mean) in results {
-        close(&running_mean, &[0.1 * mean], 1e-5, "running mean");
-        let expected: Vec<f64> = samples
-            .iter()
-            .map(|it| (it - mean) / (variance + 1e-5).sqrt())
-            .collect();
-        close(&y, &expected, tolerance, "y");
-    }
 }
 
 #[test]
@@ -335,6 +297,42 @@ fn records_are_those_of_batch_norm() {
 fn it_trains_under_gradient_checkpointing() {
     let device = Device::flex().autodiff().gradient_checkpointing();
     check(DType::F32, 2e-5, &device, false);
+}
+
+#[test]
+fn backward_runs_when_the_model_and_its_group_are_gone() {
+    let layered = |device: Device| {
+        let layers = with_custom_ops(Layers::on(device));
+        layers.serve().unwrap().autodiff()
+    };
+    for layers in [false, true] {
+        let gradients = locally(2, |group| {
+            let device = match layers {
+                false => Device::flex().autodiff(),
+                true => layered(Device::flex()),
+            };
+            let scale = 1.0 + group.rank() as f32;
+            let input = sample(&device).mul_scalar(scale).require_grad();
+            let loss = {
+                // A handle of the group that nobody else has.
+                let norm = SyncBatchNorm::new(&BatchNormConfig::new(2).init(&device), &group);
+                drop(group);
+                let output = norm.forward(input.clone());
+                (output.clone() * output).slice(0..1).sum()
+            };
+            let gradients = loss.backward();
+            values(input.grad(&gradients).unwrap())
+        });
+        // As one process has it.
+        let device = Device::flex().autodiff();
+        let whole = Tensor::cat(vec![sample(&device), sample(&device).mul_scalar(2.0)], 0);
+        let whole = whole.require_grad();
+        let output = BatchNormConfig::new(2).init(&device).forward(whole.clone());
+        let squares = output.clone() * output;
+        let loss = squares.clone().slice(0..1).sum() + squares.slice(4..5).sum();
+        let expected = values(whole.grad(&loss.backward()).unwrap());
+        close(&gradients.concat(), &expected, 2e-5, "gradients");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use burn::{
 };
 use burn_ddp::{LrScaling, ModelEma, clip_gradient_norm, scale_lr};
 
-use crate::ddp::contents;
+use crate::net::contents;
 
 fn device() -> Device {
     Device::flex().autodiff()
@@ -220,4 +220,39 @@ fn a_norm_that_overflows_16_bits_is_found() {
     assert_eq!(clipped.dtype(), DType::F16);
     let value = clipped.into_data().iter::<f64>().next().unwrap();
     assert!((value - 1.0 / 12f64.sqrt()).abs() < 1e-3);
+}
+
+#[test]
+fn a_norm_whose_square_overflows_is_found() {
+    let model = next(4);
+    let bias = model.bias.as_ref().unwrap().id;
+    let gradients = |value: f32, dtype: FloatDType| {
+        let device = Device::flex();
+        let mut gradients = GradientsParams::new();
+        let weight = Tensor::<2>::full([4, 3], value, &device).cast(dtype);
+        gradients.register(model.weight.id, weight);
+        gradients.register(
+            bias,
+            Tensor::<1>::full([3], -2.0 * value, &device).cast(dtype),
+        );
+        gradients
+    };
+    for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F64] {
+        // 2^65 is exact in all types, and its square is more than f32 has.
+        let value = 2f32.powi(65);
+        let (clipped, norm) = clip_gradient_norm(gradients(value, dtype), &model, 3.0).unwrap();
+        let expected = f64::from(value) * 24f64.sqrt();
+        assert!((norm / expected - 1.0).abs() < 1e-6, "{norm} {expected}");
+        let weight = clipped.get::<2>(model.weight.id).unwrap().into_data();
+        for value in weight.iter::<f64>() {
+            assert!((value / (3.0 / 24f64.sqrt()) - 1.0).abs() < 4e-3, "{value}");
+        }
+    }
+    for (value, is_expected) in [
+        (f32::INFINITY, f64::is_infinite as fn(f64) -> bool),
+        (f32::NAN, f64::is_nan),
+    ] {
+        let (_, norm) = clip_gradient_norm(gradients(value, FloatDType::F32), &model, 1.0).unwrap();
+        assert!(is_expected(norm), "{norm}");
+    }
 }

@@ -4,6 +4,7 @@
 use std::thread;
 
 use burn::{
+    module::ParamId,
     nn::{Linear, LinearConfig},
     tensor::{DType, FloatDType},
 };
@@ -53,13 +54,12 @@ fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     data.try_to_vec().unwrap()
 }
 
-fn trained(model: &Model) -> (Vec<Signature>, HashMap<ParamId, usize>) {
-    let mut parameters = parameters::parameters(model);
-    parameters.retain(|parameter| parameter.signature.trained);
-    parameters.reverse();
-    let slots = parameters.iter().map(|it| it.id).zip(0..).collect();
-    let signatures = parameters.into_iter().map(|it| it.signature).collect();
-    (signatures, slots)
+fn trained(model: &Model) -> Vec<Signature> {
+    let signatures = parameters::parameters(model).into_iter();
+    let mut signatures: Vec<Signature> = signatures.map(|it| it.signature).collect();
+    signatures.retain(|signature| signature.trained);
+    signatures.reverse();
+    signatures
 }
 
 /// The weights' gradients of `first` are 1 or 2 by rank; only rank 1 uses `second`; nobody uses `never`.
@@ -87,14 +87,13 @@ fn averages_are_those_of_all_ranks_whatever_the_buckets() {
             on_ranks(|group| {
                 let device = Device::flex().autodiff();
                 let model = model(&device, 1.0);
-                let (trained, slots) = trained(&model);
+                let trained = trained(&model);
                 let mut on_device =
                     OnDevice::on(&group, &config, &trained, device.clone().without_autodiff());
-                assert_eq!(on_device.buckets() == 1, bytes == 1 << 20);
+                assert_eq!(on_device.stats().buckets == 1, bytes == 1 << 20);
                 let gradients = gradients(&model, group.rank());
-                let averages = on_device
-                    .average(&trained, &slots, gradients, &model, 2.0)
-                    .unwrap();
+                let step = Step::new(&model, &trained, 2.0).unwrap();
+                let averages = on_device.average(&step, gradients).unwrap();
                 let close = |average: Vec<f32>, expected: f32| {
                     let far = |value: &f32| (value - expected).abs() > tolerance * expected;
                     assert!(!average.iter().any(far), "{average:?}, expected {expected}");
@@ -111,10 +110,40 @@ fn averages_are_those_of_all_ranks_whatever_the_buckets() {
                     6.0,
                 );
                 assert!(averages.get::<2>(model.never.weight.id).is_none());
-                assert!(on_device.bytes_reduced() > 0);
-                assert!(on_device.waited() < Duration::from_secs(60));
+                assert!(on_device.stats().bytes_reduced > 0);
             });
         }
+    }
+}
+
+#[test]
+fn in_a_static_graph_ranks_tell_each_other_once() {
+    for (static_graph, told) in [(true, 0), (false, 3)] {
+        on_ranks(|group| {
+            let device = Device::flex().autodiff();
+            let model = model(&device, 1.0);
+            let trained = trained(&model);
+            let config = DdpConfig::new().static_graph(static_graph);
+            let device = device.without_autodiff();
+            let mut on_device = OnDevice::on(&group, &config, &trained, device);
+            let step = Step::new(&model, &trained, 1.0).unwrap();
+            let mut after_first = 0;
+            for step_number in 0..4 {
+                let gradients = gradients(&model, group.rank());
+                let averages = on_device.average(&step, gradients).unwrap();
+                let second = averages.get::<2>(model.second.weight.id).unwrap();
+                assert_eq!(read(second), [3.0; 4]);
+                assert!(averages.get::<2>(model.never.weight.id).is_none());
+                if step_number == 0 {
+                    after_first = group.stats().calls;
+                }
+            }
+            // The one bucket of each step, and what the ranks told.
+            assert_eq!(group.stats().calls - after_first, 3 + told);
+            let other = gradients(&model, 1 - group.rank());
+            let broken = on_device.average(&step, other).is_err();
+            assert_eq!(broken, static_graph);
+        });
     }
 }
 
@@ -123,7 +152,7 @@ fn all_ranks_get_the_tensors_of_rank_0() {
     let models = on_ranks(|group| {
         let device = Device::flex().autodiff();
         let model = model(&device, group.rank() as f32 + 3.0);
-        let (trained, _) = trained(&model);
+        let trained = trained(&model);
         let on_device = OnDevice::on(&group, &DdpConfig::new(), &trained, Device::flex());
         let model = on_device.broadcast(model).unwrap();
         assert!(model.first.weight.is_require_grad());
@@ -142,7 +171,7 @@ fn without_nccl_gradients_go_through_the_host() {
     on_ranks(|group| {
         let device = Device::flex().autodiff();
         let model = model(&device, 1.0);
-        let (trained, _) = trained(&model);
+        let trained = trained(&model);
         let on_device = OnDevice::new(&group, &DdpConfig::new(), &trained, &model).unwrap();
         assert!(on_device.is_none());
     });

@@ -1,14 +1,20 @@
 //! Rank 0 alone writes checkpoints; what it has is what all have.
 
-use std::{path::Path, thread, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use burn::{
     module::Module,
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::SgdConfig,
-    tensor::Tensor,
+    store::{ModuleRecord, RecordError},
+    tensor::{Bytes, Tensor},
 };
-use burn_ddp::{DdpStrategy, DistributedSampler, ProcessGroup};
+use burn_ddp::{AtomicCheckpointer, DdpStrategy, DistributedSampler, ProcessGroup};
 use burn_train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
     checkpoint::{
@@ -21,7 +27,7 @@ use super::{
     program::{Batch, Falling, dealt},
     train,
 };
-use crate::{ddp::contents, ranks::locally};
+use crate::{net::contents, ranks::locally};
 
 #[test]
 fn rank_0_alone_writes_checkpoints_from_which_all_resume() {
@@ -75,17 +81,17 @@ fn rank_0_alone_writes_checkpoints_from_which_all_resume() {
     assert_eq!(resumed[0].log.finals("valid Accuracy"), all[2..]);
 }
 
-/// burn-train's own checkpointer, which only rank 0 may write with.
+/// A checkpointer which only rank 0 may write with.
 struct Guarded {
     main: bool,
-    files: FileCheckpointer,
+    files: AtomicCheckpointer,
 }
 
 impl Guarded {
     fn new(group: &ProcessGroup, folder: &Path, name: &str) -> Self {
         Self {
             main: group.is_main(),
-            files: FileCheckpointer::new(folder, name),
+            files: AtomicCheckpointer::new(folder, name),
         }
     }
 }
@@ -106,6 +112,50 @@ impl<R: Checkpoint> Checkpointer<R> for Guarded {
     fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
         self.files.restore(epoch)
     }
+}
+
+/// A record of which half is written when the disk is full.
+struct TooLarge;
+
+impl Checkpoint for TooLarge {
+    fn save(self, path: PathBuf) -> Result<(), CheckpointerError> {
+        fs::write(path, "half").unwrap();
+        let full = io::Error::new(io::ErrorKind::StorageFull, "no space left");
+        Err(CheckpointerError::IOError(full))
+    }
+
+    fn load(_path: PathBuf) -> Result<Self, CheckpointerError> {
+        Ok(Self)
+    }
+
+    fn checkpoint_from_bytes(_bytes: Bytes) -> Result<Self, RecordError> {
+        Ok(Self)
+    }
+
+    fn checkpoint_into_bytes(self) -> Result<Bytes, RecordError> {
+        Ok(Bytes::from_bytes_vec(Vec::new()))
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_of_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = || LinearConfig::new(2, 2).init(&device());
+    let checkpointer = AtomicCheckpointer::new(folder.path(), "model");
+    checkpointer.save(1, model().into_record()).unwrap();
+    let before = fs::read(folder.path().join("model-1.bpk")).unwrap();
+    for epoch in [1, 2] {
+        let error = checkpointer.save(epoch, TooLarge).unwrap_err();
+        assert!(error.to_string().contains("no space left"), "{error}");
+    }
+    let names = fs::read_dir(folder.path()).unwrap();
+    let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["model-1.bpk"]);
+    assert_eq!(fs::read(folder.path().join("model-1.bpk")).unwrap(), before);
+    // burn-train's own reads it.
+    let files = FileCheckpointer::new(folder.path(), "model");
+    let record: ModuleRecord = files.restore(1).unwrap();
+    assert!(model().try_load_record(record).is_ok());
 }
 
 /// With statistics that each rank takes over its own data.

@@ -20,7 +20,8 @@ use self::program::{
 };
 pub(crate) use self::stops::train_for_ever;
 use crate::{
-    ddp::{closest, contents, results},
+    net::{closest, contents},
+    overlapped::results,
     ranks::{locally, over_tcp},
 };
 

@@ -1,5 +1,7 @@
 //! Checkpoints: written by rank 0, all or nothing, and found again by all ranks alike.
 
+mod states;
+
 use std::{
     fs::{self, File},
     io,
@@ -14,6 +16,8 @@ use crate::{DdpError, ProcessGroup};
 const DESCRIPTION: &str = "checkpoint.json";
 const PREFIX: &str = "step-";
 const UNFINISHED: &str = ".unfinished-";
+/// Before the name of a checkpoint whose step is being saved again.
+const REPLACED: &str = ".replaced-";
 
 /// Which metric is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +91,14 @@ impl Checkpoints {
             fs::create_dir_all(folder)?;
             for entry in fs::read_dir(folder)? {
                 let entry = entry?;
-                if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                    fs::remove_dir_all(entry.path())?;
+                let name = entry.file_name();
+                let name = name.to_string_lossy();
+                match name.strip_prefix(REPLACED).map(|step| folder.join(step)) {
+                    // The new one had not come to its place.
+                    Some(step) if !step.exists() => fs::rename(entry.path(), step)?,
+                    Some(_) => fs::remove_dir_all(entry.path())?,
+                    None if name.starts_with(UNFINISHED) => fs::remove_dir_all(entry.path())?,
+                    None => {}
                 }
             }
             Ok(())
@@ -173,13 +183,25 @@ impl Checkpoints {
             serde_json::to_vec(&description)?,
         )?;
         flush(unfinished)?;
-        let finished = self.folder.join(format!("{PREFIX}{step:012}"));
-        if finished.exists() {
-            // Saved again: after a resume, for instance. A folder is not renamed over another.
-            self.discard(&finished)?;
+        let name = format!("{PREFIX}{step:012}");
+        let finished = self.folder.join(&name);
+        // Saved again: after a resume, for instance. A folder is not renamed over another; after a kill
+        // between the two renames, `new` undoes the first.
+        let replaced = self.folder.join(format!("{REPLACED}{name}"));
+        let again = finished.exists();
+        if again {
+            fs::rename(&finished, &replaced)?;
         }
-        fs::rename(unfinished, &finished)?;
-        File::open(&self.folder)?.sync_all()
+        let renamed = fs::rename(unfinished, &finished);
+        if again && renamed.is_err() {
+            fs::rename(&replaced, &finished)?;
+        }
+        renamed?;
+        File::open(&self.folder)?.sync_all()?;
+        match again {
+            true => fs::remove_dir_all(replaced),
+            false => Ok(()),
+        }
     }
 
     /// All checkpoints, oldest first.

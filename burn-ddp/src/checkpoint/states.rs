@@ -1,0 +1,117 @@
+//! What differs from rank to rank in a checkpoint.
+
+use std::{fs, io, path::Path};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{Checkpoint, Checkpoints};
+use crate::DdpError;
+
+/// The file with the states of all ranks.
+const RANKS: &str = "ranks.json";
+
+impl Checkpoint {
+    /// The state of a rank, which it gave to [`Checkpoints::save_with`].
+    ///
+    /// # Errors
+    ///
+    /// [`DdpError::Checkpoint`] when the checkpoint has no states, none of this rank, or one of another
+    /// type.
+    pub fn state<T: DeserializeOwned>(&self, rank: usize) -> Result<T, DdpError> {
+        let failed = |problem: String| DdpError::Checkpoint {
+            path: self.folder.join(RANKS),
+            problem,
+        };
+        let text = fs::read(self.folder.join(RANKS)).map_err(|error| failed(error.to_string()))?;
+        let invalid = |error: serde_json::Error| failed(error.to_string());
+        let states: Vec<String> = serde_json::from_slice(&text).map_err(invalid)?;
+        let state = states.get(rank).ok_or_else(|| {
+            let ranks = states.len();
+            failed(format!(
+                "it has the states of {ranks} ranks, and none of rank {rank}"
+            ))
+        })?;
+        serde_json::from_str(state).map_err(invalid)
+    }
+}
+
+impl Checkpoints {
+    /// Saves a checkpoint with a state of each rank beside what rank 0 writes: where its sampler and its
+    /// random numbers are, for instance. With the model, the optimizer and what else all ranks have alike
+    /// in the files, all ranks go on as if nothing had happened.
+    ///
+    /// ```
+    /// use burn::{module::Module, nn::LinearConfig, optim::SgdConfig, tensor::Device};
+    /// use burn_ddp::{Checkpoints, DistributedSampler, ProcessGroup, SamplerState};
+    /// use serde::{Deserialize, Serialize};
+    /// use std::io;
+    ///
+    /// #[derive(Serialize, Deserialize)]
+    /// struct State {
+    ///     sampler: SamplerState,
+    ///     seed: u64, // and a loss scaler's state
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path();
+    /// let group = ProcessGroup::single(); // in a job: ProcessGroup::init()?
+    /// let mut model = LinearConfig::new(4, 2).init(&Device::flex().autodiff());
+    /// let mut optimizer = SgdConfig::new().init();
+    /// let mut sampler = DistributedSampler::new(64, group.rank(), group.world_size());
+    /// let checkpoints = Checkpoints::new(path, &group)?;
+    ///
+    /// let state = State { sampler: sampler.state(10), seed: 7 + group.rank() as u64 };
+    /// checkpoints.save_with(10, None, &state, |folder| {
+    ///     let model = model.valid().save_file(folder.join("model.bpk"));
+    ///     model.map_err(io::Error::other)?;
+    ///     optimizer.save(folder.join("optimizer.bpk")).map_err(io::Error::other)
+    /// })?;
+    ///
+    /// if let Some(last) = checkpoints.latest()? {
+    ///     model = model.try_load_file(last.folder.join("model.bpk"))?;
+    ///     optimizer = optimizer.load(last.folder.join("optimizer.bpk"))?;
+    ///     let state: State = last.state(group.rank())?;
+    ///     sampler.load_state(&state.sampler);
+    ///     assert_eq!((sampler.len(), state.seed), (54, 7));
+    /// }
+    /// # let _ = (model, optimizer);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Burn's devices do not tell where their random numbers are: give them a seed of the rank and the step
+    /// (`Device::seed`) at the start and after each checkpoint, as after a resume.
+    ///
+    /// # Errors
+    ///
+    /// As [`save`](Self::save); also when a state is not one that JSON has.
+    pub fn save_with<T: Serialize>(
+        &self,
+        step: u64,
+        metric: Option<f64>,
+        state: &T,
+        write: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> Result<(), DdpError> {
+        // A rank that cannot tell its state tells nothing, so that the others do not wait for it.
+        let own = serde_json::to_string(state);
+        let told = own.as_ref().map(String::as_bytes).unwrap_or_default();
+        let states = self.group.all_gather_bytes(told)?;
+        if let Some(rank) = states.iter().position(Vec::is_empty) {
+            let problem = match own {
+                Err(error) if rank == self.group.rank() => format!(": {error}"),
+                _ => String::new(),
+            };
+            let problem = format!("the state of rank {rank} is none that JSON has{problem}");
+            return Err(self.failed(problem.as_bytes()));
+        }
+        let states: Vec<_> = states
+            .iter()
+            .map(|it| String::from_utf8_lossy(it))
+            .collect();
+        self.save(step, metric, |folder| {
+            write(folder)?;
+            fs::write(folder.join(RANKS), serde_json::to_vec(&states)?)
+        })
+    }
+}

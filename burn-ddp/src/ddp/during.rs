@@ -1,0 +1,161 @@
+//! Gradients averaged while backward still runs, by the layer of an [`Overlap`].
+
+use burn::{
+    module::Module,
+    optim::GradientsParams,
+    tensor::{
+        Device, Tensor,
+        distributed::{ReduceOperation, all_reduce},
+    },
+};
+use burn_layer::device_under;
+
+use super::{
+    DdpStats, Overlap, Timeline,
+    agreement::check_present,
+    gradient::Gradient,
+    overlap::is_layered,
+    parameters::Signature,
+    presence::{NOT_STATIC, Presence},
+    server::GradientServer,
+    step::Step,
+};
+use crate::{DdpError, ProcessGroup};
+
+/// Averages gradients on a layered device.
+pub(super) struct During {
+    group: ProcessGroup,
+    overlap: Overlap,
+    device: Device,
+    /// A rank that is alone has none.
+    server: Option<GradientServer>,
+    /// The gradients of a static graph, once all ranks were found to have the same.
+    fixed: Option<Vec<u8>>,
+    /// For gradients that backward did not average.
+    presence: Presence,
+}
+
+impl During {
+    /// The device of a model, if it is one with layers.
+    pub(super) fn device<M: Module>(model: &M) -> Result<Device, DdpError> {
+        let devices = model.devices();
+        let [device] = &devices[..] else {
+            return Err(DdpError::InvalidArgument(format!(
+                "the model is on {} devices; expected one",
+                devices.len()
+            )));
+        };
+        let device = device.clone().autodiff();
+        match is_layered(&device) {
+            true => Ok(device),
+            false => Err(DdpError::InvalidArgument(format!(
+                "the model's device, {device:?}, has no layers; serve it with `Overlap::layer`"
+            ))),
+        }
+    }
+
+    pub(super) fn new(
+        group: &ProcessGroup,
+        overlap: Overlap,
+        device: Device,
+    ) -> Result<Self, DdpError> {
+        let server = match group.world_size() {
+            1 => None,
+            _ => Some(GradientServer::take(group, device.clone())?),
+        };
+        // Here, where all ranks are: the ops of backward come in an order of each rank's own.
+        if let Some(under) = device_under(&device) {
+            overlap.group().tensor_backend(&under)?;
+        }
+        let presence = Presence::new(overlap.config().static_graph);
+        Ok(Self {
+            group: group.clone(),
+            overlap,
+            device,
+            server,
+            fixed: None,
+            presence,
+        })
+    }
+
+    /// Whether backward averages from now on.
+    pub(super) fn listen(&mut self, listen: bool) {
+        if let Some(server) = &mut self.server {
+            server.listen(listen);
+        }
+    }
+
+    /// Waits for the averages.
+    pub(super) fn average<M: Module>(
+        &mut self,
+        step: &Step<'_, M>,
+        gradients: GradientsParams,
+    ) -> Result<GradientsParams, DdpError> {
+        let averaged = self.overlap.finish(&self.device)?;
+        if averaged == 0 {
+            // They were made inside `no_sync`, or some ranks have no batch.
+            return self.average_now(step, gradients);
+        }
+        let present = step.present(&gradients);
+        match &self.fixed {
+            Some(known) if *known == present => {}
+            Some(_) => return Err(self.group.abort(NOT_STATIC)),
+            None => {
+                check_present(&self.group, step.trained, &present)?;
+                let promised = self.overlap.config().static_graph;
+                self.fixed = promised.then_some(present);
+            }
+        }
+        match averaged == gradients.len() {
+            true => Ok(gradients),
+            false => Err(DdpError::InvalidArgument(format!(
+                "{averaged} of {} gradients were averaged during backward; pass the model through \
+                 broadcast_parameters when parameters were loaded, and run backward inside no_sync \
+                 when gradients are accumulated",
+                gradients.len()
+            ))),
+        }
+    }
+
+    /// Averages gradients that are all there. They go to the layer as backward's do, so that they travel
+    /// in the same way.
+    fn average_now<M: Module>(
+        &mut self,
+        step: &Step<'_, M>,
+        mut gradients: GradientsParams,
+    ) -> Result<GradientsParams, DdpError> {
+        let taken = step.take(&mut gradients);
+        let present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
+        let anywhere = self.presence.agree(self.overlap.group(), &present)?;
+        let device = self.device.clone().without_autodiff();
+        let slots = taken.into_iter().zip(step.trained).zip(anywhere);
+        let started: Vec<_> = slots
+            .map(|((gradient, Signature { shape, dtype, .. }), anywhere)| {
+                let zeros = || Tensor::zeros([shape.num_elements()], (&device, *dtype));
+                let gradient = || gradient.unwrap_or_else(zeros);
+                (anywhere == 1).then(|| all_reduce(gradient(), ReduceOperation::Mean, Vec::new()))
+            })
+            .collect();
+        // The first that is resolved sends the last bucket.
+        let averages = started
+            .into_iter()
+            .map(|it| it.map(|it| Gradient::Device(it.resolve().into())));
+        let averages = averages.collect();
+        self.overlap.finish(&self.device)?;
+        step.give(&mut gradients, averages);
+        Ok(gradients)
+    }
+
+    pub(super) fn timeline(&self) -> Timeline {
+        self.overlap.timeline()
+    }
+
+    pub(super) fn stats(&self) -> DdpStats {
+        DdpStats {
+            steps: 0,
+            buckets: self.overlap.timeline().buckets.len(),
+            bytes_reduced: self.overlap.bytes_reduced(),
+            waited: self.overlap.waited(),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Which gradients there are on any rank: told in each step, or once where a static graph was promised.
+
+use crate::{DdpError, ProcessGroup, ReduceOp};
+
+/// What a rank says that breaks its promise.
+pub(super) const NOT_STATIC: &str =
+    "it has other gradients than in its first step, though a static graph was promised";
+
+/// Finds out which gradients any rank has: a 1 for each that is there, a 0 for each that is not.
+pub(super) struct Presence {
+    /// See [`DdpConfig::static_graph`](super::DdpConfig::static_graph).
+    promised: bool,
+    /// Those that this rank has in each step, once it had some.
+    own: Option<Vec<u8>>,
+    /// Those that any rank has, once all ranks had some.
+    agreed: Option<Vec<u8>>,
+}
+
+impl Presence {
+    pub(super) fn new(promised: bool) -> Self {
+        Self {
+            promised,
+            own: None,
+            agreed: None,
+        }
+    }
+
+    /// What the ranks have to tell each other in this step, if they do not know it.
+    pub(super) fn ask(
+        &mut self,
+        group: &ProcessGroup,
+        present: &[u8],
+    ) -> Result<Option<Vec<u8>>, DdpError> {
+        if !self.promised {
+            return Ok(Some(present.to_vec()));
+        }
+        // A rank without a batch has no gradients at all, which breaks no promise.
+        let idle = !present.contains(&1);
+        if !idle && *self.own.get_or_insert_with(|| present.to_vec()) != present {
+            return Err(group.abort(NOT_STATIC));
+        }
+        Ok(match self.agreed {
+            Some(_) => None,
+            None => Some([present, &[u8::from(idle)]].concat()),
+        })
+    }
+
+    /// The gradients that any rank has, given the maximum over the ranks of what they told.
+    pub(super) fn told(&mut self, told: Option<Vec<u8>>) -> Vec<u8> {
+        let Some(mut anywhere) = told else {
+            return self.agreed.clone().unwrap_or_default();
+        };
+        if self.promised && anywhere.pop() == Some(0) {
+            self.agreed = Some(anywhere.clone());
+        }
+        anywhere
+    }
+
+    /// Both at once.
+    pub(super) fn agree(
+        &mut self,
+        group: &ProcessGroup,
+        present: &[u8],
+    ) -> Result<Vec<u8>, DdpError> {
+        let mut flags = self.ask(group, present)?;
+        if let Some(flags) = &mut flags {
+            group.all_reduce(flags, ReduceOp::Max)?;
+        }
+        Ok(self.told(flags))
+    }
+}

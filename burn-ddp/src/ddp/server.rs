@@ -1,0 +1,66 @@
+//! Burn's gradient server, to which backward submits gradients. There is one for all layered devices of
+//! a process, and it waits for each of the devices that it was started with; a second backward pass at
+//! the same time would wait for ever.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::tensor::{
+    Device,
+    distributed::{DistributedConfig, DistributedContext, ReduceOperation},
+};
+
+use crate::{DdpError, ProcessGroup};
+
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// The gradient server of this process, which nobody else has meanwhile.
+#[derive(Debug)]
+pub(super) struct GradientServer {
+    device: Device,
+    /// While this lives, backward submits gradients.
+    context: Option<DistributedContext>,
+}
+
+impl GradientServer {
+    /// The server of each rank's process, for the model's device there. All ranks call this.
+    pub(super) fn take(group: &ProcessGroup, device: Device) -> Result<Self, DdpError> {
+        let free = !TAKEN.swap(true, Ordering::SeqCst);
+        let own = free.then(|| Self {
+            device,
+            context: None,
+        });
+        // A rank that goes on alone would wait for the others.
+        let refused = group.all_reduce_any(own.is_none())?;
+        own.filter(|_| !refused).ok_or_else(|| {
+            DdpError::InvalidArgument(
+                "a process has one overlapped Ddp at a time, and a rank's process has another \
+                 already: drop it first, start a process for each rank, or use Ddp::new, which \
+                 averages after backward"
+                    .into(),
+            )
+        })
+    }
+
+    /// Whether backward submits gradients from now on.
+    pub(super) fn listen(&mut self, listen: bool) {
+        match listen {
+            false => self.context = None,
+            true => {
+                let device = &self.device;
+                self.context.get_or_insert_with(|| {
+                    let config = DistributedConfig {
+                        all_reduce_op: ReduceOperation::Mean,
+                    };
+                    DistributedContext::init(vec![device.clone()], config)
+                });
+            }
+        }
+    }
+}
+
+impl Drop for GradientServer {
+    fn drop(&mut self) {
+        self.context = None;
+        TAKEN.store(false, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,136 @@
+//! The gradients of one step, out of Burn's container and back into it.
+
+use std::collections::HashMap;
+
+use burn::{
+    module::{Module, ModuleVisitor, Param, ParamId},
+    optim::GradientsParams,
+    tensor::Tensor,
+};
+
+use super::{
+    gradient::Gradient,
+    parameters::{Signature, parameters},
+};
+use crate::DdpError;
+
+/// A model in a step, its trained parameters as slots, last first.
+pub(super) struct Step<'a, M> {
+    model: &'a M,
+    pub(super) trained: &'a [Signature],
+    slots: HashMap<ParamId, usize>,
+    /// What averages are multiplied by.
+    factor: f64,
+}
+
+impl<'a, M: Module> Step<'a, M> {
+    pub(super) fn new(
+        model: &'a M,
+        trained: &'a [Signature],
+        factor: f64,
+    ) -> Result<Self, DdpError> {
+        let mut found = parameters(model);
+        found.retain(|parameter| parameter.signature.trained);
+        found.reverse();
+        let same = found.iter().map(|it| &it.signature).eq(trained);
+        if !same {
+            return Err(DdpError::InvalidArgument(
+                "the model's trained parameters have changed; make a new Ddp for it".into(),
+            ));
+        }
+        Ok(Self {
+            model,
+            trained,
+            slots: found.iter().map(|it| it.id).zip(0..).collect(),
+            factor,
+        })
+    }
+
+    /// Takes the gradients out, flat.
+    pub(super) fn take(&self, gradients: &mut GradientsParams) -> Vec<Option<Tensor<1>>> {
+        let mut taker = Taker {
+            slots: &self.slots,
+            gradients,
+            taken: vec![None; self.trained.len()],
+        };
+        self.model.visit(&mut taker);
+        taker.taken
+    }
+
+    /// Puts the averages in, in their shapes.
+    pub(super) fn give(&self, gradients: &mut GradientsParams, averages: Vec<Option<Gradient>>) {
+        self.model.visit(&mut Giver {
+            slots: &self.slots,
+            trained: self.trained,
+            factor: self.factor,
+            gradients,
+            averages,
+        });
+    }
+
+    /// For each slot, whether this rank has its gradient.
+    pub(super) fn present(&self, gradients: &GradientsParams) -> Vec<u8> {
+        let mut present = Present {
+            slots: &self.slots,
+            gradients,
+            present: vec![0; self.trained.len()],
+        };
+        self.model.visit(&mut present);
+        present.present
+    }
+}
+
+struct Taker<'a> {
+    slots: &'a HashMap<ParamId, usize>,
+    gradients: &'a mut GradientsParams,
+    taken: Vec<Option<Tensor<1>>>,
+}
+
+impl ModuleVisitor for Taker<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(slot) = self.slots.get(&param.id) else {
+            return;
+        };
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            let len = gradient.shape().num_elements();
+            self.taken[*slot] = Some(gradient.reshape([len]));
+        }
+    }
+}
+
+struct Giver<'a> {
+    slots: &'a HashMap<ParamId, usize>,
+    trained: &'a [Signature],
+    factor: f64,
+    gradients: &'a mut GradientsParams,
+    averages: Vec<Option<Gradient>>,
+}
+
+impl ModuleVisitor for Giver<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(slot) = self.slots.get(&param.id) else {
+            return;
+        };
+        if let Some(average) = self.averages[*slot].take() {
+            let Signature { shape, dtype, .. } = &self.trained[*slot];
+            let device = param.base().device().without_autodiff();
+            let average = average.scaled(self.factor);
+            let gradient = average.into_tensor::<D>(shape.clone(), *dtype, &device);
+            self.gradients.register(param.id, gradient);
+        }
+    }
+}
+
+struct Present<'a> {
+    slots: &'a HashMap<ParamId, usize>,
+    gradients: &'a GradientsParams,
+    present: Vec<u8>,
+}
+
+impl ModuleVisitor for Present<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(slot) = self.slots.get(&param.id) {
+            self.present[*slot] = self.gradients.get::<D>(param.id).is_some().into();
+        }
+    }
+}

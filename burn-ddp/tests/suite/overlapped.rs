@@ -1,0 +1,255 @@
+//! Gradients averaged while backward still runs. Each rank is a process.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::{
+    module::Param,
+    nn::LinearConfig,
+    optim::{GradientsAccumulator, GradientsParams, SgdConfig},
+    tensor::{Device, Distribution, Tensor},
+};
+use burn_backend::{DeviceId, distributed::ReduceOperation};
+use burn_ddp::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, with_custom_ops};
+use burn_layer::{FloatView, Layer, Layers, Reduced};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{
+    ddp::Branches,
+    net::{Net, Run, closest, train},
+    ranks::{locally, meeting_place, start},
+};
+
+/// What the ranks of a job in processes of their own say at the end.
+pub(crate) fn results(scenario: &str, world_size: usize) -> Vec<(bool, String)> {
+    let (_folder, url) = meeting_place();
+    start(scenario, world_size, &url, 60.0)
+        .into_iter()
+        .map(|rank| rank.finish(std::time::Duration::from_secs(100)))
+        .collect()
+}
+
+#[test]
+fn overlapped_ranks_train_as_one_process_does() {
+    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    for world_size in [2, 3, 4] {
+        for (success, output) in results("overlapped", world_size) {
+            assert!(success, "{output}");
+            let (_, text) = output.split_once("RESULT ok ").unwrap();
+            let text = text.lines().next().unwrap();
+            let (run, hidden): (Run, f64) = serde_json::from_str(text).unwrap();
+            run.is_near(&whole, 1e-5);
+            assert!((0.0..=1.0).contains(&hidden));
+        }
+    }
+}
+
+#[test]
+fn overlapped_gradients_are_compressed() {
+    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    for (success, output) in results("overlapped bf16", 2) {
+        assert!(success, "{output}");
+        let (_, text) = output.split_once("RESULT ok ").unwrap();
+        let text = text.lines().next().unwrap();
+        let parameters: Vec<f32> = serde_json::from_str(text).unwrap();
+        let error = closest(&parameters, &whole.parameters);
+        assert!(error > 1e-5 && error < 2e-2, "{error}");
+    }
+}
+
+#[test]
+fn overlapped_ranks_must_use_the_same_parameters() {
+    for (success, output) in results("overlapped unused", 2) {
+        assert!(!success);
+        assert!(output.contains("RESULT error"), "{output}");
+        let named = output.contains("a gradient of `sometimes`");
+        assert!(named || output.contains("diverged"), "{output}");
+    }
+}
+
+#[test]
+fn overlapped_accumulation_averages_once() {
+    for (success, output) in results("overlapped accumulation", 2) {
+        assert!(success, "{output}");
+    }
+}
+
+#[test]
+fn overlap_needs_layers() {
+    let group = ProcessGroup::single();
+    let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+    let overlap = Overlap::new(&group, DdpConfig::new()).unwrap();
+    let error = Ddp::overlapped(&group, overlap, &model).unwrap_err();
+    assert!(error.to_string().contains("has no layers"), "{error}");
+}
+
+/// A layered device of this process.
+pub(crate) fn layered(
+    group: &ProcessGroup,
+    config: DdpConfig,
+) -> Result<(Device, Overlap), DdpError> {
+    layered_over(Device::flex(), group, config)
+}
+
+fn layered_over(
+    device: Device,
+    group: &ProcessGroup,
+    config: DdpConfig,
+) -> Result<(Device, Overlap), DdpError> {
+    let overlap = Overlap::new(group, config)?;
+    let layers = Layers::on(device).layer(overlap.layer());
+    Ok((layers.serve().unwrap().autodiff(), overlap))
+}
+
+pub(crate) fn unused_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+    let (device, overlap) = layered(group, DdpConfig::new())?;
+    let param = || Param::from_tensor(Tensor::<1>::ones([3], &device));
+    let model = Branches {
+        used: param(),
+        sometimes: param(),
+        never: param(),
+    };
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let model = ddp.broadcast_parameters(model)?;
+    let mut loss = model.used.val().sum();
+    if group.rank() == 1 {
+        loss = loss + model.sometimes.val().sum();
+    }
+    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+    ddp.reduce_gradients(gradients, &model).map(drop)
+}
+
+pub(crate) fn accumulate_when_overlapped(
+    group: &ProcessGroup,
+    device: Device,
+) -> Result<(), DdpError> {
+    // The weight and the bias have a bucket each.
+    let config = DdpConfig::new().bucket_bytes(4).first_bucket_bytes(4);
+    let (device, overlap) = layered_over(device, group, config)?;
+    let model = LinearConfig::new(2, 1).init(&device);
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let model = ddp.broadcast_parameters(model)?;
+    let rank = group.rank() as f32;
+    let gradients = || {
+        let input = Tensor::<2>::full([1, 2], rank, &device);
+        GradientsParams::from_grads(model.forward(input).sum().backward(), &model)
+    };
+    let weight = |gradients: &GradientsParams| {
+        let weight = gradients.get::<2>(model.weight.id).unwrap();
+        weight.into_data().try_to_vec::<f32>().unwrap()
+    };
+    // Two micro-steps without averaging, then their sum's average, twice.
+    for round in 1..=2 {
+        let mut accumulator = GradientsAccumulator::new();
+        for _ in 0..2 {
+            let local = ddp.no_sync(|ddp| ddp.reduce_gradients(gradients(), &model))?;
+            assert_eq!(weight(&local), [rank; 2]);
+            accumulator.accumulate(&model, local);
+        }
+        let averaged = ddp.reduce_gradients(accumulator.grads(), &model)?;
+        assert_eq!(weight(&averaged), [1.0; 2]);
+        // By the layer, which averages buckets of its own.
+        let stats = ddp.stats();
+        assert_eq!((stats.steps, stats.buckets), (round, 2));
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_of_one_process_are_refused_and_go_on() {
+    locally(2, |group| {
+        for _ in 0..2 {
+            let (device, overlap) = layered(&group, DdpConfig::new()).unwrap();
+            let model = LinearConfig::new(2, 1).init(&device);
+            let error = Ddp::overlapped(&group, overlap, &model).unwrap_err();
+            assert!(matches!(error, DdpError::InvalidArgument(_)), "{error}");
+            assert!(error.to_string().contains("one overlapped Ddp"), "{error}");
+            // What the error says to do.
+            let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+            let input = Tensor::<2>::full([1, 2], group.rank() as f32, &device);
+            let loss = model.forward(input).sum();
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            let gradients = ddp.reduce_gradients(gradients, &model).unwrap();
+            let weight = gradients.get::<2>(model.weight.id).unwrap();
+            assert_eq!(weight.into_data().try_to_vec::<f32>().unwrap(), [0.5; 2]);
+        }
+    });
+}
+
+/// A second one at the same time is refused on all ranks, and may come when the first has gone.
+pub(crate) fn one_after_the_other(group: &ProcessGroup) -> Result<(), DdpError> {
+    let (device, overlap) = layered(group, DdpConfig::new())?;
+    let model = LinearConfig::new(2, 1).init(&device);
+    let first = Ddp::overlapped(group, overlap.clone(), &model)?;
+    assert!(Ddp::overlapped(group, overlap.clone(), &model).is_err());
+    drop(first);
+    Ddp::overlapped(group, overlap, &model).map(drop)
+}
+
+#[test]
+fn one_overlaps_at_a_time() {
+    for (success, output) in results("overlapped twice", 2) {
+        assert!(success, "{output}");
+    }
+}
+
+/// Kills its process when backward hands over the second gradient of the third step: the norm's backward has
+/// not run, and the others wait in it.
+#[derive(Debug)]
+struct Deadly(AtomicUsize);
+
+/// Parameters of the network.
+const PARAMETERS: usize = 6;
+
+impl Layer for Deadly {
+    fn all_reduce(
+        &self,
+        _tensor: FloatView<'_>,
+        _op: ReduceOperation,
+        _devices: &[DeviceId],
+    ) -> Option<Reduced> {
+        if self.0.fetch_add(1, Ordering::SeqCst) == 2 * PARAMETERS + 1 {
+            kill(Pid::this(), Signal::SIGKILL).unwrap();
+        }
+        None
+    }
+}
+
+pub(crate) fn killed_in_backward(group: &ProcessGroup) -> Result<(), DdpError> {
+    let norms = group.duplicate()?;
+    let overlap = Overlap::new(group, DdpConfig::new().first_bucket_bytes(100))?;
+    let mut layers = Layers::on(Device::flex()).layer(overlap.layer());
+    if group.rank() == 1 {
+        layers = layers.layer(Deadly(AtomicUsize::new(0)));
+    }
+    let device = with_custom_ops(layers).serve().unwrap().autodiff();
+    let model = Net::new(&norms, &device);
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let mut model = ddp.broadcast_parameters(model)?;
+    let mut optimizer = SgdConfig::new().init();
+    for step in 1..10 {
+        let images = Tensor::random([2, 3, 8, 8], Distribution::Default, &device);
+        let loss = model.forward(images).powi_scalar(2).mean();
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let gradients = ddp.reduce_gradients(gradients, &model)?;
+        model = optimizer.step(0.01, model, gradients);
+        println!("STEP {step}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_kill_in_the_middle_of_backward_is_named() {
+    for (rank, (success, output)) in results("overlapped killed", 3).into_iter().enumerate() {
+        assert!(!success, "{output}");
+        assert!(
+            output.contains("STEP 2") && !output.contains("STEP 3"),
+            "{output}"
+        );
+        if rank != 1 {
+            assert!(output.contains("RESULT error rank 1 died"), "{output}");
+        }
+    }
+}
