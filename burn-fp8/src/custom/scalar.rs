@@ -1,9 +1,9 @@
-//! Formats and dtypes as scalars of a description.
+//! Formats, dtypes and products as scalars of a description.
 
 use burn::tensor::FloatDType;
 use burn_ir::ScalarIr;
 
-use crate::Fp8Format;
+use crate::{Fp8Format, MatmulSpec};
 
 pub(super) fn format_ir(format: Fp8Format) -> ScalarIr {
     ScalarIr::Bool(format == Fp8Format::E5M2)
@@ -35,4 +35,20 @@ pub(super) fn dtype_of(scalar: &ScalarIr) -> FloatDType {
         ScalarIr::UInt(index) if (*index as usize) < DTYPES.len() => DTYPES[*index as usize],
         other => panic!("not a float dtype: {other:?}"),
     }
+}
+
+pub(super) fn spec_ir(spec: MatmulSpec) -> [ScalarIr; 4] {
+    [
+        format_ir(spec.lhs),
+        format_ir(spec.rhs),
+        dtype_ir(spec.output),
+        ScalarIr::Bool(spec.fast_accumulation),
+    ]
+}
+
+pub(super) fn spec_of([lhs, rhs, output, fast]: [&ScalarIr; 4]) -> MatmulSpec {
+    let ScalarIr::Bool(fast) = fast else {
+        panic!("not a precision: {fast:?}")
+    };
+    MatmulSpec::new(format_of(lhs), format_of(rhs), dtype_of(output)).with_fast_accumulation(*fast)
 }

@@ -33,13 +33,13 @@ fn amax_kernel<F: Numeric>(input: &[F], amax: &[Atomic<u32>], #[define(F)] _dtyp
         max = u32::max(max, magnitude_bits(f32::cast_from(input[index])));
         index += CUBE_COUNT * CUBE_DIM as usize;
     }
-    raise(amax, max);
+    raise(amax, 0usize, max);
 }
 
-/// `amax = max(amax, bits)`. Most units find it large enough already.
+/// `amax[index] = max(amax[index], bits)`. Most units find it large enough already.
 #[cube]
-pub(in crate::kernels) fn raise(amax: &[Atomic<u32>], bits: u32) {
-    if bits > amax[0].load() {
-        amax[0].fetch_max(bits);
+pub(in crate::kernels) fn raise(amax: &[Atomic<u32>], index: usize, bits: u32) {
+    if bits > amax[index].load() {
+        amax[index].fetch_max(bits);
     }
 }

@@ -1,7 +1,8 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
+use burn_std::Metadata;
 use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
@@ -11,19 +12,27 @@ use super::{
 use crate::Fp8Format;
 
 /// See [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize).
+///
+/// Values lie as their codes do: what moves bytes needs 8-bit types, which WebGPU lacks, and Burn's own kernels read floats
+/// by their strides.
 pub(crate) fn dequantize(
     codes: CubeTensor,
     scale: CubeTensor,
     format: Fp8Format,
     dtype: FloatDType,
 ) -> CubeTensor {
-    let codes = into_contiguous(codes);
-    let output = buffer::empty_floats(&codes, codes.shape(), DType::from(dtype));
-    let length = output.shape().num_elements();
+    let (length, dtype) = (buffer::extent(&codes), DType::from(dtype));
     if length == 0 {
-        return output;
+        return buffer::empty_floats(&codes, codes.shape(), dtype);
     }
     let client = codes.client.clone();
+    let output = CubeTensor::new(
+        client.clone(),
+        client.empty(length * dtype.size()),
+        Metadata::new(codes.shape(), codes.meta.strides.clone()),
+        codes.device.clone(),
+        dtype,
+    );
     let (count, dim) = buffer::grid(&client, length);
     dequantize_kernel::launch(
         &client,

@@ -65,5 +65,5 @@ fn quantize_kernel<F: Numeric>(
         codes[word] = packed;
         word += CUBE_COUNT * CUBE_DIM as usize;
     }
-    raise(amax, max);
+    raise(amax, 0usize, max);
 }

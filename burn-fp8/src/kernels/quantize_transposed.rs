@@ -74,8 +74,8 @@ fn quantize_kernel<F: Numeric>(
     #[define(F)] _dtype: ElemType,
 ) {
     let scale = scale[0];
-    let row_words = columns.div_ceil(4u32) as usize;
-    let column_words = rows.div_ceil(4u32) as usize;
+    let row_words = (columns.div_ceil(16u32) * 4u32) as usize;
+    let column_words = (rows.div_ceil(16u32) * 4u32) as usize;
     let blocks_across = columns.div_ceil(4u32 * ACROSS) as usize;
     let blocks_down = rows.div_ceil(4u32 * DOWN) as usize;
     let (rows, columns) = (rows as usize, columns as usize);
@@ -128,5 +128,5 @@ fn quantize_kernel<F: Numeric>(
         }
         tile += CUBE_COUNT * CUBE_DIM as usize;
     }
-    raise(amax, max);
+    raise(amax, 0usize, max);
 }

@@ -50,11 +50,7 @@ fn check<B: Fp8Ops>(device: Device<B>) {
     };
     let lhs = codes(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3]);
     let rhs = codes(vec![1.0, -1.0, 2.0, 0.5, -3.0, 4.0], &[3, 2]);
-    let spec = MatmulSpec {
-        lhs: Fp8Format::E4M3,
-        rhs: Fp8Format::E4M3,
-        output: FloatDType::F32,
-    };
+    let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
     let half = tensor::<B>(vec![0.5], &[1], &device);
     let bias = Bias::Row(tensor::<B>(vec![10.0, 20.0], &[2], &device));
     let (product, amax) = B::fp8_matmul_amax(

@@ -89,7 +89,7 @@ fn product(lhs: &Side, rhs: &Side) -> Vec<f32> {
 }
 
 fn spec(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> MatmulSpec {
-    MatmulSpec { lhs, rhs, output }
+    MatmulSpec::new(lhs, rhs, output)
 }
 
 /// The routines that have kernels of their own on the CPU, where the two of `wgmma` are one.

@@ -10,7 +10,7 @@ use std::{
 use burn::tensor::FloatDType;
 use burn_cubecl::{CubeDevice, cubecl::Compiler};
 use burn_fp8::kernels::{MatmulRoutine, matmul_definition};
-use burn_fp8::{Fp8Format, MatmulSpec};
+use burn_fp8::{Fp8Format, Granularity, MatmulSpec};
 use cubecl_cpp::{
     shared::{CompilationOptions, CppCompiler, CppSupportedFeatures},
     target::Cuda,
@@ -35,7 +35,8 @@ fn toolkit() -> Option<PathBuf> {
 /// The CUDA C++ that CubeCL makes of a kernel.
 fn source(routine: MatmulRoutine, spec: MatmulSpec) -> String {
     let client = CubeDevice::Cpu(Default::default()).client();
-    let definition = matmul_definition(&client, routine, spec).unwrap();
+    let definition =
+        matmul_definition(&client, routine, spec, [Granularity::Tensor; 2], true).unwrap();
     let options = CompilationOptions {
         supports_features: CppSupportedFeatures {
             grid_constants: true,
@@ -100,7 +101,7 @@ fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Optio
         (Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32),
         (Fp8Format::E5M2, Fp8Format::E4M3, FloatDType::BF16),
     ] {
-        let source = source(routine, MatmulSpec { lhs, rhs, output });
+        let source = source(routine, MatmulSpec::new(lhs, rhs, output));
         let binary = compile(&source, architecture, &toolkit).unwrap_or_else(|log| panic!("{log}"));
         let code = disassemble(&binary, &toolkit)?;
         let instruction = format!("{instruction}.F32.{lhs:?}.{rhs:?}");
@@ -149,11 +150,7 @@ fn tma_loads_are_native_on_hopper() {
 #[test]
 fn each_instruction_is_for_its_gpus() {
     let Some(toolkit) = toolkit() else { return };
-    let e4m3 = MatmulSpec {
-        lhs: Fp8Format::E4M3,
-        rhs: Fp8Format::E4M3,
-        output: FloatDType::F32,
-    };
+    let e4m3 = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
     assert!(compile(&source(MatmulRoutine::Wgmma, e4m3), "sm_89", &toolkit).is_err());
     let binary = compile(&source(MatmulRoutine::Mma, e4m3), "sm_90a", &toolkit).unwrap();
     if let Some(code) = disassemble(&binary, &toolkit) {

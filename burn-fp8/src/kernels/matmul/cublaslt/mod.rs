@@ -19,7 +19,6 @@ mod matmul {
     use burn_cubecl::{
         CubeBackend, CubeDevice,
         kernel::{cast, into_contiguous},
-        ops::permute,
         tensor::CubeTensor,
     };
 
@@ -37,7 +36,9 @@ mod matmul {
 
     /// Whether a product is large enough, and on a GPU of NVIDIA's.
     pub(in crate::kernels::matmul) fn pays(product: &Product) -> bool {
-        matches!(product.lhs.device, CubeDevice::Cuda(_)) && product.size() >= LARGE
+        matches!(product.lhs.device, CubeDevice::Cuda(_))
+            && product.scaled_as_a_whole()
+            && product.size().multiplications() >= LARGE
     }
 
     /// The product by cuBLASLt; `None` where another routine is to compute it.
@@ -61,7 +62,7 @@ mod matmul {
         };
         let codes = |source: Source, tensor: &CubeTensor, transposed: bool| match source {
             Source::AsIs { .. } => tensor.clone(),
-            Source::Copied if transposed => into_contiguous(swapped(tensor.clone())),
+            Source::Copied if transposed => into_contiguous(buffer::swapped(tensor.clone())),
             Source::Copied => into_contiguous(tensor.clone()),
         };
         let dtype = DType::from(product.spec.output);
@@ -76,8 +77,8 @@ mod matmul {
         let operands = Operands {
             lhs: codes(plan.lhs, &product.lhs, false),
             rhs: codes(plan.rhs, &product.rhs, true),
-            lhs_scale: CubeBackend::float_recip(product.lhs_scale.clone()),
-            rhs_scale: CubeBackend::float_recip(product.rhs_scale.clone()),
+            lhs_scale: CubeBackend::float_recip(product.lhs_scales.tensor.clone()),
+            rhs_scale: CubeBackend::float_recip(product.rhs_scales.tensor.clone()),
             bias: match plan.bias {
                 BiasPlan::Epilogue => row(dtype),
                 _ => None,
@@ -114,12 +115,5 @@ mod matmul {
             row_stride: strides[rank - 2],
             column_stride: strides[rank - 1],
         })
-    }
-
-    fn swapped(tensor: CubeTensor) -> CubeTensor {
-        let rank = tensor.shape().num_dims();
-        let mut axes: Vec<usize> = (0..rank).collect();
-        axes.swap(rank - 2, rank - 1);
-        permute(tensor, &axes)
     }
 }
