@@ -4,6 +4,7 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr};
 
 use super::{
     AMAX, DEQUANTIZE, MATMUL, MATMUL_AMAX, QUANTIZE, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
+    blocks,
     kernels::{Kernels, Native},
     scalar::{dtype_of, format_of, spec_of},
 };
@@ -20,7 +21,9 @@ pub(crate) fn execute<B: BackendIr + Fp8Ops>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
 ) {
-    execute_with::<B, Native>(handles, desc);
+    if !blocks::execute::<B>(handles, desc) {
+        execute_with::<B, Native>(handles, desc);
+    }
 }
 
 /// Run a described op with the kernels `K`. See [`execute`].

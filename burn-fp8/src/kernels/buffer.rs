@@ -144,6 +144,11 @@ pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
     raw(handle, length)
 }
 
+/// A buffer for a kernel that is only looked at.
+pub(in crate::kernels) fn word(client: &Client) -> BufferArg {
+    raw(client.empty(4), 1)
+}
+
 /// A handle as an array of `length` elements.
 #[allow(unsafe_code)]
 pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {

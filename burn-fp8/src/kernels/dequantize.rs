@@ -3,11 +3,12 @@ use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use burn_std::Metadata;
-use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
     buffer,
     codec::{cube_format, float_to, load},
+    definitions::define,
 };
 use crate::Fp8Format;
 
@@ -48,7 +49,21 @@ pub(crate) fn dequantize(
     output
 }
 
-#[cube(launch)]
+pub(super) fn definition(
+    client: &Client,
+    format: Fp8Format,
+    dtype: ElemType,
+    bf16: bool,
+) -> KernelDefinition {
+    let word = || buffer::word(client);
+    let format = cube_format(format);
+    define!(
+        client,
+        dequantize_kernel(word(), word(), word(), format, bf16, dtype)
+    )
+}
+
+#[cube(launch, create_dummy_kernel)]
 fn dequantize_kernel<F: Numeric>(
     codes: &[u32],
     scale: &[f32],

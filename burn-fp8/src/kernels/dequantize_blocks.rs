@@ -2,13 +2,14 @@ use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{ops::reshape, tensor::CubeTensor};
-use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
     batch::tensor_starts,
     buffer,
     codec::{cube_format, float_to, load},
-    scale_grid::{ScaleGrid, Scales, scale_index},
+    definitions::define,
+    scale_grid::{ScaleGrid, ScaleGridLaunch, Scales, scale_index},
 };
 use crate::{Fp8Format, Granularity};
 
@@ -80,7 +81,35 @@ pub(in crate::kernels) fn dequantize(
     output
 }
 
-#[cube(launch)]
+pub(super) fn definition(
+    client: &Client,
+    format: Fp8Format,
+    dtype: ElemType,
+    bf16: bool,
+) -> KernelDefinition {
+    let word = || buffer::word(client);
+    let grid = ScaleGridLaunch::new(1, 1, 1, 1);
+    let format = cube_format(format);
+    define!(
+        client,
+        dequantize_kernel(
+            word(),
+            word(),
+            word(),
+            word(),
+            grid,
+            1,
+            1,
+            1,
+            1,
+            format,
+            bf16,
+            dtype
+        )
+    )
+}
+
+#[cube(launch, create_dummy_kernel)]
 fn dequantize_kernel<F: Numeric>(
     codes: &[u32],
     scales: &[f32],

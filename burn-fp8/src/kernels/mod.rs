@@ -7,6 +7,7 @@ mod amax;
 mod batch;
 mod buffer;
 mod codec;
+mod definitions;
 mod dequantize;
 mod dequantize_blocks;
 mod matmul;
@@ -17,6 +18,7 @@ mod scale;
 mod scale_grid;
 
 pub(crate) use amax::amax;
+pub use definitions::portable_definitions;
 pub(crate) use dequantize::dequantize;
 pub(crate) use dequantize_blocks::dequantize_blocks;
 pub use matmul::{

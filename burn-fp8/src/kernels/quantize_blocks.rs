@@ -2,15 +2,16 @@ use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{kernel::into_contiguous, ops::numeric::zeros, tensor::CubeTensor};
-use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
     amax::raise,
     buffer,
     codec::{cube_format, encode, magnitude_bits},
+    definitions::define,
     scale::scales,
 };
-use crate::{Fp8Cast, Granularity};
+use crate::{Fp8Cast, Fp8Format, Granularity, custom::scale_shape};
 
 /// Elements, at most, that a unit looks for an amax in.
 const PIECE: usize = 32;
@@ -61,15 +62,21 @@ pub(crate) fn quantize_blocks(input: CubeTensor, cast: Fp8Cast) -> (CubeTensor, 
     (codes, scale)
 }
 
-/// The shape of the scales of a tensor.
-fn scale_shape(shape: &Shape, granularity: Granularity) -> Shape {
-    let count = |size: Option<usize>, all: usize| size.map_or(1, |size| all.div_ceil(size));
-    let (mut scales, rank) = (shape.clone(), shape.num_dims());
-    scales[rank - 1] = count(granularity.columns(), shape[rank - 1]);
-    if rank > 1 {
-        scales[rank - 2] = count(granularity.rows(), shape[rank - 2]);
-    }
-    scales
+pub(super) fn definitions(
+    client: &Client,
+    format: Fp8Format,
+    dtype: ElemType,
+) -> [KernelDefinition; 2] {
+    let word = || buffer::word(client);
+    let grid = || GridLaunch::new(1, 1, 1, 1, 1, 1);
+    let format = cube_format(format);
+    [
+        define!(client, amax_kernel(word(), word(), grid(), dtype)),
+        define!(
+            client,
+            quantize_kernel(word(), word(), word(), grid(), format, dtype)
+        ),
+    ]
 }
 
 /// The elements of a matrix that share a scale, and those of them that are one unit's.
@@ -131,7 +138,7 @@ impl Blocks {
 }
 
 /// The amax of every block; a unit finds that of one piece at a time.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn amax_kernel<F: Numeric>(
     input: &[F],
     amax: &[Atomic<u32>],
@@ -176,7 +183,7 @@ fn amax_kernel<F: Numeric>(
 }
 
 /// A unit makes one word of four codes at a time.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn quantize_kernel<F: Numeric>(
     input: &[F],
     scales: &[f32],

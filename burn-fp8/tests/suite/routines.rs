@@ -3,11 +3,12 @@
 //! Factors are small integers, so that all sums are exact, in the 14 bits of a tensor core's accumulator too.
 
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
-use burn::tensor::{FloatDType, TensorData};
+use burn::tensor::{DType, FloatDType, TensorData};
 use burn_backend::try_read_sync;
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
-use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_by};
-use burn_fp8::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_blocks_by, matmul_by};
+use burn_fp8::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
+use burn_std::Metadata;
 
 use super::device::Random;
 
@@ -92,12 +93,18 @@ fn spec(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> MatmulSpec {
     MatmulSpec::new(lhs, rhs, output)
 }
 
-/// The routines that have kernels of their own on the CPU, where the two of `wgmma` are one.
-const ROUTINES: [MatmulRoutine; 3] = [
-    MatmulRoutine::Direct,
-    MatmulRoutine::Mma,
-    MatmulRoutine::Wgmma,
-];
+/// The routines that have kernels of their own on a device: the two of `wgmma` are one where there is no TMA.
+fn routines(device: &CubeDevice) -> Vec<MatmulRoutine> {
+    let mut routines = vec![
+        MatmulRoutine::Direct,
+        MatmulRoutine::Mma,
+        MatmulRoutine::Wgmma,
+    ];
+    if !matches!(device, CubeDevice::Cpu(_)) {
+        routines.push(MatmulRoutine::WgmmaTma);
+    }
+    routines
+}
 
 /// Edges of tiles, steps and chunks; operands that lie as tensor cores want them, and operands that do not.
 #[test]
@@ -114,7 +121,7 @@ fn sums_are_exact() {
             let lhs = Side::new(&mut random, &left, transposed[0]);
             let rhs = Side::new(&mut random, &right, transposed[1]);
             let expected = product(&lhs, &rhs);
-            for routine in ROUTINES {
+            for routine in routines(&device) {
                 let one = || float(vec![1.0], &[1], &device);
                 let codes = [
                     lhs.codes(Fp8Format::E4M3, &device),
@@ -124,6 +131,221 @@ fn sums_are_exact() {
                 let policy = MatmulPolicy::Only(routine);
                 let actual = matmul_by(policy, codes, [one(), one()], Bias::None, spec);
                 assert_eq!(floats(actual), expected, "{left:?} by {right:?}, {routine}");
+            }
+        }
+    }
+}
+
+/// Rows that begin at 16 bytes and end anywhere: what is between them has no part in the product.
+#[test]
+fn gaps_between_rows_are_not_read() {
+    for device in cube_devices() {
+        let mut random = Random::new(26);
+        for k in [1, 30, 133] {
+            let pitch = k.next_multiple_of(16) + 16;
+            let sides =
+                [[1, 1, 3, k], [1, 1, 5, k]].map(|shape| Side::new(&mut random, &shape, false));
+            let [lhs, rhs] = sides.each_ref().map(|side| {
+                let rows = side.shape[2];
+                let mut values = vec![f32::NAN; rows * pitch];
+                for row in 0..rows {
+                    values[row * pitch..][..k].copy_from_slice(&side.values[row * k..][..k]);
+                }
+                let one = float(vec![1.0], &[1], &device);
+                let whole = float(values, &[1, 1, rows, pitch], &device);
+                let (codes, _) = CubeBackend::fp8_quantize(whole, one, Fp8Format::E4M3);
+                let strides = [rows * pitch, rows * pitch, pitch, 1];
+                CubeTensor::new(
+                    codes.client,
+                    codes.handle,
+                    Metadata::new([1, 1, rows, k], strides),
+                    codes.device,
+                    DType::U8,
+                )
+            });
+            let rhs = CubeBackend::int_swap_dims(rhs, 2, 3);
+            let expected: Vec<f32> = (0..15)
+                .map(|index| {
+                    let term =
+                        |i| sides[0].get([0, 0], index / 5, i) * sides[1].get([0, 0], index % 5, i);
+                    (0..k).map(term).sum()
+                })
+                .collect();
+            for routine in routines(&device) {
+                let one = || float(vec![1.0], &[1], &device);
+                let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
+                let policy = MatmulPolicy::Only(routine);
+                let codes = [lhs.clone(), rhs.clone()];
+                let actual = matmul_by(policy, codes, [one(), one()], Bias::None, spec);
+                assert_eq!(floats(actual), expected, "{k} terms, {routine}");
+            }
+        }
+    }
+}
+
+/// Values have the strides of their codes: no kernel moves bytes, which WebGPU has no type for.
+#[test]
+fn values_lie_as_their_codes_do() {
+    for device in cube_devices() {
+        let one = || float(vec![1.0], &[1], &device);
+        let input = || {
+            float(
+                (0..30).map(|x| (x * 7 % 16) as f32).collect(),
+                &[5, 6],
+                &device,
+            )
+        };
+        let (codes, _) = CubeBackend::fp8_quantize(input(), one(), Fp8Format::E4M3);
+        let (_, rows_with_gaps, _) =
+            CubeBackend::fp8_quantize_transposed(input(), one(), Fp8Format::E4M3);
+        for codes in [CubeBackend::int_swap_dims(codes, 0, 1), rows_with_gaps] {
+            let strides = codes.meta.strides().to_vec();
+            assert_ne!(strides, [5, 1]);
+            let values =
+                CubeBackend::fp8_dequantize(codes, one(), Fp8Format::E4M3, FloatDType::F32);
+            assert_eq!(values.meta.strides().to_vec(), strides);
+            let expected: Vec<f32> = (0..30)
+                .map(|x| ((x % 5 * 6 + x / 5) * 7 % 16) as f32)
+                .collect();
+            assert_eq!(floats(values), expected);
+        }
+    }
+}
+
+/// An operand of normal numbers with a scale for each row, column or block, or the transpose of one; and its values.
+fn scaled(
+    random: &mut Random,
+    shape: [usize; 3],
+    granularity: Granularity,
+    transposed: bool,
+    device: &CubeDevice,
+) -> (CubeTensor, CubeTensor, Vec<f32>) {
+    let format = Fp8Format::E4M3;
+    let [batches, rows, columns] = shape;
+    let (stored, stored_granularity) = match transposed {
+        true => ([batches, columns, rows], granularity.transposed()),
+        false => (shape, granularity),
+    };
+    let mut values = random.normals(shape.iter().product());
+    for (index, value) in values.iter_mut().enumerate() {
+        *value *= 4f32.powi((index / 100 % 7) as i32 - 3);
+    }
+    let tensor = float(values, &stored, device);
+    let cast = Fp8Cast::new(stored_granularity, format);
+    let (mut codes, mut scale) = match granularity {
+        Granularity::Tensor => {
+            let scale = float(vec![2.0], &[1], device);
+            (
+                CubeBackend::fp8_quantize(tensor, scale.clone(), format).0,
+                scale,
+            )
+        }
+        _ => CubeBackend::fp8_quantize_blocks(tensor, cast),
+    };
+    if transposed {
+        codes = CubeBackend::int_swap_dims(codes, 1, 2);
+        if granularity != Granularity::Tensor {
+            scale = CubeBackend::float_swap_dims(scale, 1, 2);
+        }
+    }
+    let values = CubeBackend::fp8_dequantize_blocks(
+        codes.clone(),
+        scale.clone(),
+        granularity,
+        format,
+        FloatDType::F32,
+    );
+    (codes, scale, floats(values))
+}
+
+/// The error of every element of a product that `policy` computes, in units of the sum of the magnitudes of its terms.
+fn errors(
+    policy: MatmulPolicy,
+    [m, k, n]: [usize; 3],
+    granularities: [Granularity; 2],
+    transposed: [bool; 2],
+    device: &CubeDevice,
+) -> Vec<f64> {
+    let mut random = Random::new(27);
+    let [left, right] = granularities;
+    let (lhs, lhs_scale, x) = scaled(&mut random, [2, m, k], left, transposed[0], device);
+    let (rhs, rhs_scale, y) = scaled(&mut random, [1, k, n], right, transposed[1], device);
+    let bias: Vec<f32> = random.normals(n);
+    let product = floats(matmul_blocks_by(
+        policy,
+        [lhs, rhs],
+        [lhs_scale, rhs_scale],
+        Bias::Row(float(bias.clone(), &[n], device)),
+        granularities,
+        spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32),
+    ));
+    assert_eq!(product.len(), 2 * m * n);
+    product
+        .iter()
+        .enumerate()
+        .map(|(index, &value)| {
+            let (row, column) = (index / n, index % n);
+            let term = |i: usize| f64::from(x[row * k + i]) * f64::from(y[i * n + column]);
+            let sum: f64 = (0..k).map(term).sum::<f64>() + f64::from(bias[column]);
+            let size: f64 = (0..k).map(|i| term(i).abs()).sum();
+            (f64::from(value) - sum).abs() / (size + f64::from(bias[column].abs()))
+        })
+        .collect()
+}
+
+/// How far a product may be from the exact one, in units of the sum of the magnitudes of its terms, as the README states it.
+/// Accumulators of tensor cores cut sums to 14 bits, every 32 terms, and four times before they are emptied.
+fn tolerance(routine: MatmulRoutine, cuts: i32) -> f64 {
+    match routine {
+        MatmulRoutine::Direct | MatmulRoutine::Decoded => 1e-6,
+        _ => f64::from(cuts) * 2f64.powi(-13),
+    }
+}
+
+/// Normal numbers, whose sums are small beside their terms.
+#[test]
+fn tensor_cores_are_as_precise_as_stated() {
+    for device in cube_devices() {
+        for routine in routines(&device) {
+            let whole = [Granularity::Tensor; 2];
+            let policy = MatmulPolicy::Only(routine);
+            let errors = errors(policy, [9, 512, 6], whole, [false, true], &device);
+            let worst = errors.into_iter().fold(0.0, f64::max);
+            assert!(worst <= tolerance(routine, 1), "{routine}: {worst}");
+        }
+    }
+}
+
+/// The casts of the three products of `RowwiseScaling` and `BlockScaling`, and others; sizes that no tile divides.
+#[test]
+fn scales_of_rows_columns_and_blocks() {
+    let block = |rows, columns| Granularity::Block { rows, columns };
+    for device in cube_devices() {
+        let mut routines = routines(&device);
+        // Decoded operands are f32 here, which a GPU may multiply as tf32.
+        if matches!(device, CubeDevice::Cpu(_)) {
+            routines.push(MatmulRoutine::Decoded);
+        }
+        for routine in routines {
+            for (granularities, transposed) in [
+                ([Granularity::Row, Granularity::Column], [false, false]),
+                ([Granularity::Row, Granularity::Column], [true, true]),
+                ([block(1, 128), block(128, 128)], [false, false]),
+                ([block(1, 128), block(128, 128)], [false, true]),
+                ([block(1, 128), block(128, 1)], [true, false]),
+                ([block(64, 256), block(128, 3)], [false, false]),
+                ([Granularity::Tensor, block(128, 2)], [false, true]),
+                ([Granularity::Column, Granularity::Row], [false, false]),
+                ([block(1, 32), block(48, 5)], [false, false]),
+            ] {
+                let sizes = [3, 300, 131];
+                let policy = MatmulPolicy::Only(routine);
+                let errors = errors(policy, sizes, granularities, transposed, &device);
+                let worst = errors.into_iter().fold(0.0, f64::max);
+                assert!(
+                    worst <= tolerance(routine, 4),
+                    "{routine}, {granularities:?}: {worst}"
+                );
             }
         }
     }
@@ -158,7 +380,7 @@ fn formats_scales_bias_and_output_dtypes() {
             ),
             (Fp8Format::E5M2, Fp8Format::E5M2, FloatDType::F32, 0.0),
         ] {
-            for routine in ROUTINES {
+            for routine in routines(&device) {
                 let codes = [lhs.codes(left, &device), rhs.codes(right, &device)];
                 let scales = [0.5, 4.0].map(|scale| float(vec![scale], &[1], &device));
                 let bias = Bias::Row(float(bias.to_vec(), &[5], &device));
@@ -204,7 +426,7 @@ fn every_policy_gives_the_product() {
 #[test]
 fn a_product_without_terms_is_the_bias() {
     for device in cube_devices() {
-        for routine in ROUTINES {
+        for routine in routines(&device) {
             let mut random = Random::new(23);
             let codes = [[2, 0], [0, 3]]
                 .map(|shape| Side::new(&mut random, &shape, false).codes(Fp8Format::E4M3, &device));

@@ -12,7 +12,7 @@ use burn_cubecl::{
     ops::numeric::ones,
     tensor::CubeTensor,
 };
-use cubecl::prelude::*;
+use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{Product, Size, routine::Routine};
 use crate::{
@@ -22,9 +22,10 @@ use crate::{
         amax::raise,
         buffer,
         codec::{float_to, magnitude_bits},
+        definitions::define,
         dequantize,
         dequantize_blocks::dequantize as dequantize_scaled,
-        scale_grid::{ScaleGrid, Scales, scale_index},
+        scale_grid::{ScaleGrid, ScaleGridLaunch, Scales, scale_index},
     },
 };
 
@@ -126,7 +127,33 @@ fn operand_dtype(device: &CubeDevice) -> FloatDType {
     }
 }
 
-#[cube(launch)]
+pub(super) fn definition(client: &Client, dtype: ElemType, bf16: bool) -> KernelDefinition {
+    let word = || buffer::word(client);
+    let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
+    define!(
+        client,
+        scale_kernel(
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            grid(),
+            grid(),
+            1,
+            1,
+            false,
+            true,
+            true,
+            bf16,
+            dtype
+        )
+    )
+}
+
+#[cube(launch, create_dummy_kernel)]
 fn scale_kernel<F: Numeric>(
     sums: &[f32],
     lhs_scale: &[f32],
@@ -171,5 +198,50 @@ fn scale_kernel<F: Numeric>(
     }
     if has_amax {
         raise(amax, 0usize, max);
+    }
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::TensorData;
+    use burn_std::reader::try_read_sync;
+
+    use super::*;
+    use crate::{Fp8Format, Fp8Ops, MatmulSpec, kernels::matmul::product};
+
+    /// As on GPUs: bf16 operands, a product in f32.
+    #[test]
+    fn bf16_holds_every_code() {
+        let device = CubeDevice::Cpu(Default::default());
+        let float = |values: Vec<f32>, shape: [usize; 2]| {
+            CubeBackend::float_from_data(TensorData::new(values, shape), &device)
+        };
+        for format in Fp8Format::ALL {
+            let values: Vec<f32> = format
+                .values()
+                .iter()
+                .copied()
+                .filter(|x| x.is_finite())
+                .collect();
+            let count = values.len();
+            let one = || ones(device.clone(), [1].into(), DType::F32);
+            let cast = |tensor| CubeBackend::fp8_quantize(tensor, one(), format).0;
+            let column = cast(float(values.clone(), [count, 1]));
+            let row = cast(float(vec![1.0, -0.5], [1, 2]));
+            let spec = MatmulSpec::new(format, format, FloatDType::F32);
+            let product = product(
+                [column, row],
+                [one(), one()],
+                Bias::None,
+                [Granularity::Tensor; 2],
+                spec,
+            );
+            let output = matmul(product, FloatDType::BF16);
+            let data = try_read_sync(CubeBackend::float_into_data(output));
+            let found = data.unwrap().unwrap().try_to_vec::<f32>().unwrap();
+            let expected: Vec<f32> = values.iter().flat_map(|x| [*x, -0.5 * x]).collect();
+            assert_eq!(found, expected);
+        }
     }
 }

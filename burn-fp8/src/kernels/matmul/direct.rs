@@ -3,18 +3,19 @@
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{kernel::cast, tensor::CubeTensor};
-use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{Product, Size, routine::Routine};
 use crate::{
-    Bias,
+    Bias, Fp8Format,
     granular::scaled_together,
     kernels::{
         amax::raise,
         batch::tensor_starts,
         buffer,
         codec::{cube_format, float_to, load, magnitude_bits},
-        scale_grid::{ScaleGrid, scale_index},
+        definitions::define,
+        scale_grid::{ScaleGrid, ScaleGridLaunch, scale_index},
     },
 };
 
@@ -109,6 +110,43 @@ fn side_by_side([left, right, left_scales, right_scales]: [Vec<usize>; 4]) -> Ve
         .collect()
 }
 
+pub(super) fn definition(
+    client: &Client,
+    [lhs, rhs]: [Fp8Format; 2],
+    dtype: ElemType,
+    bf16: bool,
+) -> KernelDefinition {
+    let word = || buffer::word(client);
+    let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
+    define!(
+        client,
+        matmul_kernel(
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            MatrixLaunch::new(1, 1),
+            MatrixLaunch::new(1, 1),
+            grid(),
+            grid(),
+            word(),
+            1,
+            1,
+            1,
+            1,
+            true,
+            true,
+            cube_format(lhs),
+            cube_format(rhs),
+            bf16,
+            dtype
+        )
+    )
+}
+
 /// Strides of a matrix of codes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Matrix {
@@ -118,7 +156,7 @@ struct Matrix {
 
 /// A unit makes a tile of the output from rows and columns that it decodes itself; sums are in f32, in the order of k, and
 /// scaled every `together` terms.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn matmul_kernel<F: Numeric>(
     lhs: &[u32],
     rhs: &[u32],

@@ -11,11 +11,14 @@ mod tune;
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use cubecl::{client::Client, prelude::KernelDefinition};
+use cubecl::{
+    client::Client,
+    prelude::{ElemType, KernelDefinition},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{buffer, scale_grid::Scales};
-use crate::{Bias, Granularity, MatmulSpec, custom::matmul_shape};
+use crate::{Bias, Fp8Format, Granularity, MatmulSpec, custom::matmul_shape};
 pub use routine::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_policy, set_matmul_policy};
 
 /// Multiplications above which it pays to decode both operands first, or to fill a tensor core's tiles.
@@ -57,6 +60,7 @@ impl Product {
     }
 
     /// Whether both operands have one scale each.
+    #[cfg(feature = "cuda")]
     fn scaled_as_a_whole(&self) -> bool {
         self.granularities() == [Granularity::Tensor; 2]
     }
@@ -306,6 +310,23 @@ fn compute(policy: MatmulPolicy, product: Product) -> CubeTensor {
         Choice::Routine(routine) => routine.routine().matmul(product),
         _ => tune::matmul(product),
     }
+}
+
+/// The kernels that need no tensor cores, and the one that lays operands out for those that do.
+pub(super) fn definitions(
+    client: &Client,
+    format: Fp8Format,
+    dtype: ElemType,
+    bf16: bool,
+) -> [(&'static str, KernelDefinition); 3] {
+    [
+        (
+            "direct",
+            direct::definition(client, [format; 2], dtype, bf16),
+        ),
+        ("decoded", decoded::definition(client, dtype, bf16)),
+        ("copy_rows", tile::copy_definition(client)),
+    ]
 }
 
 /// The kernel of a routine with its tensor-core instruction, as CubeCL's compilers take it, `None` for the routines that

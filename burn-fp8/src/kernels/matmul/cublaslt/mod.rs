@@ -14,6 +14,11 @@ pub(super) use matmul::{pays, try_matmul};
 
 #[cfg(feature = "cuda")]
 mod matmul {
+    use std::{
+        collections::BTreeSet,
+        sync::{Mutex, PoisonError},
+    };
+
     use burn::backend::{TensorMetadata, ops::FloatTensorOps};
     use burn::tensor::{DType, Shape};
     use burn_cubecl::{
@@ -24,7 +29,7 @@ mod matmul {
 
     use super::{
         ffi::{self, Library, Operands},
-        plan::{BiasPlan, Matrix, Source, plan},
+        plan::{BiasPlan, Matrix, Plan, Source, plan},
     };
     use crate::{
         Bias,
@@ -60,6 +65,10 @@ mod matmul {
                 return None;
             }
         };
+        // Before anything is copied for it.
+        if library.has_refused(&plan, product.spec) {
+            return None;
+        }
         let codes = |source: Source, tensor: &CubeTensor, transposed: bool| match source {
             Source::AsIs { .. } => tensor.clone(),
             Source::Copied if transposed => into_contiguous(buffer::swapped(tensor.clone())),
@@ -88,7 +97,7 @@ mod matmul {
         match ffi::run(library, &plan, product.spec, &operands) {
             Ok(()) => {}
             Err(problem) => {
-                log::debug!("burn-fp8: cuBLASLt: {problem}");
+                warn(&problem, &plan);
                 return None;
             }
         }
@@ -102,6 +111,17 @@ mod matmul {
             }
             _ => output,
         })
+    }
+
+    /// Once for each problem: a product comes again with every step.
+    fn warn(problem: &str, plan: &Plan) {
+        static HEARD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+        let mut heard = HEARD.lock().unwrap_or_else(PoisonError::into_inner);
+        if heard.insert(problem.to_string()) {
+            log::warn!(
+                "burn-fp8: cuBLASLt left a product to the crate's own kernels, {plan:?}: {problem}"
+            );
+        }
     }
 
     /// One matrix; `None` for a batch of several.

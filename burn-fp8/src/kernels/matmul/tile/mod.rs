@@ -303,6 +303,11 @@ impl Tile {
     }
 }
 
+/// The kernel that lays an operand out for the others.
+pub(super) fn copy_definition(client: &Client) -> KernelDefinition {
+    operand::definition(client)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

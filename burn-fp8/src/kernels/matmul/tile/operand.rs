@@ -3,11 +3,12 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{client::Client, prelude::*, server::Handle};
+use cubecl::{CubeKernel, client::Client, prelude::*, server::Handle};
 
 use crate::kernels::{
     batch::{starts, tensor_starts},
     buffer,
+    definitions::define,
 };
 
 /// Codes in a chunk.
@@ -133,8 +134,13 @@ fn copy_rows(tensor: &CubeTensor, matrices: &[usize], row: usize, inner: usize) 
     (copy, 4 * words)
 }
 
+pub(super) fn definition(client: &Client) -> KernelDefinition {
+    let word = || buffer::word(client);
+    define!(client, copy_rows_kernel(word(), word(), word(), 1, 1, 1, 1))
+}
+
 /// A unit makes one word of four codes at a time.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn copy_rows_kernel(
     codes: &[u32],
     starts: &[u32],
