@@ -106,8 +106,8 @@ fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u3
         for (index, value) in values.iter_mut().enumerate() {
             *value *= SIZES[index / shape[shape.len() - 1] % 5];
         }
-        let tensor = tensor::<B>(values, shape, device);
-        B::float_cast(tensor, dtype.into())
+        let data = TensorData::new(values, Shape::from(shape.to_vec()));
+        B::float_from_data(data.convert_dtype(dtype), device)
     };
     for granularity in [
         Granularity::Row,

@@ -149,8 +149,8 @@ pub(crate) fn matmul(
 /// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales of one element), its kernel picked
 /// by `policy`.
 ///
-/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (one without elements, or without terms, by
-/// tensor cores), it is computed as by [`MatmulPolicy::Automatic`].
+/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (by tensor cores one without elements or terms,
+/// or with scales that change within 128 terms), it is computed as by [`MatmulPolicy::Automatic`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -312,20 +312,22 @@ fn compute(policy: MatmulPolicy, product: Product) -> CubeTensor {
     }
 }
 
-/// The kernels that need no tensor cores, and the one that lays operands out for those that do.
+/// The kernels that need no tensor cores, and those that lay operands out for the ones that do.
 pub(super) fn definitions(
     client: &Client,
     format: Fp8Format,
     dtype: ElemType,
     bf16: bool,
-) -> [(&'static str, KernelDefinition); 3] {
+) -> [(&'static str, KernelDefinition); 4] {
+    let [copy_rows, turn_rows] = tile::copy_definitions(client);
     [
         (
             "direct",
             direct::definition(client, [format; 2], dtype, bf16),
         ),
         ("decoded", decoded::definition(client, dtype, bf16)),
-        ("copy_rows", tile::copy_definition(client)),
+        ("copy_rows", copy_rows),
+        ("turn_rows", turn_rows),
     ]
 }
 

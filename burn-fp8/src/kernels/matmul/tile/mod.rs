@@ -12,6 +12,7 @@ mod operand;
 mod plan;
 mod scaling;
 mod tma;
+mod turn;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
@@ -303,9 +304,9 @@ impl Tile {
     }
 }
 
-/// The kernel that lays an operand out for the others.
-pub(super) fn copy_definition(client: &Client) -> KernelDefinition {
-    operand::definition(client)
+/// The kernels that lay an operand out for the others: any, and one whose rows lie next to each other.
+pub(super) fn copy_definitions(client: &Client) -> [KernelDefinition; 2] {
+    [operand::definition(client), turn::definition(client)]
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeKernel, client::Client, prelude::*, server::Handle};
 
+use super::turn;
 use crate::kernels::{
     batch::{starts, tensor_starts},
     buffer,
@@ -118,6 +119,18 @@ fn copy_rows(tensor: &CubeTensor, matrices: &[usize], row: usize, inner: usize) 
     let copy = client.empty(4 * words);
     let starts: Vec<u32> = matrices.iter().map(|&start| start as u32).collect();
     let starts = client.create_from_slice(bytemuck::cast_slice(&starts));
+    if turn::is_by_words(matrices, strides[row], strides[inner]) {
+        turn::launch(
+            client,
+            buffer::code_words(tensor),
+            starts,
+            copy.clone(),
+            matrices.len(),
+            [shape[row], shape[inner]],
+            strides[inner],
+        );
+        return (copy, 4 * words);
+    }
     let (count, dim) = buffer::grid(client, words);
     copy_rows_kernel::launch(
         client,
