@@ -60,10 +60,7 @@ pub(crate) fn matmul<B: Fp8Ops>(
         ..spec
     };
     // Products of codes, scaled in f32 afterwards, block of the inner dimension by block.
-    let step = match (lhs_granularity.columns(), rhs_granularity.rows()) {
-        (Some(left), Some(right)) => gcd(left, right),
-        (left, right) => left.or(right).unwrap_or(inner),
-    };
+    let step = scaled_together([lhs_granularity, rhs_granularity]).unwrap_or(inner);
     let mut sum: Option<FloatTensor<B>> = None;
     for start in (0..inner.max(1)).step_by(step.max(1)) {
         let range = start..(start + step).min(inner);
@@ -100,6 +97,14 @@ pub(crate) fn matmul<B: Fp8Ops>(
         }
     };
     B::float_cast(product, spec.output)
+}
+
+/// Terms of a sum that share their scales, `None` where all of them do.
+pub(crate) fn scaled_together([left, right]: [Granularity; 2]) -> Option<usize> {
+    match (left.columns(), right.rows()) {
+        (Some(left), Some(right)) => Some(gcd(left, right)),
+        (left, right) => left.or(right),
+    }
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -91,11 +91,7 @@ impl<B: Backend + Fp8Ops> Operand<B> {
 
     /// The matrix product, accumulated in f32, with a bias of as many elements as it has columns.
     pub fn matmul(self, rhs: Self, bias: Bias<B>, output: FloatDType) -> FloatTensor<B> {
-        let spec = MatmulSpec {
-            lhs: self.format,
-            rhs: rhs.format,
-            output,
-        };
+        let spec = MatmulSpec::new(self.format, rhs.format, output);
         match [self.granularity, rhs.granularity] {
             [Granularity::Tensor, Granularity::Tensor] => {
                 B::fp8_matmul(self.codes, rhs.codes, self.scale, rhs.scale, bias, spec)

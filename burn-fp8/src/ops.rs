@@ -26,7 +26,16 @@ pub enum Bias<B: Backend> {
     Row(FloatTensor<B>),
 }
 
-/// The formats and the output dtype of [`Fp8Ops::fp8_matmul`].
+/// The formats, the output dtype and the precision of [`Fp8Ops::fp8_matmul`].
+///
+/// ```
+/// use burn::tensor::FloatDType;
+/// use burn_fp8::{Fp8Format, MatmulSpec};
+///
+/// let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::BF16);
+/// assert!(!spec.fast_accumulation);
+/// assert!(spec.with_fast_accumulation(true).fast_accumulation);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatmulSpec {
     /// Format of the left side's codes.
@@ -35,6 +44,30 @@ pub struct MatmulSpec {
     pub rhs: Fp8Format,
     /// Dtype of the product: F32, BF16 or F16.
     pub output: FloatDType,
+    /// Whether the whole sum may stay in the tensor cores' own precision (about 14 bits on Hopper), for speed. Only cuBLASLt
+    /// makes use of it. A layer's forward pass sets it, its backward pass does not, as in Transformer Engine.
+    pub fast_accumulation: bool,
+}
+
+impl MatmulSpec {
+    /// A product that is summed as precisely as the device can.
+    pub fn new(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> Self {
+        Self {
+            lhs,
+            rhs,
+            output,
+            fast_accumulation: false,
+        }
+    }
+
+    /// Whether the sum may be less precise, for speed.
+    #[must_use]
+    pub fn with_fast_accumulation(self, fast_accumulation: bool) -> Self {
+        Self {
+            fast_accumulation,
+            ..self
+        }
+    }
 }
 
 /// How [`Fp8Ops::fp8_linear`] casts, and where its backward pass leaves the amax of the gradient.
@@ -222,11 +255,8 @@ pub trait Fp8Ops: Backend {
         spec: LinearSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let _ = (weight, gradient_scale);
-        let matmul = MatmulSpec {
-            lhs: spec.forward,
-            rhs: spec.forward,
-            output: output_dtype(&input),
-        };
+        let matmul = MatmulSpec::new(spec.forward, spec.forward, output_dtype(&input))
+            .with_fast_accumulation(true);
         let (codes, amax) = Self::fp8_quantize(input, input_scale.clone(), spec.forward);
         let product =
             Self::fp8_matmul(codes, weight_codes, input_scale, weight_scale, bias, matmul);

@@ -8,6 +8,8 @@ mod suite {
     mod linear;
     mod matmul;
     mod operand;
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    mod precision;
     mod properties;
     mod recipe;
     #[cfg(feature = "remote")]

@@ -2,7 +2,9 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::FloatDType;
 use burn_cubecl::CubeBackend;
 
-use crate::{Bias, Fp8Format, Fp8Ops, MatmulSpec, kernels, recipe::ScaleUpdate};
+use crate::{
+    Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec, kernels, recipe::ScaleUpdate,
+};
 
 impl Fp8Ops for CubeBackend {
     fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -62,6 +64,41 @@ impl Fp8Ops for CubeBackend {
         spec: MatmulSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         kernels::matmul_amax(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
+    }
+
+    fn fp8_quantize_blocks(
+        input: FloatTensor<Self>,
+        cast: Fp8Cast,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        kernels::quantize_blocks(input, cast)
+    }
+
+    fn fp8_dequantize_blocks(
+        codes: IntTensor<Self>,
+        scale: FloatTensor<Self>,
+        granularity: Granularity,
+        format: Fp8Format,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        kernels::dequantize_blocks(codes, scale, granularity, format, dtype)
+    }
+
+    fn fp8_matmul_blocks(
+        lhs: IntTensor<Self>,
+        rhs: IntTensor<Self>,
+        lhs_scale: FloatTensor<Self>,
+        rhs_scale: FloatTensor<Self>,
+        bias: Bias<Self>,
+        granularities: [Granularity; 2],
+        spec: MatmulSpec,
+    ) -> FloatTensor<Self> {
+        kernels::matmul_blocks(
+            [lhs, rhs],
+            [lhs_scale, rhs_scale],
+            bias,
+            granularities,
+            spec,
+        )
     }
 
     fn fp8_update_scale(

@@ -9,7 +9,9 @@ use burn_fusion::{
 };
 use core::marker::PhantomData;
 
-use crate::{Bias, Fp8Format, Fp8Ops, MatmulSpec, custom, recipe::ScaleUpdate};
+use crate::{
+    Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec, custom, recipe::ScaleUpdate,
+};
 
 #[derive(Debug)]
 struct Fp8Operation<B> {
@@ -42,4 +44,5 @@ fn submit<B: FusionBackend + Fp8Ops, const N: usize>(
 
 impl<B: FusionBackend + Fp8Ops> Fp8Ops for Fusion<B> {
     custom::lazy_ops!(submit::<B, _>);
+    custom::lazy_block_ops!(submit::<B, _>);
 }

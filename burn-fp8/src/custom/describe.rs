@@ -5,7 +5,7 @@ use burn_ir::{CustomOpIr, ScalarIr, TensorId, TensorIr};
 
 use super::{
     AMAX, DEQUANTIZE, MATMUL, MATMUL_AMAX, QUANTIZE, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
-    scalar::{dtype_ir, format_ir},
+    scalar::{dtype_ir, format_ir, spec_ir},
 };
 use crate::{
     Fp8Format, MatmulSpec,
@@ -86,11 +86,7 @@ pub(crate) fn matmul(
     if amax {
         outputs.push(TensorIr::uninit(id(), Shape::new([1]), DType::F32));
     }
-    let scalars = vec![
-        format_ir(spec.lhs),
-        format_ir(spec.rhs),
-        dtype_ir(spec.output),
-    ];
+    let scalars = spec_ir(spec).to_vec();
     let inputs: Vec<_> = [lhs, rhs].into_iter().chain(scales).chain(bias).collect();
     let name = if amax { MATMUL_AMAX } else { MATMUL };
     CustomOpIr::with_scalars(name, &inputs, &outputs, scalars)

@@ -4,8 +4,9 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr};
 
 use super::{
     AMAX, DEQUANTIZE, MATMUL, MATMUL_AMAX, QUANTIZE, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
+    blocks,
     kernels::{Kernels, Native},
-    scalar::{dtype_of, format_of},
+    scalar::{dtype_of, format_of, spec_of},
 };
 use crate::{
     Bias, Fp8Ops, MatmulSpec,
@@ -20,7 +21,9 @@ pub(crate) fn execute<B: BackendIr + Fp8Ops>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
 ) {
-    execute_with::<B, Native>(handles, desc);
+    if !blocks::execute::<B>(handles, desc) {
+        execute_with::<B, Native>(handles, desc);
+    }
 }
 
 /// Run a described op with the kernels `K`. See [`execute`].
@@ -64,12 +67,13 @@ pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
             let values = K::dequantize(codes, scale, format_of(format), dtype_of(dtype));
             handles.register_float_tensor::<B>(&output.id, values);
         }
-        (MATMUL, [lhs, rhs, output]) => {
-            let product = operands(handles, desc, [lhs, rhs, output]).product::<K>();
+        (MATMUL, [lhs, rhs, output, fast]) => {
+            let spec = spec_of([lhs, rhs, output, fast]);
+            let product = operands(handles, desc, spec).product::<K>();
             handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
         }
-        (MATMUL_AMAX, [lhs, rhs, output]) => {
-            let operands = operands(handles, desc, [lhs, rhs, output]);
+        (MATMUL_AMAX, [lhs, rhs, output, fast]) => {
+            let operands = operands(handles, desc, spec_of([lhs, rhs, output, fast]));
             let (product, amax) = operands.product_and_amax::<K>();
             handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
             handles.register_float_tensor::<B>(&desc.outputs[1].id, amax);
@@ -116,7 +120,7 @@ struct Operands<B: BackendIr> {
 fn operands<B: BackendIr>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
-    [lhs, rhs, output]: [&ScalarIr; 3],
+    spec: MatmulSpec,
 ) -> Operands<B> {
     Operands {
         sides: [0, 1].map(|index: usize| handles.get_int_tensor::<B>(&desc.inputs[index])),
@@ -125,11 +129,7 @@ fn operands<B: BackendIr>(
             Some(bias) => Bias::Row(handles.get_float_tensor::<B>(bias)),
             None => Bias::None,
         },
-        spec: MatmulSpec {
-            lhs: format_of(lhs),
-            rhs: format_of(rhs),
-            output: dtype_of(output),
-        },
+        spec,
     }
 }
 

@@ -1,12 +1,16 @@
 //! The ops as custom operations, for lazy backends (fusion) and remote ones: how they are described, and how the
 //! backend at the end of the road runs them.
 
+mod blocks;
 mod describe;
 mod execute;
 mod kernels;
 mod lazy;
 mod scalar;
 
+pub(crate) use blocks::{
+    dequantize_blocks, lazy_block_ops, matmul_blocks, quantize_blocks, scale_shape,
+};
 pub(crate) use describe::{
     amax, dequantize, matmul, matmul_shape, quantize, quantize_transposed, scales, update_scale,
 };

@@ -1,9 +1,9 @@
-//! Formats and dtypes as scalars of a description.
+//! Formats, dtypes and products as scalars of a description.
 
 use burn::tensor::FloatDType;
 use burn_ir::ScalarIr;
 
-use crate::Fp8Format;
+use crate::{Fp8Format, Granularity, MatmulSpec};
 
 pub(super) fn format_ir(format: Fp8Format) -> ScalarIr {
     ScalarIr::Bool(format == Fp8Format::E5M2)
@@ -34,5 +34,64 @@ pub(super) fn dtype_of(scalar: &ScalarIr) -> FloatDType {
     match scalar {
         ScalarIr::UInt(index) if (*index as usize) < DTYPES.len() => DTYPES[*index as usize],
         other => panic!("not a float dtype: {other:?}"),
+    }
+}
+
+pub(super) fn spec_ir(spec: MatmulSpec) -> [ScalarIr; 4] {
+    [
+        format_ir(spec.lhs),
+        format_ir(spec.rhs),
+        dtype_ir(spec.output),
+        ScalarIr::Bool(spec.fast_accumulation),
+    ]
+}
+
+pub(super) fn spec_of([lhs, rhs, output, fast]: [&ScalarIr; 4]) -> MatmulSpec {
+    let ScalarIr::Bool(fast) = fast else {
+        panic!("not a precision: {fast:?}")
+    };
+    MatmulSpec::new(format_of(lhs), format_of(rhs), dtype_of(output)).with_fast_accumulation(*fast)
+}
+
+/// The rows and the columns that share a scale, 0 where all of them do.
+pub(super) fn granularity_ir(granularity: Granularity) -> [ScalarIr; 2] {
+    [granularity.rows(), granularity.columns()].map(|size| ScalarIr::UInt(size.unwrap_or(0) as u64))
+}
+
+pub(super) fn granularity_of(sizes: [&ScalarIr; 2]) -> Granularity {
+    let sizes = sizes.map(|size| match size {
+        ScalarIr::UInt(size) => *size as usize,
+        other => panic!("not a number of rows or columns: {other:?}"),
+    });
+    match sizes {
+        [0, 0] => Granularity::Tensor,
+        [1, 0] => Granularity::Row,
+        [0, 1] => Granularity::Column,
+        [rows, columns] => Granularity::Block { rows, columns },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn granularities_come_back() {
+        for granularity in [
+            Granularity::Tensor,
+            Granularity::Row,
+            Granularity::Column,
+            Granularity::Block {
+                rows: 1,
+                columns: 1,
+            },
+            Granularity::Block {
+                rows: 3,
+                columns: 128,
+            },
+        ] {
+            let [rows, columns] = granularity_ir(granularity);
+            assert_eq!(granularity_of([&rows, &columns]), granularity);
+        }
     }
 }

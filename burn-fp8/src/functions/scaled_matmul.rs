@@ -116,11 +116,7 @@ impl<const D: usize> Product<D> {
                 Some(bias) => Bias::Row(bias.into_dispatch()),
                 None => Bias::None,
             },
-            spec: MatmulSpec {
-                lhs: lhs.format(),
-                rhs: rhs.format(),
-                output: dtype,
-            },
+            spec: MatmulSpec::new(lhs.format(), rhs.format(), dtype),
         })
     }
 }

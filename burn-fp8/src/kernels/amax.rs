@@ -1,9 +1,9 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use cubecl::{CubeKernel, client::Client, prelude::*};
 
-use super::{buffer, codec::magnitude_bits};
+use super::{buffer, codec::magnitude_bits, definitions::define};
 
 /// See [`Fp8Ops::fp8_amax`](crate::Fp8Ops::fp8_amax).
 pub(crate) fn amax(input: CubeTensor) -> CubeTensor {
@@ -25,7 +25,14 @@ pub(crate) fn amax(input: CubeTensor) -> CubeTensor {
     output
 }
 
-#[cube(launch)]
+pub(super) fn definition(client: &Client, dtype: ElemType) -> KernelDefinition {
+    define!(
+        client,
+        amax_kernel(buffer::word(client), buffer::word(client), dtype)
+    )
+}
+
+#[cube(launch, create_dummy_kernel)]
 fn amax_kernel<F: Numeric>(input: &[F], amax: &[Atomic<u32>], #[define(F)] _dtype: ElemType) {
     let mut max = 0u32;
     let mut index = ABSOLUTE_POS;
@@ -33,13 +40,13 @@ fn amax_kernel<F: Numeric>(input: &[F], amax: &[Atomic<u32>], #[define(F)] _dtyp
         max = u32::max(max, magnitude_bits(f32::cast_from(input[index])));
         index += CUBE_COUNT * CUBE_DIM as usize;
     }
-    raise(amax, max);
+    raise(amax, 0usize, max);
 }
 
-/// `amax = max(amax, bits)`. Most units find it large enough already.
+/// `amax[index] = max(amax[index], bits)`. Most units find it large enough already.
 #[cube]
-pub(in crate::kernels) fn raise(amax: &[Atomic<u32>], bits: u32) {
-    if bits > amax[0].load() {
-        amax[0].fetch_max(bits);
+pub(in crate::kernels) fn raise(amax: &[Atomic<u32>], index: usize, bits: u32) {
+    if bits > amax[index].load() {
+        amax[index].fetch_max(bits);
     }
 }

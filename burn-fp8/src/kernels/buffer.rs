@@ -3,7 +3,9 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
-    CubeDevice, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
+    CubeDevice,
+    kernel::into_contiguous,
+    ops::{numeric::empty_device_contiguous_dtype, permute},
     tensor::CubeTensor,
 };
 use burn_std::Metadata;
@@ -26,18 +28,23 @@ pub(in crate::kernels) fn empty_codes(
     CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, DType::U8)
 }
 
-/// A new tensor of codes whose rows begin at whole words. It ends with the last code.
+/// Codes from a row to the next of [`empty_code_rows`]: whole units of what tensor cores' operands are copied in.
+pub(in crate::kernels) fn pitch(columns: usize) -> usize {
+    columns.next_multiple_of(16)
+}
+
+/// A new tensor of codes whose rows begin at multiples of 16 bytes. It ends with the last code.
 pub(in crate::kernels) fn empty_code_rows(like: &CubeTensor, shape: Shape) -> CubeTensor {
     let rank = shape.num_dims();
     let mut strides = vec![1; rank];
-    let mut size = 4 * words(shape[rank - 1]);
+    let mut size = pitch(shape[rank - 1]);
     for dim in (0..rank - 1).rev() {
         strides[dim] = size;
         size *= shape[dim];
     }
     let rest = match size {
         0 => 0,
-        _ => 4 * words(shape[rank - 1]) - shape[rank - 1],
+        _ => pitch(shape[rank - 1]) - shape[rank - 1],
     };
     let handle = like.client.empty(size).offset_end(rest as u64);
     let layout = Metadata::new(shape, strides);
@@ -48,6 +55,20 @@ pub(in crate::kernels) fn empty_code_rows(like: &CubeTensor, shape: Shape) -> Cu
         like.device.clone(),
         DType::U8,
     )
+}
+
+/// Elements from the first to the last one of a tensor, gaps included.
+pub(in crate::kernels) fn extent(tensor: &CubeTensor) -> usize {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    if shape.num_elements() == 0 {
+        return 0;
+    }
+    let last: usize = shape
+        .iter()
+        .zip(strides.iter())
+        .map(|(size, stride)| (size - 1) * stride)
+        .sum();
+    last + 1
 }
 
 /// A new float tensor, row by row without gaps.
@@ -86,6 +107,32 @@ pub(in crate::kernels) fn elements(tensor: CubeTensor) -> BufferArg {
     raw(tensor.handle, length)
 }
 
+/// With the last two dimensions swapped, where it is.
+pub(in crate::kernels) fn swapped(tensor: CubeTensor) -> CubeTensor {
+    let rank = tensor.meta.num_dims();
+    let mut axes: Vec<usize> = (0..rank).collect();
+    axes.swap(rank - 2, rank - 1);
+    permute(tensor, &axes)
+}
+
+/// A tensor of one dimension as a row.
+pub(in crate::kernels) fn into_row(tensor: CubeTensor) -> CubeTensor {
+    let (length, stride) = (tensor.meta.shape()[0], tensor.meta.strides()[0]);
+    let layout = Metadata::new([1, length], [length * stride, stride]);
+    CubeTensor::new(
+        tensor.client,
+        tensor.handle,
+        layout,
+        tensor.device,
+        tensor.dtype,
+    )
+}
+
+/// A tensor in its own dtype, as it lies.
+pub(in crate::kernels) fn as_it_lies(tensor: &CubeTensor) -> BufferArg {
+    raw(tensor.handle.clone(), extent(tensor))
+}
+
 /// A buffer of codes as words.
 pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
     let mut handle = codes.handle.clone();
@@ -95,6 +142,11 @@ pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
     let rest = 4 * length as u64 - bytes;
     handle.offset_end = handle.offset_end.map(|end| end.saturating_sub(rest));
     raw(handle, length)
+}
+
+/// A buffer for a kernel that is only looked at.
+pub(in crate::kernels) fn word(client: &Client) -> BufferArg {
+    raw(client.empty(4), 1)
 }
 
 /// A handle as an array of `length` elements.

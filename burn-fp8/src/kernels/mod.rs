@@ -4,21 +4,29 @@
 //! operations, so that a runtime needs neither 8-bit types nor fp8 instructions.
 
 mod amax;
+mod batch;
 mod buffer;
 mod codec;
+mod definitions;
 mod dequantize;
+mod dequantize_blocks;
 mod matmul;
 mod quantize;
+mod quantize_blocks;
 mod quantize_transposed;
 mod scale;
+mod scale_grid;
 
 pub(crate) use amax::amax;
+pub use definitions::portable_definitions;
 pub(crate) use dequantize::dequantize;
+pub(crate) use dequantize_blocks::dequantize_blocks;
 pub use matmul::{
-    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_by, matmul_definition, matmul_policy,
-    set_matmul_policy,
+    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_blocks_by, matmul_by, matmul_definition,
+    matmul_policy, set_matmul_policy,
 };
-pub(crate) use matmul::{matmul, matmul_amax};
+pub(crate) use matmul::{matmul, matmul_amax, matmul_blocks};
 pub(crate) use quantize::quantize;
+pub(crate) use quantize_blocks::quantize_blocks;
 pub(crate) use quantize_transposed::quantize_transposed;
 pub(crate) use scale::{scales, update_scale};

@@ -1,12 +1,13 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
     amax::raise,
     buffer,
     codec::{cube_format, encode, magnitude_bits},
+    definitions::define,
 };
 use crate::Fp8Format;
 
@@ -38,8 +39,17 @@ pub(crate) fn quantize(
     (codes, amax)
 }
 
+pub(super) fn definition(client: &Client, format: Fp8Format, dtype: ElemType) -> KernelDefinition {
+    let word = || buffer::word(client);
+    let format = cube_format(format);
+    define!(
+        client,
+        quantize_kernel(word(), word(), word(), word(), format, dtype)
+    )
+}
+
 /// A unit makes one word of four codes at a time.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn quantize_kernel<F: Numeric>(
     input: &[F],
     scale: &[f32],
@@ -65,5 +75,5 @@ fn quantize_kernel<F: Numeric>(
         codes[word] = packed;
         word += CUBE_COUNT * CUBE_DIM as usize;
     }
-    raise(amax, max);
+    raise(amax, 0usize, max);
 }

@@ -1,12 +1,13 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
     amax::raise,
     buffer,
     codec::{cube_format, encode, magnitude_bits},
+    definitions::define,
 };
 use crate::Fp8Format;
 
@@ -59,8 +60,28 @@ pub(crate) fn quantize_transposed(
     (codes, transposed, amax)
 }
 
+pub(super) fn definition(client: &Client, format: Fp8Format, dtype: ElemType) -> KernelDefinition {
+    let word = || buffer::word(client);
+    let format = cube_format(format);
+    define!(
+        client,
+        quantize_kernel(
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            1,
+            1,
+            1,
+            format,
+            dtype
+        )
+    )
+}
+
 /// A unit makes a tile of 4 by 4 codes: a word of each of its rows, and a word of each of its columns.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn quantize_kernel<F: Numeric>(
     input: &[F],
     scale: &[f32],
@@ -74,8 +95,8 @@ fn quantize_kernel<F: Numeric>(
     #[define(F)] _dtype: ElemType,
 ) {
     let scale = scale[0];
-    let row_words = columns.div_ceil(4u32) as usize;
-    let column_words = rows.div_ceil(4u32) as usize;
+    let row_words = (columns.div_ceil(16u32) * 4u32) as usize;
+    let column_words = (rows.div_ceil(16u32) * 4u32) as usize;
     let blocks_across = columns.div_ceil(4u32 * ACROSS) as usize;
     let blocks_down = rows.div_ceil(4u32 * DOWN) as usize;
     let (rows, columns) = (rows as usize, columns as usize);
@@ -128,5 +149,5 @@ fn quantize_kernel<F: Numeric>(
         }
         tile += CUBE_COUNT * CUBE_DIM as usize;
     }
-    raise(amax, max);
+    raise(amax, 0usize, max);
 }

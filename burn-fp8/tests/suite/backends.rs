@@ -1,12 +1,12 @@
 //! The ops on the backends themselves: CubeCL's without fusion and with it, and a backend without kernels.
 
 use burn::backend::{Backend, Flex, tensor::Device};
-use burn::tensor::{FloatDType, Shape, TensorData};
+use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use burn_backend::try_read_sync;
 use burn_fp8::recipe::DelayedScaling;
-use burn_fp8::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
+use burn_fp8::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 
-use super::fixtures;
+use super::{device::Random, fixtures};
 
 fn floats<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> {
     let data = try_read_sync(B::float_into_data(tensor)).unwrap().unwrap();
@@ -50,11 +50,7 @@ fn check<B: Fp8Ops>(device: Device<B>) {
     };
     let lhs = codes(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3]);
     let rhs = codes(vec![1.0, -1.0, 2.0, 0.5, -3.0, 4.0], &[3, 2]);
-    let spec = MatmulSpec {
-        lhs: Fp8Format::E4M3,
-        rhs: Fp8Format::E4M3,
-        output: FloatDType::F32,
-    };
+    let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
     let half = tensor::<B>(vec![0.5], &[1], &device);
     let bias = Bias::Row(tensor::<B>(vec![10.0, 20.0], &[2], &device));
     let (product, amax) = B::fp8_matmul_amax(
@@ -94,6 +90,113 @@ fn check<B: Fp8Ops>(device: Device<B>) {
     assert_eq!(floats::<B>(scale), [56.0]);
 }
 
+/// Of rows: very different ones, one of zeros, one whose scale is the largest.
+#[cfg(feature = "cpu")]
+const SIZES: [f32; 5] = [1.0, 1e3, 0.0, 1e-5, 1e-42];
+
+/// Codes, scales, values and product of operands with a scale for each row, column or block.
+#[cfg(feature = "cpu")]
+fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u32>, Vec<f32>) {
+    let (mut codes, mut bits, mut products) = (vec![], vec![], vec![]);
+    let block = |rows, columns| Granularity::Block { rows, columns };
+    let mut random = Random::new(40);
+    let mut input = |shape: &[usize]| {
+        let count = shape.iter().product();
+        let mut values = random.normals(count);
+        for (index, value) in values.iter_mut().enumerate() {
+            *value *= SIZES[index / shape[shape.len() - 1] % 5];
+        }
+        let data = TensorData::new(values, Shape::from(shape.to_vec()));
+        B::float_from_data(data.convert_dtype(dtype), device)
+    };
+    for granularity in [
+        Granularity::Row,
+        Granularity::Column,
+        block(1, 16),
+        block(16, 1),
+        block(16, 16),
+        block(3, 50),
+        block(200, 200),
+    ] {
+        let mut cast = |shape: &[usize], format, granularity| {
+            let cast = Fp8Cast::new(granularity, format).with_power_of_two(dtype == DType::BF16);
+            let (quantized, scale) = B::fp8_quantize_blocks(input(shape), cast);
+            let data = try_read_sync(B::int_into_data(quantized.clone())).unwrap();
+            codes.extend(data.unwrap().try_to_vec::<u8>().unwrap());
+            bits.extend(floats::<B>(scale.clone()).into_iter().map(f32::to_bits));
+            let dequantize = |codes, scale, granularity| {
+                let values =
+                    B::fp8_dequantize_blocks(codes, scale, granularity, format, FloatDType::F32);
+                floats::<B>(values).into_iter().map(f32::to_bits)
+            };
+            bits.extend(dequantize(quantized.clone(), scale.clone(), granularity));
+            let (turned, turned_scale) = (
+                B::int_swap_dims(quantized.clone(), 1, 2),
+                B::float_swap_dims(scale.clone(), 1, 2),
+            );
+            let turned_granularity = granularity.transposed();
+            bits.extend(dequantize(
+                turned.clone(),
+                turned_scale.clone(),
+                turned_granularity,
+            ));
+            ([quantized, turned], [scale, turned_scale])
+        };
+        let ([lhs, _], [lhs_scale, _]) = cast(&[2, 19, 50], Fp8Format::E4M3, granularity);
+        let ([_, rhs], [_, rhs_scale]) = cast(&[1, 23, 50], Fp8Format::E5M2, granularity);
+        let bias = Bias::Row(tensor::<B>(
+            (0..23).map(|x| x as f32).collect(),
+            &[23],
+            device,
+        ));
+        let product = B::fp8_matmul_blocks(
+            lhs,
+            rhs,
+            lhs_scale,
+            rhs_scale,
+            bias,
+            [granularity, granularity.transposed()],
+            MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::F32),
+        );
+        let product = floats::<B>(product);
+        assert_eq!(product.len(), 2 * 19 * 23);
+        products.extend(product);
+    }
+    // A tensor of one dimension is a row.
+    let row = Fp8Cast::new(Granularity::Row, Fp8Format::E4M3);
+    let (quantized, scale) = B::fp8_quantize_blocks(input(&[7]), row);
+    let (format, f32) = (Fp8Format::E4M3, FloatDType::F32);
+    let values = B::fp8_dequantize_blocks(quantized, scale.clone(), Granularity::Row, format, f32);
+    bits.extend(
+        [scale, values]
+            .into_iter()
+            .flat_map(floats::<B>)
+            .map(f32::to_bits),
+    );
+    (codes, bits, products)
+}
+
+/// What is bit-exact, and products to the last bits of f32, by whatever kernels.
+#[cfg(feature = "cpu")]
+fn check_scaled_apart<B: Fp8Ops>(device: Device<B>) {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let (codes, bits, products) = scaled_apart::<B>(&device, dtype);
+        let (expected_codes, expected_bits, expected) =
+            scaled_apart::<Flex>(&Default::default(), dtype);
+        assert_eq!(codes, expected_codes);
+        assert_eq!(bits, expected_bits);
+        for (index, (product, expected)) in products.iter().zip(&expected).enumerate() {
+            // 50 terms of about this size.
+            let [row, column] = [index / 23 % 38, index % 23].map(|line| SIZES[line % 5]);
+            let error = (product - expected).abs();
+            assert!(
+                error <= 1e-6 * (50.0 * row * column + expected.abs()),
+                "{product} is not {expected}"
+            );
+        }
+    }
+}
+
 #[test]
 fn flex() {
     check::<Flex>(Default::default());
@@ -104,15 +207,17 @@ mod cube {
     use burn_cubecl::{CubeBackend, CubeDevice, cubecl::cpu::CpuDevice};
     use burn_fusion::Fusion;
 
-    use super::check;
+    use super::{check, check_scaled_apart};
 
     #[test]
     fn without_fusion() {
         check::<CubeBackend>(CubeDevice::Cpu(CpuDevice));
+        check_scaled_apart::<CubeBackend>(CubeDevice::Cpu(CpuDevice));
     }
 
     #[test]
     fn with_fusion() {
         check::<Fusion<CubeBackend>>(CubeDevice::Cpu(CpuDevice));
+        check_scaled_apart::<Fusion<CubeBackend>>(CubeDevice::Cpu(CpuDevice));
     }
 }

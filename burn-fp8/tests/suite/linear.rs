@@ -269,6 +269,27 @@ fn gradients_of_a_sum_are_sums_of_inputs() {
     }
 }
 
+/// What is trained beside it does not change a gradient.
+#[test]
+fn a_frozen_weight_passes_the_gradient_on() {
+    for device in devices() {
+        let mut random = Random::new(33);
+        let device = device.autodiff();
+        let layer = Fp8Linear::from(linear(&mut random, 20, 9, &device));
+        let frozen = layer.clone().no_grad();
+        let gradient = |layer: &Fp8Linear| {
+            let x = Random::new(34).matrix([7, 20], &device).require_grad();
+            let loss = layer.forward(x.clone()).powf_scalar(2.0).sum();
+            let gradients = loss.backward();
+            let weight = layer.weight.val().grad(&gradients).is_some();
+            (values(x.grad(&gradients).unwrap()), weight)
+        };
+        let (trained, wanted) = gradient(&layer);
+        assert!(wanted && trained.iter().any(|&x| x != 0.0));
+        assert_eq!(gradient(&frozen), (trained, false));
+    }
+}
+
 #[test]
 fn state_follows_the_steps() {
     for device in devices() {

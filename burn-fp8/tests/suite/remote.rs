@@ -2,13 +2,15 @@
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, remote::RemoteHost};
-use burn_fp8::recipe::{AmaxCompute, DelayedScaling};
+use burn_fp8::recipe::{AmaxCompute, CurrentScaling, DelayedScaling, RecipeFormat};
 use burn_fp8::{
     Fp8Cast, Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, Granularity, amax, custom_ops,
     register_fp8_ops, register_portable_fp8_ops, scaled_matmul, scaled_matmul_with_amax,
 };
+use burn_ir::ScalarIr;
 use burn_remote::server::{BackendServer, WebSocketTransport};
 use burn_router::CustomOpRegistry;
+use std::sync::Mutex;
 use tokio::runtime::Runtime;
 
 use super::device::{Random, sqnr, values};
@@ -148,6 +150,35 @@ fn every_op_gives_what_the_local_device_gives() {
         }
         runtime.shutdown_background();
     }
+}
+
+/// As Transformer Engine has it, whatever the gradient's format is.
+#[test]
+fn only_the_forward_product_is_summed_fast() {
+    static FAST: Mutex<Vec<bool>> = Mutex::new(Vec::new());
+    fn register(registry: &mut CustomOpRegistry<Flex>) {
+        for (id, handler) in custom_ops::<Flex>() {
+            registry.register(id, move |handles, desc, device| {
+                if desc.id == "fp8::matmul" {
+                    let fast = matches!(desc.scalars.last(), Some(ScalarIr::Bool(true)));
+                    FAST.lock().unwrap().push(fast);
+                }
+                handler(handles, desc, device)
+            });
+        }
+    }
+    let (runtime, remote) = serve(register);
+    let device = remote.autodiff();
+    let recipe = CurrentScaling::new().with_format(RecipeFormat::E4M3);
+    let layer = Fp8LinearConfig::new(8, 4)
+        .with_recipe(recipe.into())
+        .init(&device);
+    let x = Random::new(32).matrix([6, 8], &device).require_grad();
+    let gradients = layer.forward(x.clone()).sum().backward();
+    values(x.grad(&gradients).unwrap());
+    values(layer.weight.val().grad(&gradients).unwrap());
+    assert_eq!(*FAST.lock().unwrap(), [true, false, false]);
+    runtime.shutdown_background();
 }
 
 #[test]

@@ -1,5 +1,8 @@
-//! The tensor-core kernels for GPUs that are not here: their CUDA C++ compiles for the GPU each is for, and its machine code
-//! has the GPU's fp8 instruction. `scripts/nvrtc` brings the compiler and the disassembler.
+//! The kernels for GPUs that are not here: their CUDA C++ compiles for the GPU each is for, and the machine code of those
+//! for tensor cores has the GPU's fp8 instruction.
+//!
+//! `scripts/nvrtc` brings the compiler and the disassembler. Without them nothing is tested, unless `BURN_FP8_REQUIRE_NVRTC`
+//! is set: then their absence is a failure.
 
 use std::{
     ffi::{CStr, CString},
@@ -8,14 +11,26 @@ use std::{
 };
 
 use burn::tensor::FloatDType;
-use burn_cubecl::{CubeDevice, cubecl::Compiler};
-use burn_fp8::kernels::{MatmulRoutine, matmul_definition};
-use burn_fp8::{Fp8Format, MatmulSpec};
+use burn_cubecl::{
+    CubeDevice,
+    cubecl::{Compiler, client::Client, prelude::KernelDefinition},
+};
+use burn_fp8::kernels::{MatmulRoutine, matmul_definition, portable_definitions};
+use burn_fp8::{Fp8Format, Granularity, MatmulSpec};
 use cubecl_cpp::{
     shared::{CompilationOptions, CppCompiler, CppSupportedFeatures},
     target::Cuda,
 };
 use cudarc::nvrtc::{result, sys};
+
+/// Something is not here.
+fn missing(what: &str) {
+    assert!(
+        std::env::var_os("BURN_FP8_REQUIRE_NVRTC").is_none(),
+        "{what}, and BURN_FP8_REQUIRE_NVRTC is set (scripts/nvrtc downloads it)"
+    );
+    eprintln!("{what}: skipped (scripts/nvrtc downloads it)");
+}
 
 /// A folder with `include` and `bin`, if NVRTC can be loaded.
 fn toolkit() -> Option<PathBuf> {
@@ -26,16 +41,14 @@ fn toolkit() -> Option<PathBuf> {
         .find_map(std::env::var_os)
         .map_or(PathBuf::from("/usr/local/cuda"), PathBuf::from);
     if !present || !home.join("include/cuda_fp16.h").exists() {
-        eprintln!("no NVRTC, or no headers of CUDA: skipped (scripts/nvrtc downloads them)");
+        missing("no NVRTC, or no headers of CUDA");
         return None;
     }
     Some(home)
 }
 
 /// The CUDA C++ that CubeCL makes of a kernel.
-fn source(routine: MatmulRoutine, spec: MatmulSpec) -> String {
-    let client = CubeDevice::Cpu(Default::default()).client();
-    let definition = matmul_definition(&client, routine, spec).unwrap();
+fn source(definition: KernelDefinition) -> String {
     let options = CompilationOptions {
         supports_features: CppSupportedFeatures {
             grid_constants: true,
@@ -45,6 +58,20 @@ fn source(routine: MatmulRoutine, spec: MatmulSpec) -> String {
     };
     let kernel = CppCompiler::<Cuda>::default().compile(definition, &options);
     kernel.unwrap().source
+}
+
+fn client() -> Client {
+    CubeDevice::Cpu(Default::default()).client()
+}
+
+/// The source of a product on tensor cores.
+fn product(
+    routine: MatmulRoutine,
+    spec: MatmulSpec,
+    granularities: [Granularity; 2],
+    has_bias: bool,
+) -> String {
+    source(matmul_definition(&client(), routine, spec, granularities, has_bias).unwrap())
 }
 
 /// The machine code for `architecture`, or what NVRTC has against it.
@@ -85,7 +112,7 @@ fn disassemble(binary: &[u8], toolkit: &std::path::Path) -> Option<String> {
     match Command::new(program).arg(file.path()).output() {
         Ok(output) if output.status.success() => Some(String::from_utf8(output.stdout).unwrap()),
         _ => {
-            eprintln!("no nvdisasm: the instructions are not looked at");
+            missing("no nvdisasm");
             None
         }
     }
@@ -96,11 +123,35 @@ fn disassemble(binary: &[u8], toolkit: &std::path::Path) -> Option<String> {
 fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Option<String> {
     let toolkit = toolkit()?;
     let mut last = None;
-    for (lhs, rhs, output) in [
-        (Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32),
-        (Fp8Format::E5M2, Fp8Format::E4M3, FloatDType::BF16),
+    let block = |rows, columns| Granularity::Block { rows, columns };
+    let (e4m3, e5m2) = (Fp8Format::E4M3, Fp8Format::E5M2);
+    for (lhs, rhs, output, granularities, has_bias) in [
+        (e4m3, e4m3, FloatDType::F32, [Granularity::Tensor; 2], true),
+        // As `RowwiseScaling` and `BlockScaling` have it.
+        (
+            e4m3,
+            e5m2,
+            FloatDType::F16,
+            [Granularity::Row, Granularity::Column],
+            true,
+        ),
+        (
+            e5m2,
+            e4m3,
+            FloatDType::BF16,
+            [block(1, 128), block(128, 128)],
+            false,
+        ),
+        (
+            e5m2,
+            e5m2,
+            FloatDType::F32,
+            [block(1, 128), block(128, 1)],
+            false,
+        ),
     ] {
-        let source = source(routine, MatmulSpec { lhs, rhs, output });
+        let spec = MatmulSpec::new(lhs, rhs, output);
+        let source = product(routine, spec, granularities, has_bias);
         let binary = compile(&source, architecture, &toolkit).unwrap_or_else(|log| panic!("{log}"));
         let code = disassemble(&binary, &toolkit)?;
         let instruction = format!("{instruction}.F32.{lhs:?}.{rhs:?}");
@@ -149,14 +200,41 @@ fn tma_loads_are_native_on_hopper() {
 #[test]
 fn each_instruction_is_for_its_gpus() {
     let Some(toolkit) = toolkit() else { return };
-    let e4m3 = MatmulSpec {
-        lhs: Fp8Format::E4M3,
-        rhs: Fp8Format::E4M3,
-        output: FloatDType::F32,
-    };
-    assert!(compile(&source(MatmulRoutine::Wgmma, e4m3), "sm_89", &toolkit).is_err());
-    let binary = compile(&source(MatmulRoutine::Mma, e4m3), "sm_90a", &toolkit).unwrap();
+    let e4m3 = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
+    let whole = [Granularity::Tensor; 2];
+    assert!(
+        compile(
+            &product(MatmulRoutine::Wgmma, e4m3, whole, true),
+            "sm_89",
+            &toolkit
+        )
+        .is_err()
+    );
+    let binary = compile(
+        &product(MatmulRoutine::Mma, e4m3, whole, true),
+        "sm_90a",
+        &toolkit,
+    )
+    .unwrap();
     if let Some(code) = disassemble(&binary, &toolkit) {
         assert!(code.contains("HMMA") && !code.contains("QMMA"));
+    }
+}
+
+/// Casts, products that decode, and what goes before tensor cores.
+#[test]
+fn portable_kernels_compile() {
+    let Some(toolkit) = toolkit() else { return };
+    for (architecture, format, dtype) in [
+        ("sm_89", Fp8Format::E4M3, FloatDType::BF16),
+        ("sm_90a", Fp8Format::E5M2, FloatDType::F16),
+        ("sm_90a", Fp8Format::E4M3, FloatDType::F32),
+    ] {
+        let kernels = portable_definitions(&client(), format, dtype);
+        assert_eq!(kernels.len(), 11);
+        for (name, definition) in kernels {
+            let compiled = compile(&source(definition), architecture, &toolkit);
+            assert!(compiled.is_ok(), "{name} for {architecture}: {compiled:?}");
+        }
     }
 }

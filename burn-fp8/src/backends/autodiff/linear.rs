@@ -13,7 +13,7 @@ use burn_autodiff::{
 };
 
 use super::add_bias;
-use crate::{Bias, Fp8Ops, LinearSpec, MatmulSpec, ops::output_dtype};
+use crate::{Bias, Fp8Format, Fp8Ops, LinearSpec, MatmulSpec, ops::output_dtype};
 
 type Float<B, C> = FloatTensor<Autodiff<B, C>>;
 
@@ -25,35 +25,29 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     bias: Bias<Autodiff<B, C>>,
     spec: LinearSpec,
 ) -> (Float<B, C>, Float<B, C>) {
+    let weight_wanted = weight.is_tracked();
     let (input, input_node) = input.into_parts();
     let (weight, weight_node) = weight.into_parts();
     let [input_scale, weight_scale, gradient_scale] = scales.map(|scale| scale.into_primitive());
     let [input_dtype, weight_dtype] = [output_dtype(&input), output_dtype(&weight)];
 
-    let (input, input_amax) = B::fp8_quantize(input, input_scale.clone(), spec.forward);
+    let (input, transposed, input_amax) =
+        quantize::<B>(input, input_scale.clone(), spec.forward, weight_wanted);
     let product = B::fp8_matmul(
-        input.clone(),
+        input,
         weight_codes.clone(),
         input_scale.clone(),
         weight_scale.clone(),
         Bias::None,
-        MatmulSpec {
-            lhs: spec.forward,
-            rhs: spec.forward,
-            output: input_dtype,
-        },
+        MatmulSpec::new(spec.forward, spec.forward, input_dtype).with_fast_accumulation(true),
     );
     let state = LinearState::<B> {
-        input: Operand {
-            codes: input,
-            scale: input_scale,
-            dtype: input_dtype,
-        },
-        weight: Operand {
-            codes: weight_codes,
-            scale: weight_scale,
-            dtype: weight_dtype,
-        },
+        input_transposed: transposed,
+        input_scale,
+        input_dtype,
+        weight_codes,
+        weight_scale,
+        weight_dtype,
         gradient_scale,
         spec,
     };
@@ -74,18 +68,36 @@ struct Fp8Linear;
 /// Kept for backward: a quarter of the bytes that the f32 operands would take.
 #[derive(Clone, Debug)]
 struct LinearState<B: Backend> {
-    input: Operand<B>,
-    weight: Operand<B>,
+    /// If the weight has a gradient.
+    input_transposed: Option<IntTensor<B>>,
+    input_scale: FloatTensor<B>,
+    /// Of the input as it came, which its gradient will have.
+    input_dtype: FloatDType,
+    weight_codes: IntTensor<B>,
+    weight_scale: FloatTensor<B>,
+    /// Of the weight as it came.
+    weight_dtype: FloatDType,
     gradient_scale: FloatTensor<B>,
     spec: LinearSpec,
 }
 
-#[derive(Clone, Debug)]
-struct Operand<B: Backend> {
-    codes: IntTensor<B>,
+/// The codes, those of the transpose if they are wanted, and the amax.
+///
+/// Fast products read both operands along the sum, which is over the rows of input and gradient where the weight's gradient
+/// is computed: it gets codes that lie so, and nothing is copied for it.
+fn quantize<B: Backend + Fp8Ops>(
+    tensor: FloatTensor<B>,
     scale: FloatTensor<B>,
-    /// Of the tensor as it came, which its gradient will have.
-    dtype: FloatDType,
+    format: Fp8Format,
+    transposed: bool,
+) -> (IntTensor<B>, Option<IntTensor<B>>, FloatTensor<B>) {
+    if transposed {
+        let (codes, transposed, amax) = B::fp8_quantize_transposed(tensor, scale, format);
+        (codes, Some(transposed), amax)
+    } else {
+        let (codes, amax) = B::fp8_quantize(tensor, scale, format);
+        (codes, None, amax)
+    }
 }
 
 impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
@@ -99,8 +111,12 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
     ) {
         let [input_node, weight_node] = ops.parents;
         let LinearState {
-            input,
-            weight,
+            input_transposed,
+            input_scale,
+            input_dtype,
+            weight_codes,
+            weight_scale,
+            weight_dtype,
             gradient_scale,
             spec,
         } = ops.state;
@@ -112,34 +128,29 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
             }
             false => gradient_scale,
         };
-        let (grad, amax) = B::fp8_quantize(grad, scale.clone(), spec.gradient);
+        let (grad, grad_transposed, amax) =
+            quantize::<B>(grad, scale.clone(), spec.gradient, weight_node.is_some());
         spec.gradient_amax.put::<B>(amax);
 
         if let Some(node) = input_node {
-            let transposed = B::int_swap_dims(weight.codes, 0, 1);
-            let matmul = MatmulSpec {
-                lhs: spec.gradient,
-                rhs: spec.forward,
-                output: input.dtype,
-            };
+            let weight = B::int_swap_dims(weight_codes, 0, 1);
+            let matmul = MatmulSpec::new(spec.gradient, spec.forward, input_dtype);
             let grad = B::fp8_matmul(
-                grad.clone(),
-                transposed,
+                grad,
+                weight,
                 scale.clone(),
-                weight.scale,
+                weight_scale,
                 Bias::None,
                 matmul,
             );
             grads.register::<B>(node.id, grad);
         }
-        if let Some(node) = weight_node {
-            let transposed = B::int_swap_dims(input.codes, 0, 1);
-            let matmul = MatmulSpec {
-                lhs: spec.forward,
-                rhs: spec.gradient,
-                output: weight.dtype,
-            };
-            let grad = B::fp8_matmul(transposed, grad, input.scale, scale, Bias::None, matmul);
+        if let (Some(node), Some(input), Some(grad)) =
+            (weight_node, input_transposed, grad_transposed)
+        {
+            let grad = B::int_swap_dims(grad, 0, 1);
+            let matmul = MatmulSpec::new(spec.forward, spec.gradient, weight_dtype);
+            let grad = B::fp8_matmul(input, grad, input_scale, scale, Bias::None, matmul);
             grads.register::<B>(node.id, grad);
         }
     }

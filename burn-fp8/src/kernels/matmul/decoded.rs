@@ -1,6 +1,7 @@
 //! Decode both operands, multiply by Burn's own (tuned, tensor cores where there are any), scale afterwards.
 //!
-//! All codes are exact in bf16, so nothing is lost where the device multiplies that faster.
+//! All codes are exact in bf16, so nothing is lost where the device multiplies that faster. Scales that change along the
+//! inner dimension belong into the operands, which are f32 then.
 
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType};
@@ -11,16 +12,20 @@ use burn_cubecl::{
     ops::numeric::ones,
     tensor::CubeTensor,
 };
-use cubecl::prelude::*;
+use cubecl::{CubeKernel, client::Client, prelude::*};
 
-use super::{Product, routine::Routine};
+use super::{Product, Size, routine::Routine};
 use crate::{
-    Bias,
+    Bias, Granularity,
+    granular::scaled_together,
     kernels::{
         amax::raise,
         buffer,
         codec::{float_to, magnitude_bits},
+        definitions::define,
         dequantize,
+        dequantize_blocks::dequantize as dequantize_scaled,
+        scale_grid::{ScaleGrid, ScaleGridLaunch, Scales, scale_index},
     },
 };
 
@@ -29,45 +34,82 @@ pub(super) struct Decoded;
 
 impl Routine for Decoded {
     fn matmul(&self, product: Product) -> CubeTensor {
-        matmul(product)
+        let dtype = operand_dtype(&product.lhs.device);
+        matmul(product, dtype)
     }
 }
 
-fn matmul(product: Product) -> CubeTensor {
+/// With operands of `dtype`, where that holds them.
+fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
+    let Size { m, n, k, .. } = product.size();
+    let along = scaled_together(product.granularities()).is_some_and(|together| together < k);
     let Product {
         lhs,
         rhs,
-        lhs_scale,
-        rhs_scale,
+        lhs_scales,
+        rhs_scales,
         bias,
         spec,
         amax,
     } = product;
-    let unit = || ones(lhs.device.clone(), [1].into(), DType::F32);
-    let dtype = operand_dtype(&lhs.device);
-    let left = dequantize(lhs.clone(), unit(), spec.lhs, dtype);
-    let right = dequantize(rhs, unit(), spec.rhs, dtype);
+    let unit = ones(lhs.device.clone(), [1].into(), DType::F32);
+    let (left, right, lhs_scales, rhs_scales) = if along {
+        let f32 = FloatDType::F32;
+        let unit = Scales {
+            tensor: unit,
+            granularity: Granularity::Tensor,
+        };
+        (
+            dequantize_scaled(lhs, lhs_scales, spec.lhs, f32),
+            dequantize_scaled(rhs, rhs_scales, spec.rhs, f32),
+            unit.clone(),
+            unit,
+        )
+    } else {
+        (
+            dequantize(lhs, unit.clone(), spec.lhs, dtype),
+            dequantize(rhs, unit, spec.rhs, dtype),
+            lhs_scales,
+            rhs_scales,
+        )
+    };
     let sums = burn_matmul::matmul(left, right, None, Default::default(), DType::F32)
         .expect("Burn multiplies floats of any shape");
 
     let output = buffer::empty_floats(&sums, sums.shape(), DType::from(spec.output));
     let length = output.shape().num_elements();
     let (has_bias, bias) = match bias {
-        Bias::None => (false, lhs_scale.clone()),
+        Bias::None => (false, lhs_scales.tensor.clone()),
         Bias::Row(bias) => (true, cast(bias, DType::F32)),
     };
     let client = output.client.clone();
+    let starts: Vec<[u32; 2]> = lhs_scales
+        .starts(&output.shape())
+        .into_iter()
+        .zip(rhs_scales.starts(&output.shape()))
+        .map(|(left, right)| [left as u32, right as u32])
+        .collect();
+    let whole = [lhs_scales.granularity, rhs_scales.granularity] == [Granularity::Tensor; 2];
     let (count, dim) = buffer::grid(&client, length);
     scale_kernel::launch(
         &client,
         count,
         dim,
         buffer::elements(sums),
-        buffer::elements(lhs_scale),
-        buffer::elements(rhs_scale),
+        lhs_scales.elements(),
+        rhs_scales.elements(),
+        buffer::raw(
+            client.create_from_slice(bytemuck::cast_slice(&starts)),
+            2 * starts.len(),
+        ),
         buffer::elements(bias),
         buffer::raw(output.handle.clone(), length),
         buffer::amax(&client, &amax),
+        lhs_scales.grid(),
+        rhs_scales.grid(),
+        m as u32,
+        n as u32,
+        whole,
         has_bias,
         amax.is_some(),
         output.dtype == DType::BF16,
@@ -85,24 +127,64 @@ fn operand_dtype(device: &CubeDevice) -> FloatDType {
     }
 }
 
-#[cube(launch)]
+pub(super) fn definition(client: &Client, dtype: ElemType, bf16: bool) -> KernelDefinition {
+    let word = || buffer::word(client);
+    let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
+    define!(
+        client,
+        scale_kernel(
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            grid(),
+            grid(),
+            1,
+            1,
+            false,
+            true,
+            true,
+            bf16,
+            dtype
+        )
+    )
+}
+
+#[cube(launch, create_dummy_kernel)]
 fn scale_kernel<F: Numeric>(
     sums: &[f32],
     lhs_scale: &[f32],
     rhs_scale: &[f32],
+    starts: &[u32],
     bias: &[f32],
     output: &mut [F],
     amax: &[Atomic<u32>],
+    left_scales: ScaleGrid,
+    right_scales: ScaleGrid,
+    m: u32,
+    n: u32,
+    #[comptime] whole: bool,
     #[comptime] has_bias: bool,
     #[comptime] has_amax: bool,
     #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
-    let lhs_inverse = 1.0f32 / lhs_scale[0];
-    let rhs_inverse = 1.0f32 / rhs_scale[0];
+    let mut lhs_inverse = 1.0f32 / lhs_scale[0];
+    let mut rhs_inverse = 1.0f32 / rhs_scale[0];
     let mut max = 0u32;
     let mut index = ABSOLUTE_POS;
     while index < output.len() {
+        if comptime!(!whole) {
+            let (line, column) = (index / n as usize, index % n as usize);
+            let (batch, row) = (line / m as usize, line % m as usize);
+            let start = starts[2 * batch] as usize;
+            lhs_inverse = 1.0f32 / lhs_scale[scale_index(&left_scales, start, row, 0usize)];
+            let start = starts[2 * batch + 1] as usize;
+            rhs_inverse = 1.0f32 / rhs_scale[scale_index(&right_scales, start, 0usize, column)];
+        }
         let mut value = sums[index] * lhs_inverse * rhs_inverse;
         if has_bias {
             value += bias[index % bias.len()];
@@ -115,6 +197,49 @@ fn scale_kernel<F: Numeric>(
         index += CUBE_COUNT * CUBE_DIM as usize;
     }
     if has_amax {
-        raise(amax, max);
+        raise(amax, 0usize, max);
+    }
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::TensorData;
+    use burn_std::reader::try_read_sync;
+
+    use super::*;
+    use crate::{Fp8Format, Fp8Ops, MatmulSpec, kernels::matmul::product};
+
+    /// As on GPUs: bf16 operands, a product in f32.
+    #[test]
+    fn bf16_holds_every_code() {
+        let device = CubeDevice::Cpu(Default::default());
+        let one = || ones(device.clone(), [1].into(), DType::F32);
+        let cast = |values: &[f32], shape: [usize; 2], format| {
+            let data = TensorData::new(values.to_vec(), shape);
+            CubeBackend::fp8_quantize(CubeBackend::float_from_data(data, &device), one(), format).0
+        };
+        let finite = |format: Fp8Format| -> Vec<f32> {
+            let values = format.values().iter().copied();
+            values.filter(|value| value.is_finite()).collect()
+        };
+        let (left, right) = (finite(Fp8Format::E4M3), finite(Fp8Format::E5M2));
+        let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::F32);
+        let product = product(
+            [
+                cast(&left, [left.len(), 1], spec.lhs),
+                cast(&right, [1, right.len()], spec.rhs),
+            ],
+            [one(), one()],
+            Bias::None,
+            [Granularity::Tensor; 2],
+            spec,
+        );
+        let output = matmul(product, FloatDType::BF16);
+        let data = try_read_sync(CubeBackend::float_into_data(output));
+        let found = data.unwrap().unwrap().try_to_vec::<f32>().unwrap();
+        // Sums of one term, all exact.
+        let expected = left.iter().flat_map(|x| right.iter().map(move |y| x * y));
+        assert!(found.iter().copied().eq(expected));
     }
 }

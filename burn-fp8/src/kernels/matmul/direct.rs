@@ -1,19 +1,21 @@
 //! One kernel that decodes in registers: for small products, where a launch costs more than the arithmetic.
 
-use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{kernel::cast, tensor::CubeTensor};
-use cubecl::{ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
-use super::{Product, batch::tensor_starts, routine::Routine};
+use super::{Product, Size, routine::Routine};
 use crate::{
-    Bias,
-    custom::matmul_shape,
+    Bias, Fp8Format,
+    granular::scaled_together,
     kernels::{
         amax::raise,
+        batch::tensor_starts,
         buffer,
         codec::{cube_format, float_to, load, magnitude_bits},
+        definitions::define,
+        scale_grid::{ScaleGrid, ScaleGridLaunch, scale_index},
     },
 };
 
@@ -30,33 +32,30 @@ impl Routine for Direct {
 }
 
 fn matmul(product: Product) -> CubeTensor {
+    let shape = product.shape();
+    let Size { m, n, k, batches } = product.size();
+    let together = scaled_together(product.granularities()).unwrap_or(k);
     let Product {
         lhs,
         rhs,
-        lhs_scale,
-        rhs_scale,
+        lhs_scales,
+        rhs_scales,
         bias,
         spec,
         amax,
     } = product;
-    let (left, right) = (lhs.shape(), rhs.shape());
-    let shape = matmul_shape(&left, &right);
     let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
     if shape.num_elements() == 0 {
         return output;
     }
     let rank = shape.num_dims();
-    let [m, n, k] = [shape[rank - 2], shape[rank - 1], left[rank - 1]];
-    let batches = shape.num_elements() / (m * n);
     let client = lhs.client.clone();
-    // Where each matrix of the batch starts, on both sides.
-    let [lhs_starts, rhs_starts] = [&lhs, &rhs].map(|side| tensor_starts(side, &shape));
-    let offsets: Vec<u32> = lhs_starts
-        .iter()
-        .zip(&rhs_starts)
-        .flat_map(|(&left, &right)| [left as u32, right as u32])
-        .collect();
-    let offsets = client.create_from_slice(bytemuck::cast_slice(&offsets));
+    let starts = side_by_side([
+        tensor_starts(&lhs, &shape),
+        tensor_starts(&rhs, &shape),
+        lhs_scales.starts(&shape),
+        rhs_scales.starts(&shape),
+    ]);
     let strides = |side: &CubeTensor| {
         let strides = side.meta.strides();
         [strides[rank - 2] as u32, strides[rank - 1] as u32]
@@ -64,7 +63,7 @@ fn matmul(product: Product) -> CubeTensor {
     let [lhs_row, lhs_column] = strides(&lhs);
     let [rhs_row, rhs_column] = strides(&rhs);
     let (has_bias, bias) = match bias {
-        Bias::None => (false, lhs_scale.clone()),
+        Bias::None => (false, lhs_scales.tensor.clone()),
         Bias::Row(bias) => (true, cast(bias, DType::F32)),
     };
     let tiles = batches * m.div_ceil(TILE) * n.div_ceil(TILE);
@@ -75,17 +74,23 @@ fn matmul(product: Product) -> CubeTensor {
         dim,
         buffer::code_words(&lhs),
         buffer::code_words(&rhs),
-        buffer::elements(lhs_scale),
-        buffer::elements(rhs_scale),
+        lhs_scales.elements(),
+        rhs_scales.elements(),
         buffer::elements(bias),
-        buffer::raw(offsets, 2 * batches),
+        buffer::raw(
+            client.create_from_slice(bytemuck::cast_slice(&starts)),
+            4 * batches,
+        ),
         buffer::raw(output.handle.clone(), shape.num_elements()),
         MatrixLaunch::new(lhs_row, lhs_column),
         MatrixLaunch::new(rhs_row, rhs_column),
+        lhs_scales.grid(),
+        rhs_scales.grid(),
         buffer::amax(&client, &amax),
         m as u32,
         n as u32,
         k as u32,
+        together.clamp(1, k.max(1)) as u32,
         has_bias,
         amax.is_some(),
         cube_format(spec.lhs),
@@ -96,6 +101,52 @@ fn matmul(product: Product) -> CubeTensor {
     output
 }
 
+/// What belongs to each matrix of a batch, side by side: where its operands start, and their scales.
+fn side_by_side([left, right, left_scales, right_scales]: [Vec<usize>; 4]) -> Vec<[u32; 4]> {
+    (0..left.len())
+        .map(|batch| {
+            [&left, &right, &left_scales, &right_scales].map(|starts| starts[batch] as u32)
+        })
+        .collect()
+}
+
+pub(super) fn definition(
+    client: &Client,
+    [lhs, rhs]: [Fp8Format; 2],
+    dtype: ElemType,
+    bf16: bool,
+) -> KernelDefinition {
+    let word = || buffer::word(client);
+    let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
+    define!(
+        client,
+        matmul_kernel(
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            word(),
+            MatrixLaunch::new(1, 1),
+            MatrixLaunch::new(1, 1),
+            grid(),
+            grid(),
+            word(),
+            1,
+            1,
+            1,
+            1,
+            true,
+            true,
+            cube_format(lhs),
+            cube_format(rhs),
+            bf16,
+            dtype
+        )
+    )
+}
+
 /// Strides of a matrix of codes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Matrix {
@@ -103,22 +154,26 @@ struct Matrix {
     column: u32,
 }
 
-/// A unit makes a tile of the output from rows and columns that it decodes itself; sums are in f32, in the order of k.
-#[cube(launch)]
+/// A unit makes a tile of the output from rows and columns that it decodes itself; sums are in f32, in the order of k, and
+/// scaled every `together` terms.
+#[cube(launch, create_dummy_kernel)]
 fn matmul_kernel<F: Numeric>(
     lhs: &[u32],
     rhs: &[u32],
     lhs_scale: &[f32],
     rhs_scale: &[f32],
     bias: &[f32],
-    offsets: &[u32],
+    starts: &[u32],
     output: &mut [F],
     left: Matrix,
     right: Matrix,
+    left_scales: ScaleGrid,
+    right_scales: ScaleGrid,
     amax: &[Atomic<u32>],
     m: u32,
     n: u32,
     k: u32,
+    together: u32,
     #[comptime] has_bias: bool,
     #[comptime] has_amax: bool,
     #[comptime] lhs_format: CubeFormat,
@@ -128,9 +183,8 @@ fn matmul_kernel<F: Numeric>(
 ) {
     let tile_rows = m.div_ceil(TILE as u32) as usize;
     let tile_columns = n.div_ceil(TILE as u32) as usize;
-    let tiles = offsets.len() / 2 * tile_rows * tile_columns;
-    let lhs_inverse = 1.0f32 / lhs_scale[0];
-    let rhs_inverse = 1.0f32 / rhs_scale[0];
+    let tiles = starts.len() / 4 * tile_rows * tile_columns;
+    let (m, n, k, together) = (m as usize, n as usize, k as usize, together as usize);
 
     let mut max = 0u32;
     let mut tile = ABSOLUTE_POS;
@@ -138,31 +192,59 @@ fn matmul_kernel<F: Numeric>(
         let batch = tile / (tile_rows * tile_columns);
         let row = tile / tile_columns % tile_rows * TILE;
         let column = tile % tile_columns * TILE;
-        let lhs_start = offsets[2 * batch] as usize;
-        let rhs_start = offsets[2 * batch + 1] as usize;
+        let lhs_start = starts[4 * batch] as usize;
+        let rhs_start = starts[4 * batch + 1] as usize;
+        let lhs_scale_start = starts[4 * batch + 2] as usize;
+        let rhs_scale_start = starts[4 * batch + 3] as usize;
 
-        let mut sums = Array::<f32>::new(comptime!(TILE * TILE));
+        let mut totals = Array::<f32>::new(comptime!(TILE * TILE));
         #[unroll]
         for index in 0..comptime!(TILE * TILE) {
-            sums[index] = 0.0f32;
+            totals[index] = 0.0f32;
         }
         let mut factors = Array::<f32>::new(TILE);
-        for inner in 0..k as usize {
-            // Rows and columns beyond the edge repeat the last one; their sums are dropped.
+        for slice in 0..k.div_ceil(together) {
+            let first = slice * together;
+            let mut sums = Array::<f32>::new(comptime!(TILE * TILE));
+            #[unroll]
+            for index in 0..comptime!(TILE * TILE) {
+                sums[index] = 0.0f32;
+            }
+            for inner in first..usize::min(first + together, k) {
+                // Rows and columns beyond the edge repeat the last one; their sums are dropped.
+                #[unroll]
+                for j in 0..TILE {
+                    let column = usize::min(column + j, n - 1);
+                    let index =
+                        rhs_start + inner * right.row as usize + column * right.column as usize;
+                    factors[j] = load(rhs, index, rhs_format);
+                }
+                #[unroll]
+                for i in 0..TILE {
+                    let row = usize::min(row + i, m - 1);
+                    let index = lhs_start + row * left.row as usize + inner * left.column as usize;
+                    let factor = load(lhs, index, lhs_format);
+                    #[unroll]
+                    for j in 0..TILE {
+                        sums[comptime!(i * TILE + j)] += factor * factors[j];
+                    }
+                }
+            }
             #[unroll]
             for j in 0..TILE {
-                let column = usize::min(column + j, n as usize - 1);
-                let index = rhs_start + inner * right.row as usize + column * right.column as usize;
-                factors[j] = load(rhs, index, rhs_format);
+                let column = usize::min(column + j, n - 1);
+                let index = scale_index(&right_scales, rhs_scale_start, first, column);
+                factors[j] = 1.0f32 / rhs_scale[index];
             }
             #[unroll]
             for i in 0..TILE {
-                let row = usize::min(row + i, m as usize - 1);
-                let index = lhs_start + row * left.row as usize + inner * left.column as usize;
-                let factor = load(lhs, index, lhs_format);
+                let row = usize::min(row + i, m - 1);
+                let index = scale_index(&left_scales, lhs_scale_start, row, first);
+                let inverse = 1.0f32 / lhs_scale[index];
                 #[unroll]
                 for j in 0..TILE {
-                    sums[comptime!(i * TILE + j)] += factor * factors[j];
+                    let index = comptime!(i * TILE + j);
+                    totals[index] += sums[index] * inverse * factors[j];
                 }
             }
         }
@@ -172,13 +254,13 @@ fn matmul_kernel<F: Numeric>(
             #[unroll]
             for j in 0..TILE {
                 let (row, column) = (row + i, column + j);
-                if row < m as usize && column < n as usize {
-                    let mut value = sums[comptime!(i * TILE + j)] * lhs_inverse * rhs_inverse;
+                if row < m && column < n {
+                    let mut value = totals[comptime!(i * TILE + j)];
                     if has_bias {
                         value += bias[column];
                     }
                     let value = float_to::<F>(value, bf16);
-                    output[(batch * m as usize + row) * n as usize + column] = value;
+                    output[(batch * m + row) * n + column] = value;
                     if has_amax {
                         max = u32::max(max, magnitude_bits(f32::cast_from(value)));
                     }
@@ -188,6 +270,6 @@ fn matmul_kernel<F: Numeric>(
         tile += CUBE_COUNT * CUBE_DIM as usize;
     }
     if has_amax {
-        raise(amax, max);
+        raise(amax, 0usize, max);
     }
 }

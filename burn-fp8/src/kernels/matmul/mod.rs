@@ -1,6 +1,5 @@
 //! The scaled matrix product, by one of several routines, or by NVIDIA's library.
 
-mod batch;
 #[cfg(any(test, feature = "cuda"))]
 mod cublaslt;
 mod decoded;
@@ -12,10 +11,14 @@ mod tune;
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use cubecl::{client::Client, prelude::KernelDefinition};
+use cubecl::{
+    client::Client,
+    prelude::{ElemType, KernelDefinition},
+};
+use serde::{Deserialize, Serialize};
 
-use super::buffer;
-use crate::{Bias, MatmulSpec, custom::matmul_shape};
+use super::{buffer, scale_grid::Scales};
+use crate::{Bias, Fp8Format, Granularity, MatmulSpec, custom::matmul_shape};
 pub use routine::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_policy, set_matmul_policy};
 
 /// Multiplications above which it pays to decode both operands first, or to fill a tensor core's tiles.
@@ -26,8 +29,8 @@ const LARGE: usize = 1 << 20;
 pub(super) struct Product {
     pub(super) lhs: CubeTensor,
     pub(super) rhs: CubeTensor,
-    pub(super) lhs_scale: CubeTensor,
-    pub(super) rhs_scale: CubeTensor,
+    pub(super) lhs_scales: Scales,
+    pub(super) rhs_scales: Scales,
     pub(super) bias: Bias<CubeBackend>,
     pub(super) spec: MatmulSpec,
     /// Where the output's amax goes, if it is asked for: one f32, its bits 0. The direct and the decoded routine put it
@@ -41,17 +44,45 @@ impl Product {
         matmul_shape(&self.lhs.shape(), &self.rhs.shape())
     }
 
-    /// The inner dimension.
-    fn inner(&self) -> usize {
-        let left = self.lhs.shape();
-        left[left.num_dims() - 1]
-    }
-
-    /// Multiplications of one matrix of the batch.
-    fn size(&self) -> usize {
+    fn size(&self) -> Size {
         let shape = self.shape();
         let rank = shape.num_dims();
-        shape[rank - 2] * shape[rank - 1] * self.inner()
+        Size {
+            m: shape[rank - 2],
+            n: shape[rank - 1],
+            k: self.lhs.shape()[rank - 1],
+            batches: shape.iter().take(rank - 2).product(),
+        }
+    }
+
+    fn granularities(&self) -> [Granularity; 2] {
+        [self.lhs_scales.granularity, self.rhs_scales.granularity]
+    }
+
+    /// Whether both operands have one scale each.
+    #[cfg(feature = "cuda")]
+    fn scaled_as_a_whole(&self) -> bool {
+        self.granularities() == [Granularity::Tensor; 2]
+    }
+}
+
+/// The sizes of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct Size {
+    /// Rows.
+    m: usize,
+    /// Columns.
+    n: usize,
+    /// The inner dimension.
+    k: usize,
+    /// Matrices.
+    batches: usize,
+}
+
+impl Size {
+    /// Multiplications of one matrix of the batch.
+    fn multiplications(self) -> usize {
+        self.m * self.n * self.k
     }
 }
 
@@ -64,15 +95,8 @@ pub(crate) fn matmul_amax(
     bias: Bias<CubeBackend>,
     spec: MatmulSpec,
 ) -> (CubeTensor, CubeTensor) {
-    let product = Product {
-        lhs,
-        rhs,
-        lhs_scale,
-        rhs_scale,
-        bias,
-        spec,
-        amax: None,
-    };
+    let whole = [Granularity::Tensor; 2];
+    let product = product([lhs, rhs], [lhs_scale, rhs_scale], bias, whole, spec);
     let policy = matmul_policy();
     match choose(policy, &product) {
         // These find it on the way.
@@ -91,6 +115,17 @@ pub(crate) fn matmul_amax(
             (output, amax)
         }
     }
+}
+
+/// See [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks).
+pub(crate) fn matmul_blocks(
+    operands: [CubeTensor; 2],
+    scales: [CubeTensor; 2],
+    bias: Bias<CubeBackend>,
+    granularities: [Granularity; 2],
+    spec: MatmulSpec,
+) -> CubeTensor {
+    matmul_blocks_by(matmul_policy(), operands, scales, bias, granularities, spec)
 }
 
 /// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
@@ -114,8 +149,8 @@ pub(crate) fn matmul(
 /// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales of one element), its kernel picked
 /// by `policy`.
 ///
-/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (one without elements, or without terms, by
-/// tensor cores), it is computed as by [`MatmulPolicy::Automatic`].
+/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (by tensor cores one without elements or terms,
+/// or with scales that change within 128 terms), it is computed as by [`MatmulPolicy::Automatic`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -129,7 +164,7 @@ pub(crate) fn matmul(
 /// let float = |data: TensorData| CubeBackend::float_from_data(data, &device);
 /// let scale = || float([2f32].into());
 /// let codes = |data: TensorData| CubeBackend::fp8_quantize(float(data), scale(), E4M3).0;
-/// let spec = MatmulSpec { lhs: E4M3, rhs: E4M3, output: FloatDType::F32 };
+/// let spec = MatmulSpec::new(E4M3, E4M3, FloatDType::F32);
 /// let product = matmul_by(
 ///     MatmulPolicy::Only(MatmulRoutine::Mma),
 ///     [codes([[1f32, 2.0]].into()), codes([[3f32], [4.0]].into())],
@@ -148,16 +183,78 @@ pub fn matmul_by(
     bias: Bias<CubeBackend>,
     spec: MatmulSpec,
 ) -> CubeTensor {
-    let product = Product {
+    let whole = [Granularity::Tensor; 2];
+    matmul_blocks_by(
+        policy,
+        [lhs, rhs],
+        [lhs_scale, rhs_scale],
+        bias,
+        whole,
+        spec,
+    )
+}
+
+/// [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks) of two operands, its kernel picked by `policy`. See
+/// [`matmul_by`].
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use burn::backend::{Backend, ops::FloatTensorOps};
+/// use burn::tensor::{FloatDType, TensorData};
+/// use burn_cubecl::{CubeBackend, CubeDevice, cubecl::cpu::CpuDevice};
+/// use burn_fp8::kernels::{MatmulPolicy, matmul_blocks_by};
+/// use burn_fp8::{Bias, Fp8Cast, Fp8Format::E4M3, Fp8Ops, Granularity, MatmulSpec};
+///
+/// let device = CubeDevice::Cpu(CpuDevice);
+/// let cast = |data: TensorData, granularity| {
+///     let tensor = CubeBackend::float_from_data(data, &device);
+///     CubeBackend::fp8_quantize_blocks(tensor, Fp8Cast::new(granularity, E4M3))
+/// };
+/// let (lhs, lhs_scale) = cast([[7f32, 0.0], [0.0, 448.0]].into(), Granularity::Row);
+/// let (rhs, rhs_scale) = cast([[1f32], [2.0]].into(), Granularity::Column);
+/// let product = matmul_blocks_by(
+///     MatmulPolicy::Automatic,
+///     [lhs, rhs],
+///     [lhs_scale, rhs_scale],
+///     Bias::None,
+///     [Granularity::Row, Granularity::Column],
+///     MatmulSpec::new(E4M3, E4M3, FloatDType::F32),
+/// );
+/// let data = burn_backend::try_read_sync(CubeBackend::float_into_data(product));
+/// assert_eq!(data.unwrap().unwrap().try_to_vec::<f32>().unwrap(), [7.0, 896.0]);
+/// # }
+/// ```
+pub fn matmul_blocks_by(
+    policy: MatmulPolicy,
+    operands: [CubeTensor; 2],
+    scales: [CubeTensor; 2],
+    bias: Bias<CubeBackend>,
+    granularities: [Granularity; 2],
+    spec: MatmulSpec,
+) -> CubeTensor {
+    compute(policy, product(operands, scales, bias, granularities, spec))
+}
+
+fn product(
+    [lhs, rhs]: [CubeTensor; 2],
+    [lhs_scale, rhs_scale]: [CubeTensor; 2],
+    bias: Bias<CubeBackend>,
+    [left, right]: [Granularity; 2],
+    spec: MatmulSpec,
+) -> Product {
+    let scales = |tensor, granularity| Scales {
+        tensor,
+        granularity,
+    };
+    Product {
         lhs,
         rhs,
-        lhs_scale,
-        rhs_scale,
+        lhs_scales: scales(lhs_scale, left),
+        rhs_scales: scales(rhs_scale, right),
         bias,
         spec,
         amax: None,
-    };
-    compute(policy, product)
+    }
 }
 
 /// How a product is computed.
@@ -171,8 +268,9 @@ enum Choice {
 }
 
 fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
+    let fits = |only: MatmulRoutine| only.routine().fits(product.size(), product.granularities());
     match policy {
-        MatmulPolicy::Only(only) if only.routine().fits(product) => return Choice::Routine(only),
+        MatmulPolicy::Only(only) if fits(only) => return Choice::Routine(only),
         MatmulPolicy::Measured => return Choice::Fastest,
         _ => {}
     }
@@ -186,9 +284,10 @@ fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
 fn without_library(product: &Product) -> Choice {
     let accelerated = |routine: MatmulRoutine| {
         let routine = routine.routine();
-        routine.is_native(&product.lhs.client) && routine.fits(product)
+        routine.is_native(&product.lhs.client)
+            && routine.fits(product.size(), product.granularities())
     };
-    if product.size() < LARGE {
+    if product.size().multiplications() < LARGE {
         Choice::Routine(MatmulRoutine::Direct)
     } else if accelerated(MatmulRoutine::Mma) || accelerated(MatmulRoutine::Wgmma) {
         Choice::Fastest
@@ -213,6 +312,25 @@ fn compute(policy: MatmulPolicy, product: Product) -> CubeTensor {
     }
 }
 
+/// The kernels that need no tensor cores, and those that lay operands out for the ones that do.
+pub(super) fn definitions(
+    client: &Client,
+    format: Fp8Format,
+    dtype: ElemType,
+    bf16: bool,
+) -> [(&'static str, KernelDefinition); 4] {
+    let [copy_rows, turn_rows] = tile::copy_definitions(client);
+    [
+        (
+            "direct",
+            direct::definition(client, [format; 2], dtype, bf16),
+        ),
+        ("decoded", decoded::definition(client, dtype, bf16)),
+        ("copy_rows", copy_rows),
+        ("turn_rows", turn_rows),
+    ]
+}
+
 /// The kernel of a routine with its tensor-core instruction, as CubeCL's compilers take it, `None` for the routines that
 /// have no such instruction.
 ///
@@ -224,18 +342,22 @@ fn compute(policy: MatmulPolicy, product: Product) -> CubeTensor {
 /// use burn::tensor::FloatDType;
 /// use burn_cubecl::{CubeDevice, cubecl::cpu::CpuDevice};
 /// use burn_fp8::kernels::{MatmulRoutine, matmul_definition};
-/// use burn_fp8::{Fp8Format, MatmulSpec};
+/// use burn_fp8::{Fp8Format, Granularity, MatmulSpec};
 ///
-/// let spec = MatmulSpec { lhs: Fp8Format::E4M3, rhs: Fp8Format::E4M3, output: FloatDType::BF16 };
+/// let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::BF16);
 /// let client = CubeDevice::Cpu(CpuDevice).client();
-/// assert!(matmul_definition(&client, MatmulRoutine::Wgmma, spec).is_some());
-/// assert!(matmul_definition(&client, MatmulRoutine::Direct, spec).is_none());
+/// let whole = [Granularity::Tensor; 2];
+/// assert!(matmul_definition(&client, MatmulRoutine::Wgmma, spec, whole, true).is_some());
+/// assert!(matmul_definition(&client, MatmulRoutine::Direct, spec, whole, true).is_none());
 /// # }
 /// ```
 pub fn matmul_definition(
     client: &Client,
     routine: MatmulRoutine,
     spec: MatmulSpec,
+    granularities: [Granularity; 2],
+    has_bias: bool,
 ) -> Option<KernelDefinition> {
-    Some(routine.tile()?.definition(client, spec))
+    let tile = routine.tile()?;
+    Some(tile.definition(client, spec, granularities, has_bias))
 }

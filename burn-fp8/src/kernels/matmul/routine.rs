@@ -10,14 +10,16 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 
 use super::{
-    Product, decoded, direct,
+    Product, Size, decoded, direct,
     tile::{Instruction, Tile},
 };
+use crate::Granularity;
 
 /// A way to compute a product.
 pub(super) trait Routine: Send + Sync {
-    /// Whether it can compute a product of this shape.
-    fn fits(&self, _product: &Product) -> bool {
+    /// Whether it can compute products of these sizes and granularities. What fits, fits with smaller sizes too that are
+    /// not 0.
+    fn fits(&self, _size: Size, _granularities: [Granularity; 2]) -> bool {
         true
     }
 

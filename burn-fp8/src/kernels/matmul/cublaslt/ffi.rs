@@ -42,7 +42,7 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 /// What an algorithm is chosen by.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     sizes: [usize; 3],
     leading: [usize; 2],
@@ -50,6 +50,19 @@ struct Shape {
     output: u32,
     fast: bool,
     bias: bool,
+}
+
+impl Shape {
+    fn of(plan: &Plan, spec: MatmulSpec) -> Self {
+        Self {
+            sizes: [plan.m, plan.n, plan.k],
+            leading: [plan.lhs.leading(plan.k), plan.rhs.leading(plan.k)],
+            formats: [spec.lhs, spec.rhs],
+            output: output_type(spec.output) as u32,
+            fast: plan.fast,
+            bias: plan.bias == BiasPlan::Epilogue,
+        }
+    }
 }
 
 /// The tensors of a product: codes with the inner dimension contiguous, and what codes are multiplied by.
@@ -80,6 +93,12 @@ pub(super) fn library(ordinal: usize) -> Option<Arc<Library>> {
 }
 
 impl Library {
+    /// Whether a product of this kind was put to cuBLASLt before, and it has no algorithm for it.
+    pub(super) fn has_refused(&self, plan: &Plan, spec: MatmulSpec) -> bool {
+        let algorithms = self.algorithms.lock().expect("no panic under lock");
+        matches!(algorithms.get(&Shape::of(plan, spec)), Some(None))
+    }
+
     fn open(ordinal: usize) -> Result<Self, String> {
         // SAFETY: looking for the library loads it, whose initializers touch nothing but its own data.
         if !unsafe { sys::is_culib_present() } {
@@ -151,14 +170,7 @@ pub(super) fn run(
     addresses.check()?;
     block_on(client.sync()).map_err(text)?;
     library.context.bind_to_thread().map_err(text)?;
-    let shape = Shape {
-        sizes: [plan.m, plan.n, plan.k],
-        leading: [plan.lhs.leading(plan.k), plan.rhs.leading(plan.k)],
-        formats: [spec.lhs, spec.rhs],
-        output: output_type(spec.output) as u32,
-        fast: plan.fast,
-        bias: plan.bias == BiasPlan::Epilogue,
-    };
+    let shape = Shape::of(plan, spec);
     // SAFETY: the addresses are of the library's device. The tensors there have the plan's shapes: codes of k elements
     // `leading` apart, one f32 as a scale, n elements as a bias, m times n as the output, and `WORKSPACE` bytes. The
     // resources keep them in place, and the host has waited until they are filled and until nobody uses them.

@@ -14,18 +14,22 @@ pub(super) use matmul::{pays, try_matmul};
 
 #[cfg(feature = "cuda")]
 mod matmul {
+    use std::{
+        collections::BTreeSet,
+        sync::{Mutex, PoisonError},
+    };
+
     use burn::backend::{TensorMetadata, ops::FloatTensorOps};
     use burn::tensor::{DType, Shape};
     use burn_cubecl::{
         CubeBackend, CubeDevice,
         kernel::{cast, into_contiguous},
-        ops::permute,
         tensor::CubeTensor,
     };
 
     use super::{
         ffi::{self, Library, Operands},
-        plan::{BiasPlan, Matrix, Source, plan},
+        plan::{BiasPlan, Matrix, Plan, Source, plan},
     };
     use crate::{
         Bias,
@@ -37,7 +41,9 @@ mod matmul {
 
     /// Whether a product is large enough, and on a GPU of NVIDIA's.
     pub(in crate::kernels::matmul) fn pays(product: &Product) -> bool {
-        matches!(product.lhs.device, CubeDevice::Cuda(_)) && product.size() >= LARGE
+        matches!(product.lhs.device, CubeDevice::Cuda(_))
+            && product.scaled_as_a_whole()
+            && product.size().multiplications() >= LARGE
     }
 
     /// The product by cuBLASLt; `None` where another routine is to compute it.
@@ -59,9 +65,13 @@ mod matmul {
                 return None;
             }
         };
+        // Before anything is copied for it.
+        if library.has_refused(&plan, product.spec) {
+            return None;
+        }
         let codes = |source: Source, tensor: &CubeTensor, transposed: bool| match source {
             Source::AsIs { .. } => tensor.clone(),
-            Source::Copied if transposed => into_contiguous(swapped(tensor.clone())),
+            Source::Copied if transposed => into_contiguous(buffer::swapped(tensor.clone())),
             Source::Copied => into_contiguous(tensor.clone()),
         };
         let dtype = DType::from(product.spec.output);
@@ -76,8 +86,8 @@ mod matmul {
         let operands = Operands {
             lhs: codes(plan.lhs, &product.lhs, false),
             rhs: codes(plan.rhs, &product.rhs, true),
-            lhs_scale: CubeBackend::float_recip(product.lhs_scale.clone()),
-            rhs_scale: CubeBackend::float_recip(product.rhs_scale.clone()),
+            lhs_scale: CubeBackend::float_recip(product.lhs_scales.tensor.clone()),
+            rhs_scale: CubeBackend::float_recip(product.rhs_scales.tensor.clone()),
             bias: match plan.bias {
                 BiasPlan::Epilogue => row(dtype),
                 _ => None,
@@ -87,7 +97,7 @@ mod matmul {
         match ffi::run(library, &plan, product.spec, &operands) {
             Ok(()) => {}
             Err(problem) => {
-                log::debug!("burn-fp8: cuBLASLt: {problem}");
+                warn(&problem, &plan);
                 return None;
             }
         }
@@ -103,6 +113,17 @@ mod matmul {
         })
     }
 
+    /// Once for each problem: a product comes again with every step.
+    fn warn(problem: &str, plan: &Plan) {
+        static HEARD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+        let mut heard = HEARD.lock().unwrap_or_else(PoisonError::into_inner);
+        if heard.insert(problem.to_string()) {
+            log::warn!(
+                "burn-fp8: cuBLASLt left a product to the crate's own kernels, {plan:?}: {problem}"
+            );
+        }
+    }
+
     /// One matrix; `None` for a batch of several.
     fn matrix(tensor: &CubeTensor) -> Option<Matrix> {
         let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
@@ -114,12 +135,5 @@ mod matmul {
             row_stride: strides[rank - 2],
             column_stride: strides[rank - 1],
         })
-    }
-
-    fn swapped(tensor: CubeTensor) -> CubeTensor {
-        let rank = tensor.shape().num_dims();
-        let mut axes: Vec<usize> = (0..rank).collect();
-        axes.swap(rank - 2, rank - 1);
-        permute(tensor, &axes)
     }
 }

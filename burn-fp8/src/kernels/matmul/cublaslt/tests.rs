@@ -12,8 +12,11 @@ use super::{ffi, matmul::multiply};
 use crate::{
     Bias,
     Fp8Format::{self, E4M3, E5M2},
-    MatmulSpec, kernels,
-    kernels::matmul::{MatmulRoutine, Product},
+    Granularity, MatmulSpec, kernels,
+    kernels::{
+        matmul::{MatmulRoutine, Product},
+        scale_grid::Scales,
+    },
 };
 
 fn float<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &CubeDevice) -> CubeTensor {
@@ -33,6 +36,13 @@ fn codes(shape: [usize; 2], scale: &CubeTensor, format: Fp8Format) -> CubeTensor
         &scale.device,
     );
     kernels::quantize(values, scale.clone(), format).0
+}
+
+fn whole(scale: &CubeTensor) -> Scales {
+    Scales {
+        tensor: scale.clone(),
+        granularity: Granularity::Tensor,
+    }
 }
 
 fn values(tensor: CubeTensor) -> Vec<f32> {
@@ -76,18 +86,15 @@ fn products_are_those_of_the_portable_kernel() {
                 let product = || Product {
                     lhs: lhs.clone(),
                     rhs: rhs.clone(),
-                    lhs_scale: lhs_scale.clone(),
-                    rhs_scale: rhs_scale.clone(),
+                    lhs_scales: whole(&lhs_scale),
+                    rhs_scales: whole(&rhs_scale),
                     bias: match has_bias {
                         true => Bias::Row(float(wave(n, 0.5), [n], &device)),
                         false => Bias::None,
                     },
                     amax: None,
-                    spec: MatmulSpec {
-                        lhs: lhs_format,
-                        rhs: rhs_format,
-                        output,
-                    },
+                    spec: MatmulSpec::new(lhs_format, rhs_format, output)
+                        .with_fast_accumulation(lhs_format == rhs_format),
                 };
                 let found = multiply(&library, &product()).expect("cuBLASLt has this product");
                 assert_eq!(found.shape(), [m, n].into());

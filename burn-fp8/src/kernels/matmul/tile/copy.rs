@@ -7,9 +7,9 @@ use super::{
     plan::{Instruction, Plan},
 };
 
-/// The part of an operand that a cube reads: rows of 16-byte chunks along the inner dimension.
+/// The rows of an operand that a cube reads, in 16-byte chunks along the inner dimension.
 #[derive(CubeType)]
-pub(super) struct Part {
+pub(super) struct Side {
     /// Global address of the operand.
     pub(super) address: u64,
     /// Chunk where the matrix starts.
@@ -20,8 +20,8 @@ pub(super) struct Part {
     pub(super) first: u32,
     /// Rows of the matrix.
     pub(super) rows: u32,
-    /// Chunks of a row.
-    pub(super) chunks: u32,
+    /// Codes of a row.
+    pub(super) length: u32,
 }
 
 /// The address of a buffer, in global memory.
@@ -64,8 +64,8 @@ pub(super) fn shared_address<T: CubePrimitive>(
 pub(super) fn copy_tiles(
     lhs: &[u32],
     rhs: &[u32],
-    left: &Part,
-    right: &Part,
+    left: &Side,
+    right: &Side,
     tiles: &mut Shared<[u32]>,
     tiles_address: u32,
     step: u32,
@@ -94,7 +94,7 @@ pub(super) fn copy_tiles(
 #[allow(clippy::too_many_arguments)]
 fn copy_chunk(
     operand: &[u32],
-    part: &Part,
+    side: &Side,
     row: u32,
     column: u32,
     tiles: &mut Shared<[u32]>,
@@ -102,18 +102,24 @@ fn copy_chunk(
     to: u32,
     #[comptime] plan: Plan,
 ) {
-    let row = part.first + row;
-    let inside = row < part.rows && column < part.chunks;
-    let chunk = select(inside, part.start + row * part.pitch + column, 0u32);
+    let row = side.first + row;
+    let inside = row < side.rows && column * 16u32 < side.length;
+    let chunk = select(inside, side.start + row * side.pitch + column, 0u32);
+    // The last chunk of a row may have less, and what is behind it belongs to nobody.
+    let size = select(inside, u32::min(side.length - column * 16u32, 16u32), 0u32);
     if comptime!(plan.emulated) {
         for word in 0..4u32 {
-            let value = select(inside, operand[(chunk * 4u32 + word) as usize], 0u32);
+            let mut value = 0u32;
+            if word * 4u32 < size {
+                let unused = 4u32 - u32::min(size - word * 4u32, 4u32);
+                value =
+                    operand[(chunk * 4u32 + word) as usize] & (0xFFFF_FFFFu32 >> (unused * 8u32));
+            }
             tiles[(to + word) as usize] = value;
         }
     } else {
-        let from = part.address + chunk as u64 * 16u64;
+        let from = side.address + chunk as u64 * 16u64;
         let to = tiles_address + to * 4u32;
-        let size = select(inside, 16u32, 0u32);
         gpu_asm!(
             "cp.async.cg.shared.global [{to}], [{from}], 16, {size};",
             to = in(_) to, from = in(_) from, size = in(_) size

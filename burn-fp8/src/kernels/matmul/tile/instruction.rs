@@ -8,10 +8,11 @@ use super::{
         right_column, right_word, sum_column, sum_row, tile_word,
     },
     plan::{Instruction, Plan, ptx_name},
+    scaling::{Part, Strides, factor},
 };
 use crate::kernels::codec::{cube_format, decode};
 
-/// Adds one unit's part of the product of the tiles of a stage, 128 of the inner dimension, to its sums.
+/// Adds one unit's part of the product of the tiles of a step, 128 of the inner dimension, to its sums.
 ///
 /// The tensor cores of Ada and Hopper add fp8 products with about 14 bits. So their accumulators start at zero here, and
 /// what they hold after 128 is added in f32 (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
@@ -19,11 +20,16 @@ use crate::kernels::codec::{cube_format, decode};
 pub(super) fn multiply_tiles(
     tiles: &Shared<[u32]>,
     tiles_address: u32,
-    stage: u32,
     unit: u32,
     sums: &mut Array<f32>,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    part: &Part,
+    strides: &Strides,
+    step: u32,
     #[comptime] plan: Plan,
 ) {
+    let stage = step % comptime!(plan.stages());
     let left = stage * STAGE_WORDS;
     let right = left + comptime!(ROWS * ROW_WORDS);
     if comptime!(matches!(plan.instruction, Instruction::Mma)) {
@@ -33,14 +39,21 @@ pub(super) fn multiply_tiles(
         for block in 0..16u32 {
             let rows = rows + block / 4u32 * comptime!(16 * ROW_WORDS);
             let columns = columns + block % 4u32 * comptime!(8 * ROW_WORDS);
-            let mut part = Vector::<f32, Const<4>>::new(0.0f32);
+            let mut terms = Vector::<f32, Const<4>>::new(0.0f32);
             #[unroll(!plan.emulated)]
-            for step in 0..4u32 {
-                part = multiply_block(tiles, rows, columns, step, unit % 32u32, part, plan);
+            for quarter in 0..4u32 {
+                terms = multiply_block(tiles, rows, columns, quarter, unit % 32u32, terms, plan);
             }
             #[unroll]
             for index in 0..4usize {
-                sums[(block * 4u32) as usize + index] += part.extract(index);
+                let number = block * 4u32 + comptime!(index as u32);
+                let mut sum = terms.extract(index);
+                if comptime!(plan.scales_steps()) {
+                    sum *= factor(
+                        lhs_scale, rhs_scale, part, strides, unit, number, step, plan,
+                    );
+                }
+                sums[number as usize] += sum;
             }
         }
     } else {
@@ -51,21 +64,45 @@ pub(super) fn multiply_tiles(
             for index in 0..SUMS {
                 let row = sum_row(unit, index, plan.instruction) % 64u32;
                 let column = sum_column(unit, index, plan.instruction);
-                sums[index as usize] += emulated_wgmma(tiles, left, right, row, column, plan);
+                let mut sum = emulated_wgmma(tiles, left, right, row, column, plan);
+                if comptime!(plan.scales_steps()) {
+                    sum *= factor(lhs_scale, rhs_scale, part, strides, unit, index, step, plan);
+                }
+                sums[index as usize] += sum;
             }
         } else {
-            add_wgmma(left, right, sums, plan);
+            add_wgmma(
+                left, right, sums, lhs_scale, rhs_scale, part, strides, unit, step, plan,
+            );
         }
     }
 }
 
 /// Adds a unit's part of the product of 64 rows and 128 columns, which two descriptors tell of, to its sums.
 #[cube]
-pub(super) fn add_wgmma(left: u64, right: u64, sums: &mut Array<f32>, #[comptime] plan: Plan) {
-    let part = wgmma(left, right, plan);
+pub(super) fn add_wgmma(
+    left: u64,
+    right: u64,
+    sums: &mut Array<f32>,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    part: &Part,
+    strides: &Strides,
+    unit: u32,
+    step: u32,
+    #[comptime] plan: Plan,
+) {
+    let terms = wgmma(left, right, plan);
     #[unroll]
     for index in 0..comptime!(SUMS as usize) {
-        sums[index] += part.extract(index);
+        let mut sum = terms.extract(index);
+        if comptime!(plan.scales_steps()) {
+            let number = comptime!(index as u32);
+            sum *= factor(
+                lhs_scale, rhs_scale, part, strides, unit, number, step, plan,
+            );
+        }
+        sums[index] += sum;
     }
 }
 

@@ -1,15 +1,17 @@
 use cubecl::prelude::*;
 
 use super::{
-    copy::{Part, await_tiles, commit_tiles, copy_tiles, global_address, shared_address},
+    copy::{Side, await_tiles, commit_tiles, copy_tiles, global_address, shared_address},
     instruction::multiply_tiles,
-    layout::{COLUMNS, ROW_CHUNKS, ROWS, SUMS, UNITS, sum_column, sum_row},
+    layout::{STEP, SUMS, UNITS, sum_column, sum_row},
     plan::Plan,
+    scaling::{Part, Scaling, Strides, factor, part},
 };
 use crate::kernels::codec::float_to;
 
 /// A cube computes 128 rows and columns of a product. Operands have the inner dimension innermost, in chunks of 16 codes;
-/// tiles of 128 codes are copied ahead, in as many stages as shared memory holds.
+/// tiles of 128 codes are copied ahead, in as many stages as shared memory holds. Scales are inverse, unless there is one for
+/// all of an operand.
 #[cube(launch, create_dummy_kernel)]
 pub(super) fn tile_kernel<F: Numeric>(
     lhs: &[u32],
@@ -21,30 +23,32 @@ pub(super) fn tile_kernel<F: Numeric>(
     output: &mut [F],
     lhs_pitch: u32,
     rhs_pitch: u32,
+    strides: Strides,
     m: u32,
     n: u32,
-    chunks: u32,
+    k: u32,
     #[comptime] plan: Plan,
     #[comptime] has_bias: bool,
     #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let batch = CUBE_POS_Z as usize;
-    let left = Part {
+    let part = part(starts, m, n);
+    let left = Side {
         address: global_address(lhs, plan),
-        start: starts[2 * batch],
+        start: starts[4 * batch],
         pitch: lhs_pitch,
-        first: CUBE_POS_Y * ROWS,
+        first: part.first_row,
         rows: m,
-        chunks: chunks,
+        length: k,
     };
-    let right = Part {
+    let right = Side {
         address: global_address(rhs, plan),
-        start: starts[2 * batch + 1],
+        start: starts[4 * batch + 1],
         pitch: rhs_pitch,
-        first: CUBE_POS_X * COLUMNS,
+        first: part.first_column,
         rows: n,
-        chunks: chunks,
+        length: k,
     };
     let mut tiles = Shared::<[u32]>::new_aligned_slice(comptime!(plan.words()), 1024usize);
     let tiles_address = shared_address::<u32>(&mut tiles, plan);
@@ -61,11 +65,16 @@ pub(super) fn tile_kernel<F: Numeric>(
                     &right,
                     &mut tiles,
                     tiles_address,
+                    lhs_scale,
+                    rhs_scale,
+                    &part,
+                    &strides,
                     unit,
                     plan,
                 );
                 store_sums(
-                    &sums, unit, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+                    &sums, unit, lhs_scale, rhs_scale, bias, output, &part, &strides, plan,
+                    has_bias, bf16,
                 );
             }
         }
@@ -77,11 +86,16 @@ pub(super) fn tile_kernel<F: Numeric>(
             &right,
             &mut tiles,
             tiles_address,
+            lhs_scale,
+            rhs_scale,
+            &part,
+            &strides,
             UNIT_POS,
             plan,
         );
         store_sums(
-            &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+            &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, &part, &strides, plan, has_bias,
+            bf16,
         );
     }
 }
@@ -91,10 +105,14 @@ pub(super) fn tile_kernel<F: Numeric>(
 fn sum_tiles(
     lhs: &[u32],
     rhs: &[u32],
-    left: &Part,
-    right: &Part,
+    left: &Side,
+    right: &Side,
     tiles: &mut Shared<[u32]>,
     tiles_address: u32,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    part: &Part,
+    strides: &Strides,
     unit: u32,
     #[comptime] plan: Plan,
 ) -> Array<f32> {
@@ -104,7 +122,7 @@ fn sum_tiles(
         sums[index] = 0.0f32;
     }
     let ahead = comptime!(plan.stages() - 1);
-    let steps = left.chunks.div_ceil(ROW_CHUNKS);
+    let steps = left.length.div_ceil(STEP);
     #[unroll(!plan.emulated)]
     for step in 0..ahead {
         if step < steps {
@@ -140,8 +158,18 @@ fn sum_tiles(
         }
         // An empty group too, so that the number of groups tells their age.
         commit_tiles(plan);
-        let stage = step % comptime!(plan.stages());
-        multiply_tiles(&*tiles, tiles_address, stage, unit, &mut sums, plan);
+        multiply_tiles(
+            &*tiles,
+            tiles_address,
+            unit,
+            &mut sums,
+            lhs_scale,
+            rhs_scale,
+            part,
+            strides,
+            step,
+            plan,
+        );
     }
     sums
 }
@@ -155,20 +183,26 @@ pub(super) fn store_sums<F: Numeric>(
     rhs_scale: &[f32],
     bias: &[f32],
     output: &mut [F],
-    m: u32,
-    n: u32,
+    part: &Part,
+    strides: &Strides,
     #[comptime] plan: Plan,
     #[comptime] has_bias: bool,
     #[comptime] bf16: bool,
 ) {
+    let (m, n) = (part.rows, part.columns);
     let lhs_inverse = 1.0f32 / lhs_scale[0];
     let rhs_inverse = 1.0f32 / rhs_scale[0];
     #[unroll(!plan.emulated)]
     for index in 0..SUMS {
-        let row = CUBE_POS_Y * ROWS + sum_row(unit, index, plan.instruction);
-        let column = CUBE_POS_X * COLUMNS + sum_column(unit, index, plan.instruction);
+        let row = part.first_row + sum_row(unit, index, plan.instruction);
+        let column = part.first_column + sum_column(unit, index, plan.instruction);
         if row < m && column < n {
-            let mut value = sums[index as usize] * lhs_inverse * rhs_inverse;
+            let mut value = sums[index as usize];
+            if comptime!(matches!(plan.scaling, Scaling::Whole)) {
+                value = value * lhs_inverse * rhs_inverse;
+            } else if comptime!(!plan.scales_steps()) {
+                value *= factor(lhs_scale, rhs_scale, part, strides, unit, index, 0u32, plan);
+            }
             if has_bias {
                 value += bias[column as usize];
             }

@@ -16,12 +16,35 @@ pub(super) const COLUMNS: u32 = 128;
 pub(super) const UNITS: u32 = 256;
 /// Sums that a unit keeps.
 pub(super) const SUMS: u32 = ROWS * COLUMNS / UNITS;
-/// Words of a row of a tile: 128 codes along the inner dimension.
-pub(super) const ROW_WORDS: u32 = 32;
+/// Terms of a sum that a tile holds.
+pub(super) const STEP: u32 = 128;
+/// Words of a row of a tile.
+pub(super) const ROW_WORDS: u32 = STEP / 4;
 /// Chunks of 16 bytes, what one copy moves, in a row of a tile.
 pub(super) const ROW_CHUNKS: u32 = ROW_WORDS / 4;
 /// Words of both operands' tiles: the left one's rows, then the right one's columns.
 pub(super) const STAGE_WORDS: u32 = (ROWS + COLUMNS) * ROW_WORDS;
+
+/// Rows of tiles that are computed together.
+///
+/// Cubes run about in the order of their numbers. If those went along whole rows of tiles, the ones that run at a time would
+/// read one row of the left operand, and all of the right one; in groups they read few of both, which the cache holds (as
+/// CUTLASS's and Triton's products do).
+const GROUP: u32 = 8;
+
+/// The row of tiles that cube `number` of a grid of `down` by `across` computes.
+#[cube]
+pub(super) fn tile_row(number: u32, across: u32, down: u32) -> u32 {
+    let first = number / (GROUP * across) * GROUP;
+    first + number % (GROUP * across) % u32::min(GROUP, down - first)
+}
+
+/// The column of tiles that cube `number` computes.
+#[cube]
+pub(super) fn tile_column(number: u32, across: u32, down: u32) -> u32 {
+    let first = number / (GROUP * across) * GROUP;
+    number % (GROUP * across) / u32::min(GROUP, down - first)
+}
 
 /// Where word `word` of row `row` of a tile lies. Rows have 128 bytes, and their chunks are permuted by the row's
 /// number (the 128-byte swizzle), so that a chunk's place in eight neighbouring rows is in eight groups of banks.
@@ -169,6 +192,30 @@ mod tests {
                 })
                 .collect();
             assert_eq!(owned.len() as u32, ROWS * COLUMNS);
+        }
+    }
+
+    #[test]
+    fn every_tile_has_one_cube_and_neighbours_are_close() {
+        for (across, down) in [(1, 1), (3, 5), (5, 8), (7, 20), (40, 17)] {
+            let tiles: Vec<_> = (0..across * down)
+                .map(|number| {
+                    let row = tile_row(number, across, down);
+                    (row, tile_column(number, across, down))
+                })
+                .collect();
+            assert!(
+                tiles
+                    .iter()
+                    .all(|&(row, column)| row < down && column < across)
+            );
+            assert_eq!(tiles.iter().collect::<HashSet<_>>().len(), tiles.len());
+            // As many tiles as fill a large GPU read about as many rows as columns.
+            if (across, down) == (40, 17) {
+                let rows: HashSet<_> = tiles[..128].iter().map(|tile| tile.0).collect();
+                let columns: HashSet<_> = tiles[..128].iter().map(|tile| tile.1).collect();
+                assert_eq!((rows.len(), columns.len()), (8, 16));
+            }
         }
     }
 

@@ -10,20 +10,28 @@ mod kernel;
 mod layout;
 mod operand;
 mod plan;
+mod scaling;
 mod tma;
+mod turn;
 
+use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{kernel::cast, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, kernel::cast, tensor::CubeTensor};
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
-use super::{Product, routine::Routine};
-use crate::{Bias, MatmulSpec, kernels::buffer};
+use super::{Product, Size, routine::Routine};
+use crate::{
+    Bias, Granularity, MatmulSpec,
+    granular::scaled_together,
+    kernels::{buffer, scale_grid::Scales},
+};
 use kernel::tile_kernel;
-use layout::{COLUMNS, ROWS};
+use layout::{COLUMNS, ROWS, STEP};
 use operand::Operand;
 pub(super) use plan::Instruction;
 use plan::Plan;
+use scaling::{Scaling, StridesLaunch, strides};
 use tma::{tensor_map, tma_kernel};
 
 /// The tile kernel with one of the instructions.
@@ -34,16 +42,14 @@ pub(super) struct Tile {
 }
 
 impl Routine for Tile {
-    fn fits(&self, product: &Product) -> bool {
+    fn fits(&self, size: Size, granularities: [Granularity; 2]) -> bool {
         const MOST_CUBES: usize = u16::MAX as usize;
-        let shape = product.shape();
-        let rank = shape.num_dims();
-        let batches: usize = shape.iter().take(rank - 2).product();
-        let tiles = shape[rank - 2].div_ceil(ROWS as usize);
-        shape.num_elements() > 0
-            && product.inner() > 0
-            && tiles <= MOST_CUBES
-            && batches <= MOST_CUBES
+        let steps = scaled_together(granularities)
+            .is_none_or(|terms| terms >= size.k || terms.is_multiple_of(STEP as usize));
+        size.multiplications() * size.batches > 0
+            && size.m.div_ceil(ROWS as usize) <= MOST_CUBES
+            && size.batches <= MOST_CUBES
+            && steps
     }
 
     fn is_native(&self, client: &Client) -> bool {
@@ -78,38 +84,68 @@ fn instruction_of(fingerprint: &str) -> Option<Instruction> {
     }
 }
 
-fn plan(client: &Client, instruction: Instruction, spec: MatmulSpec) -> Plan {
+fn plan(
+    client: &Client,
+    instruction: Instruction,
+    spec: MatmulSpec,
+    granularities: [Granularity; 2],
+    k: usize,
+) -> Plan {
     Plan {
         instruction,
         emulated: native_instruction(client) != Some(instruction),
         lhs: spec.lhs,
         rhs: spec.rhs,
+        scaling: scaling(granularities, k),
+    }
+}
+
+/// For sums of `k` terms.
+fn scaling(granularities: [Granularity; 2], k: usize) -> Scaling {
+    let together = |size: Option<usize>| size.map_or(u32::MAX, |size| size as u32);
+    let [left, right] = granularities;
+    let (rows, columns) = (together(left.rows()), together(right.columns()));
+    match scaled_together(granularities) {
+        _ if granularities == [Granularity::Tensor; 2] => Scaling::Whole,
+        Some(terms) if terms < k => Scaling::Steps { rows, columns },
+        _ => Scaling::Sums { rows, columns },
+    }
+}
+
+/// One by each, where there are many.
+fn inverse(scales: Scales, scaling: Scaling) -> Scales {
+    match scaling {
+        Scaling::Whole => scales,
+        _ => Scales {
+            tensor: CubeBackend::float_recip(scales.tensor),
+            ..scales
+        },
     }
 }
 
 fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     let shape = product.shape();
-    let inner = product.inner();
+    let Size { m, n, k, batches } = product.size();
+    let granularities = product.granularities();
     let Product {
         lhs,
         rhs,
-        lhs_scale,
-        rhs_scale,
+        lhs_scales,
+        rhs_scales,
         bias,
         spec,
         amax: _,
     } = product;
-    let rank = shape.num_dims();
-    let [m, n] = [shape[rank - 2], shape[rank - 1]];
-    let batches = shape.num_elements() / (m * n);
     let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
     let client = lhs.client.clone();
-    let plan = plan(&client, tile.instruction, spec);
+    let plan = plan(&client, tile.instruction, spec, granularities, k);
+    let lhs_scales = inverse(lhs_scales, plan.scaling);
+    let rhs_scales = inverse(rhs_scales, plan.scaling);
 
     let left = Operand::left(&lhs, &shape);
     let right = Operand::right(&rhs, &shape);
     let (has_bias, bias) = match bias {
-        Bias::None => (false, lhs_scale.clone()),
+        Bias::None => (false, lhs_scales.tensor.clone()),
         Bias::Row(bias) => (true, cast(bias, DType::F32)),
     };
     let count = CubeCount::Static(
@@ -117,18 +153,21 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
         m.div_ceil(ROWS as usize) as u32,
         batches as u32,
     );
+    let scale_starts = [&lhs_scales, &rhs_scales].map(|scales| scales.starts(&shape));
     let starts = |left: &[u32], right: &[u32]| {
-        let pairs: Vec<[u32; 2]> = left
-            .iter()
-            .zip(right)
-            .map(|(&left, &right)| [left, right])
+        let starts: Vec<[u32; 4]> = (0..batches)
+            .map(|batch| {
+                let [left_scales, right_scales] =
+                    [0, 1].map(|side| scale_starts[side][batch] as u32);
+                [left[batch], right[batch], left_scales, right_scales]
+            })
             .collect();
-        let starts = client.create_from_slice(bytemuck::cast_slice(&pairs));
-        buffer::raw(starts, 2 * batches)
+        let starts = client.create_from_slice(bytemuck::cast_slice(&starts));
+        buffer::raw(starts, 4 * batches)
     };
-    let chunks = inner.div_ceil(16);
-    let lhs_scale = buffer::elements(lhs_scale);
-    let rhs_scale = buffer::elements(rhs_scale);
+    let scale_strides = strides(&lhs_scales, &rhs_scales);
+    let lhs_scale = lhs_scales.elements();
+    let rhs_scale = rhs_scales.elements();
     let bias = buffer::elements(bias);
     let result = buffer::raw(output.handle.clone(), shape.num_elements());
     let bf16 = output.dtype == DType::BF16;
@@ -136,8 +175,8 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
 
     if tile.tma
         && !plan.emulated
-        && let Some((left_rows, left)) = left.as_one_matrix(chunks)
-        && let Some((right_rows, right)) = right.as_one_matrix(chunks)
+        && let Some((left_rows, left)) = left.as_one_matrix(k)
+        && let Some((right_rows, right)) = right.as_one_matrix(k)
     {
         tma_kernel::launch(
             &client,
@@ -150,9 +189,10 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
             bias,
             starts(&left_rows, &right_rows),
             result,
+            scale_strides,
             m as u32,
             n as u32,
-            chunks as u32,
+            k as u32,
             plan,
             has_bias,
             bf16,
@@ -172,9 +212,10 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
             result,
             left.pitch,
             right.pitch,
+            scale_strides,
             m as u32,
             n as u32,
-            chunks as u32,
+            k as u32,
             plan,
             has_bias,
             bf16,
@@ -190,11 +231,18 @@ fn cube_dim(plan: Plan) -> CubeDim {
 
 impl Tile {
     /// The kernel's definition with its instruction, whatever the device of `client` is.
-    pub(super) fn definition(&self, client: &Client, spec: MatmulSpec) -> KernelDefinition {
+    pub(super) fn definition(
+        &self,
+        client: &Client,
+        spec: MatmulSpec,
+        granularities: [Granularity; 2],
+        has_bias: bool,
+    ) -> KernelDefinition {
         let plan = Plan {
             emulated: false,
-            ..plan(client, self.instruction, spec)
+            ..plan(client, self.instruction, spec, granularities, usize::MAX)
         };
+        let strides = StridesLaunch::new(1, 1, 1, 1, 1, 1);
         let dtype = DType::from(spec.output);
         let words = || buffer::raw(client.empty(4), 1);
         let (bf16, elements) = (dtype == DType::BF16, dtype_to_storage_type(dtype));
@@ -217,11 +265,12 @@ impl Tile {
                 words(),
                 words(),
                 words(),
+                strides,
                 1,
                 1,
                 1,
                 plan,
-                true,
+                has_bias,
                 bf16,
                 elements,
             )
@@ -241,17 +290,23 @@ impl Tile {
                 words(),
                 1,
                 1,
+                strides,
                 1,
                 1,
                 1,
                 plan,
-                true,
+                has_bias,
                 bf16,
                 elements,
             )
             .define()
         }
     }
+}
+
+/// The kernels that lay an operand out for the others: any, and one whose rows lie next to each other.
+pub(super) fn copy_definitions(client: &Client) -> [KernelDefinition; 2] {
+    [operand::definition(client), turn::definition(client)]
 }
 
 #[cfg(test)]

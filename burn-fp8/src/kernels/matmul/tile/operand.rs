@@ -3,19 +3,23 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{client::Client, prelude::*, server::Handle};
+use cubecl::{CubeKernel, client::Client, prelude::*, server::Handle};
 
-use super::super::batch::{starts, tensor_starts};
-use crate::kernels::buffer;
+use super::turn;
+use crate::kernels::{
+    batch::{starts, tensor_starts},
+    buffer,
+    definitions::define,
+};
 
 /// Codes in a chunk.
 const CHUNK: usize = 16;
 
-/// Matrices of codes whose rows are chunks along the inner dimension.
+/// Matrices of codes whose rows start at chunks, along the inner dimension.
 pub(super) struct Operand {
     handle: Handle,
-    /// Words of codes.
-    length: usize,
+    /// All codes, and what is between them.
+    codes: usize,
     /// Chunks from a row to the next.
     pub(super) pitch: u32,
     /// The first chunk of each matrix of the batch.
@@ -36,12 +40,11 @@ impl Operand {
     }
 
     fn new(tensor: &CubeTensor, row: usize, inner: usize, product: &Shape) -> Self {
-        if let Some(pitch) = pitch_in_place(tensor, row, inner) {
+        if let Some(pitch) = tensor_pitch_in_place(tensor, row, inner) {
             let starts = tensor_starts(tensor, product);
-            let codes = tensor.handle.size_in_used() as usize;
             return Self {
                 handle: tensor.handle.clone(),
-                length: buffer::words(codes),
+                codes: buffer::extent(tensor),
                 pitch: (pitch / CHUNK) as u32,
                 starts: starts.iter().map(|start| (start / CHUNK) as u32).collect(),
             };
@@ -60,10 +63,10 @@ impl Operand {
         own[row] = 1;
         own[inner] = 1;
         let starts = starts(&sizes, &strides, product);
-        let (handle, length) = copy_rows(tensor, &tensor_starts(tensor, &own), row, inner);
+        let (handle, codes) = copy_rows(tensor, &tensor_starts(tensor, &own), row, inner);
         Self {
             handle,
-            length,
+            codes,
             pitch: pitch as u32,
             starts: starts.iter().map(|&start| start as u32).collect(),
         }
@@ -71,14 +74,14 @@ impl Operand {
 
     /// The codes, as a kernel's argument.
     pub(super) fn words(&self) -> BufferArg {
-        buffer::raw(self.handle.clone(), self.length)
+        buffer::raw(self.handle.clone(), buffer::words(self.codes))
     }
 
-    /// The first row of each matrix, counted from the start of the codes, and all codes as one matrix of rows of `chunks`;
-    /// `None` where the rows of different matrices are not the same distance apart.
-    pub(super) fn as_one_matrix(&self, chunks: usize) -> Option<(Vec<u32>, TensorArg)> {
-        let pitch = self.pitch as usize;
-        let whole = pitch >= chunks
+    /// The first row of each matrix, counted from the start of the codes, and all codes as one matrix of rows of `length`
+    /// codes; `None` where the rows of different matrices are not the same distance apart.
+    pub(super) fn as_one_matrix(&self, length: usize) -> Option<(Vec<u32>, TensorArg)> {
+        let pitch = CHUNK * self.pitch as usize;
+        let whole = pitch >= length
             && self
                 .starts
                 .iter()
@@ -86,8 +89,8 @@ impl Operand {
         if !whole {
             return None;
         }
-        let rows = (self.length / 4 - chunks) / pitch + 1;
-        let tensor = buffer::matrix(self.handle.clone(), [rows, 16 * chunks], 16 * pitch);
+        let rows = (self.codes - length) / pitch + 1;
+        let tensor = buffer::matrix(self.handle.clone(), [rows, length], pitch);
         Some((
             self.starts.iter().map(|start| start / self.pitch).collect(),
             tensor,
@@ -95,15 +98,16 @@ impl Operand {
     }
 }
 
-/// The codes from a row to the next, if the tensor already lies as it must.
-fn pitch_in_place(tensor: &CubeTensor, row: usize, inner: usize) -> Option<usize> {
-    let (shape, strides) = (tensor.shape(), tensor.meta.strides());
-    let chunked = |dim: usize| shape[dim] == 1 || strides[dim].is_multiple_of(CHUNK);
+fn tensor_pitch_in_place(tensor: &CubeTensor, row: usize, inner: usize) -> Option<usize> {
     let offset = tensor.handle.offset_start.unwrap_or(0);
-    let in_place = strides[inner] == 1
-        && shape[inner].is_multiple_of(CHUNK)
-        && (0..shape.num_dims()).all(|dim| dim == inner || chunked(dim))
-        && offset.is_multiple_of(CHUNK as u64);
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    pitch_in_place(shape, strides, row, inner).filter(|_| offset.is_multiple_of(CHUNK as u64))
+}
+
+/// The codes from a row to the next, if a tensor already lies as it must.
+fn pitch_in_place(shape: &[usize], strides: &[usize], row: usize, inner: usize) -> Option<usize> {
+    let chunked = |dim: usize| shape[dim] == 1 || strides[dim].is_multiple_of(CHUNK);
+    let in_place = strides[inner] == 1 && (0..shape.len()).all(|dim| dim == inner || chunked(dim));
     in_place.then(|| if shape[row] == 1 { 0 } else { strides[row] })
 }
 
@@ -115,6 +119,18 @@ fn copy_rows(tensor: &CubeTensor, matrices: &[usize], row: usize, inner: usize) 
     let copy = client.empty(4 * words);
     let starts: Vec<u32> = matrices.iter().map(|&start| start as u32).collect();
     let starts = client.create_from_slice(bytemuck::cast_slice(&starts));
+    if turn::is_by_words(matrices, strides[row], strides[inner]) {
+        turn::launch(
+            client,
+            buffer::code_words(tensor),
+            starts,
+            copy.clone(),
+            matrices.len(),
+            [shape[row], shape[inner]],
+            strides[inner],
+        );
+        return (copy, 4 * words);
+    }
     let (count, dim) = buffer::grid(client, words);
     copy_rows_kernel::launch(
         client,
@@ -128,11 +144,16 @@ fn copy_rows(tensor: &CubeTensor, matrices: &[usize], row: usize, inner: usize) 
         strides[row] as u32,
         strides[inner] as u32,
     );
-    (copy, words)
+    (copy, 4 * words)
+}
+
+pub(super) fn definition(client: &Client) -> KernelDefinition {
+    let word = || buffer::word(client);
+    define!(client, copy_rows_kernel(word(), word(), word(), 1, 1, 1, 1))
 }
 
 /// A unit makes one word of four codes at a time.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn copy_rows_kernel(
     codes: &[u32],
     starts: &[u32],
@@ -160,5 +181,65 @@ fn copy_rows_kernel(
         }
         copy[word] = packed;
         word += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+    use burn::tensor::TensorData;
+    use burn_cubecl::{CubeBackend, CubeDevice};
+
+    use super::*;
+    use crate::{Fp8Format::E4M3, Fp8Ops};
+
+    /// The three products of a linear layer, sizes that no chunk divides included.
+    #[test]
+    fn gradients_need_no_copy() {
+        let device = CubeDevice::Cpu(Default::default());
+        for [rows, d_input, d_output] in [[32, 48, 64], [30, 50, 70], [5, 1, 3]] {
+            let float = |shape: [usize; 2]| {
+                let data = TensorData::zeros::<f32, _>(shape);
+                CubeBackend::float_from_data(data, &device)
+            };
+            let one = || buffer::zero_scalar(&float([1, 1]));
+            let cast = |shape| CubeBackend::fp8_quantize_transposed(float(shape), one(), E4M3);
+            let (input, input_turned, _) = cast([rows, d_input]);
+            let (gradient, gradient_turned, _) = cast([rows, d_output]);
+            let (weight, weight_turned, _) = cast([d_input, d_output]);
+            let turn = |codes| CubeBackend::int_swap_dims(codes, 0, 1);
+            let left = |codes: &CubeTensor| tensor_pitch_in_place(codes, 0, 1);
+            let right = |codes: &CubeTensor| tensor_pitch_in_place(codes, 1, 0);
+            for pitch in [
+                // The output.
+                left(&input),
+                right(&turn(weight_turned)),
+                // The gradient of the input.
+                left(&gradient),
+                right(&turn(weight.clone())),
+                // The gradient of the weight.
+                left(&input_turned),
+                right(&turn(gradient_turned)),
+            ] {
+                assert!(pitch.is_some());
+            }
+            // What would be copied instead: a transposed view, unless it is of a single row or column.
+            assert_eq!(left(&turn(input)).is_some(), d_input == 1 && rows == 1);
+            assert_eq!(right(&gradient).is_some(), d_output == 1);
+            assert_eq!(right(&weight).is_some(), d_output == 1);
+        }
+    }
+
+    #[test]
+    fn rows_lie_apart_by_whole_chunks() {
+        let pitch = |shape: [usize; 2], strides: [usize; 2]| pitch_in_place(&shape, &strides, 0, 1);
+        assert_eq!(pitch([3, 20], [32, 1]), Some(32));
+        assert_eq!(pitch([3, 20], [20, 1]), None);
+        assert_eq!(pitch([1, 20], [20, 1]), Some(0));
+        assert_eq!(pitch([3, 20], [0, 1]), Some(0));
+        assert_eq!(pitch([16, 32], [1, 16]), None);
+        // A batch of such matrices, and one that starts in the middle of a chunk.
+        assert_eq!(pitch_in_place(&[2, 3, 20], &[96, 32, 1], 1, 2), Some(32));
+        assert_eq!(pitch_in_place(&[2, 3, 20], &[92, 32, 1], 1, 2), None);
     }
 }

@@ -1,6 +1,9 @@
 //! What a tile kernel is compiled for.
 
-use super::layout::{STAGE_WORDS, UNITS};
+use super::{
+    layout::{STAGE_WORDS, UNITS},
+    scaling::Scaling,
+};
 use crate::Fp8Format;
 
 /// The tensor cores' instruction.
@@ -20,6 +23,7 @@ pub(super) struct Plan {
     pub(super) emulated: bool,
     pub(super) lhs: Fp8Format,
     pub(super) rhs: Fp8Format,
+    pub(super) scaling: Scaling,
 }
 
 impl Plan {
@@ -29,6 +33,11 @@ impl Plan {
             Instruction::Mma => 3,
             Instruction::Wgmma => 4,
         }
+    }
+
+    /// Whether partial sums are scaled.
+    pub(super) fn scales_steps(self) -> bool {
+        matches!(self.scaling, Scaling::Steps { .. })
     }
 
     /// Words of shared memory.

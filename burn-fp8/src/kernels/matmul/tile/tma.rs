@@ -9,8 +9,9 @@ use super::{
     copy::shared_address,
     instruction::add_wgmma,
     kernel::store_sums,
-    layout::{COLUMNS, ROW_CHUNKS, ROW_WORDS, ROWS, STAGE_WORDS, SUMS, descriptor},
+    layout::{ROW_WORDS, ROWS, STAGE_WORDS, STEP, SUMS, descriptor},
     plan::Plan,
+    scaling::{Strides, part},
 };
 
 /// Bytes of a row of a tile.
@@ -29,17 +30,19 @@ pub(super) fn tma_kernel<F: Numeric>(
     bias: &[f32],
     starts: &[u32],
     output: &mut [F],
+    strides: Strides,
     m: u32,
     n: u32,
-    chunks: u32,
+    k: u32,
     #[comptime] plan: Plan,
     #[comptime] has_bias: bool,
     #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let batch = CUBE_POS_Z as usize;
-    let left = starts[2 * batch] + CUBE_POS_Y * ROWS;
-    let right = starts[2 * batch + 1] + CUBE_POS_X * COLUMNS;
+    let part = part(starts, m, n);
+    let left = starts[4 * batch] + part.first_row;
+    let right = starts[4 * batch + 1] + part.first_column;
     let stages = comptime!(plan.stages());
     let mut tiles =
         Shared::<[u8]>::new_aligned_slice(comptime!((stages * STAGE_BYTES) as usize), 1024usize);
@@ -64,7 +67,7 @@ pub(super) fn tma_kernel<F: Numeric>(
         sums[index] = 0.0f32;
     }
     let ahead = comptime!(stages - 1);
-    let steps = chunks.div_ceil(ROW_CHUNKS);
+    let steps = k.div_ceil(STEP);
     #[unroll]
     for step in 0..ahead {
         if step < steps {
@@ -98,12 +101,23 @@ pub(super) fn tma_kernel<F: Numeric>(
                 let rows =
                     tiles_address + stage * STAGE_BYTES + UNIT_POS / 128u32 * 64u32 * ROW_BYTES;
                 let columns = tiles_address + stage * STAGE_BYTES + ROWS * ROW_BYTES;
-                add_wgmma(descriptor(rows), descriptor(columns), &mut sums, plan);
+                add_wgmma(
+                    descriptor(rows),
+                    descriptor(columns),
+                    &mut sums,
+                    lhs_scale,
+                    rhs_scale,
+                    &part,
+                    &strides,
+                    UNIT_POS,
+                    step,
+                    plan,
+                );
             }
         }
     }
     store_sums(
-        &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, m, n, plan, has_bias, bf16,
+        &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, &part, &strides, plan, has_bias, bf16,
     );
 }
 
@@ -130,7 +144,7 @@ fn load_tiles(
     }
 }
 
-/// A matrix of codes as the TMA reads it: `rows` of `chunks` 16-byte chunks, `pitch` chunks apart, in tiles of 128 by 128.
+/// A matrix of codes as the TMA reads it, in tiles of 128 by 128.
 pub(super) fn tensor_map(tensor: TensorArg) -> TensorMapArg<Tiled> {
     let tile = TiledArgs {
         tile_size: [ROWS as usize, ROW_BYTES as usize].into(),

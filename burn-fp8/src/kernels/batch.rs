@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 /// The first element of each matrix of a batch of `shape`, over which a tensor may be broadcast whose batch dimensions
 /// are `sizes`, at `strides`.
-pub(super) fn starts(sizes: &[usize], strides: &[usize], shape: &Shape) -> Vec<usize> {
+pub(in crate::kernels) fn starts(sizes: &[usize], strides: &[usize], shape: &Shape) -> Vec<usize> {
     let dims = shape.num_dims() - 2;
     let batches = shape.iter().take(dims).product();
     (0..batches)
@@ -24,7 +24,7 @@ pub(super) fn starts(sizes: &[usize], strides: &[usize], shape: &Shape) -> Vec<u
 }
 
 /// [`starts`] of a tensor of codes as it lies in memory.
-pub(super) fn tensor_starts(tensor: &CubeTensor, shape: &Shape) -> Vec<usize> {
+pub(in crate::kernels) fn tensor_starts(tensor: &CubeTensor, shape: &Shape) -> Vec<usize> {
     let sizes: Vec<_> = tensor.shape().iter().copied().collect();
     starts(&sizes, tensor.meta.strides(), shape)
 }

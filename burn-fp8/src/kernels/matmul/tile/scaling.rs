@@ -1,0 +1,138 @@
+//! Scales of rows, columns and blocks, on the way of a tile's sums.
+
+use cubecl::prelude::*;
+
+use super::{
+    layout::{COLUMNS, ROWS, STEP, sum_column, sum_row, tile_column, tile_row},
+    plan::Plan,
+};
+use crate::kernels::scale_grid::Scales;
+
+/// How many rows of the left operand, and columns of the right one, share a scale, and when scales are applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Scaling {
+    /// All: one scale each, to the sums.
+    Whole,
+    /// To the sums.
+    Sums { rows: u32, columns: u32 },
+    /// To the partial sums of every step, as they change along the inner dimension.
+    Steps { rows: u32, columns: u32 },
+}
+
+impl Scaling {
+    /// Rows that share a scale.
+    fn rows(self) -> u32 {
+        match self {
+            Self::Whole => u32::MAX,
+            Self::Sums { rows, .. } | Self::Steps { rows, .. } => rows,
+        }
+    }
+
+    /// Columns that share a scale.
+    fn columns(self) -> u32 {
+        match self {
+            Self::Whole => u32::MAX,
+            Self::Sums { columns, .. } | Self::Steps { columns, .. } => columns,
+        }
+    }
+}
+
+/// Where the inverse scales are.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Strides {
+    /// From the scale of rows of the left operand to the next.
+    left: u32,
+    /// Terms that share a scale of the left operand.
+    left_terms: u32,
+    /// From the scale of terms to the next.
+    left_inner: u32,
+    /// The same of the right operand and its columns.
+    right: u32,
+    right_terms: u32,
+    right_inner: u32,
+}
+
+/// For the kernels.
+pub(super) fn strides(left: &Scales, right: &Scales) -> StridesLaunch {
+    let terms = |terms: Option<usize>| terms.map_or(u32::MAX, |terms| terms as u32);
+    let [left_outer, left_inner] = left.strides();
+    let [right_inner, right_outer] = right.strides();
+    StridesLaunch::new(
+        left_outer,
+        terms(left.granularity.columns()),
+        left_inner,
+        right_outer,
+        terms(right.granularity.rows()),
+        right_inner,
+    )
+}
+
+/// The part of a batch of products that a cube computes.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Part {
+    pub(super) first_row: u32,
+    pub(super) first_column: u32,
+    /// Rows of a product.
+    pub(super) rows: u32,
+    /// Columns of a product.
+    pub(super) columns: u32,
+    /// The first scales of the product's operands.
+    left_start: u32,
+    right_start: u32,
+}
+
+/// The cube's part of products of `rows` by `columns`. Of every product, `starts` has what is the operands', then what is the
+/// scales'.
+#[cube]
+pub(super) fn part(starts: &[u32], rows: u32, columns: u32) -> Part {
+    let batch = CUBE_POS_Z as usize;
+    let number = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
+    Part {
+        first_row: tile_row(number, CUBE_COUNT_X, CUBE_COUNT_Y) * ROWS,
+        first_column: tile_column(number, CUBE_COUNT_X, CUBE_COUNT_Y) * COLUMNS,
+        rows: rows,
+        columns: columns,
+        left_start: starts[4 * batch + 2],
+        right_start: starts[4 * batch + 3],
+    }
+}
+
+/// What sum `index` of a unit is multiplied by in step `step`: the inverse scales of its row and of its column.
+#[cube]
+pub(super) fn factor(
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    part: &Part,
+    strides: &Strides,
+    unit: u32,
+    index: u32,
+    step: u32,
+    #[comptime] plan: Plan,
+) -> f32 {
+    let rows = comptime!(plan.scaling.rows());
+    let columns = comptime!(plan.scaling.columns());
+    // Where a whole tile shares a scale, all its sums read the same.
+    let row = if comptime!(shared_by_tiles(rows)) {
+        part.first_row
+    } else {
+        let row = part.first_row + sum_row(unit, index, plan.instruction);
+        u32::min(row, part.rows - 1u32)
+    };
+    let column = if comptime!(shared_by_tiles(columns)) {
+        part.first_column
+    } else {
+        let column = part.first_column + sum_column(unit, index, plan.instruction);
+        u32::min(column, part.columns - 1u32)
+    };
+    let left = part.left_start
+        + row / rows * strides.left
+        + step * STEP / strides.left_terms * strides.left_inner;
+    let right = part.right_start
+        + column / columns * strides.right
+        + step * STEP / strides.right_terms * strides.right_inner;
+    lhs_scale[left as usize] * rhs_scale[right as usize]
+}
+
+fn shared_by_tiles(size: u32) -> bool {
+    size == u32::MAX || size.is_multiple_of(ROWS)
+}
