@@ -11,6 +11,7 @@ mod matmul;
 mod quantize;
 mod quantize_transposed;
 mod scale;
+mod update_scale;
 
 pub(crate) use amax::amax;
 pub(crate) use dequantize::dequantize;
@@ -21,4 +22,5 @@ pub use matmul::{
 pub(crate) use matmul::{matmul, matmul_amax};
 pub(crate) use quantize::quantize;
 pub(crate) use quantize_transposed::quantize_transposed;
-pub(crate) use scale::{scales, update_scale};
+pub(crate) use scale::scales;
+pub(crate) use update_scale::update_scale;
