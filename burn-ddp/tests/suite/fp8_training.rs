@@ -12,6 +12,7 @@ use burn_ddp::{ProcessGroup, ReduceOp};
 use burn_fp8::{
     Fp8Linear, ScalingState,
     recipe::{CurrentScaling, DelayedScaling, Fp8Recipe},
+    share_amaxes,
 };
 
 use crate::ranks::{locally, over_tcp};
@@ -115,11 +116,24 @@ fn rows(step: u64, rank: usize) -> core::ops::Range<usize> {
     }
 }
 
-fn train(recipe: Fp8Recipe, group: ProcessGroup) -> Model {
+/// When the ranks share their amaxes.
+#[derive(Clone, Copy, Debug)]
+enum Sharing {
+    EachLayer,
+    EachStep,
+}
+
+fn train(recipe: Fp8Recipe, sharing: Sharing, group: ProcessGroup) -> Model {
     let amaxes = Arc::new(group.duplicate().unwrap());
-    let mut model = Model::new(recipe, &Device::flex().autodiff()).with_group(&amaxes);
+    let mut model = Model::new(recipe, &Device::flex().autodiff());
+    if let Sharing::EachLayer = sharing {
+        model = model.with_group(&amaxes);
+    }
     for step in 0..6 {
         model = model.step(step, rows(step, group.rank()), Some(&group));
+        if let Sharing::EachStep = sharing {
+            model = share_amaxes(model, &group).unwrap();
+        }
     }
     model
 }
@@ -142,8 +156,11 @@ fn two_ranks_scale_as_one_process_does() {
             whole = whole.step(step, 0..ROWS, None);
         }
         for ranks in [
-            locally(2, |group| train(recipe.into(), group)),
-            over_tcp(2, 1, |group| train(recipe.into(), group)),
+            locally(2, |group| train(recipe.into(), Sharing::EachLayer, group)),
+            over_tcp(2, 1, |group| {
+                train(recipe.into(), Sharing::EachLayer, group)
+            }),
+            locally(2, |group| train(recipe.into(), Sharing::EachStep, group)),
         ] {
             let scaling = |model: &Model| -> Vec<_> {
                 let states = model.states().into_iter();

@@ -3,10 +3,12 @@
 mod cache;
 mod config;
 mod grad_amax;
+mod share;
 mod state;
 
 pub use config::Fp8LinearConfig;
 pub use grad_amax::GradAmaxSlot;
+pub use share::share_amaxes;
 
 use std::sync::Arc;
 
@@ -103,7 +105,7 @@ impl Fp8Linear {
     /// rank's own, as scales per row or block do.
     ///
     /// Each pass is a call that all ranks make together, and that waits for them (see [`AmaxReducer`]); so is
-    /// [`calibrate`](crate::calibrate), of layers with delayed scaling.
+    /// [`calibrate`](crate::calibrate), of layers with delayed scaling. [`share_amaxes`] makes one call a step for a model.
     #[must_use]
     pub fn with_amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
         self.reducer = Some(reducer);

@@ -159,7 +159,7 @@ impl Fp8State {
             for (name, tensor) in NAMES.into_iter().zip(buffers.tensors()) {
                 map(&[name, "history"], &mut tensor.history);
                 map(&[name, "scale"], &mut tensor.scale);
-                map(&[name, "amax"], &mut tensor.amax);
+                map(&[name, AMAX], &mut tensor.amax);
             }
             map(&["steps"], &mut buffers.steps);
         }
@@ -175,7 +175,8 @@ pub(super) fn reduce(reducer: &dyn AmaxReducer, amaxes: Tensor<1>) -> Tensor<1> 
 }
 
 const NAMES: [&str; 3] = ["input", "weight", "gradient"];
-const CONTAINER: &str = "Struct:Fp8State";
+pub(super) const CONTAINER: &str = "Struct:Fp8State";
+pub(super) const AMAX: &str = "amax";
 
 impl Buffers {
     fn new(recipe: &DelayedScaling, device: &Device) -> Self {

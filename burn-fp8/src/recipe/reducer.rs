@@ -13,6 +13,7 @@ use burn::tensor::Tensor;
 /// A layer calls it once in every training pass, whether the pass has rows or not. What the ranks pass at a time
 /// belongs together, so every rank runs the same layers in the same order and under the same scopes: a rank that
 /// leaves a layer out, or runs it without fp8, lets its next call meet another layer's.
+/// [`share_amaxes`](crate::share_amaxes) asks no such thing: it calls once a step, for all layers of a model.
 pub trait AmaxReducer: Debug + Send + Sync {
     /// The element-wise maximum of `amaxes` over all ranks, of the same shape and on the same device. All ranks must get
     /// the same; whether a NaN of one rank wins is the implementation's to say.

@@ -314,6 +314,22 @@ fn empty_tensors_are_fine() {
         assert_eq!(q.dims(), [0, 3]);
         assert_eq!(q.dequantize(FloatDType::F32).dims(), [0, 3]);
         assert!(q.into_data().codes.is_empty());
+        for granularity in [
+            Granularity::Row,
+            Granularity::Column,
+            Granularity::Block {
+                rows: 2,
+                columns: 2,
+            },
+        ] {
+            for shape in [[0, 3], [3, 0]] {
+                let x = Tensor::<2>::zeros(shape, &device);
+                let cast = Fp8Cast::new(granularity, Fp8Format::E4M3);
+                let data = Fp8Tensor::quantize_as(x, cast).unwrap().into_data();
+                let q = Fp8Tensor::<2>::from_data(data, &device).unwrap();
+                assert_eq!(q.dequantize(FloatDType::F32).dims(), shape);
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_fp8::recipe::{AmaxReducer, CurrentScaling, DelayedScaling};
 use burn_fp8::{
     Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Scope, Fp8Tensor, Microbatch, calibrate,
-    scaled_matmul,
+    scaled_matmul, share_amaxes,
 };
 
 use super::super::device::{Random, values};
@@ -66,7 +66,7 @@ fn a_pass_without_rows_takes_part() {
     let recipe = DelayedScaling::new()
         .with_amax_history_len(3)
         .with_interval(2);
-    let other = Fp8Linear::from_linear(linear.clone(), recipe).unwrap();
+    let other = Arc::new(Fp8Linear::from_linear(linear.clone(), recipe).unwrap());
     let none = Fp8Linear::from_linear(linear.clone(), recipe)
         .unwrap()
         .with_amax_reducer(Arc::new(Other(other.clone())));
@@ -97,7 +97,7 @@ fn a_pass_without_rows_takes_part() {
 
 /// Answers with the amaxes that a layer has ready, which stand for a rank with all of the rows.
 #[derive(Debug)]
-struct Other(Fp8Linear);
+struct Other(Arc<Fp8Linear>);
 
 impl AmaxReducer for Other {
     fn max(&self, own: Tensor<1>) -> Reduced {
@@ -134,15 +134,62 @@ fn current_scaling_asks_for_the_input_only() {
 }
 
 #[test]
+fn a_model_shares_all_of_its_amaxes_in_one_call() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(32);
+    let mut layer = || {
+        let layer = Fp8Linear::from(linear(&mut random, 4, 4, &device));
+        let (x, g) = (
+            random.matrix([5, 4], &device),
+            random.matrix([5, 4], &device),
+        );
+        pass_fp8(&layer, &x, &g);
+        layer
+    };
+    let model = vec![layer(), layer()];
+    let staged = |model: &[Fp8Linear]| -> Vec<f32> {
+        let states = model
+            .iter()
+            .flat_map(|layer| layer.scaling_state().unwrap());
+        states.map(|state| state.amax).collect()
+    };
+    let own = staged(&model);
+    assert!(own.iter().all(|amax| *amax > 0.0));
+    let weights = values(model[1].weight.val());
+    let reducer = Recorder::default();
+    let model = share_amaxes(model, &reducer).unwrap();
+    assert_eq!(reducer.take(), [own.clone()]);
+    assert_eq!(
+        staged(&model),
+        own.iter().map(|amax| amax * 2.0).collect::<Vec<_>>()
+    );
+    assert_eq!(values(model[1].weight.val()), weights);
+    assert!(model[1].weight.val().is_require_grad());
+
+    let without = Fp8LinearConfig::new(4, 4)
+        .with_recipe(CurrentScaling::new().into())
+        .init(&device);
+    share_amaxes(without, &reducer).unwrap();
+    assert!(reducer.take().is_empty());
+    assert_eq!(
+        share_amaxes(model, &Broken).unwrap_err().to_string(),
+        "the second rank is gone"
+    );
+}
+
+/// A group without its second rank.
+#[derive(Debug)]
+struct Broken;
+
+impl AmaxReducer for Broken {
+    fn max(&self, _: Tensor<1>) -> Reduced {
+        Err("the second rank is gone".into())
+    }
+}
+
+#[test]
 #[should_panic(expected = "the second rank is gone")]
 fn a_reducer_that_fails_is_heard() {
-    #[derive(Debug)]
-    struct Broken;
-    impl AmaxReducer for Broken {
-        fn max(&self, _: Tensor<1>) -> Reduced {
-            Err("the second rank is gone".into())
-        }
-    }
     let device = Device::flex().autodiff();
     let layer = Fp8LinearConfig::new(2, 2)
         .init(&device)
