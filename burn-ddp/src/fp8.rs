@@ -2,13 +2,18 @@
 
 use std::error::Error;
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
 use burn_fp8::recipe::AmaxReducer;
 
-use crate::{ProcessGroup, ReduceOp};
+use crate::{ProcessGroup, ReduceOp, TensorOp};
 
 /// The largest amaxes over the ranks: give a [duplicate](ProcessGroup::duplicate) of the group to the fp8
 /// layers of a model.
+///
+/// Amaxes travel as tensors do ([`collective`](ProcessGroup::collective)): by NCCL they stay on their device. There a NaN
+/// of one rank may lose to a number of another, as in Transformer Engine, while through the host it wins. Either way
+/// all ranks get the same; delayed scaling passes over NaN, and with current scaling a tensor with NaN in it keeps
+/// them by any scale.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -25,11 +30,6 @@ impl AmaxReducer for ProcessGroup {
         if self.world_size() == 1 {
             return Ok(amaxes);
         }
-        let (device, dtype) = (amaxes.device(), amaxes.dtype());
-        let mut values: Vec<f32> = amaxes.try_into_data()?.convert::<f32>().try_to_vec()?;
-        self.all_reduce(&mut values, ReduceOp::Max)?;
-        let count = values.len();
-        let data = TensorData::new(values, [count]);
-        Ok(Tensor::from_data(data, (&device, dtype)))
+        Ok(self.collective(TensorOp::AllReduce(ReduceOp::Max), amaxes)?)
     }
 }

@@ -14,6 +14,8 @@ mod ddp;
 mod faults;
 #[path = "suite/fp8.rs"]
 mod fp8;
+#[path = "suite/fp8_training.rs"]
+mod fp8_training;
 #[path = "suite/hook.rs"]
 mod hook;
 #[path = "suite/join.rs"]

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Fp8Error, Fp8Format, Granularity};
+use crate::{Fp8Format, Granularity};
 
 /// How a tensor is cast by its own amaxes: to which format, and which elements share a scale.
 ///
@@ -41,19 +41,6 @@ impl Fp8Cast {
         Self {
             power_of_two,
             ..self
-        }
-    }
-
-    /// Check that a tensor of that rank can be cast so.
-    pub(crate) fn check(self, rank: usize) -> Result<(), Fp8Error> {
-        match self.granularity {
-            Granularity::Block { rows, columns } if rows == 0 || columns == 0 => {
-                Err(Fp8Error::EmptyBlock { rows, columns })
-            }
-            Granularity::Block { .. } | Granularity::Column if rank < 2 => {
-                Err(Fp8Error::Rank { rank })
-            }
-            _ => Ok(()),
         }
     }
 }

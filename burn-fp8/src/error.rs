@@ -1,6 +1,6 @@
 //! What can go wrong, and what to do about it.
 
-use crate::Fp8Format;
+use crate::{Fp8Format, Granularity};
 
 /// An error of an fp8 operation.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -50,6 +50,40 @@ pub enum Fp8Error {
         /// The rank as given.
         rank: usize,
     },
+    /// Data of a tensor of another rank.
+    #[error(
+        "the data have rank {data}, but the tensor has rank {tensor}; read them as `Fp8Tensor<{data}>`"
+    )]
+    DataRank {
+        /// Dimensions of the data.
+        data: usize,
+        /// Dimensions of the tensor asked for.
+        tensor: usize,
+    },
+    /// Scales per column or block of a vector.
+    #[error(
+        "a tensor of rank {rank} has no columns or blocks ({granularity:?}); reshape it to a matrix, or take `Granularity::Row`"
+    )]
+    NoMatrix {
+        /// What was to share a scale.
+        granularity: Granularity,
+        /// The rank of the tensor.
+        rank: usize,
+    },
+    /// Scales whose shape does not fit the codes.
+    #[error(
+        "scales of shape {scales:?} for codes of shape {codes:?}; {granularity:?} takes scales of shape {expected:?}"
+    )]
+    ScaleShape {
+        /// Shape of the scales as given.
+        scales: Vec<usize>,
+        /// Shape of the codes.
+        codes: Vec<usize>,
+        /// Which elements share a scale.
+        granularity: Granularity,
+        /// The shape that the scales must have.
+        expected: Vec<usize>,
+    },
     /// A bias whose length is not the number of output columns.
     #[error("the bias has {bias} elements, but the product has {columns} columns")]
     BiasLength {
@@ -69,6 +103,14 @@ pub enum Fp8Error {
     CodeLength {
         /// Codes given.
         codes: usize,
+        /// Shape asked for.
+        shape: Vec<usize>,
+    },
+    /// Scales of the wrong length.
+    #[error("{scales} scales do not fill the shape {shape:?}")]
+    ScaleLength {
+        /// Scales given.
+        scales: usize,
         /// Shape asked for.
         shape: Vec<usize>,
     },

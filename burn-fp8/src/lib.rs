@@ -26,7 +26,7 @@ pub use cast::Fp8Cast;
 pub use error::Fp8Error;
 pub use format::Fp8Format;
 pub use functions::{amax, scaled_matmul, scaled_matmul_with_amax};
-pub use linear::{Fp8Linear, Fp8LinearConfig, GradAmaxSlot, ScalingState};
+pub use linear::{Fp8Linear, Fp8LinearConfig, GradAmaxSlot, ScalingState, share_amaxes};
 pub use operand::Operand;
 pub use ops::{Bias, BlockLinearSpec, Fp8Ops, LinearSpec, MatmulSpec};
 pub use scope::{Fp8Scope, Microbatch, calibrate, fp8_autocast};

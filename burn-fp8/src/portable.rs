@@ -260,17 +260,21 @@ pub(crate) fn update_scale<B: Backend>(
     let rolled = B::float_cat(rolled, 0);
 
     let window = match update.algorithm {
-        AmaxCompute::Max => nan_max::<B>(B::float_cat(with_amax, 0)),
+        AmaxCompute::Max => {
+            let window = B::float_cat(with_amax, 0);
+            let nan = is_nan::<B>(&window);
+            let numbers = B::float_mask_fill(window, nan, 0f32.into());
+            B::float_reshape(B::float_max(numbers), Shape::new([1]))
+        }
         AmaxCompute::MostRecent => amax.clone(),
     };
     let top = B::float_full(
         Shape::new([1]),
-        update.fp8_max.into(),
+        update.scaled_max().into(),
         &device,
         FloatDType::F32,
     );
     let new = B::float_div(top, window.clone());
-    let new = B::float_mul_scalar(new, 2f32.powi(-update.margin).into());
     let overflow = B::float_greater_elem(new.clone(), f32::MAX.into(), dtype);
     let new = B::float_mask_fill(new, overflow, f32::MAX.into());
 

@@ -2,6 +2,8 @@
 
 use core::cell::Cell;
 
+use crate::{Fp8Error, recipe::Fp8Recipe};
+
 /// Which part of a step a forward pass is, where gradients of several passes are accumulated before the weights change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Microbatch {
@@ -34,6 +36,7 @@ pub struct Fp8Scope {
     enabled: bool,
     calibrating: bool,
     microbatch: Microbatch,
+    recipe: Option<Fp8Recipe>,
 }
 
 thread_local! {
@@ -45,9 +48,11 @@ impl Fp8Scope {
         enabled: true,
         calibrating: false,
         microbatch: Microbatch::Only,
+        recipe: None,
     };
 
-    /// The scope that this thread is in: outside of any, fp8 is on, and every pass is [`Microbatch::Only`].
+    /// The scope that this thread is in: outside of any, fp8 is on, every pass is [`Microbatch::Only`], and every layer
+    /// has the recipe that it was made with.
     pub fn current() -> Self {
         CURRENT.get()
     }
@@ -71,6 +76,38 @@ impl Fp8Scope {
     #[must_use]
     pub fn with_microbatch(self, microbatch: Microbatch) -> Self {
         Self { microbatch, ..self }
+    }
+
+    /// The recipe of all layers, whatever they were made with; `None` gives each its own back.
+    ///
+    /// As in Transformer Engine, a layer that meets [`DelayedScaling`](crate::recipe::DelayedScaling) for the first time
+    /// starts with a scale of 1 and an empty history, which it has from then on, in its record too (give the layer that
+    /// recipe to load such a record). A history of another length keeps its newest amaxes. A layer keeps its history
+    /// while other recipes rule, and goes on with it afterwards.
+    ///
+    /// # Errors
+    /// See [`Fp8Recipe::validate`].
+    ///
+    /// ```
+    /// use burn_fp8::{Fp8Error, Fp8Scope, recipe::{CurrentScaling, RecipeFormat}};
+    ///
+    /// let scope = Fp8Scope::current();
+    /// assert_eq!(scope.with_recipe(CurrentScaling::new())?.recipe(), Some(CurrentScaling::new().into()));
+    /// let refused = scope.with_recipe(CurrentScaling::new().with_format(RecipeFormat::E5M2));
+    /// assert!(matches!(refused, Err(Fp8Error::ForwardFormat { .. })));
+    /// # Ok::<(), Fp8Error>(())
+    /// ```
+    pub fn with_recipe(self, recipe: impl Into<Option<Fp8Recipe>>) -> Result<Self, Fp8Error> {
+        let recipe = recipe.into();
+        if let Some(recipe) = recipe {
+            recipe.validate()?;
+        }
+        Ok(Self { recipe, ..self })
+    }
+
+    /// The recipe of all layers; `None` where each has its own.
+    pub fn recipe(self) -> Option<Fp8Recipe> {
+        self.recipe
     }
 
     /// Run `scope` in this scope. The one before is back afterwards, even after a panic.
@@ -98,21 +135,39 @@ impl Fp8Scope {
     }
 }
 
-/// Run `scope` with fp8 on or off. Scopes nest; the innermost decides.
+/// Run `scope` with fp8 on or off, by a recipe or, with `None`, by the one that each layer was made with (see
+/// [`Fp8Scope::with_recipe`]). Scopes nest; the innermost decides.
+///
+/// Transformer Engine's `autocast(enabled, recipe)`.
+///
+/// # Panics
+/// For a recipe that [`Fp8Recipe::validate`] refuses.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_fp8::{Fp8LinearConfig, fp8_autocast};
+/// use burn_fp8::{Fp8LinearConfig, fp8_autocast, recipe::CurrentScaling};
 ///
 /// let device = Device::flex();
-/// let layer = Fp8LinearConfig::new(4, 2).init(&device);
+/// let layer = Fp8LinearConfig::new(4, 2).init(&device); // delayed scaling
 /// let x = Tensor::<2>::ones([3, 4], &device);
-/// let exact = fp8_autocast(false, || layer.forward(x.clone()));
+/// let current = fp8_autocast(true, CurrentScaling::new(), || layer.forward(x.clone()));
+/// let delayed = fp8_autocast(true, None, || layer.forward(x.clone()));
+/// assert_ne!(current.into_data(), delayed.into_data());
+///
+/// let exact = fp8_autocast(false, None, || layer.forward(x.clone()));
 /// let plain = layer.into_linear().forward(x);
 /// assert_eq!(exact.into_data(), plain.into_data());
 /// ```
-pub fn fp8_autocast<R>(enabled: bool, scope: impl FnOnce() -> R) -> R {
-    Fp8Scope::current().with_enabled(enabled).run(scope)
+pub fn fp8_autocast<R>(
+    enabled: bool,
+    recipe: impl Into<Option<Fp8Recipe>>,
+    scope: impl FnOnce() -> R,
+) -> R {
+    Fp8Scope::current()
+        .with_enabled(enabled)
+        .with_recipe(recipe)
+        .unwrap_or_else(|error| panic!("fp8_autocast: {error}"))
+        .run(scope)
 }
 
 /// Run `scope` in high precision while the layers with delayed scaling gather the amaxes of inputs and weights: a model

@@ -17,9 +17,11 @@ mod suite {
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     mod routines;
     mod scope;
+    mod scope_recipe;
     #[cfg(feature = "cpu")]
     mod sources;
     mod tensor;
+    mod tensor_errors;
     mod training;
     mod transformer;
 }

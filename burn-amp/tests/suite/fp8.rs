@@ -150,7 +150,7 @@ fn the_three_products_are_those_of_the_casts() {
             // Burn multiplies the first as one matrix, and the second as a batch.
             let shapes = [[3, 5], [2, 32]];
             for [batch, length] in shapes.into_iter().take(if flex { 2 } else { 1 }) {
-                let device = fp8(recipe.clone(), plain.clone());
+                let device = fp8(recipe, plain.clone());
                 let x = wave([batch, length, 32], 0.37, &plain);
                 let gradient = wave([batch, length, 16], 0.53, &plain) * 1e-6;
                 let found = pass(&device.device, &x, &gradient);

@@ -21,6 +21,21 @@ fn amaxes_are_the_largest_of_all_ranks() {
 }
 
 #[test]
+fn a_nan_of_any_rank_is_every_ranks() {
+    let ranks = locally(3, |group| {
+        let mut own = [1.0; 3];
+        own[group.rank()] = [f32::NAN, f32::INFINITY, 7.0][group.rank()];
+        let amaxes = Tensor::<1>::from_data(own, &Device::flex());
+        group.max(amaxes).unwrap().into_data().try_to_vec::<f32>()
+    });
+    for rank in ranks {
+        let values = rank.unwrap();
+        assert!(values[0].is_nan());
+        assert_eq!(values[1..], [f32::INFINITY, 7.0]);
+    }
+}
+
+#[test]
 fn a_fault_of_the_group_is_the_layers_error() {
     locally(2, |group| {
         if group.rank() == 1 {

@@ -16,6 +16,7 @@ mod quantize_blocks;
 mod quantize_transposed;
 mod scale;
 mod scale_grid;
+mod update_scale;
 
 pub(crate) use amax::amax;
 pub use definitions::portable_definitions;
@@ -29,4 +30,5 @@ pub(crate) use matmul::{matmul, matmul_amax, matmul_blocks};
 pub(crate) use quantize::quantize;
 pub(crate) use quantize_blocks::quantize_blocks;
 pub(crate) use quantize_transposed::quantize_transposed;
-pub(crate) use scale::{scales, update_scale};
+pub(crate) use scale::scales;
+pub(crate) use update_scale::update_scale;

@@ -52,6 +52,6 @@ impl Fp8LinearConfig {
             .with_bias(self.bias)
             .with_initializer(self.initializer.clone())
             .init(device);
-        Fp8Linear::from_linear(linear, self.recipe.clone())
+        Fp8Linear::from_linear(linear, self.recipe)
     }
 }

@@ -3,10 +3,12 @@
 mod cache;
 mod config;
 mod grad_amax;
+mod share;
 mod state;
 
 pub use config::Fp8LinearConfig;
 pub use grad_amax::GradAmaxSlot;
+pub use share::share_amaxes;
 
 use std::sync::Arc;
 
@@ -18,7 +20,7 @@ use burn::tensor::{Tensor, assert_shape, module::linear};
 use crate::{
     Bias, BlockLinearSpec, Fp8Error, Fp8Format, Fp8Ops, Fp8Scope, Fp8Tensor, LinearSpec,
     Microbatch, functions,
-    recipe::{AmaxReducer, Fp8Recipe, LinearCasts},
+    recipe::{AmaxReducer, Fp8Recipe},
 };
 use cache::WeightCache;
 use state::Fp8State;
@@ -34,8 +36,9 @@ use state::Fp8State;
 /// updates them, `into_record` and `load_record` carry them, and a run that is resumed from a record continues bit for
 /// bit. A clone has its own state. `valid()` makes a copy that keeps its scales as they are.
 ///
-/// [`fp8_autocast`](crate::fp8_autocast) turns it off for a while, [`calibrate`](crate::calibrate) sets the scales of a model
-/// that was trained without it, and [`Fp8Scope`] says which passes of a step may share the cast weight.
+/// [`fp8_autocast`](crate::fp8_autocast) turns it off for a while or gives it another recipe,
+/// [`calibrate`](crate::calibrate) sets the scales of a model that was trained without it, and [`Fp8Scope`] says which
+/// passes of a step may share the cast weight.
 ///
 /// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*` besides; to load the record of a `Linear`,
 /// load it there and convert, or allow a partial record.
@@ -58,7 +61,7 @@ pub struct Fp8Linear {
     /// Vector of size `d_output`.
     pub bias: Option<Param<Tensor<1>>>,
     /// Delayed scaling's state; the other recipes have none.
-    fp8: Option<Fp8State>,
+    fp8: Fp8State,
     cache: WeightCache,
     #[module(skip)]
     recipe: Fp8Recipe,
@@ -76,8 +79,8 @@ impl Fp8Linear {
         recipe.validate()?;
         let device = linear.weight.lazy_device().without_autodiff();
         let fp8 = match &recipe {
-            Fp8Recipe::Delayed(recipe) => Some(Fp8State::new(recipe, &device)),
-            _ => None,
+            Fp8Recipe::Delayed(recipe) => Fp8State::new(recipe, &device),
+            _ => Fp8State::default(),
         };
         Ok(Self {
             weight: linear.weight,
@@ -97,23 +100,27 @@ impl Fp8Linear {
         }
     }
 
-    /// Take the maximum of all amaxes over the ranks of a group: those of delayed scaling's history, or those of input and
-    /// weight with current scaling. Scales per row or block are each rank's own.
+    /// Share scales over the ranks of a group, in training: take the maximum of the amaxes that enter delayed scaling's
+    /// histories, or of the input's with current scaling, whose weights have equal amaxes and whose gradients keep each
+    /// rank's own, as scales per row or block do.
+    ///
+    /// Each pass is a call that all ranks make together, and that waits for them (see [`AmaxReducer`]); so is
+    /// [`calibrate`](crate::calibrate), of layers with delayed scaling. [`share_amaxes`] makes one call a step for a model.
     #[must_use]
     pub fn with_amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
         self.reducer = Some(reducer);
         self
     }
 
-    /// The recipe.
+    /// The recipe that the layer was made with. A scope may have [another](Fp8Scope::with_recipe).
     pub fn recipe(&self) -> &Fp8Recipe {
         &self.recipe
     }
 
     /// The scales of input, weight and gradient that the next step starts from, and their amax histories (the newest
-    /// amax last); `None` for a recipe without state.
+    /// amax last); `None` for a layer that never had delayed scaling.
     pub fn scaling_state(&self) -> Option<[ScalingState; 3]> {
-        self.fp8.as_ref().map(Fp8State::snapshot)
+        self.fp8.snapshot()
     }
 
     /// Apply the layer.
@@ -132,10 +139,17 @@ impl Fp8Linear {
         let mut dims = input.dims();
         let rows = dims[..D - 1].iter().product::<usize>();
         let scope = Fp8Scope::current();
-        if scope.calibrating() && rows * d_input * d_output > 0 {
-            self.gather(input.clone(), weight.clone());
+        let recipe = scope.recipe().unwrap_or(self.recipe);
+        let filled = d_input * d_output > 0;
+        if scope.calibrating() && filled {
+            self.gather(&recipe, input.clone(), weight.clone());
         }
-        if !scope.enabled() || rows * d_input * d_output == 0 {
+        if !scope.enabled() || !filled {
+            return linear(input, weight, bias);
+        }
+        let scales = self.scales(&recipe, &input, &weight);
+        // Not before the scales: ranks whose part of the batch has rows wait for this one's amaxes.
+        if rows == 0 {
             return linear(input, weight, bias);
         }
         let input = input.reshape([rows, d_input]);
@@ -145,64 +159,50 @@ impl Fp8Linear {
             Some(bias) => Bias::Row(bias.into_dispatch()),
             None => Bias::None,
         };
-        let output = match self.recipe.casts() {
-            LinearCasts::TENSOR => self.forward_scaled(input, weight, bias),
-            casts => self.forward_blocks(input, weight, bias, casts),
+        let output = match scales {
+            Some(scales) => self.forward_scaled(&recipe, input, weight, bias, scales),
+            None => forward_blocks(&recipe, input, weight, bias),
         };
         output.reshape(dims)
-    }
-
-    /// With many scales a tensor.
-    fn forward_blocks(
-        &self,
-        input: Tensor<2>,
-        weight: Tensor<2>,
-        bias: Bias<Dispatch>,
-        casts: LinearCasts,
-    ) -> Tensor<2> {
-        let format = self.recipe.format();
-        let spec = BlockLinearSpec {
-            forward: format.forward(),
-            gradient: format.gradient(),
-            casts,
-            power_of_two: self.recipe.power_of_two(),
-        };
-        let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
-        Tensor::from_dispatch(Dispatch::fp8_linear_blocks(input, weight, bias, spec))
     }
 
     /// With one scale a tensor.
     fn forward_scaled(
         &self,
+        recipe: &Fp8Recipe,
         input: Tensor<2>,
         weight: Tensor<2>,
         bias: Bias<Dispatch>,
+        scales: Scales,
     ) -> Tensor<2> {
         let training = weight.is_autodiff();
-        let (scales, slot) = self.scales(&input, &weight, training);
-        let format = self.recipe.format();
+        let device = weight.device().without_autodiff();
+        let format = recipe.format();
         let spec = LinearSpec {
             forward: format.forward(),
             gradient: format.gradient(),
-            current_gradient_scale: self.fp8.is_none(),
-            power_of_two: self.recipe.power_of_two(),
-            gradient_amax: slot,
+            current_gradient_scale: !matches!(recipe, Fp8Recipe::Delayed(_)),
+            power_of_two: recipe.power_of_two(),
+            gradient_amax: scales.gradient_amax,
         };
-        let [input_scale, weight_scale, gradient_scale] = scales;
+        let weight_scale = || {
+            let current = || current_scale(recipe, functions::amax(weight.clone()));
+            scales.weight.unwrap_or_else(current)
+        };
         let (codes, weight_amax) = self.weight_codes(&weight, weight_scale, spec.forward);
         let (output, input_amax) = Dispatch::fp8_linear(
             input.into_dispatch(),
             weight.into_dispatch(),
             codes.codes().into_dispatch(),
-            input_scale.into_dispatch(),
+            scales.input.into_dispatch(),
             codes.scale().reshape([1]).into_dispatch(),
-            gradient_scale.into_dispatch(),
+            scales.gradient.into_dispatch(),
             bias,
             spec,
         );
-        if let (Some(state), true) = (&self.fp8, training) {
+        if let (Fp8Recipe::Delayed(recipe), true) = (recipe, training) {
             let input_amax = Tensor::<1>::from_dispatch(input_amax).without_autodiff();
-            state.stage(input_amax, weight_amax);
+            self.fp8.stage(recipe, &device, input_amax, weight_amax);
         }
         Tensor::from_dispatch(output)
     }
@@ -211,60 +211,103 @@ impl Fp8Linear {
     fn weight_codes(
         &self,
         weight: &Tensor<2>,
-        scale: Tensor<1>,
+        scale: impl FnOnce() -> Tensor<1>,
         format: Fp8Format,
     ) -> (Fp8Tensor<2>, Option<Tensor<1>>) {
         let microbatch = Fp8Scope::current().microbatch();
         if let (Microbatch::Later, Some(codes)) = (microbatch, self.cache.get()) {
             return (codes, None);
         }
-        let (codes, amax) = Fp8Tensor::quantize_with_device_scale(weight.clone(), scale, format);
+        let (codes, amax) = Fp8Tensor::quantize_with_device_scale(weight.clone(), scale(), format);
         let keep = microbatch != Microbatch::Only;
         self.cache.set(keep.then(|| codes.clone()));
         (codes, Some(amax))
     }
 
     /// Take the amaxes of input and weight into the scales at once.
-    fn gather<const D: usize>(&self, input: Tensor<D>, weight: Tensor<2>) {
-        if let (Fp8Recipe::Delayed(recipe), Some(state)) = (&self.recipe, &self.fp8) {
-            state.update(recipe, self.reducer.as_deref());
-            state.stage(functions::amax(input), Some(functions::amax(weight)));
-            state.update(recipe, self.reducer.as_deref());
+    fn gather<const D: usize>(&self, recipe: &Fp8Recipe, input: Tensor<D>, weight: Tensor<2>) {
+        if let Fp8Recipe::Delayed(recipe) = recipe {
+            let device = weight.device().without_autodiff();
+            let reducer = self.reducer.as_deref();
+            let (input, weight) = (functions::amax(input), functions::amax(weight));
+            self.fp8.update(recipe, &device, reducer);
+            self.fp8.stage(recipe, &device, input, Some(weight));
+            self.fp8.update(recipe, &device, reducer);
         }
     }
 
-    /// The scales of input, weight and gradient, and the slot for the gradient's amax.
-    fn scales(
+    /// The scales of a pass, in training those that its ranks agree on; `None` for a recipe with many a tensor.
+    fn scales<const D: usize>(
         &self,
-        input: &Tensor<2>,
+        recipe: &Fp8Recipe,
+        input: &Tensor<D>,
         weight: &Tensor<2>,
-        training: bool,
-    ) -> ([Tensor<1>; 3], GradAmaxSlot) {
-        match (&self.recipe, &self.fp8) {
-            (Fp8Recipe::Delayed(recipe), Some(state)) => {
+    ) -> Option<Scales> {
+        let training = weight.is_autodiff();
+        let reducer = self.reducer.as_deref().filter(|_| training);
+        match recipe {
+            Fp8Recipe::Delayed(recipe) => {
+                let device = weight.device().without_autodiff();
                 if training {
-                    state.update(recipe, self.reducer.as_deref());
+                    self.fp8.update(recipe, &device, reducer);
                 }
-                (state.scales(), state.gradient_amax())
+                let [input, weight, gradient] = self.fp8.scales(recipe, &device);
+                Some(Scales {
+                    input,
+                    weight: Some(weight),
+                    gradient,
+                    gradient_amax: self.fp8.gradient_amax(),
+                })
             }
-            _ => {
-                let forward = self.recipe.format().forward();
-                let input = self.current_scale(input, forward);
-                let weight = self.current_scale(weight, forward);
-                // The gradient's is computed in backward.
-                ([input, weight.clone(), weight], GradAmaxSlot::default())
+            Fp8Recipe::Current(_) => {
+                let amax = functions::amax(input.clone());
+                let amax = match reducer {
+                    Some(reducer) => state::reduce(reducer, amax),
+                    None => amax,
+                };
+                let input = current_scale(recipe, amax);
+                Some(Scales {
+                    // Not used: the gradient's is computed in backward.
+                    gradient: input.clone(),
+                    input,
+                    weight: None,
+                    gradient_amax: GradAmaxSlot::default(),
+                })
             }
+            Fp8Recipe::Rowwise(_) | Fp8Recipe::Block(_) => None,
         }
     }
+}
 
-    fn current_scale(&self, tensor: &Tensor<2>, format: Fp8Format) -> Tensor<1> {
-        let amax = functions::amax(tensor.clone());
-        let amax = match &self.reducer {
-            Some(reducer) => state::reduce(reducer.as_ref(), amax),
-            None => amax,
-        };
-        functions::scales(amax, format, self.recipe.power_of_two())
-    }
+/// The scales of a pass with one scale a tensor.
+struct Scales {
+    input: Tensor<1>,
+    /// `None` where it is that of the weight's own amax, found when the weight is cast.
+    weight: Option<Tensor<1>>,
+    gradient: Tensor<1>,
+    gradient_amax: GradAmaxSlot,
+}
+
+fn current_scale(recipe: &Fp8Recipe, amax: Tensor<1>) -> Tensor<1> {
+    functions::scales(amax, recipe.format().forward(), recipe.power_of_two())
+}
+
+/// With many scales a tensor.
+fn forward_blocks(
+    recipe: &Fp8Recipe,
+    input: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Bias<Dispatch>,
+) -> Tensor<2> {
+    let format = recipe.format();
+    let spec = BlockLinearSpec {
+        forward: format.forward(),
+        gradient: format.gradient(),
+        casts: recipe.casts(),
+        power_of_two: recipe.power_of_two(),
+    };
+    let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
+    Tensor::from_dispatch(Dispatch::fp8_linear_blocks(input, weight, bias, spec))
 }
 
 /// Delayed scaling's state of one tensor, on the host.

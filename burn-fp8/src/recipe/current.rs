@@ -8,7 +8,7 @@ use super::RecipeFormat;
 ///
 /// Transformer Engine's `Float8CurrentScaling` and torchao's `tensorwise` recipe. It costs one more read of each tensor
 /// than [`DelayedScaling`](super::DelayedScaling), and has no state.
-#[derive(Config, Debug, PartialEq)]
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct CurrentScaling {
     /// Which format goes where.
     #[config(default = "RecipeFormat::Hybrid")]

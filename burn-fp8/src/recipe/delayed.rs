@@ -18,11 +18,12 @@ pub enum AmaxCompute {
 /// Scale every tensor by the amaxes that its earlier versions had, so that quantizing reads the tensor once.
 ///
 /// Transformer Engine's recipe of that name, with its defaults. The scale starts at 1 and the history at zeros; after
-/// each step, with the amax of that step in it, `scale = (max / amax) / 2^margin`, and:
-/// - the amax is zero, infinite or NaN: the scale stays (an infinity stays in the window until it leaves it);
+/// each step, with the amax of that step in it, `scale = (max / 2^margin) / amax`, and:
+/// - a NaN takes its place in the history, but the largest of a window is that of its other amaxes;
+/// - the amax is zero, infinite or NaN: the scale stays (as long as an infinity is in the window);
 /// - the quotient overflows: the scale is the largest f32;
 /// - the tensor was not used in that step (its amax is exactly 0): history and scale stay.
-#[derive(Config, Debug, PartialEq)]
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct DelayedScaling {
     /// Powers of two between the scaled amax and the largest fp8 value.
     #[config(default = 0)]
@@ -108,20 +109,20 @@ impl ScaleUpdate {
         history[0] = amax;
         let window = match self.algorithm {
             AmaxCompute::MostRecent => amax,
-            AmaxCompute::Max => history.iter().fold(0.0, |max: f32, &amax| {
-                if amax > max || amax.is_nan() {
-                    amax
-                } else {
-                    max
-                }
-            }),
+            // `f32::max` passes over NaN.
+            AmaxCompute::Max => history.iter().copied().fold(0.0, f32::max),
         };
         history.rotate_left(1);
         history[0] = 0.0;
         if window.is_finite() && window > 0.0 {
-            ((self.fp8_max / window) * 2f32.powi(-self.margin)).min(f32::MAX)
+            (self.scaled_max() / window).min(f32::MAX)
         } else {
             scale
         }
+    }
+
+    /// What the largest amax of the window becomes.
+    pub(crate) fn scaled_max(&self) -> f32 {
+        self.fp8_max * 2f32.powi(-self.margin)
     }
 }

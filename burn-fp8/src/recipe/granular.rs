@@ -9,7 +9,7 @@ use crate::{Fp8Error, Granularity};
 /// products of a layer casts its operands for itself.
 ///
 /// torchao's `rowwise` recipe with its defaults: e4m3 everywhere, scales rounded down to powers of two.
-#[derive(Config, Debug, PartialEq)]
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct RowwiseScaling {
     /// Which format goes where.
     #[config(default = "RecipeFormat::E4M3")]
@@ -24,7 +24,7 @@ pub struct RowwiseScaling {
 ///
 /// DeepSeek-V3's recipe (arXiv:2412.19437) and Transformer Engine's `Float8BlockScaling` with its defaults: e4m3
 /// everywhere, scales rounded down to powers of two.
-#[derive(Config, Debug, PartialEq)]
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct BlockScaling {
     /// Which format goes where.
     #[config(default = "RecipeFormat::E4M3")]

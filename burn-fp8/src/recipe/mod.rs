@@ -58,7 +58,7 @@ impl RecipeFormat {
 /// let recipe = Fp8Recipe::from(DelayedScaling::new().with_amax_history_len(16).with_margin(1));
 /// assert!(recipe.validate().is_ok());
 /// ```
-#[derive(Config, Debug, PartialEq)]
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Fp8Recipe {
     /// Scales from the amaxes of earlier steps.
     Delayed(DelayedScaling),
@@ -121,26 +121,26 @@ impl Default for Fp8Recipe {
     }
 }
 
-impl From<DelayedScaling> for Fp8Recipe {
-    fn from(recipe: DelayedScaling) -> Self {
-        Self::Delayed(recipe)
-    }
+/// `Option` as well, for what takes a recipe or none.
+macro_rules! from_recipe {
+    ($($variant:ident($recipe:ident)),*) => {$(
+        impl From<$recipe> for Fp8Recipe {
+            fn from(recipe: $recipe) -> Self {
+                Self::$variant(recipe)
+            }
+        }
+
+        impl From<$recipe> for Option<Fp8Recipe> {
+            fn from(recipe: $recipe) -> Self {
+                Some(recipe.into())
+            }
+        }
+    )*};
 }
 
-impl From<CurrentScaling> for Fp8Recipe {
-    fn from(recipe: CurrentScaling) -> Self {
-        Self::Current(recipe)
-    }
-}
-
-impl From<RowwiseScaling> for Fp8Recipe {
-    fn from(recipe: RowwiseScaling) -> Self {
-        Self::Rowwise(recipe)
-    }
-}
-
-impl From<BlockScaling> for Fp8Recipe {
-    fn from(recipe: BlockScaling) -> Self {
-        Self::Block(recipe)
-    }
-}
+from_recipe!(
+    Delayed(DelayedScaling),
+    Current(CurrentScaling),
+    Rowwise(RowwiseScaling),
+    Block(BlockScaling)
+);

@@ -25,7 +25,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// `[1, 128]` for activations and `[128, 128]` for weights.
     ///
     /// # Errors
-    /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::Rank`] for tensors of rank 1.
+    /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::NoMatrix`] for tensors of rank 1.
     pub fn quantize_blocks(
         tensor: Tensor<D>,
         [rows, columns]: [usize; 2],
@@ -40,10 +40,10 @@ impl<const D: usize> Fp8Tensor<D> {
     /// Quantize with scales from the tensor's own amaxes, as `cast` says.
     ///
     /// # Errors
-    /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::Rank`] for columns or blocks of a tensor of
-    /// rank 1.
+    /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::NoMatrix`] for columns or blocks of a
+    /// tensor of rank 1.
     pub fn quantize_as(tensor: Tensor<D>, cast: Fp8Cast) -> Result<Self, Fp8Error> {
-        cast.check(D)?;
+        cast.granularity.check(D)?;
         Ok(match cast.granularity {
             Granularity::Tensor => Self::quantize_whole(tensor, cast),
             _ => Self::quantize_by(tensor, cast),

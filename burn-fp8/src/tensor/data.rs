@@ -43,27 +43,39 @@ impl<const D: usize> Fp8Tensor<D> {
     /// The inverse of [`into_data`](Self::into_data).
     ///
     /// # Errors
-    /// [`Fp8Error::CodeLength`] where codes and shape do not fit, [`Fp8Error::Rank`] for data of another rank than `D`,
-    /// [`Fp8Error::InvalidScale`] for a scale that is not positive and finite.
+    /// [`Fp8Error::DataRank`] for data of another rank than `D`; [`Fp8Error::CodeLength`] and [`Fp8Error::ScaleLength`] where
+    /// elements and shape do not fit; [`Fp8Error::EmptyBlock`], [`Fp8Error::NoMatrix`] and [`Fp8Error::ScaleShape`] where scales
+    /// and granularity do not; [`Fp8Error::InvalidScale`] for a scale that is not positive and finite.
     pub fn from_data(data: Fp8Data, device: &Device) -> Result<Self, Fp8Error> {
         let device = device.clone().without_autodiff();
-        let length = |len: usize, shape: &[usize]| {
-            if len == shape.iter().product::<usize>() {
-                Ok(())
-            } else {
-                Err(Fp8Error::CodeLength {
-                    codes: len,
-                    shape: shape.to_vec(),
-                })
-            }
-        };
-        if data.shape.len() != D || data.scale_shape.len() != D {
-            return Err(Fp8Error::Rank {
-                rank: data.shape.len(),
+        if data.shape.len() != D {
+            return Err(Fp8Error::DataRank {
+                data: data.shape.len(),
+                tensor: D,
             });
         }
-        length(data.codes.len(), &data.shape)?;
-        length(data.scales.len(), &data.scale_shape)?;
+        if elements(&data.shape) != Some(data.codes.len()) {
+            return Err(Fp8Error::CodeLength {
+                codes: data.codes.len(),
+                shape: data.shape,
+            });
+        }
+        data.granularity.check(D)?;
+        let expected = data.granularity.scale_shape(&data.shape);
+        if data.scale_shape != expected {
+            return Err(Fp8Error::ScaleShape {
+                scales: data.scale_shape,
+                codes: data.shape,
+                granularity: data.granularity,
+                expected,
+            });
+        }
+        if elements(&data.scale_shape) != Some(data.scales.len()) {
+            return Err(Fp8Error::ScaleLength {
+                scales: data.scales.len(),
+                shape: data.scale_shape,
+            });
+        }
         data.scales.iter().copied().try_for_each(check_scale)?;
         Ok(Self {
             codes: Tensor::from_data(
@@ -78,6 +90,13 @@ impl<const D: usize> Fp8Tensor<D> {
             format: data.format,
         })
     }
+}
+
+/// The elements of a shape; `None` for more than can be counted.
+fn elements(shape: &[usize]) -> Option<usize> {
+    shape
+        .iter()
+        .try_fold(1usize, |count, &length| count.checked_mul(length))
 }
 
 impl<const D: usize> Serialize for Fp8Tensor<D> {

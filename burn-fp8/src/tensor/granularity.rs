@@ -1,5 +1,7 @@
 use serde::{Deserialize, Serialize};
 
+use crate::Fp8Error;
+
 /// Which elements of a tensor share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Granularity {
@@ -31,6 +33,32 @@ impl Granularity {
     /// Columns that share a scale; `None` where all of them do.
     pub(crate) fn columns(self) -> Option<usize> {
         self.transposed().rows()
+    }
+
+    /// Check that a tensor of that rank can have its scales so.
+    pub(crate) fn check(self, rank: usize) -> Result<(), Fp8Error> {
+        match self {
+            Self::Block { rows, columns } if rows == 0 || columns == 0 => {
+                Err(Fp8Error::EmptyBlock { rows, columns })
+            }
+            Self::Block { .. } | Self::Column if rank < 2 => Err(Fp8Error::NoMatrix {
+                granularity: self,
+                rank,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The shape of the scales of codes of that shape.
+    pub(crate) fn scale_shape(self, codes: &[usize]) -> Vec<usize> {
+        if self == Self::Tensor {
+            return vec![1; codes.len()];
+        }
+        let mut shape = codes.to_vec();
+        for (length, side) in shape.iter_mut().rev().zip([self.columns(), self.rows()]) {
+            *length = side.map_or(1, |side| length.div_ceil(side));
+        }
+        shape
     }
 
     /// That of the transpose.

@@ -31,14 +31,15 @@ impl BruteForce {
             AmaxCompute::Max => &self.seen[window..],
             AmaxCompute::MostRecent => &self.seen[self.seen.len() - 1..],
         };
-        if window
-            .iter()
-            .any(|amax| amax.is_nan() || amax.is_infinite())
-        {
+        // CUDA's fmaxf, by which Transformer Engine takes the maximum, is the number where the other is NaN.
+        let numbers = window.iter().copied().filter(|amax| !amax.is_nan());
+        let Some(amax) = numbers.max_by(f32::total_cmp) else {
+            return;
+        };
+        if amax.is_infinite() {
             return;
         }
-        let amax = window.iter().copied().fold(0.0, f32::max);
-        let scale = self.max / amax / 2f32.powi(self.margin);
+        let scale = self.max * 2f32.powi(-self.margin) / amax;
         self.scale = if scale.is_infinite() { f32::MAX } else { scale };
     }
 
@@ -72,9 +73,13 @@ fn assert_same(actual: &[f32], expected: &[f32]) {
 #[test]
 fn updates_equal_transformer_engines() {
     for device in devices() {
-        for (length, steps) in [(1, 8), (2, 8), (31, 70), (1024, 12)] {
+        for (length, steps) in [(1, 8), (2, 12), (3, 24), (31, 70), (1024, 12)] {
             for algorithm in [AmaxCompute::Max, AmaxCompute::MostRecent] {
-                for (margin, format) in [(0, Fp8Format::E4M3), (2, Fp8Format::E5M2)] {
+                for (margin, format) in [
+                    (0, Fp8Format::E4M3),
+                    (2, Fp8Format::E5M2),
+                    (-3, Fp8Format::E4M3),
+                ] {
                     let recipe = DelayedScaling::new()
                         .with_amax_history_len(length)
                         .with_margin(margin)
@@ -91,12 +96,13 @@ fn updates_equal_transformer_engines() {
                     let mut history = Tensor::<1>::zeros([length], &device);
                     let mut scale = Tensor::<1>::ones([1], &device);
                     for step in 0..steps {
-                        // Zero: not used in this step. Tiny: the scale overflows. Bad ones: the scale stays.
+                        // Zero: not used in this step. Tiny: the scale overflows, by the amax or by the margin too.
                         let amax = match random.bits() % 12 {
                             0 => 0.0,
                             1 => f32::from_bits(3),
-                            2 if step > steps / 2 => f32::INFINITY,
-                            3 if step > steps / 2 => f32::NAN,
+                            2 => 1e-36,
+                            3 if step > steps / 2 => f32::INFINITY,
+                            4 | 5 if step > steps / 3 => f32::NAN,
                             _ => random.normal().abs() * 10.0,
                         };
                         let staged = Tensor::from_data(TensorData::from([amax]), &device);
@@ -127,6 +133,45 @@ fn scale_of_special_amaxes() {
             let (history, scale) = update.apply(tensor(0.0), tensor(2.0), tensor(amax));
             assert_same(&values(scale), &[expected]);
             assert_same(&values(history), &[0.0]);
+        }
+    }
+}
+
+/// Windows with NaN in them, and where the margin comes in.
+#[test]
+fn scales_of_windows_and_margins() {
+    use AmaxCompute::{Max, MostRecent};
+    for device in devices() {
+        for (algorithm, margin, amaxes, expected) in [
+            (Max, 0, vec![3.0, f32::NAN, 5.0], 448.0 / 5.0),
+            (Max, 0, vec![5.0, f32::NAN], 448.0 / 5.0),
+            (Max, 0, vec![f32::NAN, f32::NAN], 1.0),
+            // The infinity leaves the window of three with the third amax after it.
+            (Max, 0, vec![7.0, f32::INFINITY, 3.0, 2.0], 64.0),
+            (Max, 0, vec![7.0, f32::INFINITY, 3.0, 2.0, 1.0], 448.0 / 3.0),
+            (MostRecent, 0, vec![3.0, f32::NAN], 448.0 / 3.0),
+            (MostRecent, 0, vec![3.0, f32::NAN, 5.0], 448.0 / 5.0),
+            (Max, 2, vec![7.0], 16.0),
+            (Max, -2, vec![7.0], 256.0),
+            // 448 / 1e-36 is above the largest f32, a quarter of it is not.
+            (Max, 2, vec![1e-36], 112.0 / 1e-36),
+            (Max, 0, vec![1e-36], f32::MAX),
+            (Max, -64, vec![1e-20], f32::MAX),
+        ] {
+            let recipe = DelayedScaling::new()
+                .with_margin(margin)
+                .with_amax_compute(algorithm);
+            let tensor = |values: &[f32]| Tensor::<1>::from_data(TensorData::from(values), &device);
+            let (mut history, mut scale) = (tensor(&[0.0; 3]), tensor(&[1.0]));
+            for &amax in &amaxes {
+                let update = recipe.update(Fp8Format::E4M3);
+                (history, scale) = update.apply(history, scale, tensor(&[amax]));
+            }
+            assert_eq!(
+                values(scale),
+                [expected],
+                "{algorithm:?} {margin} {amaxes:?}"
+            );
         }
     }
 }
@@ -179,7 +224,7 @@ fn powers_of_two_are_the_peers_defaults() {
     }
     assert_eq!(Fp8Recipe::default().casts(), LinearCasts::TENSOR);
     let blocks = BlockScaling::new();
-    assert_eq!(Fp8Recipe::from(blocks.clone()).casts(), blocks.casts());
+    assert_eq!(Fp8Recipe::from(blocks).casts(), blocks.casts());
 }
 
 #[test]
@@ -210,6 +255,14 @@ fn bad_recipes_are_errors() {
     );
     assert_eq!(
         Fp8Recipe::from(CurrentScaling::new().with_format(e5m2)).validate(),
+        pure
+    );
+    assert_eq!(
+        Fp8Recipe::from(RowwiseScaling::new().with_format(e5m2)).validate(),
+        pure
+    );
+    assert_eq!(
+        Fp8Recipe::from(BlockScaling::new().with_format(e5m2)).validate(),
         pure
     );
     for (recipe, field) in [

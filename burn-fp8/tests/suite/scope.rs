@@ -19,9 +19,16 @@ fn scopes_nest_and_end() {
     let inner = outermost.with_microbatch(Microbatch::Later);
     inner.run(|| {
         assert_eq!(Fp8Scope::current(), inner);
-        fp8_autocast(false, || {
+        fp8_autocast(false, None, || {
             assert_eq!(Fp8Scope::current(), inner.with_enabled(false));
-            fp8_autocast(true, || assert_eq!(Fp8Scope::current(), inner));
+            fp8_autocast(true, None, || assert_eq!(Fp8Scope::current(), inner));
+            let recipe = CurrentScaling::new();
+            let current = inner.with_recipe(recipe).unwrap();
+            fp8_autocast(true, recipe, || {
+                assert_eq!(Fp8Scope::current(), current);
+                assert_eq!(Fp8Scope::current().recipe(), Some(recipe.into()));
+                fp8_autocast(true, None, || assert_eq!(Fp8Scope::current(), inner));
+            });
         });
         calibrate(|| {
             let expected = inner.with_enabled(false).with_calibration(true);
@@ -40,7 +47,7 @@ fn without_fp8_a_layer_is_a_linear() {
     for device in devices() {
         let layer = layer(&device);
         let x = Random::new(50).matrix([5, 6], &device);
-        let off = values(fp8_autocast(false, || layer.forward(x.clone())));
+        let off = values(fp8_autocast(false, None, || layer.forward(x.clone())));
         let on = values(layer.forward(x.clone()));
         assert_eq!(off, values(layer.into_linear().forward(x)));
         assert_ne!(off, on);

@@ -119,8 +119,7 @@ fn a_network_learns_in_fp8_as_in_f32() {
         BlockScaling::new().with_size(32).into(),
     ];
     for recipe in recipes {
-        let convert =
-            |linear: &Linear| Fp8Linear::from_linear(linear.clone(), recipe.clone()).unwrap();
+        let convert = |linear: &Linear| Fp8Linear::from_linear(linear.clone(), recipe).unwrap();
         let quantized = Quantized {
             hidden: convert(&plain.hidden),
             head: convert(&plain.head),

@@ -1,0 +1,198 @@
+//! What a layer asks of the other ranks, and what it does with the answer.
+
+use std::error::Error;
+use std::sync::{Arc, Mutex};
+
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_fp8::recipe::{AmaxReducer, CurrentScaling, DelayedScaling};
+use burn_fp8::{
+    Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Scope, Fp8Tensor, Microbatch, calibrate,
+    scaled_matmul, share_amaxes,
+};
+
+use super::super::device::{Random, values};
+use super::{linear, pass_fp8};
+
+type Reduced = Result<Tensor<1>, Box<dyn Error + Send + Sync>>;
+
+/// Notes what it is asked, and answers as if another rank had twice as much.
+#[derive(Debug, Default)]
+struct Recorder(Mutex<Vec<Vec<f32>>>);
+
+impl Recorder {
+    /// What was asked since the last time.
+    fn take(&self) -> Vec<Vec<f32>> {
+        core::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl AmaxReducer for Recorder {
+    fn max(&self, amaxes: Tensor<1>) -> Reduced {
+        self.0.lock().unwrap().push(values(amaxes.clone()));
+        Ok(amaxes * 2.0)
+    }
+}
+
+#[test]
+fn a_reducer_sees_every_amax_once() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(28);
+    let reducer = Arc::new(Recorder::default());
+    let layer =
+        Fp8Linear::from(linear(&mut random, 4, 3, &device)).with_amax_reducer(reducer.clone());
+    let (x, g) = (
+        random.matrix([5, 4], &device),
+        random.matrix([5, 3], &device),
+    );
+    pass_fp8(&layer, &x, &g);
+    let staged = layer.scaling_state().unwrap().map(|state| state.amax);
+    assert!(staged.iter().all(|amax| *amax > 0.0));
+    pass_fp8(&layer, &x, &g);
+    assert_eq!(reducer.take(), [vec![0.0; 3], staged.to_vec()]);
+    let [input, ..] = layer.scaling_state().unwrap();
+    assert_eq!(input.scale, 448.0 / (2.0 * staged[0]));
+    // Evaluation is each rank's own.
+    layer.valid().forward(x.without_autodiff());
+    assert!(reducer.take().is_empty());
+}
+
+/// A rank whose part of the batch is empty answers the others, and takes what they say.
+#[test]
+fn a_pass_without_rows_takes_part() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(30);
+    let linear = linear(&mut random, 4, 3, &device);
+    let recipe = DelayedScaling::new()
+        .with_amax_history_len(3)
+        .with_interval(2);
+    let other = Arc::new(Fp8Linear::from_linear(linear.clone(), recipe).unwrap());
+    let none = Fp8Linear::from_linear(linear.clone(), recipe)
+        .unwrap()
+        .with_amax_reducer(Arc::new(Other(other.clone())));
+    for _ in 0..5 {
+        // The amaxes that the other rank brings to its next pass are those of its last one.
+        let output = none.forward(Tensor::<2>::zeros([0, 4], &device));
+        assert_eq!(output.dims(), [0, 3]);
+        let (x, g) = (
+            random.matrix([5, 4], &device),
+            random.matrix([5, 3], &device),
+        );
+        pass_fp8(&other, &x, &g);
+        let scales = |layer: &Fp8Linear| {
+            let state = layer.scaling_state().unwrap();
+            state.map(|tensor| (tensor.history, tensor.scale))
+        };
+        assert_eq!(scales(&none), scales(&other));
+    }
+
+    let reducer = Arc::new(Recorder::default());
+    let current = Fp8Linear::from_linear(linear, CurrentScaling::new())
+        .unwrap()
+        .with_amax_reducer(reducer.clone());
+    current.forward(Tensor::<2>::zeros([0, 4], &device));
+    calibrate(|| current.forward(Tensor::<2>::zeros([0, 4], &device)));
+    assert_eq!(reducer.take(), [[0.0]]);
+}
+
+/// Answers with the amaxes that a layer has ready, which stand for a rank with all of the rows.
+#[derive(Debug)]
+struct Other(Arc<Fp8Linear>);
+
+impl AmaxReducer for Other {
+    fn max(&self, own: Tensor<1>) -> Reduced {
+        let amaxes = self.0.scaling_state().unwrap().map(|state| state.amax);
+        Ok(own.max_pair(Tensor::from_floats(amaxes, &Device::flex())))
+    }
+}
+
+#[test]
+fn current_scaling_asks_for_the_input_only() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(31);
+    let linear = linear(&mut random, 4, 3, &device);
+    let reducer = Arc::new(Recorder::default());
+    let layer = Fp8Linear::from_linear(linear.clone(), CurrentScaling::new())
+        .unwrap()
+        .with_amax_reducer(reducer.clone());
+    let x = random.matrix([5, 4], &device);
+    let largest = values(x.clone().abs().max())[0];
+    for microbatch in [Microbatch::First, Microbatch::Later] {
+        let scope = Fp8Scope::current().with_microbatch(microbatch);
+        let output = scope.run(|| layer.forward(x.clone()));
+        assert_eq!(reducer.take(), [[largest]]);
+        // The answer is twice the amax, so the scale is half of the input's own.
+        let scale = Tensor::<1>::from_floats([448.0 / (2.0 * largest)], &Device::flex());
+        let (x, _) = Fp8Tensor::quantize_with_device_scale(x.clone(), scale, Fp8Format::E4M3);
+        let weight = Fp8Tensor::quantize(linear.weight.val(), Fp8Format::E4M3);
+        let bias = linear.bias.as_ref().unwrap().val().without_autodiff();
+        let expected = scaled_matmul(&x, &weight, None, FloatDType::F32).unwrap();
+        assert_eq!(values(output), values(expected + bias.unsqueeze()));
+    }
+    layer.valid().forward(x.without_autodiff());
+    assert!(reducer.take().is_empty());
+}
+
+#[test]
+fn a_model_shares_all_of_its_amaxes_in_one_call() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(32);
+    let mut layer = || {
+        let layer = Fp8Linear::from(linear(&mut random, 4, 4, &device));
+        let (x, g) = (
+            random.matrix([5, 4], &device),
+            random.matrix([5, 4], &device),
+        );
+        pass_fp8(&layer, &x, &g);
+        layer
+    };
+    let model = vec![layer(), layer()];
+    let staged = |model: &[Fp8Linear]| -> Vec<f32> {
+        let states = model
+            .iter()
+            .flat_map(|layer| layer.scaling_state().unwrap());
+        states.map(|state| state.amax).collect()
+    };
+    let own = staged(&model);
+    assert!(own.iter().all(|amax| *amax > 0.0));
+    let weights = values(model[1].weight.val());
+    let reducer = Recorder::default();
+    let model = share_amaxes(model, &reducer).unwrap();
+    assert_eq!(reducer.take(), [own.clone()]);
+    assert_eq!(
+        staged(&model),
+        own.iter().map(|amax| amax * 2.0).collect::<Vec<_>>()
+    );
+    assert_eq!(values(model[1].weight.val()), weights);
+    assert!(model[1].weight.val().is_require_grad());
+
+    let without = Fp8LinearConfig::new(4, 4)
+        .with_recipe(CurrentScaling::new().into())
+        .init(&device);
+    share_amaxes(without, &reducer).unwrap();
+    assert!(reducer.take().is_empty());
+    assert_eq!(
+        share_amaxes(model, &Broken).unwrap_err().to_string(),
+        "the second rank is gone"
+    );
+}
+
+/// A group without its second rank.
+#[derive(Debug)]
+struct Broken;
+
+impl AmaxReducer for Broken {
+    fn max(&self, _: Tensor<1>) -> Reduced {
+        Err("the second rank is gone".into())
+    }
+}
+
+#[test]
+#[should_panic(expected = "the second rank is gone")]
+fn a_reducer_that_fails_is_heard() {
+    let device = Device::flex().autodiff();
+    let layer = Fp8LinearConfig::new(2, 2)
+        .init(&device)
+        .with_amax_reducer(Arc::new(Broken));
+    layer.forward(Tensor::<2>::ones([1, 2], &device));
+}

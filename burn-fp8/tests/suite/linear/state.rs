@@ -1,0 +1,130 @@
+//! Delayed scaling's state: how it moves, and that it survives a record.
+
+use burn::module::Module;
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{Device, Tensor};
+use burn_fp8::recipe::DelayedScaling;
+use burn_fp8::{Fp8Linear, Fp8LinearConfig, ScalingState};
+
+use super::super::device::{Random, devices, values};
+use super::{linear, pass_fp8};
+
+#[test]
+fn state_follows_the_steps() {
+    for device in devices() {
+        let device = device.autodiff();
+        let mut random = Random::new(23);
+        let recipe = DelayedScaling::new().with_amax_history_len(3);
+        let linear = linear(&mut random, 5, 4, &device);
+        let weight_amax = values(linear.weight.val())
+            .iter()
+            .fold(0f32, |max, w| max.max(w.abs()));
+        let layer = Fp8Linear::from_linear(linear, recipe).unwrap();
+        let mut inputs = vec![];
+        let mut gradients = vec![];
+        for _ in 0..5 {
+            let (x, g) = (
+                random.matrix([3, 5], &device),
+                random.matrix([3, 4], &device),
+            );
+            let amax = |t: &Tensor<2>| {
+                values(t.clone())
+                    .iter()
+                    .fold(0f32, |max, x| max.max(x.abs()))
+            };
+            inputs.push(amax(&x));
+            gradients.push(amax(&g));
+            pass_fp8(&layer, &x, &g);
+        }
+        let [input, weight, gradient] = layer.scaling_state().unwrap();
+        // Four steps are in: two fit the history beside its free slot, the fifth waits.
+        let expected = |seen: &[f32], max: f32| ScalingState {
+            history: vec![0.0, seen[2], seen[3]],
+            scale: max / seen[1..4].iter().copied().fold(0.0, f32::max),
+            amax: seen[4],
+        };
+        assert_eq!(input, expected(&inputs, 448.0));
+        assert_eq!(weight, expected(&[weight_amax; 5], 448.0));
+        assert_eq!(gradient, expected(&gradients, 57344.0));
+    }
+}
+
+#[test]
+fn an_interval_holds_the_scales() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(24);
+    let recipe = DelayedScaling::new()
+        .with_amax_history_len(2)
+        .with_interval(3);
+    let layer = Fp8Linear::from_linear(linear(&mut random, 4, 4, &device), recipe).unwrap();
+    let mut scales = vec![];
+    for step in 0..9 {
+        let x = random.matrix([2, 4], &device) * (step + 1) as f32;
+        pass_fp8(&layer, &x, &random.matrix([2, 4], &device));
+        scales.push(layer.scaling_state().unwrap()[0].scale);
+    }
+    // The first update is before the second step, then every third.
+    for (step, pair) in scales.windows(2).enumerate() {
+        assert_eq!(pair[0] != pair[1], step % 3 == 0, "step {step}: {scales:?}");
+    }
+}
+
+#[test]
+fn only_training_moves_the_state() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(25);
+    let layer = Fp8Linear::from(linear(&mut random, 4, 4, &device));
+    let x = random.matrix([2, 4], &device);
+    pass_fp8(&layer, &x, &x);
+    let before = layer.scaling_state();
+
+    let valid = layer.valid();
+    let inner = x.clone().without_autodiff();
+    let first = values(valid.forward(inner.clone()));
+    assert_eq!(first, values(valid.forward(inner)));
+    assert_eq!(valid.scaling_state(), before);
+
+    let copy = layer.clone();
+    pass_fp8(&copy, &(x.clone() * 9.0), &x);
+    assert_ne!(copy.scaling_state(), before);
+    assert_eq!(layer.scaling_state(), before);
+}
+
+#[test]
+fn a_resumed_run_continues_bit_for_bit() {
+    for device in devices() {
+        let device = device.autodiff();
+        for interval in [1, 2] {
+            let recipe = DelayedScaling::new()
+                .with_amax_history_len(3)
+                .with_interval(interval);
+            let mut random = Random::new(26);
+            let start = Fp8Linear::from_linear(linear(&mut random, 6, 3, &device), recipe).unwrap();
+            let batches: Vec<_> = (0..6).map(|_| random.matrix([4, 6], &device)).collect();
+            let step = |layer: Fp8Linear, batch: &Tensor<2>| {
+                let mut optim = SgdConfig::new().init();
+                let loss = layer.forward(batch.clone()).powf_scalar(2.0).mean();
+                let gradients = GradientsParams::from_grads(loss.backward(), &layer);
+                optim.step(0.05, layer, gradients)
+            };
+            let mut layer = start;
+            for batch in &batches[..3] {
+                layer = step(layer, batch);
+            }
+            let file = tempfile::tempdir().unwrap();
+            let path = file.path().join("layer");
+            layer.clone().save_file(&path).unwrap();
+            let mut resumed = Fp8LinearConfig::new(6, 3)
+                .with_recipe(recipe.into())
+                .init(&device)
+                .load_file(&path);
+            assert_eq!(resumed.scaling_state(), layer.scaling_state());
+            for batch in &batches[3..] {
+                layer = step(layer, batch);
+                resumed = step(resumed, batch);
+            }
+            assert_eq!(resumed.scaling_state(), layer.scaling_state());
+            assert_eq!(values(resumed.weight.val()), values(layer.weight.val()));
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What fp8 tensors refuse.
+
+use burn::tensor::{Device, Tensor};
+use burn_fp8::{Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity};
+
+#[test]
+fn bad_scales_are_errors() {
+    let device = Device::flex();
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let x = Tensor::<1>::ones([2], &device);
+        match Fp8Tensor::quantize_with_scale(x, scale, Fp8Format::E4M3) {
+            Err(Fp8Error::InvalidScale { scale: refused }) => {
+                assert_eq!(refused.to_bits(), scale.to_bits());
+            }
+            other => panic!("{scale}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn data_that_do_not_fit_are_errors() {
+    let device = Device::flex();
+    let good = Fp8Data {
+        codes: vec![0; 6],
+        shape: vec![2, 3],
+        scales: vec![1.0],
+        scale_shape: vec![1, 1],
+        granularity: Granularity::Tensor,
+        format: Fp8Format::E4M3,
+    };
+    let read = |data: Fp8Data| Fp8Tensor::<2>::from_data(data, &device);
+    assert_eq!(read(good.clone()).unwrap().into_data(), good);
+
+    let error = read(Fp8Data {
+        codes: vec![0; 5],
+        ..good.clone()
+    });
+    let codes = Fp8Error::CodeLength {
+        codes: 5,
+        shape: vec![2, 3],
+    };
+    assert_eq!(error.unwrap_err(), codes);
+    let endless = Fp8Data {
+        shape: vec![usize::MAX, 2],
+        ..good.clone()
+    };
+    assert!(matches!(
+        read(endless).unwrap_err(),
+        Fp8Error::CodeLength { codes: 6, .. }
+    ));
+    let error = read(Fp8Data {
+        scales: vec![1.0; 2],
+        ..good.clone()
+    });
+    let scales = Fp8Error::ScaleLength {
+        scales: 2,
+        shape: vec![1, 1],
+    };
+    assert_eq!(error.unwrap_err(), scales);
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let error = read(Fp8Data {
+            scales: vec![scale],
+            ..good.clone()
+        });
+        assert!(matches!(
+            error.unwrap_err(),
+            Fp8Error::InvalidScale { scale: refused } if refused.to_bits() == scale.to_bits()
+        ));
+    }
+    assert_eq!(
+        Fp8Tensor::<3>::from_data(good, &device).unwrap_err(),
+        Fp8Error::DataRank { data: 2, tensor: 3 }
+    );
+}
+
+/// Every granularity takes the shape that quantizing gives, as seen above, and no other.
+#[test]
+fn scales_of_another_shape_are_errors() {
+    let device = Device::flex();
+    let block = |rows, columns| Granularity::Block { rows, columns };
+    for (granularity, expected) in [
+        (Granularity::Tensor, [1, 1, 1]),
+        (Granularity::Row, [2, 5, 1]),
+        (Granularity::Column, [2, 1, 7]),
+        (block(2, 3), [2, 3, 3]),
+        (block(1, 128), [2, 5, 1]),
+    ] {
+        let x = Tensor::<3>::ones([2, 5, 7], &device);
+        let cast = Fp8Cast::new(granularity, Fp8Format::E4M3);
+        let data = Fp8Tensor::quantize_as(x, cast).unwrap().into_data();
+        assert_eq!(data.scale_shape, expected);
+        assert!(Fp8Tensor::<3>::from_data(data.clone(), &device).is_ok());
+        for scale_shape in [vec![2, 5, 7], vec![1, 1], vec![1, 6, 1]] {
+            let data = Fp8Data {
+                scales: vec![1.0; scale_shape.iter().product()],
+                scale_shape: scale_shape.clone(),
+                ..data.clone()
+            };
+            let json = serde_json::to_string(&data).unwrap();
+            let error = Fp8Error::ScaleShape {
+                scales: scale_shape,
+                codes: vec![2, 5, 7],
+                granularity,
+                expected: expected.to_vec(),
+            };
+            let read = serde_json::from_str::<Fp8Tensor<3>>(&json).unwrap_err();
+            assert!(read.to_string().contains(&error.to_string()), "{read}");
+            let read = Fp8Tensor::<3>::from_data(data, &device).unwrap_err();
+            assert_eq!(read, error);
+        }
+    }
+}
+
+#[test]
+fn blocks_without_elements_and_of_vectors_are_errors() {
+    let device = Device::flex();
+    let format = Fp8Format::E4M3;
+    let granularity = Granularity::Block {
+        rows: 0,
+        columns: 1,
+    };
+    let empty = Fp8Error::EmptyBlock {
+        rows: 0,
+        columns: 1,
+    };
+    let blocks = Fp8Tensor::quantize_blocks(Tensor::<2>::ones([2, 2], &device), [0, 1], format);
+    assert_eq!(blocks.unwrap_err(), empty);
+    let data = |granularity, shape: &[usize]| Fp8Data {
+        codes: vec![0; 4],
+        shape: shape.to_vec(),
+        scales: vec![1.0],
+        scale_shape: vec![1; shape.len()],
+        granularity,
+        format,
+    };
+    let read = Fp8Tensor::<2>::from_data(data(granularity, &[2, 2]), &device);
+    assert_eq!(read.unwrap_err(), empty);
+
+    let block = Granularity::Block {
+        rows: 1,
+        columns: 1,
+    };
+    for granularity in [block, Granularity::Column] {
+        let error = Fp8Error::NoMatrix {
+            granularity,
+            rank: 1,
+        };
+        let vector = Tensor::<1>::ones([4], &device);
+        let cast = Fp8Tensor::quantize_as(vector, Fp8Cast::new(granularity, format));
+        assert_eq!(cast.unwrap_err(), error);
+        let read = Fp8Tensor::<1>::from_data(data(granularity, &[4]), &device);
+        assert_eq!(read.unwrap_err(), error);
+    }
+    assert!(Fp8Tensor::<1>::from_data(data(Granularity::Row, &[4]), &device).is_ok());
+}
