@@ -73,23 +73,20 @@ fn control(own: &Identity, met: &mut Met, deadline: Deadline) -> Result<Control,
     let peers = (0..own.world_size).filter(|peer| *peer != own.rank);
     let streams = peers.map(connect).collect::<Result<_, DdpError>>()?;
     // Everyone takes leave of rank 0, which does so when all have.
-    let patience = match own.rank {
-        0 => Duration::ZERO,
+    let (patience, late) = match own.rank {
+        0 => (Duration::ZERO, None),
         _ => {
             star.say_goodbye();
-            rendezvous::PATIENCE
+            let late = DdpError::Connect {
+                address: met.addresses[0].to_string(),
+                after: deadline.after,
+                problem: "other ranks are not connected yet".into(),
+            };
+            (rendezvous::PATIENCE, Some(late))
         }
     };
-    let late = |missing| match own.rank {
-        0 => links.missing(missing),
-        _ => DdpError::Connect {
-            address: links.met.addresses[0].to_string(),
-            after: deadline.after,
-            problem: "other ranks are not connected yet".into(),
-        },
-    };
     star.wait_for_goodbyes(deadline.later(patience))
-        .map_err(|missing| star.fail(late(missing)))?;
+        .map_err(|missing| star.fail(late.unwrap_or_else(|| links.missing(missing))))?;
     drop(star);
     Control::start(own.rank, streams).map_err(failed)
 }
