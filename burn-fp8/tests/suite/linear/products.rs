@@ -1,5 +1,6 @@
 //! The products of a layer and their gradients.
 
+use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_fp8::recipe::{
     BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat, RowwiseScaling,
