@@ -307,6 +307,9 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped killed" => {
             |group| crate::overlapped::killed_in_backward(&group).map(|()| String::new())
         }
+        "overlapped types" => {
+            |group| crate::overlapped::types_when_overlapped(&group).map(|()| String::new())
+        }
         "overlapped twice" => {
             |group| crate::overlapped::one_after_the_other(&group).map(|()| String::new())
         }

@@ -158,7 +158,7 @@ fn a_model_shares_all_of_its_amaxes_in_one_call() {
     let weights = values(model[1].weight.val());
     let reducer = Recorder::default();
     let model = share_amaxes(model, &reducer).unwrap();
-    assert_eq!(reducer.take(), [own.clone()]);
+    assert_eq!(reducer.take(), std::slice::from_ref(&own));
     assert_eq!(
         staged(&model),
         own.iter().map(|amax| amax * 2.0).collect::<Vec<_>>()
