@@ -15,7 +15,10 @@ pub enum NcclError {
     #[error("the program was built without it; enable the feature `nccl` or `cuda` of burn-ddp")]
     NotCompiledIn,
     /// The tensors are not on a CUDA device.
-    #[error("its tensors are on {device}; NCCL moves tensors of CUDA devices only")]
+    #[error(
+        "its tensors are on {device}; NCCL moves tensors of CUDA devices only (on a layered device, the gradients of \
+         `Ddp::overlapped`)"
+    )]
     NotOnCuda {
         /// The device.
         device: String,
