@@ -208,7 +208,8 @@ pub fn matmul_by(
 /// let device = CubeDevice::Cpu(CpuDevice);
 /// let cast = |data: TensorData, granularity| {
 ///     let tensor = CubeBackend::float_from_data(data, &device);
-///     CubeBackend::fp8_quantize_blocks(tensor, Fp8Cast::new(granularity, E4M3))
+///     let cast = Fp8Cast::new(granularity, E4M3).with_power_of_two(true);
+///     CubeBackend::fp8_quantize_blocks(tensor, cast)
 /// };
 /// let (lhs, lhs_scale) = cast([[7f32, 0.0], [0.0, 448.0]].into(), Granularity::Row);
 /// let (rhs, rhs_scale) = cast([[1f32], [2.0]].into(), Granularity::Column);
