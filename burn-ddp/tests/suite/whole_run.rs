@@ -235,7 +235,8 @@ fn last(folder: &Path) -> Option<u64> {
 
 /// Reads a rank's output until it has made some steps, or has ended; how many it has made.
 fn wait_for_steps(rank: &mut Rank, steps: usize) -> usize {
-    let lines = BufReader::new(rank.0.stdout.as_mut().unwrap()).lines();
+    // A byte at a time: what comes after belongs to `finish`.
+    let lines = BufReader::with_capacity(1, rank.0.stdout.as_mut().unwrap()).lines();
     let made = lines
         .map_while(Result::ok)
         .filter(|line| line.contains("STEP"));
