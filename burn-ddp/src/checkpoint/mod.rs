@@ -209,7 +209,11 @@ impl Checkpoints {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
-            if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            // Other files may be there.
+            let name = entry.file_name();
+            let step = name.to_string_lossy();
+            let step = step.strip_prefix(PREFIX).unwrap_or_default();
+            if step.is_empty() || step.bytes().any(|byte| !byte.is_ascii_digit()) {
                 continue;
             }
             let folder = entry.path();

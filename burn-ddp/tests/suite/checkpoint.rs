@@ -58,6 +58,25 @@ fn the_last_and_the_best_are_kept() {
 }
 
 #[test]
+fn other_files_in_the_folder_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let others = ["notes.txt", "previous", "step-", "step-by-step"];
+    for name in others {
+        fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    let group = ProcessGroup::single();
+    let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+    let checkpoints = checkpoints.keep_last(1);
+    for step in [1, 2] {
+        checkpoints.save(step, None, |_| Ok(())).unwrap();
+    }
+    assert_eq!(checkpoints.latest().unwrap().unwrap().step, 2);
+    let mut expected = [&others[..], &["step-000000000002"]].concat();
+    expected.sort_unstable();
+    assert_eq!(steps(folder.path()), expected);
+}
+
+#[test]
 fn a_failed_write_is_everyones_error_and_leaves_the_earlier_ones() {
     let folder = tempfile::tempdir().unwrap();
     locally(3, |group| {
