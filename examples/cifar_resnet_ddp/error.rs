@@ -23,6 +23,7 @@ pub(crate) enum Error {
         "device `{0}` is not compiled in: run `cargo run --release --features {0} --example cifar_resnet_ddp -- --device {0}`"
     )]
     NotCompiledIn(DeviceKind),
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
     #[error(
         "this machine has no device for `{0}`: is its driver installed? `--device flex` needs none"
     )]
@@ -104,7 +105,6 @@ impl Error {
         match self {
             Self::Data(_)
             | Self::NotCompiledIn(_)
-            | Self::NoDevice(_)
             | Self::BatchTooLarge { .. }
             | Self::Output { .. }
             | Self::NothingToResume(_)
@@ -114,6 +114,8 @@ impl Error {
             | Self::Layer(_)
             | Self::LossScaler(_)
             | Self::Fp8(_) => 2,
+            #[cfg(any(feature = "cuda", feature = "wgpu"))]
+            Self::NoDevice(_) => 2,
             Self::Ranks(error) if error.is_setup() => 2,
             Self::Device(_) | Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => 1,
             Self::OnRank { source, .. } => source.exit_code(),
