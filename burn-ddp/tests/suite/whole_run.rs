@@ -233,14 +233,17 @@ fn last(folder: &Path) -> Option<u64> {
     Some(last.step)
 }
 
-/// Reads a rank's output until it has made some steps, or has ended; how many it has made.
-fn wait_for_steps(rank: &mut Rank, steps: usize) -> usize {
+/// Reads a rank's output until it has made some steps, or has ended: what it has printed.
+fn wait_for_steps(rank: &mut Rank, steps: usize) -> String {
     // A byte at a time: what comes after belongs to `finish`.
-    let lines = BufReader::with_capacity(1, rank.0.stdout.as_mut().unwrap()).lines();
-    let made = lines
-        .map_while(Result::ok)
-        .filter(|line| line.contains("STEP"));
-    made.take(steps).count()
+    let mut lines = BufReader::with_capacity(1, rank.0.stdout.as_mut().unwrap());
+    let mut printed = String::new();
+    while made(&printed) < steps && lines.read_line(&mut printed).unwrap() > 0 {}
+    printed
+}
+
+fn made(printed: &str) -> usize {
+    printed.lines().filter(|line| line.contains("STEP")).count()
 }
 
 #[test]
@@ -268,7 +271,8 @@ fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
         };
         let (_place, url) = meeting_place();
         let mut ranks = start("whole run", folder.path(), &url, 3.0, false);
-        let made = wait_for_steps(&mut ranks[victim], steps);
+        let printed = wait_for_steps(&mut ranks[victim], steps);
+        let made = made(&printed);
         thread::sleep(Duration::from_micros(moment));
         // It may have come to its end.
         let _ = nix::sys::signal::kill(
@@ -276,7 +280,10 @@ fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
             Signal::SIGKILL,
         );
         for (index, rank) in ranks.into_iter().enumerate() {
-            let (success, output) = rank.finish(Duration::from_secs(30));
+            let (success, mut output) = rank.finish(Duration::from_secs(30));
+            if index == victim {
+                output.insert_str(0, &printed);
+            }
             match success {
                 true => assert_eq!(result(&output), expected[index]),
                 false if index == victim => {}
