@@ -7,7 +7,9 @@ use std::{
 };
 
 use burn::tensor::Device;
-use burn_ddp::{Checkpoints, Compression, DdpConfig, DdpError, LocalGroup, ProcessGroup};
+use burn_ddp::{
+    Checkpoints, Compression, DdpConfig, DdpError, GroupBuilder, LocalGroup, ProcessGroup,
+};
 
 /// The variable that tells a process of this binary which scenario to play.
 pub(crate) const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
@@ -24,24 +26,12 @@ pub(crate) fn over_tcp<R: Send>(
     sockets: usize,
     body: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("file://{}", folder.path().join("master").display());
-    thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world_size)
-            .map(|rank| {
-                let (url, body) = (&url, &body);
-                scope.spawn(move || {
-                    let group = ProcessGroup::builder()
-                        .timeout(Duration::from_secs(60))
-                        .sockets(sockets)
-                        .connect(url, rank, world_size)
-                        .unwrap();
-                    body(group)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    let builder = || {
+        ProcessGroup::builder()
+            .timeout(Duration::from_secs(60))
+            .sockets(sockets)
+    };
+    connected(world_size, builder, body)
 }
 
 /// Runs `body` on threads that talk over TCP and wait for each other for a second.
@@ -49,18 +39,25 @@ pub(crate) fn impatiently<R: Send>(
     world_size: usize,
     body: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {
+    let builder = || {
+        ProcessGroup::builder()
+            .timeout(Duration::from_secs(1))
+            .connect_timeout(Duration::from_secs(30))
+    };
+    connected(world_size, builder, body)
+}
+
+fn connected<R: Send>(
+    world_size: usize,
+    builder: impl Fn() -> GroupBuilder + Sync,
+    body: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
     let (_folder, url) = meeting_place();
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..world_size)
             .map(|rank| {
-                let (url, body) = (&url, &body);
-                scope.spawn(move || {
-                    let group = ProcessGroup::builder()
-                        .timeout(Duration::from_secs(1))
-                        .connect_timeout(Duration::from_secs(30))
-                        .connect(url, rank, world_size);
-                    body(group.unwrap())
-                })
+                let (url, builder, body) = (&url, &builder, &body);
+                scope.spawn(move || body(builder().connect(url, rank, world_size).unwrap()))
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
