@@ -1,12 +1,10 @@
 //! What does a training step cost on the autocast device, with everything in f32 (`O0`: the cost of the layer) and in
 //! bf16, beside the plain device?
 
-use benches::{Comparison, Precision, is_selected, models::ResNet};
+use benches::{Comparison, Precision, is_selected, models::ResNet, training_step};
 use burn::{
     module::Module,
-    nn::loss::CrossEntropyLossConfig,
-    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::{Device, Distribution, Int, Tensor},
+    tensor::{Device, Distribution, Tensor},
 };
 use examples::{resnet::ResNetConfig, transformer::TransformerConfig};
 
@@ -53,7 +51,11 @@ fn compare<M: Module>(
     let step = |precision: Precision| {
         let device = precision.device(Device::flex()).autodiff();
         let (model, forward) = init(&device);
-        training_step(model, images, forward, device)
+        let labels = Tensor::arange(0..images[0] as i64, &device).remainder_scalar(10);
+        let images = Tensor::random(images, Distribution::Default, &device);
+        training_step(precision, model, labels, move |model, _| {
+            forward(model, images.clone())
+        })
     };
     let table = Comparison::new(
         &format!("What does a training step cost? {name}"),
@@ -64,25 +66,4 @@ fn compare<M: Module>(
     .with("autocast bf16", step(Precision::Bf16))
     .run(rounds);
     println!("{table}");
-}
-
-/// A step of SGD on random images; it waits until everything is computed.
-fn training_step<M: Module>(
-    model: M,
-    images: [usize; 4],
-    forward: fn(&M, Tensor<4>) -> Tensor<2>,
-    device: Device,
-) -> impl FnMut() {
-    let labels = Tensor::<1, Int>::arange(0..images[0] as i64, &device).remainder_scalar(10);
-    let images = Tensor::random(images, Distribution::Default, &device);
-    let criterion = CrossEntropyLossConfig::new().init(&device);
-    let mut training: Option<(M, ModuleOptimizer)> = Some((model, SgdConfig::new().init()));
-    move || {
-        let (model, mut optimizer) = training.take().expect("it is put back below");
-        let loss = criterion.forward(forward(&model, images.clone()), labels.clone());
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        let model = optimizer.step(0.01, model, gradients);
-        device.sync().expect("the device computes");
-        training = Some((model, optimizer));
-    }
 }

@@ -2,15 +2,21 @@
 
 mod by_hand;
 mod comparison;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+mod launches;
 pub mod models;
 mod precision;
 mod selection;
 mod torch;
+mod training;
 mod two_ranks;
 
 pub use by_hand::cast_by_hand;
 pub use comparison::{Comparison, Row, Table};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use launches::{Kernel, Launches};
 pub use precision::Precision;
 pub use selection::is_selected;
 pub use torch::torch_script;
+pub use training::{model_step, training_step};
 pub use two_ranks::{Partner, tcp_groups};

@@ -8,7 +8,7 @@ use burn_amp::{
 use std::fmt;
 
 /// How a program is run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// In f32 on the plain device.
     Plain,
@@ -16,6 +16,8 @@ pub enum Precision {
     O0,
     /// In bf16 on the autocast device.
     Bf16,
+    /// In bf16 on the plain device, by casts that the program itself makes ([`cast_by_hand`](crate::cast_by_hand)).
+    Bf16ByHand,
     /// Linear layers in fp8, scaled by their own amaxes, the rest in bf16.
     Fp8Current,
     /// The same, scaled by the amaxes of earlier steps.
@@ -23,11 +25,21 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// All of them; the first is what the others are compared with.
+    pub const ALL: [Self; 6] = [
+        Self::Plain,
+        Self::O0,
+        Self::Bf16,
+        Self::Bf16ByHand,
+        Self::Fp8Current,
+        Self::Fp8Delayed,
+    ];
+
     /// `device`, as the program is to see it.
     pub fn device(self, device: Device) -> Device {
         let fp8 = |recipe: Fp8Recipe| Autocast::fp8(recipe).expect("the recipe is valid");
         let autocast = match self {
-            Self::Plain => return device,
+            Self::Plain | Self::Bf16ByHand => return device,
             Self::O0 => Autocast::new(Policy::o0()),
             Self::Bf16 => Autocast::bf16(),
             Self::Fp8Current => fp8(CurrentScaling::new().into()),
@@ -44,6 +56,7 @@ impl fmt::Display for Precision {
             Self::Plain => "plain f32",
             Self::O0 => "autocast O0",
             Self::Bf16 => "autocast bf16",
+            Self::Bf16ByHand => "bf16 by hand",
             Self::Fp8Current => "autocast fp8, current scaling",
             Self::Fp8Delayed => "autocast fp8, delayed scaling",
         })
@@ -61,15 +74,8 @@ mod tests {
     /// The program sees f32; what differs is how it is rounded.
     #[test]
     fn each_is_another_device() {
-        let all = [
-            Precision::Plain,
-            Precision::O0,
-            Precision::Bf16,
-            Precision::Fp8Current,
-            Precision::Fp8Delayed,
-        ];
         let linear = LinearConfig::new(16, 16).init(&Device::flex());
-        let outputs = all.map(|precision| {
+        let outputs = Precision::ALL.map(|precision| {
             let device = precision.device(Device::flex());
             let on = |tensor: Tensor<2>| Tensor::<2>::from_data(tensor.into_data(), &device);
             let weight = on(linear.weight.val());
@@ -82,13 +88,15 @@ mod tests {
             assert_eq!(output.dtype(), DType::F32, "{precision}");
             output.into_data()
         });
-        assert_eq!(outputs[0], outputs[1]);
-        for number in 2..all.len() {
-            assert!(
-                !outputs[..number].contains(&outputs[number]),
-                "{}",
-                all[number]
-            );
+        let [plain, o0, bf16, by_hand, current, delayed] = &outputs;
+        assert_eq!(
+            [o0, by_hand],
+            [plain, plain],
+            "no casts but the program's own"
+        );
+        let different = [plain, bf16, current, delayed];
+        for (number, output) in different.iter().enumerate() {
+            assert!(!different[..number].contains(output), "{number}");
         }
     }
 }

@@ -1,0 +1,100 @@
+//! The kernels that some work launches on CubeCL's devices.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use cubecl::{
+    config::{TypeNameFormatLevel, type_name_format},
+    future::block_on,
+    logging::{LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest},
+};
+
+/// The kernels that some work launched, by name: of all threads and devices of the process, for Burn's streams compute on
+/// threads of their own.
+///
+/// ```
+/// use benches::Launches;
+/// use burn::tensor::{Device, Tensor};
+///
+/// # #[cfg(feature = "cpu")] {
+/// let x = Tensor::<1>::ones([4], &Device::cpu());
+/// let launches = Launches::of(|| drop((x.clone() + 1.0).into_data()));
+/// assert_eq!(launches.total().count, 1);
+/// # }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Launches(pub BTreeMap<String, Kernel>);
+
+/// The launches of one kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Kernel {
+    /// How many.
+    pub count: usize,
+    /// How long they took together, on a device that says so.
+    pub time: Duration,
+}
+
+impl Launches {
+    /// Of `work`, which waits until everything is computed.
+    pub fn of(work: impl FnOnce()) -> Self {
+        let observer = Arc::new(Observer::default());
+        let observation = LaunchObservation::new(observer.clone());
+        work();
+        drop(observation);
+        let profiles = core::mem::take(&mut *observer.0.lock().expect("no observer panics"));
+        let mut launches = Self::default();
+        for (kernel, profile) in profiles {
+            let name = type_name_format(kernel, TypeNameFormatLevel::Short);
+            let kernel = launches.0.entry(name).or_default();
+            match profile {
+                None => kernel.count += 1,
+                Some(profile) => {
+                    let ticks = block_on(profile.resolve());
+                    kernel.time += ticks.map_or(Duration::ZERO, |ticks| ticks.duration());
+                }
+            }
+        }
+        launches
+    }
+
+    /// All kernels together.
+    pub fn total(&self) -> Kernel {
+        let mut total = Kernel::default();
+        for kernel in self.0.values() {
+            total.count += kernel.count;
+            total.time += kernel.time;
+        }
+        total
+    }
+}
+
+/// Launches in order, and the times that they took.
+#[derive(Default)]
+struct Observer(Mutex<Vec<(&'static str, Option<ProfileDuration>)>>);
+
+impl Observer {
+    fn push(&self, kernel: &'static str, profile: Option<ProfileDuration>) {
+        let mut launches = self.0.lock().expect("no observer panics");
+        launches.push((kernel, profile));
+    }
+}
+
+impl LaunchObserver for Observer {
+    fn launched(&self, kernel: &'static str) {
+        self.push(kernel, None);
+    }
+
+    fn timing(&self) -> TimingRequest {
+        TimingRequest::Deferred
+    }
+
+    fn profiled(&self, kernel: &'static str, profile: ProfileDuration) {
+        // Another clock is that of the host, which waits for more than the kernel.
+        if profile.timing_method() == TimingMethod::Device {
+            self.push(kernel, Some(profile));
+        }
+    }
+}
