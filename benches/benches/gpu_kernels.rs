@@ -1,0 +1,56 @@
+//! Which kernels does a training step on a GPU launch, how many, and how long do they take? In f32, through the layer alone
+//! (`O0`), with autocast, and with bf16 casts written by hand: what autocast adds to those is here to be seen, kernel by
+//! kernel. Arguments choose models by name.
+
+use std::{cmp::Reverse, collections::BTreeSet};
+
+use benches::{Launches, Precision, is_selected, model_step};
+use burn::tensor::Device;
+
+const MODELS: [(&str, usize); 3] = [("resnet50", 64), ("vit_b_16", 32), ("gpt2", 2)];
+
+/// Steps before, in which kernels are compiled and tuned, and what is kept from step to step is made.
+const WARM_UP: usize = 3;
+
+fn main() {
+    for (model, batch) in MODELS {
+        if is_selected(&format!("{model}/{batch}")) {
+            compare(model, batch);
+        }
+    }
+}
+
+/// Prints the kernels of a step, in each precision.
+fn compare(model: &str, batch: usize) {
+    let ways = Precision::ALL.map(|precision| {
+        let mut step = model_step(model, batch, precision, Device::cuda(0));
+        (0..WARM_UP).for_each(|_| step());
+        Launches::of(step)
+    });
+    println!("Which kernels does a training step launch? {model}, batch {batch}\n");
+    print!("| kernel |");
+    for precision in Precision::ALL {
+        print!(" {precision} |");
+    }
+    println!("\n|---|{}", "---|".repeat(ways.len()));
+    let names: BTreeSet<&String> = ways.iter().flat_map(|way| way.0.keys()).collect();
+    let row = |name| {
+        ways.each_ref()
+            .map(|way| way.0.get(name).copied().unwrap_or_default())
+    };
+    let mut rows: Vec<_> = names
+        .into_iter()
+        .map(|name| (name.as_str(), row(name)))
+        .collect();
+    // What takes the first way longest comes first.
+    rows.sort_by_key(|(_, row)| Reverse((row[0].time, row[0].count)));
+    rows.insert(0, ("all", ways.each_ref().map(Launches::total)));
+    for (name, row) in rows {
+        print!("| {name} |");
+        for kernel in row {
+            print!(" {}, {:.2?} |", kernel.count, kernel.time);
+        }
+        println!();
+    }
+    println!();
+}
