@@ -1,12 +1,23 @@
 //! Every test of the crate in one binary.
 
+#[cfg(feature = "cpu")]
+mod ptx;
+
 mod suite {
     mod backends;
     mod casts;
     mod device;
+    #[cfg(feature = "cpu")]
+    mod executed;
     mod fixtures;
+    #[cfg(feature = "cpu")]
+    mod gpu;
     mod linear;
+    #[cfg(feature = "cpu")]
+    mod machine;
     mod matmul;
+    #[cfg(feature = "cpu")]
+    mod nvrtc;
     mod operand;
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     mod precision;

@@ -1,7 +1,7 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{kernel::into_contiguous, ops::numeric::zeros, tensor::CubeTensor};
+use burn_cubecl::{kernel::into_contiguous, ops::numeric::zeros_client, tensor::CubeTensor};
 use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
 
 use super::{
@@ -25,7 +25,8 @@ pub(crate) fn quantize_blocks(input: CubeTensor, cast: Fp8Cast) -> (CubeTensor, 
     } = cast;
     let shape = input.shape();
     let codes = buffer::empty_codes(&input.client, &input.device, shape.clone());
-    let amax = zeros(
+    let amax = zeros_client(
+        input.client.clone(),
         input.device.clone(),
         scale_shape(&shape, granularity),
         DType::F32,

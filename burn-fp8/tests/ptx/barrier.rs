@@ -1,0 +1,174 @@
+//! `mbarrier`: barriers in shared memory, whose phases complete when arrivals and bytes are all there.
+
+use std::collections::HashMap;
+
+use super::{
+    Result,
+    block::{Block, Flow},
+    decode::{Operands, Place, Value},
+    parse::Register,
+};
+
+/// Looks in vain, all other threads having run between them, after which a thread is thought to wait for ever.
+const MOST_POLLS: u32 = 1000;
+
+pub(super) enum Operation {
+    Initialize {
+        place: Place,
+        arrivals: Value,
+    },
+    /// Arrives, and makes the phase wait for so many bytes.
+    Expect {
+        place: Place,
+        bytes: Value,
+    },
+    /// Whether the phase of a parity is complete.
+    Try {
+        to: Register,
+        place: Place,
+        parity: Value,
+    },
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Mbarriers(HashMap<u64, Mbarrier>);
+
+#[derive(Debug)]
+struct Mbarrier {
+    /// Of a phase.
+    arrivals: u32,
+    pending: u32,
+    bytes: i64,
+    /// The phase that is not complete.
+    phase: u32,
+    /// Who initialized it, after how many barriers of the block and fences of its own.
+    thread: usize,
+    turn: u32,
+    fences: u32,
+}
+
+impl Mbarrier {
+    fn complete(&mut self) {
+        if self.pending == 0 && self.bytes == 0 {
+            self.pending = self.arrivals;
+            self.phase += 1;
+        }
+    }
+}
+
+pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
+    Some(match opcode {
+        "mbarrier.init.shared.b64" => Operation::Initialize {
+            place: operands.place(0),
+            arrivals: operands.value(1),
+        },
+        "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64" => {
+            // The state, which a wait by parity does not need.
+            operands.register(0);
+            Operation::Expect {
+                place: operands.place(1),
+                bytes: operands.value(2),
+            }
+        }
+        "mbarrier.try_wait.parity.shared.b64" => Operation::Try {
+            to: operands.register(0),
+            place: operands.place(1),
+            parity: operands.value(2),
+        },
+        _ => return None,
+    })
+}
+
+impl Block<'_> {
+    pub(super) fn mbarrier(&mut self, thread: usize, operation: &Operation) -> Result<Flow> {
+        match operation {
+            Operation::Initialize { place, arrivals } => {
+                let address = self.address(thread, place)?;
+                if !address.is_multiple_of(8) {
+                    return Err(format!("a barrier at {address:#x}"));
+                }
+                let index = self.shared.index(address, 2)?;
+                self.shared.make_barrier(index, thread)?;
+                let arrivals = self.value(thread, *arrivals)? as u32;
+                let barrier = Mbarrier {
+                    arrivals,
+                    pending: arrivals,
+                    bytes: 0,
+                    phase: 0,
+                    thread,
+                    turn: self.shared.turn,
+                    fences: self.threads[thread].proxy_fences,
+                };
+                self.mbarriers.0.insert(address, barrier);
+            }
+            Operation::Expect { place, bytes } => {
+                let address = self.address(thread, place)?;
+                let bytes = self.value(thread, *bytes)?;
+                let barrier = self.usable(address, thread)?;
+                if barrier.pending == 0 {
+                    return Err("more arrive at a barrier than it waits for".into());
+                }
+                barrier.bytes += bytes as i64;
+                barrier.pending -= 1;
+                barrier.complete();
+            }
+            Operation::Try { to, place, parity } => {
+                let address = self.address(thread, place)?;
+                let parity = self.value(thread, *parity)? as u32;
+                if parity > 1 {
+                    return Err(format!("parity {parity}"));
+                }
+                let phase = self.usable(address, thread)?.phase;
+                let done = phase % 2 != parity;
+                self.threads[thread].set(*to, u64::from(done))?;
+                if !done {
+                    // The data come when somebody has looked for them.
+                    self.arrive_one(address)?;
+                    self.threads[thread].polls += 1;
+                    if self.threads[thread].polls > MOST_POLLS {
+                        return Err(format!("phase {phase} never completes"));
+                    }
+                    return Ok(Flow::Yield);
+                }
+                self.threads[thread].polls = 0;
+                if let Some(complete) = phase.checked_sub(1) {
+                    self.threads[thread].seen.insert(address, complete);
+                }
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    fn usable(&mut self, address: u64, thread: usize) -> Result<&mut Mbarrier> {
+        let turn = self.shared.turn;
+        let barrier = self.mbarriers.0.get_mut(&address);
+        let barrier = barrier.ok_or_else(|| format!("no barrier is at {address:#x}"))?;
+        if barrier.turn == turn && barrier.thread != thread {
+            return Err("a barrier is used, and no barrier orders that after its start".into());
+        }
+        Ok(barrier)
+    }
+
+    /// For the TMA: the phase that its bytes count for.
+    pub(super) fn phase_for_tma(&mut self, address: u64, thread: usize) -> Result<u32> {
+        let barrier = self.usable(address, thread)?;
+        let (owner, fences, phase) = (barrier.thread, barrier.fences, barrier.phase);
+        if self.threads[owner].proxy_fences == fences {
+            return Err(
+                "the TMA is given a barrier without a fence.proxy.async since its start".into(),
+            );
+        }
+        Ok(phase)
+    }
+
+    /// Bytes of the TMA are there.
+    pub(super) fn complete_bytes(&mut self, address: u64, bytes: usize) -> Result<()> {
+        let barrier = self.mbarriers.0.get_mut(&address).expect("checked before");
+        barrier.bytes -= bytes as i64;
+        if barrier.bytes < 0 {
+            return Err("the TMA brings more bytes than the barrier waits for".into());
+        }
+        barrier.complete();
+        Ok(())
+    }
+}

@@ -1,0 +1,300 @@
+//! A block: its threads in turn, each until it has to wait for others.
+
+use super::{
+    Kernel, Result, TensorMap,
+    barrier::Mbarriers,
+    decode::{Operation, Place, Special, Value},
+    global::Global,
+    shared::Shared,
+    thread::{State, Thread},
+    tma::Loads,
+    wgmma::Warpgroups,
+};
+
+/// Threads of a warp.
+pub(super) const WARP: usize = 32;
+/// Instructions of a thread without a wait, after which it is thought to run for ever.
+const MOST_INSTRUCTIONS: usize = 10_000_000;
+
+pub(super) struct Block<'a> {
+    pub(super) kernel: &'a Kernel,
+    place: [u32; 3],
+    grid: [u32; 3],
+    size: [u32; 3],
+    pub(super) parameters: &'a [u8],
+    pub(super) maps: &'a [TensorMap],
+    pub(super) global: &'a mut Global,
+    pub(super) shared: Shared,
+    pub(super) threads: Vec<Thread>,
+    pub(super) mbarriers: Mbarriers,
+    pub(super) loads: Loads,
+    pub(super) warpgroups: Warpgroups,
+    timer: u64,
+}
+
+/// What a thread does after an instruction.
+pub(super) enum Flow {
+    Next,
+    Jump(usize),
+    /// Waits, at the next instruction or at this one.
+    Stop(State),
+    /// Lets others go first, then goes on.
+    Yield,
+}
+
+impl<'a> Block<'a> {
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn new(
+        kernel: &'a Kernel,
+        place: [u32; 3],
+        grid: [u32; 3],
+        size: [u32; 3],
+        shared: usize,
+        parameters: &'a [u8],
+        maps: &'a [TensorMap],
+        global: &'a mut Global,
+    ) -> Self {
+        let count = size.iter().product::<u32>();
+        let threads = (0..count).map(|number| {
+            let place = [
+                number % size[0],
+                number / size[0] % size[1],
+                number / size[0] / size[1],
+            ];
+            Thread::new(place, kernel.registers)
+        });
+        Self {
+            kernel,
+            place,
+            grid,
+            size,
+            parameters,
+            maps,
+            global,
+            shared: Shared::new(shared),
+            threads: threads.collect(),
+            mbarriers: Mbarriers::default(),
+            loads: Loads::default(),
+            warpgroups: Warpgroups::default(),
+            timer: 0,
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<()> {
+        // Every other block from its last thread to its first, for no order is promised.
+        let count = self.threads.len();
+        let backwards = self.place.iter().sum::<u32>() % 2 == 1;
+        loop {
+            let mut moved = false;
+            for turn in 0..count {
+                let thread = if backwards { count - 1 - turn } else { turn };
+                if self.threads[thread].state == State::Running {
+                    moved = true;
+                    self.advance(thread)
+                        .map_err(|error| self.located(thread, &error))?;
+                }
+            }
+            if self
+                .threads
+                .iter()
+                .all(|thread| thread.state == State::Exited)
+            {
+                return self.end();
+            }
+            moved |= self.run_together()?;
+            moved |= self.pass_barrier();
+            if !moved {
+                return Err(self.stuck());
+            }
+        }
+    }
+
+    fn end(&self) -> Result<()> {
+        if self.loads.any() {
+            return Err("the block ends while the TMA writes its shared memory".into());
+        }
+        if self.warpgroups.any() {
+            return Err("the block ends before wgmma.wait_group".into());
+        }
+        Ok(())
+    }
+
+    fn located(&self, thread: usize, error: &str) -> String {
+        let text = &self.kernel.instructions[self.threads[thread].next].text;
+        let line: String = text.chars().take(200).collect();
+        format!("{error}; thread {thread}, at `{line}`")
+    }
+
+    /// Nobody can go on.
+    fn stuck(&self) -> String {
+        let mut waits: Vec<(String, usize)> = Vec::new();
+        for (number, thread) in self.threads.iter().enumerate() {
+            let wait = match thread.state {
+                State::Exited => "exited".to_string(),
+                _ => self
+                    .located(number, "")
+                    .split_once('`')
+                    .unwrap()
+                    .1
+                    .to_string(),
+            };
+            match waits.iter_mut().find(|(known, _)| *known == wait) {
+                Some((_, count)) => *count += 1,
+                None => waits.push((wait, 1)),
+            }
+        }
+        format!("all threads wait for ever: {waits:?}")
+    }
+
+    /// `bar.sync`: for all threads of the block.
+    fn pass_barrier(&mut self) -> bool {
+        let all = self
+            .threads
+            .iter()
+            .all(|thread| thread.state == State::AtBarrier);
+        if all {
+            self.shared.turn += 1;
+            // What one has seen completed, the others have now.
+            let mut seen = std::collections::HashMap::new();
+            for (&barrier, &phase) in self.threads.iter().flat_map(|thread| &thread.seen) {
+                let known = seen.entry(barrier).or_insert(phase);
+                *known = phase.max(*known);
+            }
+            for thread in &mut self.threads {
+                thread.state = State::Running;
+                thread.next += 1;
+                thread.seen.clone_from(&seen);
+            }
+        }
+        all
+    }
+
+    /// The instructions of whole warps and warpgroups whose threads are all there.
+    fn run_together(&mut self) -> Result<bool> {
+        let kernel = self.kernel;
+        let mut moved = false;
+        for first in (0..self.threads.len()).step_by(WARP) {
+            if self.threads[first].state != State::Together {
+                continue;
+            }
+            let next = self.threads[first].next;
+            let operation = &kernel.instructions[next].operation;
+            let size = match operation {
+                Operation::Wgmma(_) => 4 * WARP,
+                _ => WARP,
+            };
+            let group = first..first + size;
+            if first % size != 0 {
+                continue;
+            }
+            if group.end > self.threads.len() {
+                return Err(self.located(first, "there is no whole group of warps"));
+            }
+            let here = |thread: &Thread| thread.state == State::Together && thread.next == next;
+            if !self.threads[group.clone()].iter().all(here) {
+                continue;
+            }
+            match operation {
+                Operation::Wgmma(operation) => self.wgmma(operation, group.clone()),
+                Operation::Mma(operation) => self.mma(operation, group.clone()),
+                _ => unreachable!("threads wait at others alone"),
+            }
+            .map_err(|error| self.located(first, &error))?;
+            for thread in &mut self.threads[group] {
+                thread.state = State::Running;
+                thread.next += 1;
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn advance(&mut self, thread: usize) -> Result<()> {
+        for _ in 0..MOST_INSTRUCTIONS {
+            match self.step(thread)? {
+                Flow::Next => self.threads[thread].next += 1,
+                Flow::Jump(to) => self.threads[thread].next = to,
+                Flow::Stop(state) => {
+                    self.threads[thread].state = state;
+                    return Ok(());
+                }
+                Flow::Yield => {
+                    self.threads[thread].next += 1;
+                    return Ok(());
+                }
+            }
+        }
+        Err("a loop does not end".into())
+    }
+
+    fn step(&mut self, thread: usize) -> Result<Flow> {
+        let instruction = &self.kernel.instructions[self.threads[thread].next];
+        if let Some((predicate, negated)) = instruction.guard
+            && (self.threads[thread].get(predicate)? != 0) == negated
+        {
+            return Ok(Flow::Next);
+        }
+        match &instruction.operation {
+            Operation::Compute { function, to, from } => {
+                let mut arguments = [0; 4];
+                for (argument, value) in arguments.iter_mut().zip(from) {
+                    *argument = self.value(thread, *value)?;
+                }
+                let result = function(&arguments).ok_or("the result is undefined")?;
+                self.threads[thread].set(*to, result)?;
+            }
+            Operation::Pack { to, from, bits } => {
+                let mut packed = 0;
+                for (index, value) in from.iter().enumerate() {
+                    let value = self.value(thread, *value)? & mask(*bits);
+                    packed |= value << (index * bits);
+                }
+                self.threads[thread].set(*to, packed)?;
+            }
+            Operation::Unpack { to, from, bits } => {
+                let value = self.value(thread, *from)?;
+                for (index, to) in to.iter().enumerate() {
+                    self.threads[thread].set(*to, value >> (index * bits) & mask(*bits))?;
+                }
+            }
+            Operation::Branch(to) => return Ok(Flow::Jump(*to)),
+            Operation::Exit => return Ok(Flow::Stop(State::Exited)),
+            Operation::Sleep => {}
+            Operation::Barrier => return Ok(Flow::Stop(State::AtBarrier)),
+            Operation::ProxyFence => self.threads[thread].proxy_fences += 1,
+            Operation::Transfer(transfer) => self.transfer(thread, transfer)?,
+            Operation::Copy(copy) => self.copy(thread, copy)?,
+            Operation::Mbarrier(operation) => return self.mbarrier(thread, operation),
+            Operation::Tma(load) => self.tma_load(thread, load)?,
+            Operation::Mma(_) | Operation::Wgmma(_) => return Ok(Flow::Stop(State::Together)),
+        }
+        Ok(Flow::Next)
+    }
+
+    pub(super) fn value(&mut self, thread: usize, value: Value) -> Result<u64> {
+        match value {
+            Value::Immediate(value) => Ok(value),
+            Value::Register(register) => self.threads[thread].get(register),
+            Value::Special(special) => Ok(u64::from(match special {
+                Special::Thread(axis) => self.threads[thread].place[axis],
+                Special::Threads(axis) => self.size[axis],
+                Special::Block(axis) => self.place[axis],
+                Special::Blocks(axis) => self.grid[axis],
+                Special::Lane => (thread % WARP) as u32,
+                Special::Timer => {
+                    self.timer += 1;
+                    return Ok(self.timer);
+                }
+            })),
+        }
+    }
+
+    pub(super) fn address(&mut self, thread: usize, place: &Place) -> Result<u64> {
+        let base = self.value(thread, place.base)?;
+        Ok(base.wrapping_add_signed(place.offset))
+    }
+}
+
+fn mask(bits: usize) -> u64 {
+    u64::MAX >> (64 - bits)
+}

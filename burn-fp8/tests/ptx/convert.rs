@@ -1,0 +1,51 @@
+//! From a type to another, and from an address in a space to a generic one.
+
+use half::f16;
+
+use super::{
+    decode::Function,
+    thread::{PARAMETER_WINDOW, SHARED_WINDOW, WINDOW},
+};
+
+pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
+    let function: Function = match opcode {
+        "cvt.u16.u32" => |x| Some(x[0] & 0xFFFF),
+        "cvt.u32.u64" => |x| Some(x[0] & 0xFFFF_FFFF),
+        "cvt.u64.u32" => |x| Some(x[0] & 0xFFFF_FFFF),
+        "cvt.rn.f32.u32" => |x| bits(x[0] as u32 as f32),
+        // Towards zero, to the nearest that there is.
+        "cvt.rzi.u32.f32" => |x| Some(u64::from(float(x[0]) as u32)),
+        "cvt.f32.f16" => |x| bits(f16::from_bits(x[0] as u16).to_f32()),
+        "cvt.f32.bf16" => |x| Some((x[0] & 0xFFFF) << 16),
+        "cvt.rn.f16.f32" => |x| {
+            let value = float(x[0]);
+            let half = if value.is_nan() {
+                0x7FFF
+            } else {
+                f16::from_f32(value).to_bits()
+            };
+            Some(u64::from(half))
+        },
+        "cvta.to.global.u64" => |x| (x[0] < PARAMETER_WINDOW).then_some(x[0]),
+        "cvta.to.shared.u64" => |x| within(SHARED_WINDOW, x[0]),
+        "cvta.shared.u64" => |x| (x[0] < WINDOW).then_some(SHARED_WINDOW + x[0]),
+        "cvta.param.u64" => |x| (x[0] < WINDOW).then_some(PARAMETER_WINDOW + x[0]),
+        _ => return None,
+    };
+    Some((1, function))
+}
+
+/// Where a generic address lies in a window.
+pub(super) fn within(window: u64, address: u64) -> Option<u64> {
+    address
+        .checked_sub(window)
+        .filter(|offset| *offset < WINDOW)
+}
+
+fn float(bits: u64) -> f32 {
+    f32::from_bits(bits as u32)
+}
+
+fn bits(value: f32) -> Option<u64> {
+    Some(u64::from(value.to_bits()))
+}

@@ -1,0 +1,295 @@
+//! Statements as operations. What is not known is a panic with the line.
+
+use super::{
+    Kernel, Parameter, barrier, convert, copy, float, integer, mma,
+    parse::{Entry, Operand, Register, Statement},
+    thread::SHARED_BASE,
+    tma, transfer, wgmma,
+};
+
+/// What an instruction computes; `None` where that is undefined.
+pub(super) type Function = fn(&[u64; 4]) -> Option<u64>;
+
+pub(super) struct Instruction {
+    /// Runs where this predicate is true (or, if so said, false).
+    pub(super) guard: Option<(Register, bool)>,
+    pub(super) operation: Operation,
+    pub(super) text: String,
+}
+
+/// What is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Value {
+    Register(Register),
+    Immediate(u64),
+    Special(Special),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Special {
+    Thread(usize),
+    Threads(usize),
+    Block(usize),
+    Blocks(usize),
+    Lane,
+    Timer,
+}
+
+/// An address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) base: Value,
+    pub(super) offset: i64,
+}
+
+pub(super) enum Operation {
+    Compute {
+        function: Function,
+        to: Register,
+        from: Vec<Value>,
+    },
+    /// Registers of some bits side by side, the first lowest.
+    Pack {
+        to: Register,
+        from: Vec<Value>,
+        bits: usize,
+    },
+    Unpack {
+        to: Vec<Register>,
+        from: Value,
+        bits: usize,
+    },
+    Branch(usize),
+    Exit,
+    Sleep,
+    /// `bar.sync 0`.
+    Barrier,
+    Transfer(transfer::Transfer),
+    Copy(copy::Operation),
+    Mbarrier(barrier::Operation),
+    Tma(tma::Load),
+    /// `fence.proxy.async`.
+    ProxyFence,
+    /// Run by a warp or a warpgroup together.
+    Mma(mma::Mma),
+    Wgmma(wgmma::Operation),
+}
+
+pub(super) fn kernel(entry: Entry) -> Kernel {
+    let mut parameters: Vec<Parameter> = Vec::new();
+    for (name, align, size) in &entry.parameters {
+        let end = parameters.last().map_or(0, |last| last.offset + last.size);
+        parameters.push(Parameter {
+            name: name.clone(),
+            offset: end.next_multiple_of(*align),
+            size: *size,
+        });
+    }
+    let mut static_shared = 0usize;
+    let mut names: Vec<(&str, u64)> = parameters
+        .iter()
+        .map(|parameter| (&*parameter.name, parameter.offset as u64))
+        .collect();
+    // Dynamic shared memory, which has no size, is behind the rest.
+    let (dynamic, fixed): (Vec<_>, Vec<_>) = entry.shared.iter().partition(|shared| shared.2 == 0);
+    for (name, align, size) in fixed.into_iter().chain(dynamic) {
+        static_shared = static_shared.next_multiple_of(*align);
+        names.push((name, SHARED_BASE + static_shared as u64));
+        static_shared += size;
+    }
+    let context = Context {
+        names: &names,
+        entry: &entry,
+    };
+    let instructions = entry.statements.iter().map(|statement| Instruction {
+        guard: statement.guard,
+        operation: Operands { statement, context }.operation(),
+        text: statement.text.clone(),
+    });
+    let instructions = instructions.collect();
+    Kernel {
+        instructions,
+        registers: entry.registers,
+        static_shared,
+        most_threads: entry.most_threads,
+        name: entry.name,
+        parameters,
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    names: &'a [(&'a str, u64)],
+    entry: &'a Entry,
+}
+
+/// A statement's operands, as its operation wants them.
+pub(super) struct Operands<'a> {
+    statement: &'a Statement,
+    context: Context<'a>,
+}
+
+impl Operands<'_> {
+    fn operation(&self) -> Operation {
+        let opcode = &*self.statement.opcode;
+        match opcode {
+            "ret" => return Operation::Exit,
+            "bra" | "bra.uni" => return Operation::Branch(self.label(0)),
+            "nanosleep.u32" => return Operation::Sleep,
+            "bar.sync" if self.constant(0) == 0 && self.count() == 1 => return Operation::Barrier,
+            "fence.proxy.async.shared::cta" | "fence.proxy.async" => return Operation::ProxyFence,
+            _ => {}
+        }
+        if let Some(kind) = opcode.strip_prefix("mov.") {
+            return self.mov(kind);
+        }
+        let function = integer::function(opcode)
+            .or_else(|| float::function(opcode))
+            .or_else(|| convert::function(opcode));
+        if let Some((arguments, function)) = function {
+            assert_eq!(self.count(), arguments + 1, "operands: {}", self.text());
+            return Operation::Compute {
+                function,
+                to: self.register(0),
+                from: (1..=arguments).map(|index| self.value(index)).collect(),
+            };
+        }
+        transfer::decode(opcode, self)
+            .map(Operation::Transfer)
+            .or_else(|| copy::decode(opcode, self).map(Operation::Copy))
+            .or_else(|| barrier::decode(opcode, self).map(Operation::Mbarrier))
+            .or_else(|| tma::decode(opcode, self).map(Operation::Tma))
+            .or_else(|| mma::decode(opcode, self).map(Operation::Mma))
+            .or_else(|| wgmma::decode(opcode, self).map(Operation::Wgmma))
+            .unwrap_or_else(|| panic!("not known: {}", self.text()))
+    }
+
+    fn mov(&self, kind: &str) -> Operation {
+        let bits: usize = match kind {
+            "pred" => 1,
+            _ => kind[1..]
+                .parse()
+                .unwrap_or_else(|_| panic!("not known: {}", self.text())),
+        };
+        let operands = &self.statement.operands;
+        match (&operands[0], &operands[1]) {
+            (Operand::Vector(to), _) => Operation::Unpack {
+                bits: bits / to.len(),
+                to: self.registers(0),
+                from: self.value(1),
+            },
+            (_, Operand::Vector(from)) => Operation::Pack {
+                bits: bits / from.len(),
+                to: self.register(0),
+                from: self.values(1),
+            },
+            _ => Operation::Pack {
+                bits,
+                to: self.register(0),
+                from: vec![self.value(1)],
+            },
+        }
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.statement.text
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.statement.operands.len()
+    }
+
+    fn get(&self, index: usize) -> &Operand {
+        let operand = self.statement.operands.get(index);
+        operand.unwrap_or_else(|| panic!("an operand is missing: {}", self.text()))
+    }
+
+    fn label(&self, index: usize) -> usize {
+        match self.get(index) {
+            Operand::Name(name) => self.context.entry.labels[name],
+            _ => panic!("no label: {}", self.text()),
+        }
+    }
+
+    pub(super) fn register(&self, index: usize) -> Register {
+        match self.get(index) {
+            Operand::Register(register) => *register,
+            _ => panic!("no register: {}", self.text()),
+        }
+    }
+
+    pub(super) fn constant(&self, index: usize) -> u64 {
+        match self.get(index) {
+            Operand::Immediate(value) => *value,
+            _ => panic!("no constant: {}", self.text()),
+        }
+    }
+
+    pub(super) fn value(&self, index: usize) -> Value {
+        self.value_of(self.get(index))
+    }
+
+    /// A vector's, or the one that there is.
+    pub(super) fn values(&self, index: usize) -> Vec<Value> {
+        match self.get(index) {
+            Operand::Vector(operands) => operands.iter().map(|one| self.value_of(one)).collect(),
+            operand => vec![self.value_of(operand)],
+        }
+    }
+
+    pub(super) fn registers(&self, index: usize) -> Vec<Register> {
+        let register = |value| match value {
+            Value::Register(register) => register,
+            _ => panic!("no registers: {}", self.text()),
+        };
+        self.values(index).into_iter().map(register).collect()
+    }
+
+    pub(super) fn place(&self, index: usize) -> Place {
+        let (place, coordinates) = self.tensor(index);
+        assert!(coordinates.is_empty(), "no address: {}", self.text());
+        place
+    }
+
+    /// The address of a tensor map, and coordinates.
+    pub(super) fn tensor(&self, index: usize) -> (Place, Vec<Value>) {
+        match self.get(index) {
+            Operand::Address(base, offset, coordinates) => (
+                Place {
+                    base: self.value_of(base),
+                    offset: *offset,
+                },
+                coordinates.iter().map(|one| self.value_of(one)).collect(),
+            ),
+            _ => panic!("no address: {}", self.text()),
+        }
+    }
+
+    fn value_of(&self, operand: &Operand) -> Value {
+        match operand {
+            Operand::Register(register) => Value::Register(*register),
+            Operand::Immediate(value) => Value::Immediate(*value),
+            Operand::Name(name) => special(name)
+                .map(Value::Special)
+                .or_else(|| {
+                    let known = self.context.names.iter().find(|known| known.0 == name);
+                    known.map(|known| Value::Immediate(known.1))
+                })
+                .unwrap_or_else(|| panic!("{name} is not known: {}", self.text())),
+            _ => panic!("no value: {}", self.text()),
+        }
+    }
+}
+
+fn special(name: &str) -> Option<Special> {
+    let axis = |name: &str| ["x", "y", "z"].iter().position(|axis| *axis == name);
+    match name.strip_prefix('%')?.split_once('.') {
+        Some(("tid", name)) => axis(name).map(Special::Thread),
+        Some(("ntid", name)) => axis(name).map(Special::Threads),
+        Some(("ctaid", name)) => axis(name).map(Special::Block),
+        Some(("nctaid", name)) => axis(name).map(Special::Blocks),
+        None if name == "%laneid" => Some(Special::Lane),
+        None if name == "%globaltimer" => Some(Special::Timer),
+        _ => None,
+    }
+}

@@ -1,0 +1,56 @@
+//! What the codes mean: OCP's 8-bit floating point specification (OFP8), section 5.
+
+use std::sync::LazyLock;
+
+/// An operand's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fp8 {
+    E4m3,
+    E5m2,
+}
+
+impl Fp8 {
+    pub(super) fn named(name: &str) -> Option<Self> {
+        match name {
+            "e4m3" => Some(Self::E4m3),
+            "e5m2" => Some(Self::E5m2),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn value(self, code: u8) -> f64 {
+        let sign = if code < 0x80 { 1.0 } else { -1.0 };
+        let (mantissa_bits, bias) = match self {
+            Self::E4m3 => (3, 7),
+            Self::E5m2 => (2, 15),
+        };
+        let magnitude = code & 0x7F;
+        let (exponent, mantissa) = (
+            magnitude >> mantissa_bits,
+            magnitude & ((1 << mantissa_bits) - 1),
+        );
+        match (self, magnitude) {
+            (Self::E4m3, 0x7F) | (Self::E5m2, 0x7D..) => return f64::NAN,
+            (Self::E5m2, 0x7C) => return sign * f64::INFINITY,
+            _ => {}
+        }
+        let fraction = f64::from(mantissa) / f64::from(1 << mantissa_bits);
+        sign * match exponent {
+            0 => fraction * 2f64.powi(1 - bias),
+            _ => (1.0 + fraction) * 2f64.powi(i32::from(exponent) - bias),
+        }
+    }
+
+    /// The value of every code.
+    pub(super) fn values(self) -> &'static [f64; 256] {
+        static VALUES: [LazyLock<[f64; 256]>; 2] = [
+            LazyLock::new(|| Fp8::E4m3.table()),
+            LazyLock::new(|| Fp8::E5m2.table()),
+        ];
+        &VALUES[self as usize]
+    }
+
+    fn table(self) -> [f64; 256] {
+        std::array::from_fn(|code| self.value(code as u8))
+    }
+}

@@ -1,0 +1,136 @@
+//! A machine that runs PTX: what NVRTC makes of the kernels' CUDA C++, on host memory.
+//!
+//! It is strict rather than fast. Its meaning of every instruction is that of NVIDIA's PTX ISA (8.8), not of the kernels:
+//! where that leaves a result undefined (memory that nobody wrote, data that no barrier orders, registers of an instruction
+//! still under way), and where an instruction is not known here, the run ends with the line of PTX and what is wrong.
+//! Asynchronous copies arrive as late as they may.
+
+mod barrier;
+mod block;
+mod convert;
+mod copy;
+mod decode;
+mod float;
+mod fp8;
+mod global;
+mod integer;
+mod mma;
+mod parse;
+mod shared;
+mod thread;
+mod tma;
+mod transfer;
+mod wgmma;
+
+pub(crate) use fp8::Fp8;
+pub(crate) use global::Global;
+pub(crate) use tma::TensorMap;
+
+use block::Block;
+use decode::Instruction;
+
+/// What is wrong.
+type Result<T> = std::result::Result<T, String>;
+
+/// A kernel, ready to run.
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    instructions: Vec<Instruction>,
+    /// Registers of a thread.
+    registers: usize,
+    parameters: Vec<Parameter>,
+    /// Bytes of shared memory that are declared with their size.
+    static_shared: usize,
+    most_threads: Option<u32>,
+}
+
+/// Where a parameter lies in the parameters' memory.
+struct Parameter {
+    name: String,
+    offset: usize,
+    size: usize,
+}
+
+/// An argument of a launch.
+pub(crate) enum Argument<'a> {
+    /// The address of a buffer.
+    Pointer(u64),
+    Bytes(&'a [u8]),
+    TensorMap(TensorMap),
+}
+
+/// A launch of a kernel.
+pub(crate) struct Launch<'a> {
+    pub(crate) grid: [u32; 3],
+    pub(crate) threads: [u32; 3],
+    pub(crate) dynamic_shared: usize,
+    pub(crate) arguments: Vec<Argument<'a>>,
+}
+
+impl Kernel {
+    /// Reads PTX with one entry.
+    pub(crate) fn new(ptx: &str) -> Self {
+        decode::kernel(parse::parse(ptx))
+    }
+
+    /// Runs every block, one after the other.
+    pub(crate) fn run(&self, launch: Launch, global: &mut Global) -> Result<()> {
+        let threads: u32 = launch.threads.iter().product();
+        if threads > self.most_threads.unwrap_or(1024) {
+            return Err(format!("{threads} threads are more than .maxntid"));
+        }
+        if launch.grid[1] > 0xFFFF || launch.grid[2] > 0xFFFF {
+            return Err(format!("a grid of {:?}", launch.grid));
+        }
+        let (parameters, maps) = self.parameters(launch.arguments)?;
+        global.begin_launch();
+        let [across, down, deep] = launch.grid;
+        for index in 0..across * down * deep {
+            let place = [index % across, index / across % down, index / across / down];
+            Block::new(
+                self,
+                place,
+                launch.grid,
+                launch.threads,
+                self.static_shared + launch.dynamic_shared,
+                &parameters,
+                &maps,
+                global,
+            )
+            .run()
+            .map_err(|error| format!("{}, block {place:?}: {error}", self.name))?;
+        }
+        Ok(())
+    }
+
+    /// The parameters' memory, where a tensor map is its number.
+    fn parameters(&self, arguments: Vec<Argument>) -> Result<(Vec<u8>, Vec<TensorMap>)> {
+        let end = self
+            .parameters
+            .last()
+            .map_or(0, |last| last.offset + last.size);
+        let (mut memory, mut maps) = (vec![0; end], Vec::new());
+        let (given, taken) = (arguments.len(), self.parameters.len());
+        if given < taken {
+            return Err(format!("{given} arguments for {taken} parameters"));
+        }
+        for (parameter, argument) in self.parameters.iter().zip(arguments) {
+            let to = &mut memory[parameter.offset..][..parameter.size];
+            match argument {
+                Argument::Pointer(address) if to.len() == 8 => {
+                    to.copy_from_slice(&address.to_le_bytes());
+                }
+                Argument::Bytes(bytes) if bytes.len() >= to.len() && to.len() != 128 => {
+                    to.copy_from_slice(&bytes[..to.len()]);
+                }
+                Argument::TensorMap(map) if to.len() == 128 => {
+                    map.check()?;
+                    to[..8].copy_from_slice(&(maps.len() as u64 + 1).to_le_bytes());
+                    maps.push(map);
+                }
+                _ => return Err(format!("another argument than {} is", parameter.name)),
+            }
+        }
+        Ok((memory, maps))
+    }
+}

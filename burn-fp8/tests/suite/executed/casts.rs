@@ -1,0 +1,161 @@
+//! Codes of floats, and floats of codes: torch's and ml_dtypes' own.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, FloatDType, Shape};
+use burn_cubecl::{CubeBackend, cubecl::client::Client, tensor::CubeTensor};
+use burn_fp8::{Fp8Format, Fp8Ops};
+use half::{bf16, f16};
+
+use super::super::{
+    fixtures,
+    gpu::{Gpu, elements, tensor},
+};
+
+fn floats(client: &Client, values: &[f32], shape: &[usize]) -> CubeTensor {
+    tensor(client, bytemuck::cast_slice(values), shape, DType::F32)
+}
+
+fn codes(tensor: &CubeTensor) -> Vec<u8> {
+    elements::<1>(tensor)
+        .into_iter()
+        .map(|[code]| code)
+        .collect()
+}
+
+fn single(tensor: &CubeTensor) -> f32 {
+    let [value] = *elements(tensor) else { panic!() };
+    f32::from_le_bytes(value)
+}
+
+#[test]
+fn codes_of_every_half_float_are_ml_dtypes() {
+    let Some(client) = Gpu::Ada.client() else {
+        return;
+    };
+    let one = || floats(&client, &[1.0], &[1]);
+    let (inputs, expected) = fixtures::from_bf16(Fp8Format::E4M3);
+    let input = tensor(
+        &client,
+        bytemuck::cast_slice(&inputs),
+        &[inputs.len()],
+        DType::BF16,
+    );
+    let (found, amax) = CubeBackend::fp8_quantize(input, one(), Fp8Format::E4M3);
+    fixtures::assert_codes::<bf16>(Fp8Format::E4M3, &inputs, &codes(&found), &expected);
+    assert!(single(&amax).is_nan());
+    let (inputs, expected) = fixtures::from_f16(Fp8Format::E5M2);
+    let input = tensor(
+        &client,
+        bytemuck::cast_slice(&inputs),
+        &[inputs.len()],
+        DType::F16,
+    );
+    let (found, amax) = CubeBackend::fp8_quantize(input, one(), Fp8Format::E5M2);
+    fixtures::assert_codes::<f16>(Fp8Format::E5M2, &inputs, &codes(&found), &expected);
+    assert!(single(&amax).is_nan());
+}
+
+/// Ties, subnormals, infinities and NaN among them; by the plain cast, and by the one that writes the transpose as well.
+#[test]
+fn codes_of_sampled_floats_are_ml_dtypes() {
+    let Some(client) = Gpu::Hopper.client() else {
+        return;
+    };
+    let one = || floats(&client, &[1.0], &[1]);
+    for format in Fp8Format::ALL {
+        let (inputs, expected) = fixtures::from_f32(format);
+        let length = inputs.len();
+        let (found, _) =
+            CubeBackend::fp8_quantize(floats(&client, &inputs, &[length]), one(), format);
+        fixtures::assert_codes(format, &inputs, &codes(&found), &expected);
+        // Rows that neither words nor chunks fill, in a batch.
+        let [batch, rows] = [2, 27];
+        let columns = length / (batch * rows);
+        let count = batch * rows * columns;
+        let input = floats(&client, &inputs[..count], &[batch, rows, columns]);
+        let (found, turned, amax) = CubeBackend::fp8_quantize_transposed(input, one(), format);
+        fixtures::assert_codes(format, &inputs[..count], &codes(&found), &expected[..count]);
+        assert_eq!(turned.shape(), Shape::new([batch, columns, rows]));
+        let turned = codes(&turned);
+        for index in 0..count {
+            let (matrix, row, column) = (
+                index / (rows * columns),
+                index / columns % rows,
+                index % columns,
+            );
+            let code = turned[(matrix * columns + column) * rows + row];
+            fixtures::assert_codes(
+                format,
+                &inputs[index..=index],
+                &[code],
+                &expected[index..=index],
+            );
+        }
+        let largest = inputs[..count]
+            .iter()
+            .map(|x| x.to_bits() & 0x7FFF_FFFF)
+            .max();
+        assert_eq!(single(&amax).to_bits(), largest.unwrap());
+    }
+}
+
+#[test]
+fn values_of_every_code_are_ml_dtypes() {
+    let Some(client) = Gpu::Ada.client() else {
+        return;
+    };
+    for (format, dtype) in [
+        (Fp8Format::E4M3, FloatDType::F32),
+        (Fp8Format::E5M2, FloatDType::BF16),
+        (Fp8Format::E4M3, FloatDType::F16),
+    ] {
+        let all: Vec<u8> = (0..=u8::MAX).collect();
+        let input = tensor(&client, &all, &[256], DType::U8);
+        // A power of two: exact.
+        let output =
+            CubeBackend::fp8_dequantize(input, floats(&client, &[0.5], &[1]), format, dtype);
+        let found: Vec<f32> = match dtype {
+            FloatDType::F32 => elements(&output)
+                .into_iter()
+                .map(f32::from_le_bytes)
+                .collect(),
+            FloatDType::BF16 => elements(&output)
+                .into_iter()
+                .map(|x| bf16::from_le_bytes(x).to_f32())
+                .collect(),
+            _ => elements(&output)
+                .into_iter()
+                .map(|x| f16::from_le_bytes(x).to_f32())
+                .collect(),
+        };
+        for (found, code) in found.into_iter().zip(fixtures::values(format)) {
+            let expected = 2.0 * code;
+            assert!(
+                found == expected || found.is_nan() && expected.is_nan(),
+                "{found} is not {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn amax_is_the_largest_magnitude() {
+    let Some(client) = Gpu::Hopper.client() else {
+        return;
+    };
+    for (values, expected) in [
+        (vec![-0.0, 0.0], 0.0),
+        (vec![1.0, -3.5, 2.0], 3.5),
+        (vec![1e-45], 1e-45),
+        (vec![1.0, f32::NEG_INFINITY, 2.0], f32::INFINITY),
+        (
+            (0..1000).map(|i| (i * 7 % 1000) as f32 - 600.0).collect(),
+            600.0,
+        ),
+    ] {
+        let input = floats(&client, &values, &[values.len()]);
+        assert_eq!(single(&CubeBackend::fp8_amax(input)), expected);
+    }
+    let input = floats(&client, &[1.0, f32::NAN, f32::INFINITY], &[3]);
+    assert!(single(&CubeBackend::fp8_amax(input)).is_nan());
+}

@@ -1,0 +1,356 @@
+//! Every way to multiply, beside a product from its definition.
+
+use burn::backend::ops::IntTensorOps;
+use burn::tensor::{DType, FloatDType};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_blocks_by};
+use burn_fp8::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
+use half::{bf16, f16};
+
+use super::super::{
+    device::Random,
+    gpu::{Gpu, elements, launched, tensor},
+};
+use super::side::Side;
+
+struct Case {
+    formats: [Fp8Format; 2],
+    output: FloatDType,
+    /// Batch, rows, columns, terms.
+    size: [usize; 4],
+    /// How many matrices each side has: as many as the batch, or one.
+    batches: [usize; 2],
+    granularities: [Granularity; 2],
+    bias: bool,
+    /// Whether each side's inner dimension is innermost in memory.
+    inner: [bool; 2],
+}
+
+/// How many rows and terms share a scale.
+fn block(granularity: Granularity, rows: usize, terms: usize, right: bool) -> [usize; 2] {
+    match (granularity, right) {
+        (Granularity::Tensor, _) => [rows.max(1), terms.max(1)],
+        (Granularity::Row, false) | (Granularity::Column, true) => [1, terms],
+        (Granularity::Block { rows, columns }, false) => [rows, columns],
+        (Granularity::Block { rows, columns }, true) => [columns, rows],
+        _ => unreachable!("scales of terms alone"),
+    }
+}
+
+/// The elements of a float tensor.
+fn numbers(tensor: &CubeTensor) -> Vec<f64> {
+    match tensor.dtype {
+        DType::F32 => elements(tensor)
+            .into_iter()
+            .map(|x| f64::from(f32::from_le_bytes(x)))
+            .collect(),
+        DType::F16 => elements(tensor)
+            .into_iter()
+            .map(|x| f16::from_le_bytes(x).to_f64())
+            .collect(),
+        DType::BF16 => elements(tensor)
+            .into_iter()
+            .map(|x| bf16::from_le_bytes(x).to_f64())
+            .collect(),
+        dtype => panic!("{dtype:?}"),
+    }
+}
+
+fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
+    let Some(client) = gpu.client() else { return };
+    let mut random = Random::new(case.size.iter().sum::<usize>() as u64);
+    let [batch, m, n, k] = case.size;
+    let [left, right] = case.granularities;
+    let mut lhs = Side::new(
+        &mut random,
+        case.formats[0],
+        [case.batches[0], m, k],
+        block(left, m, k, false),
+    );
+    let mut rhs = Side::new(
+        &mut random,
+        case.formats[1],
+        [case.batches[1], n, k],
+        block(right, n, k, true),
+    );
+    for (side, granularity) in [(&mut lhs, left), (&mut rhs, right)] {
+        if granularity == Granularity::Tensor {
+            // One for all matrices.
+            let first = side.scales[0];
+            side.scales.fill(first);
+        }
+    }
+    let bias: Vec<f32> = (0..n).map(|column| column as f32 / 8.0 - 3.0).collect();
+    let [lhs_codes, mut lhs_scales] = lhs.tensors(&client, false, !case.inner[0]);
+    let [rhs_codes, mut rhs_scales] = rhs.tensors(&client, true, case.inner[1]);
+    let single = |side: &Side| {
+        tensor(
+            &client,
+            bytemuck::cast_slice(&side.scales[..1]),
+            &[1],
+            DType::F32,
+        )
+    };
+    if left == Granularity::Tensor {
+        lhs_scales = single(&lhs);
+    }
+    if right == Granularity::Tensor {
+        rhs_scales = single(&rhs);
+    }
+    let short: Vec<bf16> = bias.iter().map(|&x| bf16::from_f32(x)).collect();
+    let row = match (case.bias, case.output) {
+        (false, _) => Bias::<CubeBackend>::None,
+        (_, FloatDType::F32) => Bias::Row(tensor(
+            &client,
+            bytemuck::cast_slice(&bias),
+            &[n],
+            DType::F32,
+        )),
+        _ => Bias::Row(tensor(
+            &client,
+            bytemuck::cast_slice(&short),
+            &[n],
+            DType::BF16,
+        )),
+    };
+    let product = matmul_blocks_by(
+        MatmulPolicy::Only(routine),
+        [lhs_codes, rhs_codes],
+        [lhs_scales, rhs_scales],
+        row,
+        case.granularities,
+        MatmulSpec::new(case.formats[0], case.formats[1], case.output),
+    );
+    let kernel = match routine {
+        // A single row has no distance to the next, which a tensor map must have.
+        MatmulRoutine::WgmmaTma if m > 1 => "tma_kernel",
+        MatmulRoutine::Direct => "matmul_kernel",
+        _ => "tile_kernel",
+    };
+    assert!(
+        launched(&client)
+            .iter()
+            .any(|name| name.starts_with(kernel)),
+        "{routine} did not run"
+    );
+    let found = numbers(&product);
+    if kernel != "matmul_kernel" && m.is_multiple_of(4) && !case.inner[0] {
+        assert!(
+            launched(&client)
+                .iter()
+                .any(|name| name.starts_with("turn_rows"))
+        );
+    }
+    let rounding = match case.output {
+        FloatDType::F32 => 0.0,
+        FloatDType::F16 => 2f64.powi(-11),
+        _ => 2f64.powi(-8),
+    };
+    assert_eq!(found.len(), batch * m * n);
+    for (index, &found) in found.iter().enumerate() {
+        let (matrix, row, column) = (index / (m * n), index / n % m, index % n);
+        let terms =
+            (0..k).map(|term| lhs.value(matrix, row, term) * rhs.value(matrix, column, term));
+        let size = terms.clone().map(f64::abs).sum::<f64>() + 16.0;
+        let added = if case.bias {
+            f64::from(bias[column])
+        } else {
+            0.0
+        };
+        let expected = terms.sum::<f64>() + added;
+        let allowed = size * 2f64.powi(-20) + expected.abs() * rounding;
+        assert!(
+            (found - expected).abs() <= allowed,
+            "{routine}: {found} instead of {expected} in row {row}, column {column} of matrix {matrix} of {:?}",
+            case.size
+        );
+    }
+}
+
+const WHOLE: [Granularity; 2] = [Granularity::Tensor; 2];
+
+fn plain(formats: [Fp8Format; 2], size: [usize; 4]) -> Case {
+    Case {
+        formats,
+        output: FloatDType::F32,
+        size,
+        batches: [size[0]; 2],
+        granularities: WHOLE,
+        bias: false,
+        inner: [true; 2],
+    }
+}
+
+const E4M3: Fp8Format = Fp8Format::E4M3;
+const E5M2: Fp8Format = Fp8Format::E5M2;
+
+fn all(gpu: Gpu, routine: MatmulRoutine, cases: impl IntoIterator<Item = Case>) {
+    for case in cases {
+        check(gpu, routine, &case);
+    }
+}
+
+/// One scale for a side, a bias; sizes at the edges of tiles and chunks, more steps than are in flight.
+fn whole(formats: [Fp8Format; 2]) -> Vec<Case> {
+    [
+        ([1, 5, 9, 1200], [1, 1], [true, true]),
+        // The left side is copied by words, the right one by codes.
+        ([1, 132, 3, 37], [1, 1], [false, false]),
+        ([2, 3, 130, 144], [2, 1], [true, false]),
+        ([2, 2, 2, 16], [1, 2], [false, true]),
+        ([1, 1, 4, 48], [1, 1], [true, true]),
+    ]
+    .into_iter()
+    .map(|(size, batches, inner)| Case {
+        batches,
+        inner,
+        bias: true,
+        ..plain(formats, size)
+    })
+    .collect()
+}
+
+/// A scale for each row and each column.
+fn rows() -> Case {
+    Case {
+        output: FloatDType::F16,
+        granularities: [Granularity::Row, Granularity::Column],
+        bias: true,
+        ..plain([E4M3, E5M2], [2, 6, 10, 272])
+    }
+}
+
+/// Scales that change along the inner dimension, in blocks of rows of the left side, and of columns of the right one.
+fn blocks(columns: usize) -> Case {
+    Case {
+        output: FloatDType::BF16,
+        granularities: [
+            Granularity::Block {
+                rows: 1,
+                columns: 128,
+            },
+            Granularity::Block { rows: 128, columns },
+        ],
+        ..plain([E5M2, E4M3], [2, 5, 131, 400])
+    }
+}
+
+#[test]
+fn mma_multiplies_with_one_scale() {
+    all(Gpu::Ada, MatmulRoutine::Mma, whole([E4M3, E4M3]));
+}
+
+#[test]
+fn mma_multiplies_with_scales_of_rows_and_blocks() {
+    all(Gpu::Ada, MatmulRoutine::Mma, [rows(), blocks(128)]);
+}
+
+#[test]
+fn wgmma_multiplies_with_one_scale() {
+    // More rows of tiles than are computed together, and one that is left over.
+    let many = Case {
+        bias: true,
+        ..plain([E5M2, E5M2], [1, 1025, 130, 16])
+    };
+    let cases = whole([E5M2, E5M2]).into_iter().chain([many]);
+    all(Gpu::Hopper, MatmulRoutine::Wgmma, cases);
+}
+
+#[test]
+fn wgmma_multiplies_with_scales_of_rows_and_blocks() {
+    all(Gpu::Hopper, MatmulRoutine::Wgmma, [rows(), blocks(1)]);
+}
+
+#[test]
+fn tma_multiplies_with_one_scale() {
+    all(Gpu::Hopper, MatmulRoutine::WgmmaTma, whole([E4M3, E5M2]));
+}
+
+#[test]
+fn tma_multiplies_with_scales_of_blocks() {
+    all(Gpu::Hopper, MatmulRoutine::WgmmaTma, [blocks(128)]);
+}
+
+#[test]
+fn direct_multiplies() {
+    let cases = [[1, 5, 9, 70], [2, 1, 3, 130]].map(|size| Case {
+        bias: true,
+        inner: [false, true],
+        ..plain([E4M3, E5M2], size)
+    });
+    all(Gpu::Ada, MatmulRoutine::Direct, cases);
+    all(Gpu::Ada, MatmulRoutine::Direct, [rows(), blocks(1)]);
+}
+
+/// What the cast of a linear layer writes, both ways round, is read where it is: rows that end within a chunk, behind which
+/// nobody wrote.
+#[test]
+fn casts_are_multiplied_in_place() {
+    let [m, n, k] = [30, 21, 133];
+    for (gpu, routine) in [
+        (Gpu::Ada, MatmulRoutine::Mma),
+        (Gpu::Hopper, MatmulRoutine::Wgmma),
+        (Gpu::Hopper, MatmulRoutine::WgmmaTma),
+    ] {
+        let Some(client) = gpu.client() else { return };
+        let mut random = Random::new(9);
+        // Small integers: all is exact.
+        let mut matrix = |rows: usize, columns: usize| -> Vec<f32> {
+            (0..rows * columns)
+                .map(|_| (random.bits() % 9) as f32 - 4.0)
+                .collect()
+        };
+        let (left, right) = (matrix(m, k), matrix(k, n));
+        let float = |values: &[f32], shape: &[usize]| {
+            tensor(&client, bytemuck::cast_slice(values), shape, DType::F32)
+        };
+        let one = || float(&[1.0], &[1]);
+        let cast = |values: &[f32], shape: &[usize], format| {
+            CubeBackend::fp8_quantize_transposed(float(values, shape), one(), format)
+        };
+        let (lhs, _, _) = cast(&left, &[m, k], E4M3);
+        let (_, turned, _) = cast(&right, &[k, n], E5M2);
+        let product = matmul_blocks_by(
+            MatmulPolicy::Only(routine),
+            [lhs, CubeBackend::int_swap_dims(turned, 0, 1)],
+            [one(), one()],
+            Bias::Row(float(&vec![0.0; n], &[n])),
+            WHOLE,
+            MatmulSpec::new(E4M3, E5M2, FloatDType::F32),
+        );
+        let expected: Vec<f64> = (0..m * n)
+            .map(|index| {
+                let term = |i: usize| left[index / n * k + i] * right[i * n + index % n];
+                f64::from((0..k).map(term).sum::<f32>())
+            })
+            .collect();
+        assert_eq!(numbers(&product), expected);
+        assert!(
+            !launched(&client).iter().any(|name| name.contains("rows")),
+            "{routine} copies"
+        );
+    }
+}
+
+/// Of the product as it is stored.
+#[test]
+fn the_amax_of_a_product_is_its_largest() {
+    let Some(client) = Gpu::Ada.client() else {
+        return;
+    };
+    let case = rows();
+    let mut random = Random::new(3);
+    let [batch, m, n, k] = case.size;
+    let lhs = Side::new(&mut random, E4M3, [batch, m, k], [m, k]);
+    let rhs = Side::new(&mut random, E5M2, [batch, n, k], [n, k]);
+    let [lhs, _] = lhs.tensors(&client, false, false);
+    let [rhs, _] = rhs.tensors(&client, true, true);
+    let one = || tensor(&client, bytemuck::cast_slice(&[1f32]), &[1], DType::F32);
+    let spec = MatmulSpec::new(E4M3, E5M2, FloatDType::F16);
+    let (product, amax) = CubeBackend::fp8_matmul_amax(lhs, rhs, one(), one(), Bias::None, spec);
+    let largest = numbers(&product)
+        .into_iter()
+        .map(f64::abs)
+        .fold(0.0, f64::max);
+    assert_eq!(numbers(&amax), [largest]);
+}

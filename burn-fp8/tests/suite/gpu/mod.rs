@@ -1,0 +1,169 @@
+//! An NVIDIA GPU to CubeCL that is none: what is launched on it is compiled as CubeCL's CUDA runtime does, to PTX by NVRTC,
+//! and run by [`crate::ptx`].
+//!
+//! So what is tested is all that leads to a kernel too: layouts, the order of arguments, tensor maps, the size of a grid.
+
+mod server;
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use burn::tensor::DType;
+use burn_cubecl::{
+    CubeDevice,
+    cubecl::{
+        client::Client,
+        ir::{
+            DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties,
+            OpaqueType, VectorSize, features::Tma,
+        },
+        profile,
+    },
+    tensor::CubeTensor,
+};
+use cubecl_common::device::DeviceId;
+use cubecl_cpp::{
+    register_supported_types,
+    shared::{CompilationOptions, CppSupportedFeatures},
+};
+
+use super::nvrtc;
+use server::{LAUNCHES, Machine};
+
+/// A GPU by its compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Gpu {
+    /// 8.9.
+    Ada,
+    /// 9.0.
+    Hopper,
+}
+
+impl Gpu {
+    /// A client of a GPU of its own, if there is NVRTC.
+    pub(crate) fn client(self) -> Option<Client> {
+        static NUMBER: AtomicU16 = AtomicU16::new(0);
+        nvrtc::toolkit()?;
+        let number = 2 * NUMBER.fetch_add(1, Ordering::Relaxed) + self as u16;
+        Some(Client::load::<Machine>(DeviceId::new(0, number)))
+    }
+
+    fn of(device: DeviceId) -> Self {
+        match device.index_id % 2 {
+            0 => Self::Ada,
+            _ => Self::Hopper,
+        }
+    }
+
+    /// As NVRTC has it; CubeCL adds the `a` from 9.0 on.
+    fn architecture(self) -> &'static str {
+        match self {
+            Self::Ada => "89",
+            Self::Hopper => "90a",
+        }
+    }
+
+    /// What CubeCL's CUDA runtime finds out about such a GPU, as far as kernels here depend on it.
+    fn properties(self) -> DeviceProperties {
+        let hardware = HardwareProperties {
+            load_width: 128,
+            vector_register_count: None,
+            plane_size_min: 32,
+            plane_size_max: 32,
+            max_bindings: 1024,
+            max_shared_memory_size: self.shared_memory(),
+            max_cube_count: (i32::MAX as u32, 0xFFFF, 0xFFFF),
+            max_units_per_cube: 1024,
+            max_cube_dim: (1024, 1024, 64),
+            num_streaming_multiprocessors: Some(1),
+            num_tensor_cores: Some(4),
+            min_tensor_cores_dim: Some(8),
+            num_cpu_cores: None,
+            last_level_cache_size: None,
+            max_vector_size: VectorSize::MAX,
+            cube_mma_reserved_shared_memory: 0,
+        };
+        let fingerprint = match self {
+            Self::Ada => "ptx_sm89",
+            Self::Hopper => "ptx_sm90",
+        };
+        let identity = DeviceIdentity {
+            name: format!("{self:?}"),
+            fingerprint: fingerprint.into(),
+            physical: None,
+        };
+        let memory = MemoryDeviceProperties::new(1 << 30, 4);
+        let timing = profile::TimingMethod::System;
+        let mut properties =
+            DeviceProperties::new(Default::default(), memory, hardware, timing, identity);
+        register_supported_types(&mut properties);
+        properties.register_opaque_type(OpaqueType::Barrier);
+        properties.features.memory_reinterpret = true;
+        properties.features.alignment = true;
+        properties.features.device_memory_scope = true;
+        properties.features.copy_async = true;
+        if self == Self::Hopper {
+            properties.features.tma.insert(Tma::Base);
+            properties.register_opaque_type(OpaqueType::TensorMap);
+        }
+        properties
+    }
+
+    /// As CubeCL's CUDA runtime compiles for it.
+    fn options(self) -> CompilationOptions {
+        let hopper = self == Self::Hopper;
+        CompilationOptions {
+            supports_features: CppSupportedFeatures {
+                grid_constants: true,
+                clusters: hopper,
+                fast_math: true,
+                fast_tanh: true,
+                elect_sync: hopper,
+                dp4a: true,
+            },
+            ..Default::default()
+        }
+    }
+
+    /// Shared memory of a block, by the CUDA C++ programming guide's table of compute capabilities.
+    fn shared_memory(self) -> usize {
+        match self {
+            Self::Ada => 99 << 10,
+            Self::Hopper => 227 << 10,
+        }
+    }
+}
+
+/// A tensor on a GPU of this kind.
+pub(crate) fn tensor(client: &Client, bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
+    let handle = client.create_from_slice(bytes);
+    let device = CubeDevice::Cpu(Default::default());
+    CubeTensor::new_contiguous(client.clone(), device, shape.into(), handle, dtype)
+}
+
+/// The elements of a tensor, however it lies.
+pub(crate) fn elements<const N: usize>(tensor: &CubeTensor) -> Vec<[u8; N]> {
+    let bytes = tensor.client.read_one(tensor.handle.clone());
+    let bytes = bytes.unwrap_or_else(|error| panic!("{error}"));
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let count: usize = shape.iter().product();
+    (0..count)
+        .map(|mut index| {
+            let mut place = 0;
+            for dim in (0..shape.num_dims()).rev() {
+                place += index % shape[dim] * strides[dim];
+                index /= shape[dim];
+            }
+            bytes[N * place..][..N].try_into().unwrap()
+        })
+        .collect()
+}
+
+/// The names of the kernels that a GPU has run.
+pub(crate) fn launched(client: &Client) -> Vec<String> {
+    client.flush().unwrap();
+    let launches = LAUNCHES.lock().unwrap();
+    let own = launches
+        .iter()
+        .filter(|launch| launch.0 == client.service_id());
+    own.map(|launch| launch.1.clone()).collect()
+}

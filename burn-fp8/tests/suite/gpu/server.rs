@@ -1,0 +1,306 @@
+//! What CubeCL asks of a runtime's server: memory, and kernels.
+
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, LazyLock, Mutex},
+};
+
+use burn_cubecl::cubecl::{Compiler, bytes::Bytes, future::DynFut, profile};
+use burn_std::{backtrace::BackTrace, stream::StreamId};
+use cubecl_common::device::{DeviceId, DeviceService, ServiceId};
+use cubecl_cpp::{shared::CppCompiler, target::Cuda};
+use cubecl_server::{
+    allocator::ContiguousMemoryLayoutPolicy,
+    dry_run::LaunchMode,
+    id::KernelId,
+    kernel::CubeKernel,
+    logging::ServerLogger,
+    memory_management::{
+        ManagedMemoryHandle, ManagedMemoryId, MemoryAllocationMode, StreamMemoryReport,
+    },
+    server::{
+        BufferBinding, CopyDescriptor, CubeCount, KernelArguments, KernelResource, ProfileError,
+        ProfilingToken, Server, ServerCommunication, ServerError, ServerStorage, ServerUtilities,
+        TensorMapBinding,
+    },
+    storage::{BytesResource, BytesStorage, ManagedResource},
+    tma::{OobFill, TensorMapFormat, TensorMapInterleave, TensorMapSwizzle},
+};
+
+use super::{Gpu, nvrtc};
+use crate::ptx::{Argument, Global, Kernel, Launch, TensorMap};
+
+/// What every GPU has run.
+pub(super) static LAUNCHES: Mutex<Vec<(ServiceId, String)>> = Mutex::new(Vec::new());
+
+/// The server of one GPU.
+#[derive(Debug)]
+pub(super) struct Machine {
+    gpu: Gpu,
+    global: Global,
+    /// Addresses of allocations.
+    buffers: HashMap<ManagedMemoryId, u64>,
+    /// What went wrong first: everything that is read from then on.
+    failed: Option<String>,
+    utilities: Arc<ServerUtilities>,
+}
+
+impl DeviceService for Machine {
+    fn init(device: DeviceId) -> Self {
+        let gpu = Gpu::of(device);
+        let (utilities, _) = ServerUtilities::init(
+            ServiceId::of::<Self>(device),
+            "cuda",
+            gpu.properties(),
+            Default::default(),
+            Arc::new(ServerLogger::default()),
+            ContiguousMemoryLayoutPolicy::new(4),
+        );
+        Self {
+            gpu,
+            global: Global::default(),
+            buffers: HashMap::new(),
+            failed: None,
+            utilities: Arc::new(utilities),
+        }
+    }
+
+    fn utilities(&self) -> Arc<dyn std::any::Any + Send + Sync> {
+        self.utilities.clone()
+    }
+}
+
+impl Machine {
+    fn address(&self, binding: &BufferBinding) -> u64 {
+        self.buffers[&binding.memory.id()] + binding.offset_start.unwrap_or(0)
+    }
+
+    fn error(&self) -> Option<ServerError> {
+        self.failed.clone().map(|reason| ServerError::Generic {
+            reason,
+            backtrace: BackTrace::capture(),
+        })
+    }
+
+    fn run(
+        &mut self,
+        kernel: &dyn CubeKernel,
+        count: CubeCount,
+        bindings: KernelArguments,
+    ) -> Result<(), String> {
+        let ready = ready(kernel, self.gpu)?;
+        let mut arguments = Vec::new();
+        for resource in &bindings.resources {
+            arguments.push(match resource {
+                KernelResource::Buffer(binding) => Argument::Pointer(self.address(binding)),
+                KernelResource::TensorMap(binding) => {
+                    Argument::TensorMap(self.tensor_map(binding)?)
+                }
+            });
+        }
+        // Shapes and strides are a buffer; what comes before them, scalars and lengths, is the last parameter.
+        let info = &bindings.info;
+        if info.dynamic_metadata_offset < info.data.len() {
+            let bytes: &[u8] = bytemuck::cast_slice(&info.data[info.dynamic_metadata_offset..]);
+            let address = self.global.allocate(bytes.len());
+            self.global.write(address, bytes)?;
+            arguments.push(Argument::Pointer(address));
+        }
+        arguments.push(Argument::Bytes(bytemuck::cast_slice(&info.data)));
+        let CubeCount::Static(x, y, z) = count else {
+            return Err("a grid whose size is in a buffer".into());
+        };
+        let launch = Launch {
+            grid: [x, y, z],
+            threads: ready.threads,
+            dynamic_shared: ready.shared_memory,
+            arguments,
+        };
+        let name = (self.utilities.service, ready.kernel.name.clone());
+        LAUNCHES.lock().unwrap().push(name);
+        ready.kernel.run(launch, &mut self.global)
+    }
+
+    /// The arguments of `cuTensorMapEncodeTiled`, as CubeCL gives them.
+    fn tensor_map(
+        &self,
+        TensorMapBinding { binding, map }: &TensorMapBinding,
+    ) -> Result<TensorMap, String> {
+        let TensorMapFormat::Tiled(tile) = &map.format else {
+            return Err("a tensor map that is not tiled".into());
+        };
+        let plain = map.elem_ty.size() == 1
+            && map.interleave == TensorMapInterleave::None
+            && map.swizzle == TensorMapSwizzle::B128
+            && matches!(map.oob_fill, OobFill::Zero)
+            && map.elem_stride.iter().all(|stride| *stride == 1);
+        let (shape, strides) = (map.metadata.shape(), map.metadata.strides());
+        if !plain || shape.num_dims() != 2 || strides[1] != 1 {
+            return Err(format!("another tensor map than is known here: {map:?}"));
+        }
+        Ok(TensorMap {
+            address: self.address(binding),
+            sizes: [shape[1] as u64, shape[0] as u64],
+            pitch: strides[0] as u64,
+            tile: [tile.tile_size[1] as u32, tile.tile_size[0] as u32],
+        })
+    }
+}
+
+/// A kernel, compiled.
+struct Ready {
+    kernel: Kernel,
+    threads: [u32; 3],
+    shared_memory: usize,
+}
+
+/// Once for each, as CubeCL does.
+fn ready(kernel: &dyn CubeKernel, gpu: Gpu) -> Result<Arc<Ready>, String> {
+    type Kernels = HashMap<(KernelId, Gpu), Arc<Ready>>;
+    static KERNELS: LazyLock<Mutex<Kernels>> = LazyLock::new(Mutex::default);
+
+    let key = (kernel.id(), gpu);
+    if let Some(ready) = KERNELS.lock().unwrap().get(&key) {
+        return Ok(ready.clone());
+    }
+    let definition = kernel.define();
+    let settings = definition.settings.clone();
+    if settings.cluster_dim.is_some() {
+        return Err("a cluster".into());
+    }
+    let compiled = CppCompiler::<Cuda>::default().compile(definition, &gpu.options());
+    let compiled = compiled.map_err(|error| error.to_string())?;
+    let shared_memory = compiled.shared_memory_size;
+    if shared_memory > gpu.shared_memory() {
+        return Err(format!("{shared_memory} bytes of shared memory"));
+    }
+    let toolkit = nvrtc::toolkit().ok_or("no NVRTC")?;
+    let ptx = nvrtc::ptx(&compiled.source, gpu.architecture(), &toolkit)?;
+    let threads = settings.cube_dim;
+    let ready = Arc::new(Ready {
+        kernel: Kernel::new(&ptx),
+        threads: [threads.x, threads.y, threads.z],
+        shared_memory,
+    });
+    KERNELS.lock().unwrap().insert(key, ready.clone());
+    Ok(ready)
+}
+
+impl ServerCommunication for Machine {}
+
+impl Server for Machine {
+    fn logger(&self) -> Arc<ServerLogger> {
+        self.utilities.logger.clone()
+    }
+
+    fn utilities(&self) -> Arc<ServerUtilities> {
+        self.utilities.clone()
+    }
+
+    fn initialize_memory(
+        &mut self,
+        memory: ManagedMemoryHandle,
+        size: u64,
+        _: StreamId,
+    ) -> Result<(), ServerError> {
+        let address = self.global.allocate(size as usize);
+        self.buffers.insert(memory.binding().id(), address);
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        descriptors: Vec<CopyDescriptor>,
+        _: StreamId,
+    ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
+        let bytes = match self.error() {
+            Some(error) => Err(error),
+            None => Ok(descriptors
+                .iter()
+                .map(|descriptor| {
+                    let size = descriptor.handle.size_in_used() as usize;
+                    let bytes = self.global.copy(self.address(&descriptor.handle), size);
+                    Bytes::from_bytes_vec(bytes.unwrap())
+                })
+                .collect()),
+        };
+        Box::pin(async move { bytes })
+    }
+
+    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {
+        for (descriptor, data) in descriptors {
+            // The rest of the last word as well: whole words are read, of which the rest is not used.
+            let mut bytes = data.to_vec();
+            bytes.resize(bytes.len().next_multiple_of(4), 0xCD);
+            self.global
+                .write(self.address(&descriptor.handle), &bytes)
+                .unwrap();
+        }
+    }
+
+    fn sync(&mut self, _: Vec<BufferBinding>, _: StreamId) -> DynFut<Result<(), ServerError>> {
+        let result = self.error().map_or(Ok(()), Err);
+        Box::pin(async move { result })
+    }
+
+    fn check(&mut self, _: Vec<BufferBinding>, _: StreamId) -> Result<(), ServerError> {
+        self.error().map_or(Ok(()), Err)
+    }
+
+    unsafe fn launch(
+        &mut self,
+        kernel: Box<dyn CubeKernel>,
+        count: CubeCount,
+        bindings: KernelArguments,
+        _: StreamId,
+        _: LaunchMode,
+    ) {
+        if self.failed.is_some() {
+            return;
+        }
+        let run = AssertUnwindSafe(|| self.run(&*kernel, count, bindings));
+        let result = catch_unwind(run).unwrap_or_else(|_| Err("a panic: see above".into()));
+        self.failed = result.err();
+    }
+
+    fn flush(&mut self, _: StreamId) -> Result<(), ServerError> {
+        Ok(())
+    }
+
+    fn memory_report(&mut self, _: StreamId) -> Option<StreamMemoryReport> {
+        None
+    }
+
+    fn memory_cleanup(&mut self, _: StreamId) -> Result<(), ServerError> {
+        Ok(())
+    }
+
+    fn start_profile(&mut self, _: StreamId) -> Result<ProfilingToken, ServerError> {
+        Ok(ProfilingToken { id: 0 })
+    }
+
+    fn end_profile(
+        &mut self,
+        _: StreamId,
+        _: ProfilingToken,
+    ) -> Result<profile::ProfileDuration, ProfileError> {
+        Err(ProfileError::NotRegistered {
+            backtrace: BackTrace::capture(),
+        })
+    }
+
+    fn allocation_mode(&mut self, _: MemoryAllocationMode, _: StreamId) {}
+}
+
+impl ServerStorage for Machine {
+    type Storage = BytesStorage;
+
+    fn get_resource(
+        &mut self,
+        _: BufferBinding,
+        _: StreamId,
+    ) -> Result<ManagedResource<BytesResource>, ServerError> {
+        unimplemented!("memory here has no pointers")
+    }
+}
