@@ -124,15 +124,15 @@ fn wait(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{
         Call, CallKind, ElementType, ReduceOp,
         transport::{Incoming, Outgoing, Transport},
     };
 
-    /// A control plane that knows who is to blame.
-    struct Knowing(usize);
+    /// A control plane that knows who is to blame, and has nobody to talk to.
+    pub(in crate::nccl) struct Knowing(pub(in crate::nccl) usize);
 
     impl Transport for Knowing {
         fn exchange(
