@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use burn_train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer};
@@ -24,8 +24,9 @@ const WHOLE: &str = ".whole-";
 /// burn-train writes, and deletes, these three on threads of their own, in place: a kill or a full disk
 /// leaves half a file, or a new model with an old optimizer. Here, each is written under another name and
 /// flushed to the disk; when all three are, a note says so, and they get their names. What a kill leaves
-/// between is finished, or removed, when the folder is next opened, as is what a failure leaves. Nothing is
-/// deleted while an epoch is being written. The files are burn-train's, so that `FileCheckpointer` reads them, and its own are read here.
+/// between is finished, or removed, when the folder is next opened. While an epoch is being written, and when
+/// it could not be, older ones are not deleted. The files are burn-train's: `FileCheckpointer` reads them, and
+/// what it wrote is read here.
 ///
 /// ```
 /// use burn_ddp::{EpochCheckpoints, ProcessGroup};
@@ -137,27 +138,39 @@ pub struct AtomicCheckpointer {
     writing: Arc<Mutex<Writing>>,
 }
 
+impl AtomicCheckpointer {
+    fn writing(&self) -> MutexGuard<'_, Writing> {
+        self.writing.lock().expect("no panic under lock")
+    }
+
+    fn refuse_failed(&self, writing: &Writing, epoch: usize) -> Result<(), CheckpointerError> {
+        match writing.failed.contains(&epoch) {
+            false => Ok(()),
+            true => Err(CheckpointerError::Unknown(format!(
+                "another part of epoch {epoch} could not be written; open {} again",
+                self.folder.display()
+            ))),
+        }
+    }
+}
+
 impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
     fn save(&self, epoch: usize, record: R) -> Result<(), CheckpointerError> {
+        self.refuse_failed(&self.writing(), epoch)?;
         let unfinished = self.folder.join(unfinished(self.part, epoch));
         let flush = || File::open(&unfinished)?.sync_all();
         let written = record
             .save(unfinished.clone())
             .and_then(|()| flush().map_err(CheckpointerError::IOError));
-        let mut writing = self.writing.lock().expect("no panic under lock");
-        let written = match writing.failed.contains(&epoch) {
-            true => written.and(Err(CheckpointerError::Unknown(format!(
-                "another part of epoch {epoch} could not be written; open the folder again"
-            )))),
-            false => written,
-        };
+        let mut writing = self.writing();
+        let written = written.and_then(|()| self.refuse_failed(&writing, epoch));
         if written.is_err() {
             // The error that matters is the first.
             let _ = fs::remove_file(unfinished);
             writing.written.remove(&epoch);
             writing.failed.insert(epoch);
+            return written;
         }
-        written?;
         let parts = writing.written.entry(epoch).or_default();
         parts.insert(self.part);
         if parts.len() < PARTS.len() {
@@ -174,12 +187,17 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
                 .iter()
                 .try_for_each(|(part, epoch)| remove(&self.folder.join(name(part, *epoch))))
         };
-        finish().map_err(CheckpointerError::IOError)
+        let finished = finish();
+        if finished.is_err() {
+            writing.failed.insert(epoch);
+        }
+        finished.map_err(CheckpointerError::IOError)
     }
 
     fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
-        let mut writing = self.writing.lock().expect("no panic under lock");
-        if writing.written.is_empty() {
+        let mut writing = self.writing();
+        // What is to be deleted may be the last that is whole.
+        if writing.written.is_empty() && writing.failed.is_empty() {
             let file = self.folder.join(name(self.part, epoch));
             return remove(&file).map_err(CheckpointerError::IOError);
         }

@@ -167,7 +167,7 @@ fn an_epoch_is_there_with_all_its_files_or_not_at_all() {
 }
 
 #[test]
-fn nothing_is_deleted_while_an_epoch_is_written() {
+fn nothing_is_deleted_before_the_next_epoch_is_whole() {
     let folder = tempfile::tempdir().unwrap();
     let epochs = alone(folder.path());
     let delete =
@@ -184,6 +184,19 @@ fn nothing_is_deleted_while_an_epoch_is_written() {
     scheduler.save(2, record(2)).unwrap();
     delete(&scheduler, 1).unwrap();
     assert_eq!(names(folder.path()), files(2));
+    // Nor when it never will be; one of the three deletes is not sooner than the others.
+    model.save(3, record(3)).unwrap();
+    delete(&model, 2).unwrap();
+    optimizer.save(3, TooLarge).unwrap_err();
+    delete(&optimizer, 2).unwrap();
+    scheduler.save(3, record(3)).unwrap_err();
+    delete(&scheduler, 2).unwrap();
+    assert_eq!(alone(folder.path()).last(), Some(2));
+    assert_eq!(names(folder.path()), files(2));
+    for part in [&model, &optimizer, &scheduler] {
+        part.save(4, record(4)).unwrap();
+    }
+    assert_eq!(names(folder.path()), files(4));
 }
 
 #[test]
