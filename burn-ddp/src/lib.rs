@@ -50,4 +50,4 @@ pub use sync_batch_norm::{
     with_custom_ops,
 };
 #[cfg(feature = "train")]
-pub use train::{AtomicCheckpointer, DdpStrategy, GatherOutput};
+pub use train::{AtomicCheckpointer, DdpStrategy, EpochCheckpoints, GatherOutput};

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Condvar, Mutex, MutexGuard},
+    time::Duration,
 };
 
 use crate::{
@@ -49,12 +50,20 @@ impl LocalGroup {
     ///
     /// Panics if `world_size` is 0.
     pub fn with_backend(world_size: usize, backend: Backend) -> Vec<ProcessGroup> {
+        Self::with_settings(world_size, backend, TIMEOUT)
+    }
+
+    pub(crate) fn with_settings(
+        world_size: usize,
+        backend: Backend,
+        timeout: Duration,
+    ) -> Vec<ProcessGroup> {
         assert!(world_size > 0, "a group has at least one rank");
         let hub = Arc::new(Hub::default());
         (0..world_size)
             .map(|rank| {
                 let transport = Box::new(Local::new(&hub, rank, 0));
-                let settings = Settings::new(TIMEOUT, backend);
+                let settings = Settings::new(timeout, backend);
                 ProcessGroup::new(Some(transport), rank, world_size, rank, settings)
             })
             .collect()
@@ -251,7 +260,6 @@ impl Transport for Local {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use super::*;
     use crate::{ElementType, ReduceOp};

@@ -164,7 +164,11 @@ impl Ddp {
         Ok(ddp)
     }
 
-    /// The model with the parameters and buffers (running statistics too) of rank 0.
+    /// The model with the parameters and buffers (running statistics too) of rank 0. All ranks call this
+    /// after [`new`](Self::new); parameters then stay equal by themselves. Running statistics do not: each rank
+    /// goes on with those of its own batches (PyTorch copies rank 0's before each forward pass), until this is
+    /// called again, before an evaluation for instance.
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal.
     ///
     /// # Errors
     ///

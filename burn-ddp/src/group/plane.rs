@@ -7,7 +7,7 @@ use burn::{backend::Backend as BurnBackend, tensor::Device};
 
 use super::ProcessGroup;
 #[cfg(feature = "nccl")]
-use crate::nccl::{Link, cuda_ordinal, offer};
+use crate::nccl::{Link, cuda_ordinal, offer, open};
 use crate::{
     Backend, CallKind, DdpError, ElementType, NcclError, ReduceOp,
     backend::{Choice, Offer, choose},
@@ -197,7 +197,7 @@ fn own_nccl(location: &Location) -> Result<(crate::backend::Gpu, crate::NcclVers
 #[cfg(feature = "nccl")]
 fn link(call: &Collective<'_>, location: &Location) -> Result<Plane, DdpError> {
     let ordinal = location.cuda.expect("NCCL is chosen where all are on CUDA");
-    Ok(Plane::Nccl(Arc::new(Link::open(call, ordinal)?)))
+    Ok(Plane::Nccl(Arc::new(open(call, ordinal)?)))
 }
 
 #[cfg(not(feature = "nccl"))]

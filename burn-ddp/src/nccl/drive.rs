@@ -77,10 +77,7 @@ pub(super) fn drive(
         })
     };
     let result = attempt();
-    if result.is_err() {
-        communicator.abort();
-    }
-    result
+    end(communicator, result, fault)
 }
 
 /// Waits until a new communicator has met its peers.
@@ -89,11 +86,37 @@ pub(super) fn meet(
     deadline: Deadline,
     fault: impl Fn() -> Option<DdpError>,
 ) -> Result<(), Trouble> {
-    let result = wait(deadline, fault, || communicator.accepted());
-    if result.is_err() {
-        communicator.abort();
+    let result = wait(deadline, &fault, || communicator.accepted());
+    end(communicator, result, fault)
+}
+
+/// How long a rank's death may take to show on the control plane, where NCCL was the first to notice.
+const HEARSAY: Duration = Duration::from_millis(300);
+
+/// Aborts the communicator if there was trouble. NCCL does not say which rank is gone; the control plane will,
+/// if that is what NCCL failed of.
+fn end(
+    communicator: &mut impl Communicator,
+    result: Result<(), Trouble>,
+    fault: impl Fn() -> Option<DdpError>,
+) -> Result<(), Trouble> {
+    let Err(trouble) = result else {
+        return Ok(());
+    };
+    communicator.abort();
+    let Trouble::Failed(problem) = trouble else {
+        return Err(trouble);
+    };
+    let start = Instant::now();
+    loop {
+        if let Some(fault) = fault() {
+            return Err(Trouble::Fault(fault));
+        }
+        if start.elapsed() > HEARSAY {
+            return Err(Trouble::Failed(problem));
+        }
+        thread::sleep(NAP);
     }
-    result
 }
 
 /// How long a wait keeps the processor before it sleeps: most calls are over by then.
@@ -124,15 +147,15 @@ fn wait(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{
         Call, CallKind, ElementType, ReduceOp,
         transport::{Incoming, Outgoing, Transport},
     };
 
-    /// A control plane that knows who is to blame.
-    struct Knowing(usize);
+    /// A control plane that knows who is to blame, and has nobody to talk to.
+    pub(in crate::nccl) struct Knowing(pub(in crate::nccl) usize);
 
     impl Transport for Knowing {
         fn exchange(
@@ -309,6 +332,26 @@ mod tests {
             assert!(matches!(result, Err(Trouble::Failed(problem)) if problem == text));
             assert_eq!(fake.log, ["enqueue", "abort"]);
         }
+    }
+
+    #[test]
+    fn a_rank_that_nccl_loses_is_named_by_the_control_plane() {
+        let mut fake = Fake {
+            works: usize::MAX,
+            breaks_after: Some(5),
+            ..Fake::default()
+        };
+        let start = Instant::now();
+        let died = || {
+            let late = start.elapsed() > Duration::from_millis(30);
+            late.then_some(DdpError::RankDied { rank: 3 })
+        };
+        let result = drive(&mut fake, &MOVES, seconds(60), died);
+        assert!(matches!(
+            result,
+            Err(Trouble::Fault(DdpError::RankDied { rank: 3 }))
+        ));
+        assert_eq!(fake.log, ["enqueue", "abort"]);
     }
 
     #[test]

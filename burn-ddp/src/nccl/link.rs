@@ -1,38 +1,13 @@
 //! A rank's end of a communicator of NCCL.
 
-use std::sync::{Arc, Mutex, MutexGuard};
-
-use cudarc::driver::CudaContext;
+use std::sync::{Mutex, MutexGuard};
 
 use super::{
     drive::{Trouble, drive, meet},
-    ffi::DeviceCommunicator,
-    found::nccl,
+    ffi::{DeviceCommunicator, DeviceStream, Functions, UniqueId},
     plan::{Errand, Move},
 };
-use crate::{DdpError, NcclError, NcclVersion, backend::Gpu, collective::Collective};
-
-/// The GPU of this number and this machine's NCCL.
-pub(crate) fn offer(ordinal: usize) -> Result<(Gpu, NcclVersion), NcclError> {
-    let version = nccl()?.version;
-    let uuid = context(ordinal)?.uuid().map_err(driver)?;
-    let gpu = Gpu {
-        ordinal,
-        uuid: uuid.bytes.map(|byte| byte as u8),
-    };
-    Ok((gpu, version))
-}
-
-/// The device's primary context, which is CubeCL's as well.
-fn context(ordinal: usize) -> Result<Arc<CudaContext>, NcclError> {
-    CudaContext::new(ordinal).map_err(driver)
-}
-
-fn driver(error: cudarc::driver::DriverError) -> NcclError {
-    NcclError::Driver {
-        problem: error.to_string(),
-    }
-}
+use crate::{DdpError, NcclError, collective::Collective};
 
 /// A communicator of NCCL over the ranks of a group. Its calls end: with success, or within the group's
 /// time limit with a fault of the group.
@@ -42,48 +17,23 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Meets the other ranks, which call this too. `call` is theirs as well.
-    pub(crate) fn open(call: &Collective<'_>, ordinal: usize) -> Result<Self, DdpError> {
-        let refused = |reason| DdpError::Nccl {
-            rank: call.rank,
-            reason,
-        };
-        let found = nccl().map_err(refused)?;
-        // Rank 0's identity for the communicator, or nothing when it has none to give.
-        let mut id = [0; 129];
-        let mut failure = None;
-        if call.rank == 0 {
-            match found.unique_id() {
-                Ok(bytes) => {
-                    id[0] = 1;
-                    id[1..].copy_from_slice(&bytes);
-                }
-                Err(reason) => failure = Some(reason),
-            }
-        }
-        call.broadcast(&mut id, 0)?;
-        let [1, id @ ..] = id else {
-            let reason =
-                failure.unwrap_or_else(|| found.unusable("rank 0 made no identity".into()));
-            return Err(DdpError::Nccl { rank: 0, reason });
-        };
+    /// Meets the other ranks, which call this too. `call` is theirs as well. Rank 0 makes the identity of
+    /// the communicator; `side` is this rank's NCCL and a stream of its device.
+    pub(super) fn open(
+        call: &Collective<'_>,
+        ordinal: usize,
+        identity: impl FnOnce() -> Result<UniqueId, NcclError>,
+        side: impl FnOnce() -> Result<(Functions, Box<dyn DeviceStream>), String>,
+    ) -> Result<Self, DdpError> {
+        let id = share(call, identity)?;
         let everyone: Vec<usize> = call.peers().collect();
-        let communicator = context(ordinal)
-            .map_err(|error| error.to_string())
-            .and_then(|context| {
-                let library = found.library();
-                DeviceCommunicator::join(library, context, id, call.rank, call.world_size)
-            });
+        let communicator = side().and_then(|(functions, stream)| {
+            DeviceCommunicator::join(functions, stream, id, call.rank, call.world_size)
+        });
         let mut communicator =
             communicator.map_err(|problem| Trouble::Failed(problem).fault(call, &everyone))?;
         meet(&mut communicator, call.deadline, || call.transport.fault())
             .map_err(|trouble| trouble.fault(call, &everyone))?;
-        log::info!(
-            "burn-ddp: rank {} of {} is on cuda:{ordinal}, over NCCL {}",
-            call.rank,
-            call.world_size,
-            found.version
-        );
         Ok(Self {
             ordinal,
             communicator: Mutex::new(communicator),
@@ -99,6 +49,31 @@ impl Link {
     pub(super) fn communicator(&self) -> MutexGuard<'_, DeviceCommunicator> {
         self.communicator.lock().expect("no panic under lock")
     }
+}
+
+/// What rank 0 makes, or on all ranks why it has none.
+fn share(
+    call: &Collective<'_>,
+    identity: impl FnOnce() -> Result<UniqueId, NcclError>,
+) -> Result<UniqueId, DdpError> {
+    let made = match call.rank {
+        0 => serde_json::to_vec(&identity().map(Vec::from)).expect("plain data"),
+        _ => Vec::new(),
+    };
+    let mut texts = call.all_gather_uneven(&made)?;
+    let protocol = |problem: String| {
+        call.transport.fail(DdpError::Protocol {
+            rank: call.transport.number(0),
+            problem: format!("its identity for NCCL: {problem}"),
+        })
+    };
+    let made: Result<Vec<u8>, NcclError> = serde_json::from_slice(&texts.swap_remove(0))
+        .map_err(|error| protocol(error.to_string()))?;
+    let bytes = made.map_err(|reason| DdpError::Nccl { rank: 0, reason })?;
+    let len = bytes.len();
+    bytes
+        .try_into()
+        .map_err(|_| protocol(format!("{len} bytes")))
 }
 
 /// Makes calls of NCCL that belong to a call of some ranks, and waits until this device has done its part.

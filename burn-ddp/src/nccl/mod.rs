@@ -2,12 +2,13 @@
 //!
 //! The group's own transport remains the control plane. Before anything moves, all ranks show each other
 //! on it that they make the same call, so that NCCL is never entered by some ranks alone; and while NCCL
-//! works, it tells at once when a rank dies. The pure parts (where the library may be, what calls make up
-//! a collective, time limits) know nothing of devices and are tested without one.
+//! works, it tells at once when a rank dies. What touches CUDA is behind two traits, one for a device's
+//! stream and one for tensors; all else runs in tests, over an NCCL made of host memory.
 
 mod drive;
 mod ffi;
 mod found;
+mod link;
 mod plan;
 mod search;
 mod wire;
@@ -15,7 +16,9 @@ mod wire;
 #[cfg(feature = "nccl")]
 mod cube;
 #[cfg(feature = "nccl")]
-mod link;
+mod gpu;
+#[cfg(test)]
+pub(crate) mod model;
 
 #[cfg(feature = "nccl")]
 pub(crate) use self::{
@@ -23,8 +26,12 @@ pub(crate) use self::{
         boxed_primitive, cuda_ordinal, primitive_from_cube, primitive_to_cube, tensor_from_cube,
         tensor_to_cube, view_device, view_tensor,
     },
-    ffi::{Source, run},
-    link::{Link, offer},
+    ffi::Source,
+    gpu::{offer, open},
+};
+pub(crate) use self::{
+    ffi::{Resident, run},
+    link::Link,
     plan::Errand,
     wire::on_wire,
 };

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use super::wire::{Wire, operator};
-use crate::TensorOp;
+use crate::{TensorOp, collective::Collective};
 
 /// One call of NCCL. Addresses are on the device, counts are of items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +68,7 @@ pub(crate) enum Errand {
 
 impl Errand {
     /// The ranks without whom this one cannot end it.
-    #[cfg(feature = "nccl")]
-    pub(super) fn waits_for(self, call: &crate::collective::Collective<'_>) -> Vec<usize> {
+    pub(super) fn waits_for(self, call: &Collective<'_>) -> Vec<usize> {
         match self {
             Self::All(_) => call.peers().collect(),
             Self::Send { to: peer } | Self::Receive { from: peer } => vec![peer],

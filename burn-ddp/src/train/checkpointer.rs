@@ -1,86 +1,281 @@
 //! burn-train's checkpoints, whole or not there.
 
 use std::{
+    collections::{HashMap, HashSet},
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use burn_train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer};
 
-/// burn-train's `FileCheckpointer`, with files that are written under another name, flushed to the disk and
-/// renamed: a kill or a full disk leaves no half of one under its name. The files are the same, so that
-/// either resumes from what the other wrote.
+use crate::{DdpError, ProcessGroup};
+
+/// What burn-train's default checkpointers call their files.
+const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
+const UNFINISHED: &str = ".unfinished-";
+/// The file that says that all parts of an epoch are on the disk, while they get their names.
+const WHOLE: &str = ".whole-";
+
+/// A folder of burn-train's checkpoints, in which an epoch is there with its model, optimizer and scheduler,
+/// or not at all.
+///
+/// burn-train writes, and deletes, these three on threads of their own, in place: a kill or a full disk
+/// leaves half a file, or a new model with an old optimizer. Here, each is written under another name and
+/// flushed to the disk; when all three are, a note says so, and they get their names. What a kill leaves
+/// between is finished, or removed, when the folder is next opened. While an epoch is being written, and when
+/// it could not be, older ones are not deleted. The files are burn-train's: `FileCheckpointer` reads them, and
+/// what it wrote is read here.
 ///
 /// ```
-/// use burn_ddp::AtomicCheckpointer;
-/// use burn::store::ModuleRecord;
-/// use burn::{module::Module, nn::LinearConfig, tensor::Device};
-/// use burn_train::checkpoint::Checkpointer;
+/// use burn_ddp::{EpochCheckpoints, ProcessGroup};
+/// # use burn::store::ModuleRecord;
+/// # use burn::{module::Module, nn::LinearConfig, tensor::Device};
+/// # use burn_train::checkpoint::Checkpointer;
 ///
-/// # fn main() -> Result<(), burn_train::checkpoint::CheckpointerError> {
-/// # let folder = tempfile::tempdir().unwrap();
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();
-/// // training.with_custom_checkpointers(
-/// //     AtomicCheckpointer::new(&folder, "model"),
-/// //     AtomicCheckpointer::new(&folder, "optim"),
-/// //     AtomicCheckpointer::new(&folder, "scheduler"),
-/// // )
-/// let checkpointer = AtomicCheckpointer::new(folder, "model");
-/// let model = LinearConfig::new(4, 2).init(&Device::flex());
-/// checkpointer.save(3, model.into_record())?;
-/// let record: ModuleRecord = checkpointer.restore(3)?;
-/// assert!(folder.join("model-3.bpk").exists());
-/// # let _ = record;
+/// let group = ProcessGroup::single(); // in a job: ProcessGroup::init()?
+/// let epochs = EpochCheckpoints::open(folder, &group)?;
+/// // let training =
+/// //     training.with_custom_checkpointers(epochs.model(), epochs.optimizer(), epochs.scheduler());
+/// // let training = match epochs.last() {
+/// //     Some(epoch) => training.checkpoint(epoch), // resumes
+/// //     None => training,
+/// // };
+/// assert_eq!(epochs.last(), None);
+/// # let record = || LinearConfig::new(4, 2).init(&Device::flex()).into_record();
+/// # epochs.model().save(3, record())?;
+/// # epochs.optimizer().save(3, record())?;
+/// # assert!(!folder.join("model-3.bpk").exists());
+/// # epochs.scheduler().save(3, record())?;
+/// # assert_eq!(EpochCheckpoints::open(folder, &group)?.last(), Some(3));
+/// # let _: ModuleRecord = epochs.optimizer().restore(3)?;
 /// # Ok(())
 /// # }
 /// ```
-pub struct AtomicCheckpointer {
+#[derive(Clone, Debug)]
+pub struct EpochCheckpoints {
     folder: PathBuf,
-    name: String,
-    files: FileCheckpointer,
+    last: Option<usize>,
+    writing: Arc<Mutex<Writing>>,
+}
+
+#[derive(Debug, Default)]
+struct Writing {
+    /// The parts that are on the disk, of epochs that are not whole yet.
+    written: HashMap<usize, HashSet<&'static str>>,
+    /// Epochs of which a part could not be written.
+    failed: HashSet<usize>,
+    /// What is to be deleted once an epoch is whole.
+    to_delete: Vec<(&'static str, usize)>,
+}
+
+impl EpochCheckpoints {
+    /// Opens a folder, which is made if it does not exist. All ranks call this; rank 0 puts in order what an
+    /// interrupted run has left.
+    ///
+    /// # Errors
+    ///
+    /// [`DdpError::Checkpoint`], on all ranks, when rank 0 cannot use the folder; or a fault of the group.
+    pub fn open(folder: impl AsRef<Path>, group: &ProcessGroup) -> Result<Self, DdpError> {
+        let folder = folder.as_ref();
+        let found = match group.is_main() {
+            true => recover(folder).map_err(|error| error.to_string()),
+            false => Ok(None),
+        };
+        let found = serde_json::to_vec(&found).expect("plain data");
+        let failed = |problem| DdpError::Checkpoint {
+            path: folder.into(),
+            problem,
+        };
+        let found = group.broadcast_bytes(&found, 0)?;
+        let found: Result<Option<usize>, String> =
+            serde_json::from_slice(&found).map_err(|error| failed(error.to_string()))?;
+        Ok(Self {
+            folder: folder.into(),
+            last: found.map_err(failed)?,
+            writing: Arc::default(),
+        })
+    }
+
+    /// The last epoch that was there, the same for all ranks.
+    pub fn last(&self) -> Option<usize> {
+        self.last
+    }
+
+    /// Of the model.
+    pub fn model(&self) -> AtomicCheckpointer {
+        self.part(PARTS[0])
+    }
+
+    /// Of the optimizer.
+    pub fn optimizer(&self) -> AtomicCheckpointer {
+        self.part(PARTS[1])
+    }
+
+    /// Of the learning rate's scheduler.
+    pub fn scheduler(&self) -> AtomicCheckpointer {
+        self.part(PARTS[2])
+    }
+
+    fn part(&self, part: &'static str) -> AtomicCheckpointer {
+        AtomicCheckpointer {
+            part,
+            folder: self.folder.clone(),
+            writing: self.writing.clone(),
+        }
+    }
+}
+
+/// One of the three checkpointers of [`EpochCheckpoints`].
+#[derive(Debug)]
+pub struct AtomicCheckpointer {
+    part: &'static str,
+    folder: PathBuf,
+    writing: Arc<Mutex<Writing>>,
 }
 
 impl AtomicCheckpointer {
-    /// Keeps `NAME-EPOCH.bpk` in a folder, which is made if it does not exist.
-    pub fn new(folder: impl AsRef<Path>, name: &str) -> Self {
-        Self {
-            folder: folder.as_ref().into(),
-            name: name.into(),
-            files: FileCheckpointer::new(folder, name),
+    fn writing(&self) -> MutexGuard<'_, Writing> {
+        self.writing.lock().expect("no panic under lock")
+    }
+
+    fn refuse_failed(&self, writing: &Writing, epoch: usize) -> Result<(), CheckpointerError> {
+        match writing.failed.contains(&epoch) {
+            false => Ok(()),
+            true => Err(CheckpointerError::Unknown(format!(
+                "another part of epoch {epoch} could not be written; open {} again",
+                self.folder.display()
+            ))),
         }
     }
 }
 
 impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
     fn save(&self, epoch: usize, record: R) -> Result<(), CheckpointerError> {
-        let name = format!("{}-{epoch}.bpk", self.name);
-        let unfinished = self.folder.join(format!(".unfinished-{name}"));
-        let result = record.save(unfinished.clone()).and_then(|()| {
-            put(&unfinished, &self.folder.join(&name)).map_err(CheckpointerError::IOError)
-        });
-        if result.is_err() {
-            // The error that matters is the first; the next save would write over it.
+        self.refuse_failed(&self.writing(), epoch)?;
+        let unfinished = self.folder.join(unfinished(self.part, epoch));
+        let flush = || File::open(&unfinished)?.sync_all();
+        let written = record
+            .save(unfinished.clone())
+            .and_then(|()| flush().map_err(CheckpointerError::IOError));
+        let mut writing = self.writing();
+        let written = written.and_then(|()| self.refuse_failed(&writing, epoch));
+        if written.is_err() {
+            // The error that matters is the first.
             let _ = fs::remove_file(unfinished);
+            writing.written.remove(&epoch);
+            writing.failed.insert(epoch);
+            return written;
         }
-        result
+        let parts = writing.written.entry(epoch).or_default();
+        parts.insert(self.part);
+        if parts.len() < PARTS.len() {
+            return Ok(());
+        }
+        writing.written.remove(&epoch);
+        let to_delete = std::mem::take(&mut writing.to_delete);
+        let finish = || {
+            let note = self.folder.join(format!("{WHOLE}{epoch}"));
+            File::create(&note)?.sync_all()?;
+            File::open(&self.folder)?.sync_all()?;
+            finish(&self.folder, epoch)?;
+            to_delete
+                .iter()
+                .try_for_each(|(part, epoch)| remove(&self.folder.join(name(part, *epoch))))
+        };
+        let finished = finish();
+        if finished.is_err() {
+            writing.failed.insert(epoch);
+        }
+        finished.map_err(CheckpointerError::IOError)
     }
 
     fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
-        Checkpointer::<R>::delete(&self.files, epoch)
+        let mut writing = self.writing();
+        // What is to be deleted may be the last that is whole.
+        if writing.written.is_empty() && writing.failed.is_empty() {
+            let file = self.folder.join(name(self.part, epoch));
+            return remove(&file).map_err(CheckpointerError::IOError);
+        }
+        writing.to_delete.push((self.part, epoch));
+        Ok(())
     }
 
     fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
-        self.files.restore(epoch)
+        FileCheckpointer::new(&self.folder, self.part).restore(epoch)
     }
 }
 
-/// Gives a file that is on the disk its name there.
-fn put(unfinished: &Path, finished: &Path) -> io::Result<()> {
-    File::open(unfinished)?.sync_all()?;
-    fs::rename(unfinished, finished)?;
-    match finished.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
+fn name(part: &str, epoch: usize) -> String {
+    format!("{part}-{epoch}.bpk")
+}
+
+fn unfinished(part: &str, epoch: usize) -> String {
+    format!("{UNFINISHED}{}", name(part, epoch))
+}
+
+/// Gives the parts of an epoch their names, those that do not have them yet.
+fn finish(folder: &Path, epoch: usize) -> io::Result<()> {
+    for part in PARTS {
+        match fs::rename(
+            folder.join(unfinished(part, epoch)),
+            folder.join(name(part, epoch)),
+        ) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
     }
+    File::open(folder)?.sync_all()?;
+    fs::remove_file(folder.join(format!("{WHOLE}{epoch}")))
+}
+
+fn remove(file: &Path) -> io::Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Finishes what is all on the disk, removes what is not, and returns the last epoch that is there.
+fn recover(folder: &Path) -> io::Result<Option<usize>> {
+    fs::create_dir_all(folder)?;
+    let names = || -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(folder)?;
+        entries
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    };
+    let epoch = |name: &str, part: &str| -> Option<usize> {
+        name.strip_prefix(part)?
+            .strip_prefix('-')?
+            .strip_suffix(".bpk")?
+            .parse()
+            .ok()
+    };
+    for name in names()? {
+        if let Some(epoch) = name
+            .strip_prefix(WHOLE)
+            .and_then(|epoch| epoch.parse().ok())
+        {
+            finish(folder, epoch)?;
+        }
+    }
+    let names = names()?;
+    for name in &names {
+        let part = name.strip_prefix(UNFINISHED);
+        if part.is_some_and(|name| PARTS.iter().any(|part| epoch(name, part).is_some())) {
+            remove(&folder.join(name))?;
+        }
+    }
+    let epochs = |part| names.iter().filter_map(move |name| epoch(name, part));
+    let whole = epochs(PARTS[0]).filter(|model| {
+        PARTS[1..]
+            .iter()
+            .all(|part| epochs(part).any(|epoch| epoch == *model))
+    });
+    Ok(whole.max())
 }

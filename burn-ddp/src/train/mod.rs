@@ -17,7 +17,10 @@ use burn_train::{
 };
 
 use self::fit::Fit;
-pub use self::{checkpointer::AtomicCheckpointer, gather::GatherOutput};
+pub use self::{
+    checkpointer::{AtomicCheckpointer, EpochCheckpoints},
+    gather::GatherOutput,
+};
 use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup};
 
 /// Trains burn-train's `Learner` on all ranks of a group. Each rank runs the same program.
@@ -119,8 +122,8 @@ use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup};
 /// **Rank 0** alone renders, logs, writes checkpoints and decides about early stopping; the others wait for its
 /// checkpoints, and stop with it. A stop that is asked for on any rank (`Interrupter::stop`) stops all of them after
 /// the same step. To resume (`SupervisedTraining::checkpoint`), all ranks must see the folder of the checkpoints.
-/// burn-train writes them in place; with [`AtomicCheckpointer`] (`SupervisedTraining::with_custom_checkpointers`),
-/// each file is whole or not there.
+/// burn-train writes them in place; with [`EpochCheckpoints`] (`SupervisedTraining::with_custom_checkpointers`),
+/// an epoch's three files are there and belong together, or the epoch is not there.
 ///
 /// **Faults.** A rank that fails makes `launch` return on all others, with the fault in
 /// `LearningResult::error`: see [`fault`](Self::fault). burn-train shows it as a dataset error, which is the only one

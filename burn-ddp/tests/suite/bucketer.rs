@@ -15,7 +15,8 @@ const SIZES: BucketSizes = BucketSizes {
     others: 400,
 };
 
-fn slots(lens: &[usize]) -> Vec<Slot> {
+/// Gradients of `f32`s.
+pub(crate) fn slots(lens: &[usize]) -> Vec<Slot> {
     let slot = |len: &usize| Slot {
         len: *len,
         dtype: DType::F32,

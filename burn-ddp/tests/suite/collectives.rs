@@ -47,19 +47,24 @@ fn samples<T: Sample>(rank: usize, len: usize) -> Vec<T> {
     (0..len).map(|index| T::sample(rank, index)).collect()
 }
 
-/// What the reduction must give, worked out in f64.
+/// What the reduction must give, worked out in `f64`.
+pub(crate) fn combine(op: ReduceOp, values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let ranks = values.len() as f64;
+    match op {
+        ReduceOp::Sum => values.sum::<f64>(),
+        ReduceOp::Mean => values.sum::<f64>() / ranks,
+        ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
+        ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
+        ReduceOp::Product => values.product(),
+    }
+}
+
 fn reduced<T: Sample>(op: ReduceOp, ranks: usize, len: usize) -> Vec<T> {
     let fold = |index: usize| {
         let values = (0..ranks).map(|rank| T::sample(rank, index).to_f64());
-        match op {
-            ReduceOp::Sum => values.sum::<f64>(),
-            ReduceOp::Mean => values.sum::<f64>() / ranks as f64,
-            ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
-            ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
-            ReduceOp::Product => values.product(),
-        }
+        T::from_f64(combine(op, values))
     };
-    (0..len).map(|index| T::from_f64(fold(index))).collect()
+    (0..len).map(fold).collect()
 }
 
 fn check_reductions<T: Sample>(group: &ProcessGroup, sizes: &[usize]) {

@@ -1,7 +1,7 @@
 //! Everything that can go wrong with a rank: the others must say which one it was, in time.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::{TcpListener, TcpStream},
     thread,
     time::{Duration, Instant},
@@ -28,20 +28,19 @@ fn processes_reduce() {
     }
 }
 
-/// Reads a process's output until it has made some steps.
-pub(crate) fn wait_for_steps(rank: &mut crate::ranks::Rank, steps: usize) {
-    let mut lines = BufReader::new(rank.0.stdout.as_mut().unwrap()).lines();
-    for _ in 0..steps {
-        while !lines.next().unwrap().unwrap().contains("STEP") {}
-    }
-}
-
 #[test]
 fn a_killed_rank_ends_the_others_at_once() {
-    for (world_size, victim) in [(2, 1), (3, 0), (4, 2)] {
+    let jobs = [
+        ("loop", 2, 1),
+        ("loop", 3, 0),
+        ("loop", 4, 2),
+        ("pending", 3, 2),
+        ("pending", 2, 0),
+    ];
+    for (scenario, world_size, victim) in jobs {
         let (_folder, url) = meeting_place();
-        let mut ranks = start("loop", world_size, &url, 60.0);
-        wait_for_steps(&mut ranks[victim], 3);
+        let mut ranks = start(scenario, world_size, &url, 60.0);
+        ranks[victim].wait_for_steps(3);
         ranks[victim].signal(Signal::SIGKILL);
         let start = Instant::now();
         for (index, rank) in ranks.into_iter().enumerate() {
@@ -65,7 +64,7 @@ fn a_stopped_rank_is_named_within_the_timeout() {
     for (world_size, victim) in [(2, 0), (4, 2)] {
         let (_folder, url) = meeting_place();
         let mut ranks = start("loop", world_size, &url, 3.0);
-        wait_for_steps(&mut ranks[victim], 3);
+        ranks[victim].wait_for_steps(3);
         ranks[victim].signal(Signal::SIGSTOP);
         let start = Instant::now();
         let stopped = ranks.remove(victim);

@@ -5,24 +5,16 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::DType;
 use burn_ddp::{
     Average, BucketSizes, Bucketer, CommHook, Compression, DdpError, GradientBucket, ProcessGroup,
-    ReduceOp, Slot, Values,
+    ReduceOp, Values,
 };
 use half::{bf16, f16};
 
-use crate::ranks::locally;
+use crate::{bucketer::slots, ranks::locally};
 
 const SIZES: BucketSizes = BucketSizes {
     first: 8,
     others: 24,
 };
-
-fn slots(lens: &[usize]) -> Vec<Slot> {
-    let slot = |len: &usize| Slot {
-        len: *len,
-        dtype: DType::F32,
-    };
-    lens.iter().map(slot).collect()
-}
 
 /// One round over gradients of rank times slot, as f32.
 fn round(bucketer: &mut Bucketer, gradients: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, DdpError> {

@@ -11,8 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::sys::signal::Signal;
+
 use crate::{
-    faults::wait_for_steps,
+    faults::free_port,
     ranks::{meeting_place, start, start_one},
 };
 
@@ -94,7 +96,7 @@ fn a_link_that_is_half_open_is_found_out_within_the_timeout() {
         // All that the ranks say to each other goes over the link.
         let through = format!("file://{}", other.display());
         ranks.push(start_one("loop", 1, 2, &through, 3.0));
-        wait_for_steps(&mut ranks[1], 3);
+        ranks[1].wait_for_steps(3);
         state.store(FROZEN, Ordering::SeqCst);
         let ends: Vec<_> = ranks
             .into_iter()
@@ -120,6 +122,37 @@ struct Over<'a>(&'a AtomicU8);
 impl Drop for Over<'_> {
     fn drop(&mut self) {
         self.0.store(OVER, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_master_that_stops_before_the_others_come_holds_nobody_up() {
+    let (folder, url) = meeting_place();
+    let first = start_one("sum", 0, 3, &url, 3.0);
+    master(&folder.path().join("master"));
+    first.signal(Signal::SIGSTOP);
+    // The system takes their connections, and what they say.
+    let others = [1, 2].map(|rank| start_one("sum", rank, 3, &url, 3.0));
+    for rank in others {
+        let (success, output) = rank.finish(Duration::from_secs(20));
+        assert!(!success);
+        assert!(output.contains("RESULT error"), "{output}");
+    }
+    first.signal(Signal::SIGCONT);
+    let (success, output) = first.finish(Duration::from_secs(20));
+    assert!(!success && output.contains("RESULT error"), "{output}");
+}
+
+#[test]
+fn ranks_meet_over_ipv6() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("skipped: this machine has no IPv6");
+        return;
+    }
+    let url = format!("tcp://[::1]:{}", free_port());
+    for rank in start("sum", 3, &url, 60.0) {
+        let (success, output) = rank.finish(Duration::from_secs(60));
+        assert!(success && output.contains("RESULT ok 4.5"), "{output}");
     }
 }
 
@@ -157,7 +190,7 @@ fn ports(pid: u32) -> Vec<u16> {
 fn a_port_scan_does_not_disturb_a_job() {
     let (_folder, url) = meeting_place();
     let mut ranks = start("loop", 2, &url, 30.0);
-    wait_for_steps(&mut ranks[0], 2);
+    ranks[0].wait_for_steps(2);
     let mut held = Vec::new();
     for rank in &ranks {
         let ports = ports(rank.0.id());
@@ -184,7 +217,7 @@ fn a_port_scan_does_not_disturb_a_job() {
         }
     }
     for rank in &mut ranks {
-        wait_for_steps(rank, 20);
+        rank.wait_for_steps(20);
         assert!(rank.0.try_wait().unwrap().is_none(), "it goes on");
     }
 }
@@ -195,7 +228,7 @@ fn a_port_scan_does_not_disturb_a_job() {
 fn sockets_that_strangers_hold_do_not_keep_the_ranks_from_each_other() {
     let (_folder, url) = meeting_place();
     let mut ranks = start("duplicate", 2, &url, 30.0);
-    wait_for_steps(&mut ranks[0], 2);
+    ranks[0].wait_for_steps(2);
     let mut held = Vec::new();
     for port in ports(ranks[0].0.id()) {
         for _ in 0..300 {
@@ -208,7 +241,7 @@ fn sockets_that_strangers_hold_do_not_keep_the_ranks_from_each_other() {
     last.set_read_timeout(limit).unwrap();
     last.read_exact(&mut [0; 24]).unwrap();
     for rank in &mut ranks {
-        wait_for_steps(rank, 20);
+        rank.wait_for_steps(20);
         assert!(rank.0.try_wait().unwrap().is_none(), "it goes on");
     }
     drop(held);

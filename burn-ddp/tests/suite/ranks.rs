@@ -1,6 +1,7 @@
 //! Ranks for tests: threads over TCP, threads in one process, and real processes.
 
 use std::{
+    io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -87,6 +88,15 @@ impl Rank {
         nix::sys::signal::kill(pid, signal).unwrap();
     }
 
+    /// Reads its output until it has made some steps, or has ended: what it has printed.
+    pub(crate) fn wait_for_steps(&mut self, steps: usize) -> String {
+        // A byte at a time: what comes after belongs to `finish`.
+        let mut lines = BufReader::with_capacity(1, self.0.stdout.as_mut().unwrap());
+        let mut printed = String::new();
+        while made(&printed) < steps && lines.read_line(&mut printed).unwrap() > 0 {}
+        printed
+    }
+
     /// Waits for its end and returns what it printed.
     pub(crate) fn finish(mut self, limit: Duration) -> (bool, String) {
         let mut stdout = self.0.stdout.take().unwrap();
@@ -117,6 +127,11 @@ impl Drop for Rank {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// The steps in what a rank has printed.
+pub(crate) fn made(printed: &str) -> usize {
+    printed.lines().filter(|line| line.contains("STEP")).count()
 }
 
 /// Starts `world_size` processes of this binary that play a scenario.
@@ -217,6 +232,24 @@ fn scenario_named(name: &str) -> Option<Scenario> {
                 println!("STEP");
             }
         },
+        // Several calls at a time, whose handles all tell the same.
+        "pending" => |group| loop {
+            let start = |_| group.all_reduce_async(vec![1f32; 1 << 18], burn_ddp::ReduceOp::Mean);
+            let pending: Vec<_> = (0..6).map(start).collect();
+            let ends: Vec<_> = pending.into_iter().map(burn_ddp::Pending::wait).collect();
+            let faults: Vec<String> = ends
+                .iter()
+                .filter_map(|end| Some(end.as_ref().err()?.to_string()))
+                .collect();
+            assert!(faults.iter().all(|fault| *fault == faults[0]), "{faults:?}");
+            assert!(
+                ends.iter()
+                    .skip_while(|end| end.is_ok())
+                    .all(Result::is_err)
+            );
+            ends.into_iter().collect::<Result<Vec<_>, _>>()?;
+            println!("STEP");
+        },
         // Communicators for ever.
         "duplicate" => |group| loop {
             group.duplicate()?.barrier()?;
@@ -316,6 +349,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "whole run" => |group| crate::whole_run::play(&group, 0),
         "whole run on a small disk" => |group| crate::whole_run::play(&group, 8 << 10),
         "learner overlapped" => |group| crate::learner::train_overlapped(&group),
+        "epochs for ever" => |group| crate::learner::epochs_for_ever(&group),
         "learner for ever" => |group| crate::learner::train_for_ever(&group),
         #[cfg(feature = "cuda")]
         "nccl" => crate::nccl::two_ranks,

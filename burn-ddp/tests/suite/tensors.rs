@@ -8,7 +8,10 @@ use burn::tensor::{
 };
 use burn_ddp::{Backend, DdpError, LocalGroup, NcclError, ProcessGroup, ReduceOp, TensorOp};
 
-use crate::ranks::{locally, over_tcp};
+use crate::{
+    collectives::combine,
+    ranks::{locally, over_tcp},
+};
 
 /// Small whole numbers, exact in every type, whatever the order of the operations.
 fn number(rank: usize, index: usize) -> f64 {
@@ -20,16 +23,7 @@ fn numbers(rank: usize, len: usize) -> Vec<f64> {
 }
 
 fn reduced(op: ReduceOp, ranks: usize, len: usize) -> Vec<f64> {
-    let fold = |index: usize| {
-        let values = (0..ranks).map(|rank| number(rank, index));
-        match op {
-            ReduceOp::Sum => values.sum::<f64>(),
-            ReduceOp::Mean => values.sum::<f64>() / ranks as f64,
-            ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
-            ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
-            ReduceOp::Product => values.product(),
-        }
-    };
+    let fold = |index| combine(op, (0..ranks).map(|rank| number(rank, index)));
     (0..len).map(fold).collect()
 }
 
@@ -324,4 +318,19 @@ fn ranks_ask_for_one_backend() {
             "{error}"
         );
     }
+}
+
+#[cfg(feature = "cpu")]
+#[test]
+fn the_tensors_of_a_call_are_on_one_device() {
+    let on = |device: Device| Tensor::<1>::zeros([2], &device);
+    let op = TensorOp::AllReduce(ReduceOp::Sum);
+    let tensors = vec![on(Device::flex()), on(Device::cpu())];
+    let error = ProcessGroup::single()
+        .collective_many(op, tensors)
+        .unwrap_err();
+    assert!(error.to_string().contains("expected one device"), "{error}");
+    // Autodiff is no other device.
+    let tensors = vec![on(Device::flex()), on(Device::flex().autodiff())];
+    assert!(ProcessGroup::single().collective_many(op, tensors).is_ok());
 }

@@ -1,13 +1,6 @@
 //! A training run with all that a checkpoint has to hold, killed again and again.
 
-use std::{
-    fs,
-    io::{self, BufRead, BufReader},
-    path::Path,
-    process::Command,
-    thread,
-    time::Duration,
-};
+use std::{fs, io, path::Path, process::Command, thread, time::Duration};
 
 use burn::{
     module::Module,
@@ -28,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     net::contents,
-    ranks::{FOLDER, PLAY, Rank, meeting_place, spawn},
+    ranks::{FOLDER, PLAY, Rank, made, meeting_place, spawn},
 };
 
 const RANKS: usize = 3;
@@ -233,19 +226,6 @@ fn last(folder: &Path) -> Option<u64> {
     Some(last.step)
 }
 
-/// Reads a rank's output until it has made some steps, or has ended: what it has printed.
-fn wait_for_steps(rank: &mut Rank, steps: usize) -> String {
-    // A byte at a time: what comes after belongs to `finish`.
-    let mut lines = BufReader::with_capacity(1, rank.0.stdout.as_mut().unwrap());
-    let mut printed = String::new();
-    while made(&printed) < steps && lines.read_line(&mut printed).unwrap() > 0 {}
-    printed
-}
-
-fn made(printed: &str) -> usize {
-    printed.lines().filter(|line| line.contains("STEP")).count()
-}
-
 #[test]
 fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
     let whole = tempfile::tempdir().unwrap();
@@ -271,7 +251,7 @@ fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
         };
         let (_place, url) = meeting_place();
         let mut ranks = start("whole run", folder.path(), &url, 3.0, false);
-        let printed = wait_for_steps(&mut ranks[victim], steps);
+        let printed = ranks[victim].wait_for_steps(steps);
         let made = made(&printed);
         thread::sleep(Duration::from_micros(moment));
         // It may have come to its end.

@@ -1,8 +1,12 @@
 //! The op table against the sources of Burn's op traits.
 
+use self::sources::sources_of;
 use burn_layer::Op;
-use std::{collections::BTreeSet, path::PathBuf, process::Command};
+use std::collections::BTreeSet;
 use syn::{FnArg, Item, TraitItem};
+
+#[path = "sources.rs"]
+mod sources;
 
 /// Not in the table: these belong to the autodiff backend, whose tensors a layer never sees.
 const AUTODIFF_ONLY: [&str; 6] = [
@@ -14,39 +18,9 @@ const AUTODIFF_ONLY: [&str; 6] = [
     "q_is_require_grad",
 ];
 
-/// The folder of burn-backend's sources, as cargo resolved them.
-fn burn_backend() -> PathBuf {
-    let version = Command::new("rustc")
-        .arg("-vV")
-        .output()
-        .expect("rustc runs");
-    let version = String::from_utf8(version.stdout).expect("rustc prints text");
-    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--offline",
-            "--filter-platform",
-        ])
-        .arg(host.expect("rustc names its host"))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("cargo runs");
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("metadata");
-    let packages = metadata["packages"].as_array().expect("packages");
-    let package = packages
-        .iter()
-        .find(|package| package["name"] == "burn-backend")
-        .expect("burn-backend is a dependency");
-    let manifest = package["manifest_path"].as_str().expect("a path");
-    PathBuf::from(manifest).with_file_name("src/backend/ops")
-}
-
 /// The methods of a trait in Burn's sources: name, and whether an argument is a float tensor.
 fn methods(file: &str, name: &str) -> Vec<(String, bool)> {
-    let path = burn_backend().join(file);
+    let path = sources_of("burn-backend").join("backend/ops").join(file);
     let source = std::fs::read_to_string(&path).expect("Burn's sources are there");
     let parsed = syn::parse_file(&source).expect("Burn's sources parse");
     let found = parsed.items.iter().find_map(|item| match item {

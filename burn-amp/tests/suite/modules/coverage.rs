@@ -1,12 +1,15 @@
 //! The cases against the sources of burn-nn: a module of a new version is noticed.
 
+use self::sources::sources_of;
 use super::Case;
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
-    process::Command,
 };
 use syn::{Attribute, Ident, Item, Visibility};
+
+#[path = "../../../../burn-layer/tests/suite/sources.rs"]
+mod sources;
 
 /// Every case there is.
 fn all() -> Vec<Case> {
@@ -20,36 +23,6 @@ fn all() -> Vec<Case> {
         super::spatial::cases(),
     ];
     groups.into_iter().flatten().collect()
-}
-
-/// The folder of burn-nn's sources, as cargo resolved them.
-fn burn_nn() -> PathBuf {
-    let version = Command::new("rustc")
-        .arg("-vV")
-        .output()
-        .expect("rustc runs");
-    let version = String::from_utf8(version.stdout).expect("rustc prints text");
-    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--offline",
-            "--filter-platform",
-        ])
-        .arg(host.expect("rustc names its host"))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("cargo runs");
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("metadata");
-    let packages = metadata["packages"].as_array().expect("packages");
-    let package = packages
-        .iter()
-        .find(|package| package["name"] == "burn-nn")
-        .expect("burn has burn-nn");
-    let manifest = package["manifest_path"].as_str().expect("a path");
-    PathBuf::from(manifest).with_file_name("src")
 }
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
@@ -81,7 +54,7 @@ fn derives_module(attributes: &[Attribute]) -> bool {
 
 /// The public modules and losses of burn-nn, by the names of their types.
 fn modules() -> BTreeSet<String> {
-    let sources = burn_nn();
+    let sources = sources_of("burn-nn");
     let mut modules = BTreeSet::new();
     for path in rust_files(&sources) {
         let is_loss = |name: &Ident| {

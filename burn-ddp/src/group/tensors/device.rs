@@ -1,40 +1,26 @@
 //! Tensors by NCCL: they never leave the device.
 
-use burn::tensor::{Shape, Tensor, kind::Numeric};
-use burn_cubecl::tensor::CubeTensor;
+use burn::tensor::Shape;
 
 use super::{TensorOp, row};
 use crate::{
     Call, DdpError, ElementType, ProcessGroup, ReduceOp,
     collective::Collective,
     group::{order::Place, run::message_of},
-    nccl::{Errand, Link, Source, on_wire, run, tensor_from_cube},
+    nccl::{Errand, Link, Resident, on_wire, run},
 };
 
 impl ProcessGroup {
-    pub(super) fn through_nccl<const D: usize, K: Numeric>(
+    pub(super) fn by_nccl<T: Resident>(
         &self,
         place: Place,
         op: TensorOp,
         link: &Link,
-        sources: Vec<Source>,
+        sources: Vec<T>,
         dtype: ElementType,
-    ) -> Result<Vec<Tensor<D, K>>, DdpError> {
-        let results = self.by_nccl(place, op, link, sources, dtype)?;
-        Ok(results.into_iter().map(tensor_from_cube).collect())
-    }
-
-    /// The same with CubeCL's tensors.
-    pub(super) fn by_nccl(
-        &self,
-        place: Place,
-        op: TensorOp,
-        link: &Link,
-        sources: Vec<Source>,
-        dtype: ElementType,
-    ) -> Result<Vec<CubeTensor>, DdpError> {
+    ) -> Result<Vec<T>, DdpError> {
         let wire = on_wire(dtype, op.reduction().is_some()).expect("it was asked for before");
-        let shapes: Vec<Shape> = sources.iter().map(Source::shape).collect();
+        let shapes: Vec<Shape> = sources.iter().map(Resident::shape).collect();
         let len = match op {
             TensorOp::AllGather => shapes.iter().map(row).sum(),
             _ => shapes.iter().map(Shape::num_elements).sum(),
@@ -62,14 +48,14 @@ impl ProcessGroup {
         Ok(results)
     }
 
-    pub(super) fn message_by_nccl<const D: usize, K: Numeric>(
+    pub(super) fn message_by_nccl<T: Resident>(
         &self,
-        source: Source,
+        source: T,
         dtype: ElementType,
         peer: usize,
         sends: bool,
         link: &Link,
-    ) -> Result<Tensor<D, K>, DdpError> {
+    ) -> Result<T, DdpError> {
         let shape = source.shape();
         let wire = on_wire(dtype, false).expect("every type can be moved");
         let place = self.inner.order.take();
@@ -106,7 +92,7 @@ impl ProcessGroup {
         let lens = [vec![shape.num_elements(); call.world_size]];
         let result = run(link, &call, errand, wire, vec![source], &lens, vec![shape]);
         let mut result = result.map_err(|error| self.give_up(error))?;
-        Ok(tensor_from_cube(result.pop().expect("one for one")))
+        Ok(result.pop().expect("one for one"))
     }
 }
 
@@ -129,3 +115,6 @@ fn lens(
     };
     Ok((0..own.len()).map(of).collect())
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ use crate::{
 #[cfg(feature = "nccl")]
 use crate::{
     group::plane::Plane,
-    nccl::{Source, tensor_to_cube},
+    nccl::{Source, tensor_from_cube, tensor_to_cube},
 };
 
 type Message<const D: usize, K> = Box<dyn FnOnce() -> Result<Tensor<D, K>, DdpError> + Send>;
@@ -114,7 +114,8 @@ impl ProcessGroup {
             let tensor = tensor_to_cube(tensor).expect("a tensor on a CUDA device is CubeCL's");
             let source = Source::new(tensor).map_err(|error| self.give_up(error))?;
             return Ok(Box::new(move || {
-                group.message_by_nccl(source, dtype, peer, sends, &link)
+                let result = group.message_by_nccl(source, dtype, peer, sends, &link)?;
+                Ok(tensor_from_cube(result.into_tensor()))
             }));
         }
         let _ = (plane, dtype);

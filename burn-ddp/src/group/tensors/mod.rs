@@ -1,6 +1,6 @@
 //! Collective calls over tensors, on whichever device they are.
 
-#[cfg(feature = "nccl")]
+#[cfg(any(test, feature = "nccl"))]
 mod device;
 mod host;
 mod message;
@@ -17,7 +17,7 @@ use burn::tensor::{
 use super::plane::Plane;
 use super::{Pending, ProcessGroup, order::Place, plane::Location};
 #[cfg(feature = "nccl")]
-use crate::nccl::{Link, Source, on_wire, tensor_to_cube};
+use crate::nccl::{Link, Source, on_wire, tensor_from_cube, tensor_to_cube};
 use crate::{CallKind, DdpError, ElementType, ReduceOp};
 
 /// What a collective call does with the ranks' tensors. Parts are counted along the first dimension.
@@ -195,7 +195,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// Those of [`collective`](Self::collective), and [`DdpError::InvalidArgument`] when the tensors
-    /// differ in type.
+    /// differ in type or device.
     pub fn collective_many<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         op: TensorOp,
@@ -215,7 +215,14 @@ impl ProcessGroup {
         };
         let dtype = element_type(first.dtype())?;
         self.check_rank(op.root())?;
+        let device = first.device();
         for tensor in &tensors {
+            if tensor.device() != device {
+                return Err(DdpError::InvalidArgument(format!(
+                    "tensors on {device:?} and {:?} in one call; expected one device",
+                    tensor.device()
+                )));
+            }
             if tensor.dtype() != first.dtype() {
                 return Err(DdpError::InvalidArgument(format!(
                     "tensors of type {:?} and {:?} in one call; expected one type",
@@ -239,7 +246,7 @@ impl ProcessGroup {
                 "the mean of {dtype} values; take their sum"
             )));
         }
-        let plane = self.plane(&Location::of_device(&first.device()))?;
+        let plane = self.plane(&Location::of_device(&device))?;
         #[cfg(feature = "nccl")]
         if let Plane::Nccl(link) = &plane
             && on_wire(dtype, op.reduction().is_some()).is_some()
@@ -277,7 +284,12 @@ impl ProcessGroup {
                 link,
                 sources,
                 dtype,
-            } => self.through_nccl(place, op, &link, sources, dtype),
+            } => {
+                let results = self.by_nccl(place, op, &link, sources, dtype)?.into_iter();
+                Ok(results
+                    .map(|it| tensor_from_cube(it.into_tensor()))
+                    .collect())
+            }
         }
     }
 

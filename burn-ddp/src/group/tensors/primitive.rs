@@ -39,7 +39,9 @@ impl ProcessGroup {
                 let place = self.inner.order.take();
                 let mut results = self.by_nccl(place, op, &link, vec![source], dtype)?;
                 let result = results.pop().expect("a result for each tensor");
-                return Ok(primitive_from_cube(result).expect("it came from this backend"));
+                return Ok(
+                    primitive_from_cube(result.into_tensor()).expect("it came from this backend")
+                );
             }
         }
         unreachable!("{op:?} of a tensor {tensor:?} that does not stay on its device")

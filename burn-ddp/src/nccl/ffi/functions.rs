@@ -1,44 +1,53 @@
 //! The functions of NCCL that communicators need, by their types in nccl.h.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::library::{Library, RawUniqueId, Status};
 
-pub(super) type Comm = *mut c_void;
-pub(super) type Stream = *mut c_void;
-pub(super) type Buffer = *const c_void;
-pub(super) type MutBuffer = *mut c_void;
-pub(super) type DataType = c_int;
-pub(super) type Operator = c_int;
+pub(in crate::nccl) type Comm = *mut c_void;
+pub(in crate::nccl) type Stream = *mut c_void;
+pub(in crate::nccl) type Buffer = *const c_void;
+pub(in crate::nccl) type MutBuffer = *mut c_void;
+pub(in crate::nccl) type DataType = c_int;
+pub(in crate::nccl) type Operator = c_int;
+
+/// `ncclSuccess`.
+pub(in crate::nccl) const SUCCESS: Status = 0;
+
+/// `ncclInProgress`: the call has been taken in, and goes on without its caller.
+pub(in crate::nccl) const IN_PROGRESS: Status = 7;
+
+/// `NCCL_API_MAGIC`.
+pub(in crate::nccl) const MAGIC: c_uint = 0xcafe_beef;
+
+/// `NCCL_VERSION_CODE` of the configuration below.
+pub(in crate::nccl) const VERSION: c_uint = 21_400;
 
 /// `ncclConfig_t` as it was in version 2.14, the first that has one; newer versions go by `size` and
 /// `version` and give the rest its default.
 #[repr(C)]
-pub(super) struct Config {
-    pub(super) size: usize,
-    pub(super) magic: c_uint,
-    pub(super) version: c_uint,
-    pub(super) blocking: c_int,
+pub(in crate::nccl) struct Config {
+    pub(in crate::nccl) size: usize,
+    pub(in crate::nccl) magic: c_uint,
+    pub(in crate::nccl) version: c_uint,
+    pub(in crate::nccl) blocking: c_int,
 }
 
 /// The functions that communicators need.
-#[cfg_attr(
-    not(feature = "nccl"),
-    expect(dead_code, reason = "communicators call them")
-)]
-pub(super) struct Functions {
-    pub(super) init:
+pub(in crate::nccl) struct Functions {
+    pub(in crate::nccl) init:
         unsafe extern "C" fn(*mut Comm, c_int, RawUniqueId, c_int, *mut Config) -> Status,
-    pub(super) state: unsafe extern "C" fn(Comm, *mut Status) -> Status,
-    pub(super) last_error: unsafe extern "C" fn(Comm) -> *const c_char,
-    pub(super) finalize: unsafe extern "C" fn(Comm) -> Status,
-    pub(super) destroy: unsafe extern "C" fn(Comm) -> Status,
-    pub(super) abort: unsafe extern "C" fn(Comm) -> Status,
-    pub(super) group_start: unsafe extern "C" fn() -> Status,
-    pub(super) group_end: unsafe extern "C" fn() -> Status,
-    pub(super) all_reduce:
+    pub(in crate::nccl) error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    pub(in crate::nccl) state: unsafe extern "C" fn(Comm, *mut Status) -> Status,
+    pub(in crate::nccl) last_error: unsafe extern "C" fn(Comm) -> *const c_char,
+    pub(in crate::nccl) finalize: unsafe extern "C" fn(Comm) -> Status,
+    pub(in crate::nccl) destroy: unsafe extern "C" fn(Comm) -> Status,
+    pub(in crate::nccl) abort: unsafe extern "C" fn(Comm) -> Status,
+    pub(in crate::nccl) group_start: unsafe extern "C" fn() -> Status,
+    pub(in crate::nccl) group_end: unsafe extern "C" fn() -> Status,
+    pub(in crate::nccl) all_reduce:
         unsafe extern "C" fn(Buffer, MutBuffer, usize, DataType, Operator, Comm, Stream) -> Status,
-    pub(super) reduce: unsafe extern "C" fn(
+    pub(in crate::nccl) reduce: unsafe extern "C" fn(
         Buffer,
         MutBuffer,
         usize,
@@ -48,24 +57,27 @@ pub(super) struct Functions {
         Comm,
         Stream,
     ) -> Status,
-    pub(super) broadcast:
+    pub(in crate::nccl) broadcast:
         unsafe extern "C" fn(Buffer, MutBuffer, usize, DataType, c_int, Comm, Stream) -> Status,
-    pub(super) all_gather:
+    pub(in crate::nccl) all_gather:
         unsafe extern "C" fn(Buffer, MutBuffer, usize, DataType, Comm, Stream) -> Status,
-    pub(super) reduce_scatter:
+    pub(in crate::nccl) reduce_scatter:
         unsafe extern "C" fn(Buffer, MutBuffer, usize, DataType, Operator, Comm, Stream) -> Status,
-    pub(super) send: unsafe extern "C" fn(Buffer, usize, DataType, c_int, Comm, Stream) -> Status,
-    pub(super) receive:
+    pub(in crate::nccl) send:
+        unsafe extern "C" fn(Buffer, usize, DataType, c_int, Comm, Stream) -> Status,
+    pub(in crate::nccl) receive:
         unsafe extern "C" fn(MutBuffer, usize, DataType, c_int, Comm, Stream) -> Status,
 }
 
 impl Functions {
-    pub(super) fn of(library: &Library) -> Result<Self, String> {
+    /// Those of a library, which is never unloaded.
+    pub(in crate::nccl) fn of(library: &'static Library) -> Result<Self, String> {
         // SAFETY: the types are those of nccl.h. All functions are in version 2.14, and none has changed
         // since. Enumerations are passed as C's int, which they are.
         unsafe {
             Ok(Self {
                 init: library.symbol("ncclCommInitRankConfig")?,
+                error_string: library.symbol("ncclGetErrorString")?,
                 state: library.symbol("ncclCommGetAsyncError")?,
                 last_error: library.symbol("ncclGetLastError")?,
                 finalize: library.symbol("ncclCommFinalize")?,
@@ -83,6 +95,38 @@ impl Functions {
             })
         }
     }
+
+    /// An error in NCCL's words, with its last warning, unless the call was done or taken in.
+    pub(super) fn check(&self, status: Status, comm: Comm) -> Result<(), String> {
+        if status == SUCCESS || status == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: any number is accepted, and the communicator does not matter (errors are the process's).
+        // What comes back are strings of the library: a literal, and one that stays until its next error.
+        let (text, detail) = unsafe {
+            (
+                string((self.error_string)(status)),
+                string((self.last_error)(comm)),
+            )
+        };
+        Err(match detail.trim() {
+            "" => text,
+            detail => format!("{text} ({detail})"),
+        })
+    }
+}
+
+/// # Safety
+///
+/// The pointer is null or to a string that lives through the call.
+unsafe fn string(text: *const c_char) -> String {
+    match text.is_null() {
+        true => String::new(),
+        // SAFETY: by this function's own contract.
+        false => unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -93,7 +137,12 @@ mod tests {
     #[test]
     fn the_real_library_has_them_all() {
         match nccl() {
-            Ok(found) => drop(Functions::of(found.library()).unwrap()),
+            Ok(found) => {
+                let functions = Functions::of(found.library()).unwrap();
+                let text = |status| functions.check(status, std::ptr::null_mut());
+                assert_eq!((text(SUCCESS), text(IN_PROGRESS)), (Ok(()), Ok(())));
+                assert!(text(5).unwrap_err().contains("invalid usage"));
+            }
             Err(error @ NcclError::NotFound { .. }) => {
                 eprintln!("skipped: no NCCL library: {error}");
             }

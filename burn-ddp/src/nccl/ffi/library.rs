@@ -12,10 +12,10 @@ pub(in crate::nccl) type UniqueId = [u8; 128];
 /// `ncclUniqueId`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct RawUniqueId(pub(super) UniqueId);
+pub(in crate::nccl) struct RawUniqueId(pub(in crate::nccl) UniqueId);
 
 /// `ncclResult_t`: 0 is success.
-pub(super) type Status = c_int;
+pub(in crate::nccl) type Status = c_int;
 
 /// NCCL. It is never unloaded: it has threads of its own.
 pub(in crate::nccl) struct Library {
@@ -61,7 +61,7 @@ impl Library {
     }
 
     /// An error, in NCCL's words, unless it is success.
-    pub(super) fn check(&self, status: Status) -> Result<(), String> {
+    fn check(&self, status: Status) -> Result<(), String> {
         if status == 0 {
             return Ok(());
         }

@@ -1,14 +1,21 @@
 //! The edge to NVIDIA's library: all that is unsafe about it is in here.
 
-#[cfg(feature = "nccl")]
 mod communicator;
 mod functions;
 mod library;
+mod resident;
 #[cfg(feature = "nccl")]
 mod source;
 
-#[cfg(feature = "nccl")]
-pub(super) use communicator::DeviceCommunicator;
+pub(super) use communicator::{DeviceCommunicator, DeviceStream};
+#[cfg(test)]
+pub(super) use functions::{
+    Buffer, Comm, Config, DataType, IN_PROGRESS, MAGIC, MutBuffer, Operator, SUCCESS, VERSION,
+};
+pub(super) use functions::{Functions, Stream};
 pub(super) use library::{Library, UniqueId};
+#[cfg(test)]
+pub(super) use library::{RawUniqueId, Status};
+pub(crate) use resident::{Resident, run};
 #[cfg(feature = "nccl")]
-pub(crate) use source::{Source, run};
+pub(crate) use source::Source;

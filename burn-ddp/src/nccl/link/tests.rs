@@ -7,49 +7,12 @@ use burn::tensor::{DType, Device, Float, Int, Tensor};
 use super::*;
 use crate::{
     Call, CallKind, ElementType, ReduceOp, TensorOp,
-    nccl::{Errand, Source, on_wire, run, tensor_from_cube, tensor_to_cube},
-    transport::{Deadline, Incoming, Outgoing, Transport},
+    nccl::{
+        Errand, Resident, Source, drive::tests::Knowing, offer, on_wire, open, run,
+        tensor_from_cube, tensor_to_cube,
+    },
+    transport::{Deadline, Transport},
 };
-
-/// The control plane of one rank.
-struct Nobody;
-
-impl Transport for Nobody {
-    fn exchange(
-        &self,
-        _call: &Call,
-        outgoing: Vec<Outgoing<'_>>,
-        incoming: Vec<Incoming<'_>>,
-        _deadline: Deadline,
-    ) -> Result<(), DdpError> {
-        assert!(
-            outgoing.is_empty() && incoming.is_empty(),
-            "there is nobody to talk to"
-        );
-        Ok(())
-    }
-
-    fn duplicate(
-        &self,
-        _id: u32,
-        _members: &[usize],
-        _deadline: Deadline,
-    ) -> Result<Box<dyn Transport>, DdpError> {
-        Ok(Box::new(Self))
-    }
-
-    fn blame(&self, _call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
-        (waited_for.to_vec(), String::new())
-    }
-
-    fn fail(&self, fault: DdpError) -> DdpError {
-        fault
-    }
-
-    fn fault(&self) -> Option<DdpError> {
-        None
-    }
-}
 
 fn collective(transport: &dyn Transport) -> Collective<'_> {
     Collective {
@@ -84,8 +47,8 @@ fn one_rank_makes_every_call() {
         Err(error) => panic!("{error}"),
     }
     let device = Device::cuda(0);
-    let call = collective(&Nobody);
-    let link = Link::open(&call, 0).unwrap();
+    let call = collective(&Knowing(0));
+    let link = open(&call, 0).unwrap();
     let mean = ReduceOp::Mean;
     let ops = [
         TensorOp::AllReduce(ReduceOp::Sum),
@@ -120,7 +83,8 @@ fn one_rank_makes_every_call() {
             let lens = [vec![64 * 32]];
             let errand = Errand::All(op);
             let results = run(&link, &call, errand, wire, vec![source], &lens, vec![shape]);
-            let result: Tensor<2, Float> = tensor_from_cube(results.unwrap().pop().unwrap());
+            let result: Tensor<2, Float> =
+                tensor_from_cube(results.unwrap().pop().unwrap().into_tensor());
             let found: Vec<f64> = (result * 2.0).into_data().iter().collect();
             assert_eq!(found, expected, "{op:?} of {dtype:?}");
         }

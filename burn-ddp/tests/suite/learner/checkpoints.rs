@@ -1,25 +1,19 @@
 //! Rank 0 alone writes checkpoints; what it has is what all have.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    thread,
-    time::Duration,
-};
+use std::{thread, time::Duration};
 
 use burn::{
     module::Module,
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::SgdConfig,
-    store::{ModuleRecord, RecordError},
-    tensor::{Bytes, Tensor},
+    tensor::Tensor,
 };
-use burn_ddp::{AtomicCheckpointer, DdpStrategy, DistributedSampler, ProcessGroup};
+use burn_ddp::{
+    AtomicCheckpointer, DdpStrategy, DistributedSampler, EpochCheckpoints, ProcessGroup,
+};
 use burn_train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
-    checkpoint::{
-        Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer, KeepLastNCheckpoints,
-    },
+    checkpoint::{Checkpoint, Checkpointer, CheckpointerError, KeepLastNCheckpoints},
 };
 
 use super::{
@@ -40,12 +34,15 @@ fn rank_0_alone_writes_checkpoints_from_which_all_resume() {
                 &device(),
                 epochs,
                 |training, learner| {
+                    let saved = EpochCheckpoints::open(shared.path(), &group).unwrap();
+                    let main = group.is_main();
+                    let guarded = |files| Guarded { main, files };
                     let mut training = training
                         .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
                         .with_custom_checkpointers(
-                            Guarded::new(&group, shared.path(), "model"),
-                            Guarded::new(&group, shared.path(), "optim"),
-                            Guarded::new(&group, shared.path(), "scheduler"),
+                            guarded(saved.model()),
+                            guarded(saved.optimizer()),
+                            guarded(saved.scheduler()),
                         );
                     if let Some(epoch) = from {
                         training = training.checkpoint(epoch);
@@ -87,15 +84,6 @@ struct Guarded {
     files: AtomicCheckpointer,
 }
 
-impl Guarded {
-    fn new(group: &ProcessGroup, folder: &Path, name: &str) -> Self {
-        Self {
-            main: group.is_main(),
-            files: AtomicCheckpointer::new(folder, name),
-        }
-    }
-}
-
 impl<R: Checkpoint> Checkpointer<R> for Guarded {
     fn save(&self, epoch: usize, record: R) -> Result<(), CheckpointerError> {
         assert!(self.main, "only rank 0 writes");
@@ -112,50 +100,6 @@ impl<R: Checkpoint> Checkpointer<R> for Guarded {
     fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
         self.files.restore(epoch)
     }
-}
-
-/// A record of which half is written when the disk is full.
-struct TooLarge;
-
-impl Checkpoint for TooLarge {
-    fn save(self, path: PathBuf) -> Result<(), CheckpointerError> {
-        fs::write(path, "half").unwrap();
-        let full = io::Error::new(io::ErrorKind::StorageFull, "no space left");
-        Err(CheckpointerError::IOError(full))
-    }
-
-    fn load(_path: PathBuf) -> Result<Self, CheckpointerError> {
-        Ok(Self)
-    }
-
-    fn checkpoint_from_bytes(_bytes: Bytes) -> Result<Self, RecordError> {
-        Ok(Self)
-    }
-
-    fn checkpoint_into_bytes(self) -> Result<Bytes, RecordError> {
-        Ok(Bytes::from_bytes_vec(Vec::new()))
-    }
-}
-
-#[test]
-fn a_full_disk_leaves_no_half_of_a_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = || LinearConfig::new(2, 2).init(&device());
-    let checkpointer = AtomicCheckpointer::new(folder.path(), "model");
-    checkpointer.save(1, model().into_record()).unwrap();
-    let before = fs::read(folder.path().join("model-1.bpk")).unwrap();
-    for epoch in [1, 2] {
-        let error = checkpointer.save(epoch, TooLarge).unwrap_err();
-        assert!(error.to_string().contains("no space left"), "{error}");
-    }
-    let names = fs::read_dir(folder.path()).unwrap();
-    let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names, ["model-1.bpk"]);
-    assert_eq!(fs::read(folder.path().join("model-1.bpk")).unwrap(), before);
-    // burn-train's own reads it.
-    let files = FileCheckpointer::new(folder.path(), "model");
-    let record: ModuleRecord = files.restore(1).unwrap();
-    assert!(model().try_load_record(record).is_ok());
 }
 
 /// With statistics that each rank takes over its own data.

@@ -1,6 +1,7 @@
 //! burn-train's `Learner` over ranks, against itself in one process on the whole batch.
 
 mod checkpoints;
+mod epochs;
 mod outputs;
 mod program;
 mod renders;
@@ -18,7 +19,7 @@ use burn_train::{Learner, LearningResult, SupervisedTraining};
 use self::program::{
     BATCH, Falling, HELD_OUT, ITEMS, Log, Net, Noting, dealt, items, learner, training, with_log,
 };
-pub(crate) use self::stops::train_for_ever;
+pub(crate) use self::{epochs::epochs_for_ever, stops::train_for_ever};
 use crate::{
     net::{closest, contents},
     overlapped::results,

@@ -31,10 +31,7 @@ use super::{
     program::{Batch, Falling, Item, Log, Net, Noting, dealt, items, learner, with_log},
     train,
 };
-use crate::{
-    faults::wait_for_steps,
-    ranks::{locally, meeting_place, start},
-};
+use crate::ranks::{locally, meeting_place, start};
 
 /// Stops after an epoch, on the one rank that may decide.
 #[derive(Clone)]
@@ -246,7 +243,7 @@ fn a_killed_rank_ends_the_others() {
     for victim in [0, 1] {
         let (_folder, url) = meeting_place();
         let mut ranks = start("learner for ever", 3, &url, 60.0);
-        wait_for_steps(&mut ranks[victim], 5);
+        ranks[victim].wait_for_steps(5);
         ranks[victim].signal(Signal::SIGKILL);
         for (index, rank) in ranks.into_iter().enumerate() {
             let (success, output) = rank.finish(Duration::from_secs(20));

@@ -1,0 +1,191 @@
+//! What goes wrong with NCCL, and what the ranks hear of it.
+
+use super::*;
+use crate::{NcclError, nccl::model::Trouble};
+
+/// What every rank gets when something goes wrong in the second call; then, that every later call returns
+/// the same at once, and that all communicators were aborted.
+fn faults(
+    timeout: Duration,
+    second: impl Fn(&Rank, &Model) -> Result<Vec<f32>, DdpError> + Sync,
+) -> (Vec<DdpError>, usize) {
+    let (faults, model) = linked(3, timeout, |rank, model| {
+        assert_eq!(rank.sum(&[1.0]).unwrap(), [3.0]);
+        rank.group.barrier().unwrap();
+        let fault = second(rank, model).unwrap_err();
+        assert_eq!(rank.sum(&[1.0]).unwrap_err().to_string(), fault.to_string());
+        fault
+    });
+    assert!(model.aborted().len() <= 3);
+    (faults, model.launches() - 3)
+}
+
+const SHORT: Duration = Duration::from_millis(600);
+
+#[test]
+fn nccl_is_entered_by_all_ranks_or_none() {
+    type Second = fn(&Rank) -> Result<Vec<f32>, DdpError>;
+    let mismatches: [Second; 2] = [
+        |rank| rank.sum(&vec![1.0; 2 + rank.group.rank() / 2]),
+        |rank| match rank.group.rank() {
+            2 => rank.group.all_gather(&[1f32]),
+            _ => rank.sum(&[1.0]),
+        },
+    ];
+    for mismatch in mismatches {
+        let (faults, launches) = faults(LONG, |rank, _| mismatch(rank));
+        assert_eq!(launches, 0);
+        for fault in faults {
+            assert!(matches!(fault, DdpError::Diverged { .. }), "{fault}");
+        }
+    }
+    // One that does not come.
+    let (faults, launches) = faults(SHORT, |rank, _| match rank.group.rank() {
+        1 => {
+            thread::sleep(2 * SHORT);
+            rank.sum(&[1.0])
+        }
+        _ => rank.sum(&[1.0]),
+    });
+    assert_eq!(launches, 0);
+    for fault in faults {
+        assert!(
+            matches!(&fault, DdpError::Timeout { ranks, .. } if ranks == &[1]),
+            "{fault}"
+        );
+    }
+}
+
+#[test]
+fn a_device_that_hangs_ends_the_call_on_all_ranks() {
+    let (faults, launches) = faults(SHORT, |rank, model| {
+        model.trouble(1, Trouble::Hangs);
+        rank.group.barrier()?;
+        rank.sum(&[1.0])
+    });
+    assert_eq!(launches, 3);
+    for fault in faults {
+        let DdpError::Timeout { why, .. } = &fault else {
+            panic!("{fault}")
+        };
+        assert!(why.contains("NCCL was at work"), "{why}");
+    }
+}
+
+#[test]
+fn an_error_of_one_ranks_nccl_reaches_all_and_all_that_is_pending() {
+    let (faults, _) = faults(LONG, |rank, model| {
+        model.trouble(2, Trouble::Breaks);
+        rank.group.barrier()?;
+        let op = TensorOp::AllReduce(ReduceOp::Sum);
+        let submit = |_| rank.call_async::<f32>(op, rank.block([1], &[1f32]));
+        let pending: Vec<_> = (0..3).map(submit).collect();
+        let faults: Vec<String> = pending
+            .into_iter()
+            .map(|pending| pending.wait().unwrap_err().to_string())
+            .collect();
+        assert_eq!(faults[0], faults[1]);
+        assert_eq!(faults[0], faults[2]);
+        rank.sum(&[1.0])
+    });
+    for fault in faults {
+        let DdpError::NcclFailed {
+            rank: 2, problem, ..
+        } = &fault
+        else {
+            panic!("{fault}")
+        };
+        assert!(
+            problem.contains("network error") && problem.contains("Connection reset"),
+            "{problem}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_while_nccl_works_ends_the_call() {
+    let (faults, _) = faults(LONG, |rank, model| {
+        model.trouble(0, Trouble::Hangs);
+        rank.group.barrier()?;
+        let group = rank.group.clone();
+        let quitter = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            (group.rank() == 1).then(|| group.abort("no more money"))
+        });
+        let result = rank.sum(&[1.0]);
+        quitter.join().unwrap();
+        result
+    });
+    for fault in faults {
+        assert!(
+            matches!(&fault, DdpError::Aborted { rank: 1, .. }),
+            "{fault}"
+        );
+    }
+}
+
+#[test]
+fn communicators_that_cannot_meet_are_given_up() {
+    // Two ranks on one device, which NCCL refuses.
+    let model = Model::new();
+    for fault in ranks(3, LONG, |group| {
+        open(&group, &model, group.rank() / 2)
+            .map(drop)
+            .unwrap_err()
+    }) {
+        let DdpError::NcclFailed {
+            rank: 0 | 1,
+            problem,
+            ..
+        } = &fault
+        else {
+            panic!("{fault}")
+        };
+        assert!(
+            problem.contains("invalid usage (Duplicate GPU detected"),
+            "{problem}"
+        );
+    }
+    assert_eq!((model.alive(), model.aborted()), (0, vec![0, 1, 2]));
+
+    // Rank 0 makes no identity: that is no fault, and all know why.
+    let reason = NcclError::Driver {
+        problem: "no sockets left".into(),
+    };
+    for error in ranks(2, LONG, |group| {
+        let what = (CallKind::Backend, ReduceOp::Sum, 0, 0);
+        let open = |call: Collective<'_>| Ok(Model::no_link(&call, reason.clone()));
+        let error = group
+            .run(what, ElementType::U8, open, || unreachable!())
+            .unwrap();
+        group.barrier().unwrap();
+        error
+    }) {
+        assert!(matches!(&error, DdpError::Nccl { rank: 0, reason: theirs } if *theirs == reason));
+    }
+
+    // One that shares the identity, and gets no further.
+    let model = Model::new();
+    let faults = ranks(3, SHORT, |group| {
+        let what = (CallKind::Backend, ReduceOp::Sum, 0, 0);
+        match group.rank() {
+            1 => {
+                let share = |call: Collective<'_>| call.all_gather_uneven::<u8>(&[]).map(drop);
+                group.run(what, ElementType::U8, share, || ()).unwrap();
+                thread::sleep(2 * SHORT);
+                group.barrier().unwrap_err()
+            }
+            _ => open(&group, &model, group.rank()).map(drop).unwrap_err(),
+        }
+    });
+    for fault in faults {
+        let DdpError::Timeout { ranks, why, .. } = &fault else {
+            panic!("{fault}")
+        };
+        assert!(
+            ranks.contains(&1) && why.contains("NCCL was at work"),
+            "{fault}"
+        );
+    }
+    assert_eq!((model.alive(), model.aborted()), (0, vec![0, 2]));
+}

@@ -1,0 +1,89 @@
+//! Calls over tensors that stay on their device.
+
+use burn::tensor::Shape;
+
+use crate::{
+    DdpError, TensorOp,
+    collective::Collective,
+    nccl::{
+        link::{self, Link},
+        plan::{Errand, Share, moves},
+        wire::Wire,
+    },
+};
+
+/// A tensor on a device. Its memory stays where it is while this lives.
+pub(crate) trait Resident: Sized {
+    fn shape(&self) -> Shape;
+
+    /// Where its elements are, one after the other.
+    fn address(&self) -> u64;
+
+    /// Waits until its elements are there.
+    fn wait(&mut self) -> Result<(), DdpError>;
+
+    /// A new tensor on the same device, of the same type, without elements.
+    fn room(&self, shape: Shape) -> Result<Self, DdpError>;
+
+    /// Waits until nobody uses any more what memory this thread has got for new tensors.
+    fn settle(&self) -> Result<(), DdpError>;
+}
+
+/// Runs this rank's part of a call over some tensors, as one group of NCCL's. `lens` are the elements that
+/// each rank brings of each tensor, `shapes` those of the results; elements are in one type, that of
+/// `wire`.
+pub(crate) fn run<T: Resident>(
+    link: &Link,
+    call: &Collective<'_>,
+    errand: Errand,
+    wire: Wire,
+    sources: Vec<T>,
+    lens: &[Vec<usize>],
+    shapes: Vec<Shape>,
+) -> Result<Vec<T>, DdpError> {
+    let mut calls = Vec::new();
+    let mut held = Vec::with_capacity(sources.len());
+    for ((mut source, lens), shape) in sources.into_iter().zip(lens).zip(shapes) {
+        source.wait()?;
+        // Where a rank's own elements are the result, they stay where they are.
+        let stays = match errand {
+            Errand::All(TensorOp::Broadcast { root }) => root == call.rank,
+            Errand::All(TensorOp::Reduce { root, .. }) => root != call.rank,
+            Errand::Send { .. } => true,
+            _ => false,
+        };
+        let target = match stays {
+            true => None,
+            false => Some(source.room(shape)?),
+        };
+        let share = Share {
+            rank: call.rank,
+            lens,
+            from: source.address(),
+            into: target.as_ref().unwrap_or(&source).address(),
+            wire,
+        };
+        calls.extend(moves(errand, &share));
+        held.push((source, target));
+    }
+    // What used the new memory before may still be under way.
+    if let Some((source, _)) = held.first() {
+        source.settle()?;
+    }
+    if !calls.is_empty() {
+        let mut communicator = link.communicator();
+        // SAFETY: sources and targets are of the link's device, where the planned calls stay within them:
+        // counts are those of the tensors. The host has waited until nobody else uses them, and `held`
+        // keeps them where they are until the calls have ended.
+        unsafe { communicator.set_type(wire.code) };
+        if let Err(error) = link::run(&mut communicator, call, errand, &calls) {
+            // Kernels that were aborted may not have ended yet. The memory is lost, as is the job.
+            std::mem::forget(held);
+            return Err(error);
+        }
+    }
+    let results = held
+        .into_iter()
+        .map(|(source, target)| target.unwrap_or(source));
+    Ok(results.collect())
+}

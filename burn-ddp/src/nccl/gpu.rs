@@ -1,0 +1,91 @@
+//! A GPU of this machine, through CUDA's driver.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
+
+use super::{
+    ffi::{DeviceStream, Functions, Stream},
+    found::nccl,
+    link::Link,
+};
+use crate::{DdpError, NcclError, NcclVersion, backend::Gpu, collective::Collective};
+
+/// The GPU of this number and this machine's NCCL.
+pub(crate) fn offer(ordinal: usize) -> Result<(Gpu, NcclVersion), NcclError> {
+    let version = nccl()?.version;
+    let driver = |error: DriverError| NcclError::Driver {
+        problem: error.to_string(),
+    };
+    let context = CudaContext::new(ordinal).map_err(driver)?;
+    let uuid = context.uuid().map_err(driver)?;
+    let gpu = Gpu {
+        ordinal,
+        uuid: uuid.bytes.map(|byte| byte as u8),
+    };
+    Ok((gpu, version))
+}
+
+/// Meets the other ranks, which call this too. `call` is theirs as well.
+pub(crate) fn open(call: &Collective<'_>, ordinal: usize) -> Result<Link, DdpError> {
+    let found = nccl().map_err(|reason| DdpError::Nccl {
+        rank: call.rank,
+        reason,
+    })?;
+    let identity = || found.unique_id();
+    let link = Link::open(call, ordinal, identity, || {
+        let stream = GpuStream::new(ordinal).map_err(text)?;
+        Ok((Functions::of(found.library())?, Box::new(stream)))
+    })?;
+    log::info!(
+        "burn-ddp: rank {} of {} is on cuda:{ordinal}, over NCCL {}",
+        call.rank,
+        call.world_size,
+        found.version
+    );
+    Ok(link)
+}
+
+fn text(error: DriverError) -> String {
+    error.to_string()
+}
+
+/// A stream of a GPU, in the device's primary context, which is CubeCL's as well.
+struct GpuStream {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    event: Option<CudaEvent>,
+}
+
+impl GpuStream {
+    fn new(ordinal: usize) -> Result<Self, DriverError> {
+        let context = CudaContext::new(ordinal)?;
+        // `new_stream` would first wait, without a limit, for all that the device is doing.
+        let stream = context.default_stream().fork()?;
+        Ok(Self {
+            context,
+            stream,
+            event: None,
+        })
+    }
+}
+
+impl DeviceStream for GpuStream {
+    fn bind(&self) -> Result<(), String> {
+        self.context.bind_to_thread().map_err(text)
+    }
+
+    fn raw(&self) -> Stream {
+        self.stream.cu_stream() as Stream
+    }
+
+    fn record(&mut self) -> Result<(), String> {
+        self.event = Some(self.stream.record_event(None).map_err(text)?);
+        Ok(())
+    }
+
+    fn is_done(&self) -> Result<bool, String> {
+        let event = self.event.as_ref();
+        event.map_or(Ok(true), |event| event.try_is_complete().map_err(text))
+    }
+}

@@ -1,0 +1,421 @@
+//! The interface: what nccl.h declares.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    ffi::{CString, c_char, c_int},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use super::{
+    CUDA_ERROR, Clique, INVALID_ARGUMENT, INVALID_USAGE, Member,
+    calls::{Kind, Made, Terms, size},
+    device::{current, device_of, put},
+};
+use crate::nccl::ffi::{
+    Buffer, Comm, Config, DataType, Functions, IN_PROGRESS, MAGIC, MutBuffer, Operator,
+    RawUniqueId, SUCCESS, Status, Stream, UniqueId, VERSION,
+};
+
+pub(super) fn functions() -> Functions {
+    Functions {
+        init,
+        error_string,
+        state,
+        last_error,
+        finalize,
+        destroy,
+        abort,
+        group_start,
+        group_end,
+        all_reduce,
+        reduce,
+        broadcast,
+        all_gather,
+        reduce_scatter,
+        send,
+        receive,
+    }
+}
+
+static CLIQUES: Mutex<Option<HashMap<UniqueId, Arc<Clique>>>> = Mutex::new(None);
+static MEMBERS: Mutex<Option<HashMap<usize, Arc<Member>>>> = Mutex::new(None);
+
+/// The communicators of an identity.
+pub(super) fn clique(id: UniqueId) -> Arc<Clique> {
+    let mut cliques = CLIQUES.lock().unwrap();
+    cliques
+        .get_or_insert_default()
+        .entry(id)
+        .or_default()
+        .clone()
+}
+
+fn member(comm: Comm) -> Option<Arc<Member>> {
+    let members = MEMBERS.lock().unwrap();
+    members.as_ref()?.get(&(comm as usize)).cloned()
+}
+
+/// The member, if it can be used now.
+fn ready(comm: Comm) -> Result<Arc<Member>, Status> {
+    let member = member(comm).ok_or(INVALID_ARGUMENT)?;
+    match member.state.load(Ordering::Acquire) {
+        SUCCESS => Ok(member),
+        IN_PROGRESS => {
+            let text =
+                "Attempt to use communicator before the previous operation returned ncclSuccess";
+            *member.problem.lock().unwrap() = text.into();
+            Err(INVALID_ARGUMENT)
+        }
+        status => Err(status),
+    }
+}
+
+/// Something that takes a while.
+fn later(member: &Arc<Member>, job: impl FnOnce(&Arc<Member>) + Send + 'static) -> Status {
+    member.state.store(IN_PROGRESS, Ordering::Release);
+    let member = member.clone();
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(1));
+        job(&member);
+        let (from, to) = (IN_PROGRESS, SUCCESS);
+        let _ = member
+            .state
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+    });
+    IN_PROGRESS
+}
+
+unsafe extern "C" fn init(
+    place: *mut Comm,
+    ranks: c_int,
+    RawUniqueId(id): RawUniqueId,
+    rank: c_int,
+    config: *mut Config,
+) -> Status {
+    // SAFETY: it is to a configuration that lives through the call.
+    let config = unsafe { &*config };
+    let valid = config.size >= 20 && config.magic == MAGIC && config.version == VERSION;
+    if !valid || config.blocking != 0 || !(0..ranks).contains(&rank) {
+        return INVALID_ARGUMENT;
+    }
+    let Some(device) = current() else {
+        return CUDA_ERROR;
+    };
+    let (clique, rank, ranks) = (clique(id), rank as usize, ranks as usize);
+    {
+        let mut meeting = clique.meeting();
+        meeting.size = ranks;
+        meeting.devices.insert(rank, device);
+        meeting.alive.insert(rank);
+        clique.changed.notify_all();
+    }
+    let member = Arc::new(Member {
+        clique,
+        rank,
+        device,
+        state: AtomicI32::new(IN_PROGRESS),
+        problem: Mutex::default(),
+        aborted: AtomicBool::new(false),
+        finalized: AtomicBool::new(false),
+        calls: AtomicUsize::new(0),
+        joining: Mutex::new(None),
+    });
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut members = MEMBERS.lock().unwrap();
+    members
+        .get_or_insert_default()
+        .insert(number, member.clone());
+    // SAFETY: it is to a place for a communicator.
+    unsafe { *place = number as Comm };
+    let (joining, place) = (member.clone(), place as usize);
+    let thread = thread::spawn(move || {
+        let met = joining.wait(|meeting| {
+            let there = meeting.devices.len() == ranks;
+            there.then(|| meeting.devices.clone())
+        });
+        let Ok(devices) = met else { return };
+        // SAFETY: versions before 2.18 read the communicator where it was put, until it has met its peers.
+        let there = unsafe { (place as *const Comm).read() };
+        let shared = |device: &usize| devices.values().filter(|it| *it == device).count() > 1;
+        if there as usize != number {
+            joining.fail(CUDA_ERROR, "the communicator was moved".into());
+        } else if shared(&device) {
+            joining.fail(
+                INVALID_USAGE,
+                format!("Duplicate GPU detected on CUDA device {device}"),
+            );
+        } else if devices.values().any(shared) {
+            // It never hears of those that gave up.
+            let _ = joining.wait(|_| None::<()>);
+        } else {
+            joining.state.store(SUCCESS, Ordering::Release);
+        }
+    });
+    *member.joining.lock().unwrap() = Some(thread);
+    IN_PROGRESS
+}
+
+unsafe extern "C" fn error_string(status: Status) -> *const c_char {
+    let text = match status {
+        CUDA_ERROR => c"unhandled cuda error",
+        INVALID_ARGUMENT => c"invalid argument",
+        INVALID_USAGE => c"invalid usage",
+        _ => c"remote process exited or there was a network error",
+    };
+    text.as_ptr()
+}
+
+unsafe extern "C" fn last_error(comm: Comm) -> *const c_char {
+    let problem = member(comm).map(|member| member.problem.lock().unwrap().clone());
+    // Never taken back: it may be read at any time.
+    CString::new(problem.unwrap_or_default())
+        .unwrap()
+        .into_raw()
+}
+
+unsafe extern "C" fn state(comm: Comm, into: *mut Status) -> Status {
+    let Some(member) = member(comm) else {
+        return INVALID_ARGUMENT;
+    };
+    // SAFETY: it is to an int that lives through the call.
+    unsafe { *into = member.state.load(Ordering::Acquire) };
+    SUCCESS
+}
+
+unsafe extern "C" fn finalize(comm: Comm) -> Status {
+    match ready(comm) {
+        Ok(member) if member.finalized.swap(true, Ordering::AcqRel) => INVALID_ARGUMENT,
+        Ok(member) => later(&member, |_| ()),
+        Err(status) => status,
+    }
+}
+
+/// What there is of a communicator is gone.
+fn end(comm: Comm, member: &Member, aborts: bool) -> Status {
+    MEMBERS
+        .lock()
+        .unwrap()
+        .get_or_insert_default()
+        .remove(&(comm as usize));
+    let mut meeting = member.clique.meeting();
+    meeting.alive.remove(&member.rank);
+    if aborts {
+        meeting.aborted.push(member.rank);
+        member.aborted.store(true, Ordering::Release);
+    }
+    member.clique.changed.notify_all();
+    SUCCESS
+}
+
+unsafe extern "C" fn destroy(comm: Comm) -> Status {
+    match ready(comm) {
+        Ok(member) if member.finalized.load(Ordering::Acquire) => end(comm, &member, false),
+        // It would wait for the peers.
+        Ok(_) => INVALID_USAGE,
+        Err(status) => status,
+    }
+}
+
+unsafe extern "C" fn abort(comm: Comm) -> Status {
+    let Some(member) = member(comm) else {
+        return INVALID_ARGUMENT;
+    };
+    let status = end(comm, &member, true);
+    if let Some(thread) = member.joining.lock().unwrap().take() {
+        thread.join().unwrap();
+    }
+    status
+}
+
+thread_local! {
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    static GROUP: RefCell<Vec<(Arc<Member>, usize, Made)>> = const { RefCell::new(Vec::new()) };
+    static REFUSED: Cell<Status> = const { Cell::new(SUCCESS) };
+}
+
+unsafe extern "C" fn group_start() -> Status {
+    DEPTH.set(DEPTH.get() + 1);
+    SUCCESS
+}
+
+unsafe extern "C" fn group_end() -> Status {
+    DEPTH.set(DEPTH.get() - 1);
+    let group = GROUP.take();
+    let refused = REFUSED.replace(SUCCESS);
+    if refused != SUCCESS {
+        return refused;
+    }
+    let Some((member, stream, _)) = group.first() else {
+        return SUCCESS;
+    };
+    let (member, stream) = (member.clone(), *stream);
+    let calls: Vec<Made> = group.into_iter().map(|(.., made)| made).collect();
+    later(&member, move |member| {
+        member.clique.meeting().launches += 1;
+        let on_stream = member.clone();
+        if let Err(problem) = put(stream, Box::new(move || on_stream.make(&calls))) {
+            member.fail(CUDA_ERROR, problem);
+        }
+    })
+}
+
+/// Notes a call. `buffers` are those that it reads or writes.
+fn note(comm: Comm, stream: Stream, made: Made, buffers: &[u64]) -> Status {
+    let noted = ready(comm).and_then(|member| {
+        let ranks = member.clique.meeting().size;
+        let known = size(made.terms.dtype).is_some() && (0..5).contains(&made.terms.op);
+        let here = buffers
+            .iter()
+            .all(|address| device_of(*address) == Some(member.device));
+        match known && here && made.terms.root < ranks && made.peer < ranks && DEPTH.get() == 1 {
+            true => Ok(member),
+            false => Err(INVALID_ARGUMENT),
+        }
+    });
+    match noted {
+        Ok(member) => {
+            GROUP.with_borrow_mut(|group| group.push((member, stream as usize, made)));
+            SUCCESS
+        }
+        Err(status) => {
+            REFUSED.set(status);
+            status
+        }
+    }
+}
+
+/// A collective call.
+fn terms(kind: Kind, count: usize, dtype: DataType, op: Operator, root: c_int) -> Terms {
+    Terms {
+        kind,
+        count,
+        dtype,
+        op,
+        root: root as usize,
+    }
+}
+
+fn made(terms: Terms, from: Buffer, into: MutBuffer) -> Made {
+    Made {
+        terms,
+        from: from as u64,
+        into: into as u64,
+        peer: 0,
+    }
+}
+
+unsafe extern "C" fn all_reduce(
+    from: Buffer,
+    into: MutBuffer,
+    count: usize,
+    dtype: DataType,
+    op: Operator,
+    comm: Comm,
+    stream: Stream,
+) -> Status {
+    let made = made(terms(Kind::AllReduce, count, dtype, op, 0), from, into);
+    note(comm, stream, made, &[made.from, made.into])
+}
+
+unsafe extern "C" fn reduce(
+    from: Buffer,
+    into: MutBuffer,
+    count: usize,
+    dtype: DataType,
+    op: Operator,
+    root: c_int,
+    comm: Comm,
+    stream: Stream,
+) -> Status {
+    let made = made(terms(Kind::Reduce, count, dtype, op, root), from, into);
+    let is_root = member(comm).is_some_and(|member| member.rank == root as usize);
+    note(
+        comm,
+        stream,
+        made,
+        &[made.from, if is_root { made.into } else { made.from }],
+    )
+}
+
+unsafe extern "C" fn broadcast(
+    from: Buffer,
+    into: MutBuffer,
+    count: usize,
+    dtype: DataType,
+    root: c_int,
+    comm: Comm,
+    stream: Stream,
+) -> Status {
+    let made = made(terms(Kind::Broadcast, count, dtype, 0, root), from, into);
+    note(comm, stream, made, &[made.from, made.into])
+}
+
+unsafe extern "C" fn all_gather(
+    from: Buffer,
+    into: MutBuffer,
+    count: usize,
+    dtype: DataType,
+    comm: Comm,
+    stream: Stream,
+) -> Status {
+    let made = made(terms(Kind::AllGather, count, dtype, 0, 0), from, into);
+    note(comm, stream, made, &[made.from, made.into])
+}
+
+unsafe extern "C" fn reduce_scatter(
+    from: Buffer,
+    into: MutBuffer,
+    count: usize,
+    dtype: DataType,
+    op: Operator,
+    comm: Comm,
+    stream: Stream,
+) -> Status {
+    let made = made(terms(Kind::ReduceScatter, count, dtype, op, 0), from, into);
+    note(comm, stream, made, &[made.from, made.into])
+}
+
+unsafe extern "C" fn send(
+    from: Buffer,
+    count: usize,
+    dtype: DataType,
+    peer: c_int,
+    comm: Comm,
+    stream: Stream,
+) -> Status {
+    let made = Made {
+        peer: peer as usize,
+        ..made(
+            terms(Kind::Send, count, dtype, 0, 0),
+            from,
+            std::ptr::null_mut(),
+        )
+    };
+    note(comm, stream, made, &[made.from])
+}
+
+unsafe extern "C" fn receive(
+    into: MutBuffer,
+    count: usize,
+    dtype: DataType,
+    peer: c_int,
+    comm: Comm,
+    stream: Stream,
+) -> Status {
+    let made = Made {
+        peer: peer as usize,
+        ..made(
+            terms(Kind::Receive, count, dtype, 0, 0),
+            std::ptr::null(),
+            into,
+        )
+    };
+    note(comm, stream, made, &[made.into])
+}
