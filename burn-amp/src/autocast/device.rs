@@ -221,7 +221,7 @@ impl Autocast {
         let guard = self.guard.clone();
         let layer = self.layer(&device)?;
         let counters = layer.counters.clone();
-        let layers = fp8::with_ops(Layers::on(device).layer(layer));
+        let layers = fp8::with_fp8_ops(Layers::on(device).layer(layer));
         let layers = match guard {
             Some(guard) => layers.layer(guard),
             None => layers,

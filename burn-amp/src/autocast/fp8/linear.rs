@@ -126,10 +126,7 @@ impl Fp8 {
             operand
         });
         match batch {
-            true => Operand {
-                codes: B::int_reshape(operand.codes, shape),
-                ..operand
-            },
+            true => operand.reshape(shape),
             false => operand,
         }
     }

@@ -84,8 +84,23 @@ impl Fp8 {
     }
 }
 
-/// Lets a device run burn-fp8's own modules.
-pub(super) fn with_ops(layers: Layers) -> Layers {
+/// Lets a layered device run burn-fp8's own modules and tensors, by its kernels for the backend underneath. Autocast devices are
+/// made so; a stack of layers of your own wants it once.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_amp::{Autocast, Layers, with_fp8_ops};
+/// use burn_fp8::{Fp8Format, Fp8Tensor};
+///
+/// let plain = Device::flex();
+/// let layers = Layers::on(plain.clone()).layer(Autocast::bf16().layer(&plain)?);
+/// let device = with_fp8_ops(layers).serve()?;
+/// let x = Tensor::<2>::from_floats([[1.0, -2.0]], &device);
+/// let codes = Fp8Tensor::quantize(x, Fp8Format::E4M3).into_data().codes;
+/// assert_eq!(codes, [224.0, -448.0].map(|x| Fp8Format::E4M3.encode(x)));
+/// # Ok::<(), burn_amp::LayerError>(())
+/// ```
+pub fn with_fp8_ops(layers: Layers) -> Layers {
     #[cfg(feature = "flex")]
     let layers = layers.custom_ops::<Flex>(burn_fp8::custom_ops::<Flex>());
     #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
