@@ -64,7 +64,8 @@ fn a_known_scale_is_used_and_the_amax_returned() {
 #[test]
 fn a_left_side_is_read_by_rows_and_a_right_side_by_columns() {
     let flex = |values: [[f32; 2]; 2]| {
-        let cast = Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3);
+        // By a power of two, so that small integers stay what they are.
+        let cast = Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3).with_power_of_two(true);
         Operand::<Flex>::cast(
             Flex::float_from_data(TensorData::from(values), &Default::default()),
             cast,

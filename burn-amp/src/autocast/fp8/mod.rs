@@ -7,24 +7,51 @@ mod filter;
 mod history;
 mod linear;
 mod product;
+mod ranks;
+mod state;
 
 pub use filter::Fp8Filter;
+pub use state::Fp8State;
 
 use super::nan_guard::Name;
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
-use burn::tensor::DType;
-use burn_fp8::{Fp8Error, recipe::Fp8Recipe};
+use burn::{
+    backend::Backend,
+    tensor::{DType, Tensor},
+};
+use burn_fp8::{
+    Fp8Error, Fp8Ops,
+    recipe::{AmaxReducer, Fp8Recipe},
+};
 use burn_layer::{Inputs, Layers, Op, Ran, Run};
 use product::InputOf;
+use ranks::{Lift, Reducer};
+use state::Registry;
+use std::sync::{Arc, Mutex};
+
+/// Between the tensors of a backend that Burn has and Burn's.
+#[cfg(any(feature = "flex", feature = "cpu", feature = "cuda", feature = "wgpu"))]
+macro_rules! lift {
+    ($backend:ty) => {
+        Lift {
+            up: Tensor::from_primitive::<$backend>,
+            down: |tensor| {
+                let primitive = tensor.try_into_primitive::<$backend>();
+                primitive.expect("a reducer's answer is on the device of the question")
+            },
+        }
+    };
+}
 
 /// Which layers run in fp8, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Fp8Settings {
     recipe: Fp8Recipe,
     pub(super) filter: Fp8Filter,
+    reducer: Option<Reducer>,
 }
 
 impl Fp8Settings {
@@ -33,7 +60,12 @@ impl Fp8Settings {
         Ok(Self {
             recipe,
             filter: Fp8Filter::new(),
+            reducer: None,
         })
+    }
+
+    pub(super) fn share(&mut self, reducer: Arc<dyn AmaxReducer>) {
+        self.reducer = Some(Reducer(reducer));
     }
 }
 
@@ -41,11 +73,15 @@ impl Fp8Settings {
 #[derive(Debug)]
 pub(super) struct Fp8 {
     settings: Fp8Settings,
+    registry: Mutex<Registry>,
 }
 
 impl From<Fp8Settings> for Fp8 {
     fn from(settings: Fp8Settings) -> Self {
-        Self { settings }
+        Self {
+            settings,
+            registry: Mutex::default(),
+        }
     }
 }
 
@@ -73,14 +109,18 @@ impl Fp8 {
     /// Run an op that it takes.
     pub(super) fn run(&self, run: &Run<'_>) -> Option<Ran> {
         #[cfg(feature = "flex")]
-        if let Some(ran) = run.on::<Flex>(|inputs| self.compute(run, inputs)) {
+        if let Some(ran) = self.run_on::<Flex>(run, lift!(Flex)) {
             return Some(ran);
         }
         #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
-        if let Some(ran) = run.on::<Cube>(|inputs| self.compute(run, inputs)) {
+        if let Some(ran) = self.run_on::<Cube>(run, lift!(Cube)) {
             return Some(ran);
         }
         None
+    }
+
+    fn run_on<B: Backend + Fp8Ops>(&self, run: &Run<'_>, lift: Lift<B>) -> Option<Ran> {
+        run.on::<B>(|inputs| self.compute(run, inputs, lift))
     }
 }
 
