@@ -94,7 +94,11 @@ fn a_left_side_is_read_by_rows_and_a_right_side_by_columns() {
     // The transpose of a product is that of the factors, in the other order.
     let turned = product(rhs.transpose(), lhs.transpose());
     assert_eq!(turned, [5.0, 11.0, 8.0, 16.0]);
-    assert_eq!(product(right.transpose(), left.transpose()), [0.0; 4]);
+    assert_eq!(
+        product(right.clone().transpose(), left.clone().transpose()),
+        turned
+    );
+    assert_eq!(product(right, left), [0.0; 4]);
 }
 
 #[test]
