@@ -140,7 +140,8 @@ impl Autocast {
     /// It is one call a layer and backward pass, on the thread on which the device runs its ops, which waits for the other ranks:
     /// all of them run the same layers in the same order, each with rows in its part of the batch. A pass without a backward, as
     /// in evaluation, makes no call and leaves the histories as they are. Scales of the first step are each rank's own, and so are
-    /// those of all steps by other recipes. A reducer that fails ends the device: what is read from it next panics.
+    /// those of all steps by other recipes. When the reducer fails, the log says so, each rank goes on by its own amaxes, and
+    /// [`AutocastDevice::fp8_state`] is an error from then on.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};

@@ -2,7 +2,6 @@
 
 use super::{
     linear::{Role, format_of},
-    ranks::Ranks,
     state::TensorState,
 };
 use burn::{
@@ -86,14 +85,18 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         operand
     }
 
-    /// Take the largest amaxes of all ranks in, by one call, if any wait.
-    pub(super) fn share(&mut self, recipe: &DelayedScaling, ranks: &Ranks<'_, B>) {
+    /// Take the largest amaxes of all ranks in, which `max` makes of this one's, if any wait.
+    pub(super) fn share(
+        &mut self,
+        recipe: &DelayedScaling,
+        max: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+    ) {
         let waiting = |(_, history): &(Role, History<B>)| history.staged.clone();
         let own: Vec<_> = self.0.iter().filter_map(waiting).collect();
         if own.is_empty() {
             return;
         }
-        let all = ranks.max(B::float_cat(own, 0));
+        let all = max(B::float_cat(own, 0));
         let mut taken = 0;
         for (role, history) in &mut self.0 {
             if history.staged.take().is_some() {

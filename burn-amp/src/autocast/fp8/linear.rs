@@ -4,7 +4,7 @@ use super::{
     Fp8,
     history::{Histories, Known},
     product::{self, InputOf, Product},
-    ranks::{Lift, Ranks, Reducer},
+    ranks::{Lift, Reducer},
     state::{LayerName, lock},
 };
 use crate::autocast::nan_guard::Name;
@@ -142,8 +142,19 @@ impl Fp8 {
         if let (Some(layer), Some(Reducer(reducer)), Fp8Recipe::Delayed(recipe)) =
             (layer, &settings.reducer, &settings.recipe)
         {
-            let reducer = &**reducer;
-            lock(layer).share(recipe, &Ranks { reducer, lift });
+            lock(layer).share(recipe, |own| {
+                if self.failure.get().is_some() {
+                    return own;
+                }
+                match reducer.max((lift.up)(own.clone())) {
+                    Ok(all) => (lift.down)(all),
+                    Err(error) => {
+                        log::error!("Autocast::fp8: amaxes are not shared any more: {error}");
+                        let _ = self.failure.set(error.to_string());
+                        own
+                    }
+                }
+            });
         }
     }
 

@@ -30,7 +30,7 @@ use burn_layer::{Inputs, Layers, Op, Ran, Run};
 use product::InputOf;
 use ranks::{Lift, Reducer};
 use state::Registry;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Between the tensors of a backend that Burn has and Burn's.
 #[cfg(any(feature = "flex", feature = "cpu", feature = "cuda", feature = "wgpu"))]
@@ -74,6 +74,8 @@ impl Fp8Settings {
 pub(super) struct Fp8 {
     settings: Fp8Settings,
     registry: Mutex<Registry>,
+    /// Why the amaxes of the ranks are not shared any more.
+    failure: OnceLock<String>,
 }
 
 impl From<Fp8Settings> for Fp8 {
@@ -81,6 +83,7 @@ impl From<Fp8Settings> for Fp8 {
         Self {
             settings,
             registry: Mutex::default(),
+            failure: OnceLock::new(),
         }
     }
 }

@@ -23,22 +23,3 @@ pub(super) struct Lift<B: Backend> {
     pub(super) up: fn(FloatTensor<B>) -> Tensor<1>,
     pub(super) down: fn(Tensor<1>) -> FloatTensor<B>,
 }
-
-/// A reducer for the tensors of a backend.
-pub(super) struct Ranks<'a, B: Backend> {
-    pub(super) reducer: &'a dyn AmaxReducer,
-    pub(super) lift: Lift<B>,
-}
-
-impl<B: Backend> Ranks<'_, B> {
-    /// The largest of all ranks.
-    ///
-    /// # Panics
-    /// Where the group does not answer.
-    pub(super) fn max(&self, amaxes: FloatTensor<B>) -> FloatTensor<B> {
-        match self.reducer.max((self.lift.up)(amaxes)) {
-            Ok(all) => (self.lift.down)(all),
-            Err(error) => panic!("the amaxes could not be reduced over the ranks: {error}"),
-        }
-    }
-}

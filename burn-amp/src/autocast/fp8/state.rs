@@ -166,6 +166,10 @@ impl Registry {
 
 impl Fp8 {
     fn state(&self) -> Result<Fp8State, ExecutionError> {
+        if let Some(error) = self.failure.get() {
+            let reason = format!("the amaxes of the ranks could not be shared: {error}");
+            return Err(ExecutionError::generic(reason));
+        }
         let (ran, waiting) = {
             let registry = lock(&self.registry);
             (registry.ran.clone(), registry.waiting.clone())
@@ -194,7 +198,7 @@ macro_rules! has_state {
             ///
             /// # Errors
             ///
-            /// When the device failed.
+            /// When the device failed, or the [reducer](crate::Autocast::amax_reducer) did.
             pub fn fp8_state(&self) -> Result<Fp8State, ExecutionError> {
                 let sync: fn(&Self) -> Result<(), ExecutionError> = $sync;
                 sync(self)?;
