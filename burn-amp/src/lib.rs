@@ -69,12 +69,12 @@
 mod autocast;
 mod scaler;
 
-#[cfg(feature = "fp8")]
-pub use autocast::Fp8Filter;
 pub use autocast::{
     Autocast, AutocastDevice, AutocastLayer, AutocastLease, AutocastReport, NanGuard, NonFinite,
     OpCount, Policy, PolicyBuilder, PolicyError, Rule, autocast, full_precision, named,
 };
+#[cfg(feature = "fp8")]
+pub use autocast::{Fp8Filter, Fp8State, with_fp8_ops};
 #[cfg(feature = "fp8")]
 pub use burn_fp8::{Fp8Error, recipe};
 pub use burn_layer::{CustomOpHandler, LayerError, Layers, Op};

@@ -5,6 +5,7 @@ mod suite {
     mod autocast;
     mod device;
     mod fp8;
+    mod fp8_state;
     mod learner;
     mod loss_scaler;
     mod loss_scaler_device;

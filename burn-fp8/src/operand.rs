@@ -1,7 +1,7 @@
 //! An fp8 tensor of a backend.
 
 use burn::backend::{
-    Backend, TensorMetadata,
+    Backend, ExtensionType, TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{FloatDType, Shape};
@@ -10,6 +10,10 @@ use crate::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 
 /// Codes and scales of a backend: what [`Fp8Tensor`](crate::Fp8Tensor) is below Burn's `Tensor`, for backward passes and
 /// for layers over a backend.
+///
+/// Tensor cores read both sides of a product along its sum. So the codes are there twice, the second time transposed: a left
+/// side is read from the first, a right side from the second, and neither is copied, whichever of a layer's products it is
+/// in. Where the device has no use for that (see [`Fp8Ops::fp8_quantize_transposed`]) both are one and the same memory.
 ///
 /// ```
 /// use burn::backend::{Flex, ops::FloatTensorOps};
@@ -21,10 +25,12 @@ use crate::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 /// let product = x.clone().matmul(x.transpose(), Bias::None, FloatDType::F32);
 /// assert_eq!(product.storage::<f32>(), [5.0, 20.0, 20.0, 80.0]);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, ExtensionType)]
 pub struct Operand<B: Backend> {
-    /// The codes, one byte an element.
+    /// The codes, one byte an element: the left side of a product.
     pub codes: IntTensor<B>,
+    /// The transpose of the codes (of the last two dimensions): the right side of a product.
+    pub transposed: IntTensor<B>,
     /// The scales, in f32: `[1]` for one scale, otherwise as [`Fp8Ops::fp8_quantize_blocks`] gives them.
     pub scale: FloatTensor<B>,
     /// Which elements share a scale.
@@ -41,15 +47,14 @@ impl<B: Backend + Fp8Ops> Operand<B> {
             granularity,
             power_of_two,
         } = cast;
-        let (codes, scale) = match granularity {
-            Granularity::Tensor => {
-                let amax = B::fp8_amax(tensor.clone());
-                let scale = B::fp8_scales(amax, format, power_of_two);
-                (B::fp8_quantize(tensor, scale.clone(), format).0, scale)
-            }
-            _ => B::fp8_quantize_blocks(tensor, cast),
-        };
+        if granularity == Granularity::Tensor {
+            let amax = B::fp8_amax(tensor.clone());
+            let scale = B::fp8_scales(amax, format, power_of_two);
+            return Self::cast_with(tensor, scale, format).0;
+        }
+        let (codes, scale) = B::fp8_quantize_blocks(tensor, cast);
         Self {
+            transposed: swapped::<B>(codes.clone()),
             codes,
             scale,
             granularity,
@@ -57,15 +62,16 @@ impl<B: Backend + Fp8Ops> Operand<B> {
         }
     }
 
-    /// Cast with a scale (`[1]`) that is known already, and return the tensor's amax (`[1]`) from the same read.
+    /// Cast both ways with a scale (`[1]`) that is known already, and return the tensor's amax (`[1]`): one read.
     pub fn cast_with(
         tensor: FloatTensor<B>,
         scale: FloatTensor<B>,
         format: Fp8Format,
     ) -> (Self, FloatTensor<B>) {
-        let (codes, amax) = B::fp8_quantize(tensor, scale.clone(), format);
+        let (codes, transposed, amax) = B::fp8_quantize_transposed(tensor, scale.clone(), format);
         let operand = Self {
             codes,
+            transposed,
             scale,
             granularity: Granularity::Tensor,
             format,
@@ -82,9 +88,21 @@ impl<B: Backend + Fp8Ops> Operand<B> {
             _ => B::float_swap_dims(self.scale, rank - 2, rank - 1),
         };
         Self {
-            codes: B::int_swap_dims(self.codes, rank - 2, rank - 1),
+            codes: self.transposed,
+            transposed: self.codes,
             scale,
             granularity: self.granularity.transposed(),
+            ..self
+        }
+    }
+
+    /// With other leading dimensions, rows and columns in the same order. The transpose is a view then.
+    #[must_use]
+    pub fn reshape(self, shape: Shape) -> Self {
+        let codes = B::int_reshape(self.codes, shape);
+        Self {
+            transposed: swapped::<B>(codes.clone()),
+            codes,
             ..self
         }
     }
@@ -92,21 +110,14 @@ impl<B: Backend + Fp8Ops> Operand<B> {
     /// The matrix product, accumulated in f32, with a bias of as many elements as it has columns.
     pub fn matmul(self, rhs: Self, bias: Bias<B>, output: FloatDType) -> FloatTensor<B> {
         let spec = MatmulSpec::new(self.format, rhs.format, output);
+        let columns = swapped::<B>(rhs.transposed.clone());
         match [self.granularity, rhs.granularity] {
             [Granularity::Tensor, Granularity::Tensor] => {
-                B::fp8_matmul(self.codes, rhs.codes, self.scale, rhs.scale, bias, spec)
+                B::fp8_matmul(self.codes, columns, self.scale, rhs.scale, bias, spec)
             }
             granularities => {
                 let [left, right] = [self.block_scale(), rhs.block_scale()];
-                B::fp8_matmul_blocks(
-                    self.codes,
-                    rhs.codes,
-                    left,
-                    right,
-                    bias,
-                    granularities,
-                    spec,
-                )
+                B::fp8_matmul_blocks(self.codes, columns, left, right, bias, granularities, spec)
             }
         }
     }
@@ -122,4 +133,10 @@ impl<B: Backend + Fp8Ops> Operand<B> {
             _ => scale,
         }
     }
+}
+
+/// With the last two dimensions swapped.
+fn swapped<B: Backend>(codes: IntTensor<B>) -> IntTensor<B> {
+    let rank = codes.shape().num_dims();
+    B::int_swap_dims(codes, rank - 2, rank - 1)
 }

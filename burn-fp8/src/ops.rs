@@ -145,7 +145,8 @@ pub trait Fp8Ops: Backend {
     /// [`fp8_quantize`](Self::fp8_quantize) and the transpose of the codes (of the last two dimensions), laid out as it will
     /// be read: codes, transposed codes, amax, from one read of the input.
     ///
-    /// A backend with strides may give the codes themselves, transposed by their strides.
+    /// A backend whose products read codes as fast in any order gives the codes themselves, transposed by their strides: Flex
+    /// does, and CubeCL on devices where products run neither on fp8 tensor cores nor by cuBLASLt.
     fn fp8_quantize_transposed(
         input: FloatTensor<Self>,
         scale: FloatTensor<Self>,
@@ -241,15 +242,13 @@ pub trait Fp8Ops: Backend {
     }
 
     /// `input` (`[rows, d_input]`) times a weight (`[d_input, d_output]`), the first cast with its scale, the second cast
-    /// already; also the amax of the input. Under autodiff the gradient is cast too, and both its products run in fp8;
-    /// `weight` itself is what receives the second.
-    #[allow(clippy::too_many_arguments)] // A trait method of tensors cannot group them without another type per backend.
+    /// already, with one scale; also the amax of the input. Under autodiff the gradient is cast too, and both its products run
+    /// in fp8; `weight` itself is what receives the second.
     fn fp8_linear(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        weight_codes: IntTensor<Self>,
+        #[extension_type] weight_codes: Operand<Self>,
         input_scale: FloatTensor<Self>,
-        weight_scale: FloatTensor<Self>,
         gradient_scale: FloatTensor<Self>,
         #[extension_type] bias: Bias<Self>,
         spec: LinearSpec,
@@ -258,8 +257,9 @@ pub trait Fp8Ops: Backend {
         let matmul = MatmulSpec::new(spec.forward, spec.forward, output_dtype(&input))
             .with_fast_accumulation(true);
         let (codes, amax) = Self::fp8_quantize(input, input_scale.clone(), spec.forward);
-        let product =
-            Self::fp8_matmul(codes, weight_codes, input_scale, weight_scale, bias, matmul);
+        let weight = Self::int_swap_dims(weight_codes.transposed, 0, 1);
+        let scale = weight_codes.scale;
+        let product = Self::fp8_matmul(codes, weight, input_scale, scale, bias, matmul);
         (product, amax)
     }
 

@@ -1,11 +1,7 @@
 //! The device a rank computes on, and the number format of its ops.
 
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
-use burn::backend::Cube;
-#[cfg(feature = "flex")]
-use burn::backend::Flex;
 use burn::tensor::{DType, Device};
-use burn_amp::{Autocast, AutocastDevice};
+use burn_amp::{Autocast, AutocastDevice, with_fp8_ops};
 use burn_ddp::{Ddp, DdpConfig, Overlap, ProcessGroup};
 use burn_layer::Layers;
 use examples::resnet::ResNet;
@@ -114,13 +110,4 @@ impl Compute {
         };
         counts.join(", ") + head
     }
-}
-
-/// Lets the device run `Fp8Linear`.
-fn with_fp8_ops(layers: Layers) -> Layers {
-    #[cfg(feature = "flex")]
-    let layers = layers.custom_ops::<Flex>(burn_fp8::custom_ops::<Flex>());
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
-    let layers = layers.custom_ops::<Cube>(burn_fp8::custom_ops::<Cube>());
-    layers
 }

@@ -10,7 +10,10 @@ use super::{
 };
 use burn::tensor::{DType, Device};
 #[cfg(feature = "fp8")]
-use burn_fp8::{Fp8Error, recipe::Fp8Recipe};
+use burn_fp8::{
+    Fp8Error,
+    recipe::{AmaxReducer, Fp8Recipe},
+};
 use burn_layer::{Cast, Inputs, Layer, LayerError, Layers, Lease, Op, Plan, Ran, Run};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -90,11 +93,12 @@ impl Autocast {
     /// - `CurrentScaling`, `RowwiseScaling` and `BlockScaling` need no state and suit any model.
     /// - `DelayedScaling` keeps a layer's histories with its weight, and with what an optimizer's steps make of that: sums,
     ///   differences and multiples. The first time, and of a weight that is computed anew in each step, a tensor is scaled by its
-    ///   own amax. Histories move with every cast, in evaluation too, and are no part of a record; where they must
-    ///   survive a checkpoint, use `burn_fp8::Fp8Linear`, which also runs on this device.
+    ///   own amax. Histories move with every cast, in evaluation too. A model's record does not have them:
+    ///   [`AutocastDevice::fp8_state`] gives them for a checkpoint.
     ///
     /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks
-    /// scale inputs and gradients each by their own; equal weights have equal scales.
+    /// scale inputs and gradients each by their own, unless delayed scaling [shares](Self::amax_reducer) amaxes; equal weights have
+    /// equal scales.
     ///
     /// # Errors
     ///
@@ -126,6 +130,44 @@ impl Autocast {
     pub fn fp8_filter(mut self, filter: Fp8Filter) -> Self {
         if let Some(fp8) = &mut self.fp8 {
             fp8.filter = filter;
+        }
+        self
+    }
+
+    /// Share the scales of `DelayedScaling` over the ranks of a data-parallel run: the largest of all ranks' amaxes enter the
+    /// histories. `burn-ddp`'s `ProcessGroup` is such a reducer; give the device a duplicate of its own.
+    ///
+    /// It is one call a layer and backward pass, on the thread on which the device runs its ops, which waits for the other ranks:
+    /// all of them run the same layers in the same order, each with rows in its part of the batch. A pass without a backward, as
+    /// in evaluation, makes no call and leaves the histories as they are. Scales of the first step are each rank's own, and so are
+    /// those of all steps by other recipes. When the reducer fails, the log says so, each rank goes on by its own amaxes, and
+    /// [`AutocastDevice::fp8_state`] is an error from then on.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+    /// use burn_amp::{Autocast, recipe::{AmaxReducer, DelayedScaling}};
+    /// use std::{error::Error, sync::Arc};
+    ///
+    /// /// Stands for a group, another rank of which saw larger numbers.
+    /// #[derive(Debug)]
+    /// struct Doubled;
+    ///
+    /// impl AmaxReducer for Doubled {
+    ///     fn max(&self, amaxes: Tensor<1>) -> Result<Tensor<1>, Box<dyn Error + Send + Sync>> {
+    ///         Ok(amaxes * 2.0)
+    ///     }
+    /// }
+    ///
+    /// let autocast = Autocast::fp8(DelayedScaling::new())?.amax_reducer(Arc::new(Doubled));
+    /// let device = autocast.device(Device::flex())?.autodiff();
+    /// let linear = LinearConfig::new(32, 16).init(&device);
+    /// linear.forward(Tensor::<2>::ones([4, 32], &device)).sum().backward();
+    /// # Ok::<(), Box<dyn Error>>(())
+    /// ```
+    #[cfg(feature = "fp8")]
+    pub fn amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
+        if let Some(fp8) = &mut self.fp8 {
+            fp8.share(reducer);
         }
         self
     }
@@ -191,9 +233,8 @@ impl Autocast {
     /// # Ok::<(), burn_layer::LayerError>(())
     /// ```
     pub fn with_report(self, device: Device) -> Result<AutocastDevice, LayerError> {
-        let (layers, counters) = self.layers(device)?;
-        let device = layers.serve()?;
-        Ok(AutocastDevice { device, counters })
+        let (layers, layer) = self.layers(device)?;
+        Ok(layer.on(layers.serve()?))
     }
 
     /// A device of its own, which goes when the lease and the device's last tensor are dropped.
@@ -212,21 +253,25 @@ impl Autocast {
     /// # Ok::<(), burn_layer::LayerError>(())
     /// ```
     pub fn lease(self, device: Device) -> Result<AutocastLease, LayerError> {
-        let (layers, counters) = self.layers(device)?;
+        let (layers, layer) = self.layers(device)?;
         let lease = layers.lease()?;
-        Ok(AutocastLease { lease, counters })
+        Ok(AutocastLease {
+            lease,
+            counters: layer.counters,
+            #[cfg(feature = "fp8")]
+            fp8: layer.fp8,
+        })
     }
 
-    fn layers(self, device: Device) -> Result<(Layers, Arc<Counters>), LayerError> {
+    fn layers(self, device: Device) -> Result<(Layers, AutocastLayer), LayerError> {
         let guard = self.guard.clone();
         let layer = self.layer(&device)?;
-        let counters = layer.counters.clone();
-        let layers = fp8::with_ops(Layers::on(device).layer(layer));
+        let layers = fp8::with_fp8_ops(Layers::on(device).layer(layer.clone()));
         let layers = match guard {
             Some(guard) => layers.layer(guard),
             None => layers,
         };
-        Ok((layers, counters))
+        Ok((layers, layer))
     }
 
     /// The layer alone, to be [stacked](Layers) with others over `device`, or to be served with
@@ -297,6 +342,8 @@ pub struct AutocastDevice {
     /// The device.
     pub device: Device,
     counters: Arc<Counters>,
+    #[cfg(feature = "fp8")]
+    pub(super) fp8: Option<Arc<Fp8>>,
 }
 
 impl AutocastDevice {
@@ -313,6 +360,8 @@ impl AutocastDevice {
 pub struct AutocastLease {
     lease: Lease,
     counters: Arc<Counters>,
+    #[cfg(feature = "fp8")]
+    pub(super) fp8: Option<Arc<Fp8>>,
 }
 
 impl AutocastLease {
@@ -338,11 +387,13 @@ pub struct AutocastLayer {
 }
 
 impl AutocastLayer {
-    /// Names the layer's counters with the device that it was served on.
+    /// The layer's counters and its state, named with the device that it was served on.
     pub fn on(&self, device: Device) -> AutocastDevice {
         AutocastDevice {
             device,
             counters: self.counters.clone(),
+            #[cfg(feature = "fp8")]
+            fp8: self.fp8.clone(),
         }
     }
 }

@@ -15,7 +15,7 @@ mod rules;
 
 pub use device::{Autocast, AutocastDevice, AutocastLayer, AutocastLease};
 #[cfg(feature = "fp8")]
-pub use fp8::Fp8Filter;
+pub use fp8::{Fp8Filter, Fp8State, with_fp8_ops};
 pub use nan_guard::{NanGuard, NonFinite, named};
 pub use policy::{Policy, PolicyBuilder, PolicyError};
 pub use region::{autocast, full_precision};

@@ -24,6 +24,6 @@ impl Fp8 {
     }
 }
 
-pub(super) fn with_ops(layers: Layers) -> Layers {
+pub(super) fn with_fp8_ops(layers: Layers) -> Layers {
     layers
 }

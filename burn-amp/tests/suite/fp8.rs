@@ -10,12 +10,13 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
 use burn_amp::{
-    Autocast, AutocastDevice, Fp8Error, Fp8Filter, OpCount, Policy, autocast, full_precision,
-    named,
+    Autocast, AutocastDevice, Fp8Error, Fp8Filter, Layers, OpCount, Policy, autocast,
+    full_precision, named,
     recipe::{
         BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, LinearCasts, RecipeFormat,
         RowwiseScaling,
     },
+    with_fp8_ops,
 };
 use burn_fp8::{Fp8Cast, Fp8Format, Fp8Linear, Fp8Tensor, Granularity, amax, scaled_matmul};
 
@@ -394,14 +395,18 @@ fn a_bad_recipe_is_an_error() {
     assert!(matches!(error, Fp8Error::ForwardFormat { .. }), "{error}");
 }
 
-/// burn-fp8's own modules and tensors run on every autocast device.
+/// burn-fp8's own modules and tensors run on every autocast device, and on others that are told to.
 #[test]
-fn fp8_modules_run_on_autocast_devices() {
-    for autocast in [
+fn fp8_modules_run_on_layered_devices() {
+    let autocasts = [
         Autocast::bf16(),
         Autocast::fp8(CurrentScaling::new()).unwrap(),
-    ] {
-        let device = autocast.device(Device::flex()).unwrap().autodiff();
+    ];
+    let mut devices = autocasts
+        .map(|autocast| autocast.device(Device::flex()).unwrap())
+        .to_vec();
+    devices.push(with_fp8_ops(Layers::on(Device::flex())).serve().unwrap());
+    for device in devices {
         let run = |device: &Device| {
             let layer = Fp8Linear::from_linear(linear([16, 8], device), DelayedScaling::new());
             let layer = layer.unwrap();
@@ -411,6 +416,6 @@ fn fp8_modules_run_on_autocast_devices() {
             let codes = Fp8Tensor::quantize_as(x, rows).unwrap().into_data();
             (values(layer.weight.grad(&gradients).unwrap()), codes)
         };
-        assert_eq!(run(&device), run(&Device::flex().autodiff()));
+        assert_eq!(run(&device.autodiff()), run(&Device::flex().autodiff()));
     }
 }

@@ -32,7 +32,13 @@ impl Fp8Ops for CubeBackend {
         scale: FloatTensor<Self>,
         format: Fp8Format,
     ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
-        kernels::quantize_transposed(input, scale, format)
+        match kernels::products_read_along_sums(&input) {
+            true => kernels::quantize_transposed(input, scale, format),
+            false => {
+                let (codes, amax) = kernels::quantize(input, scale, format);
+                (codes.clone(), kernels::swapped(codes), amax)
+            }
+        }
     }
 
     fn fp8_dequantize(

@@ -27,14 +27,6 @@ impl Fp8Ops for Flex {
         flex::quantize(input, &scale, format)
     }
 
-    fn fp8_quantize_transposed(
-        input: FloatTensor<Self>,
-        scale: FloatTensor<Self>,
-        format: Fp8Format,
-    ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
-        flex::quantize_transposed(input, &scale, format)
-    }
-
     fn fp8_dequantize(
         codes: IntTensor<Self>,
         scale: FloatTensor<Self>,

@@ -40,19 +40,6 @@ pub(crate) fn quantize(
     (codes, tensor_f32(vec![amax], Shape::new([1])))
 }
 
-/// See [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed). The input is read once; what is laid
-/// out anew are its codes.
-pub(crate) fn quantize_transposed(
-    input: FlexTensor,
-    scale: &FlexTensor,
-    format: Fp8Format,
-) -> (FlexTensor, FlexTensor, FlexTensor) {
-    let (codes, amax) = quantize(input, scale, format);
-    let rank = codes.layout().shape().num_dims();
-    let transposed = codes.transpose(rank - 2, rank - 1).to_contiguous();
-    (codes, transposed, amax)
-}
-
 /// See [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize).
 pub(crate) fn dequantize(
     codes: FlexTensor,

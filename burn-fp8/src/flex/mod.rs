@@ -3,7 +3,7 @@
 mod cast;
 mod matmul;
 
-pub(crate) use cast::{amax, dequantize, quantize, quantize_transposed};
+pub(crate) use cast::{amax, dequantize, quantize};
 pub(crate) use matmul::{matmul, matmul_amax};
 
 use burn_flex::{FlexTensor, Layout};

@@ -108,7 +108,7 @@ pub(in crate::kernels) fn elements(tensor: CubeTensor) -> BufferArg {
 }
 
 /// With the last two dimensions swapped, where it is.
-pub(in crate::kernels) fn swapped(tensor: CubeTensor) -> CubeTensor {
+pub(crate) fn swapped(tensor: CubeTensor) -> CubeTensor {
     let rank = tensor.meta.num_dims();
     let mut axes: Vec<usize> = (0..rank).collect();
     axes.swap(rank - 2, rank - 1);

@@ -16,7 +16,8 @@ use crate::Fp8Format;
 const ACROSS: u32 = 8;
 const DOWN: u32 = 4;
 
-/// See [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed).
+/// The codes, those of the transpose as a copy of its own, both in rows that begin at multiples of 16 bytes, and the amax:
+/// [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed) where products read along their sums.
 pub(crate) fn quantize_transposed(
     input: CubeTensor,
     scale: CubeTensor,
@@ -150,4 +151,56 @@ fn quantize_kernel<F: Numeric>(
         tile += CUBE_COUNT * CUBE_DIM as usize;
     }
     raise(amax, 0usize, max);
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+    use burn::tensor::TensorData;
+    use burn_cubecl::{CubeBackend, CubeDevice};
+    use burn_std::reader::try_read_sync;
+
+    use super::*;
+    use crate::kernels::{buffer::swapped, quantize};
+
+    /// Sizes on both sides of a word, a tile and a block of tiles; batches. The peer is the cast in one layout.
+    #[test]
+    fn the_copy_is_the_transpose() {
+        let device = CubeDevice::Cpu(Default::default());
+        let float = |data| CubeBackend::float_from_data(data, &device);
+        let codes = |tensor| {
+            let data = try_read_sync(CubeBackend::int_into_data(tensor));
+            data.unwrap().unwrap().try_to_vec::<u8>().unwrap()
+        };
+        let amax = |tensor| {
+            let data = try_read_sync(CubeBackend::float_into_data(tensor));
+            data.unwrap().unwrap().try_to_vec::<f32>().unwrap()
+        };
+        for shape in [
+            [1, 1, 1],
+            [1, 4, 4],
+            [1, 3, 7],
+            [2, 17, 34],
+            [3, 6, 1],
+            [1, 20, 65],
+            [2, 0, 3],
+        ] {
+            for format in Fp8Format::ALL {
+                let count = shape.iter().product();
+                let number = |index| (index as f32 * 0.7).sin() * 20.0;
+                let values: Vec<f32> = (0..count).map(number).collect();
+                let input = || float(TensorData::new(values.clone(), shape));
+                let scale = || float(TensorData::from([30f32]));
+                let (both, transposed, both_amax) = quantize_transposed(input(), scale(), format);
+                let (expected, expected_amax) = quantize(input(), scale(), format);
+                assert_eq!(amax(both_amax), amax(expected_amax));
+                let [batches, rows, columns] = shape;
+                assert_eq!(transposed.shape(), [batches, columns, rows].into());
+                if count > 0 {
+                    assert_eq!(codes(both), codes(expected.clone()));
+                    assert_eq!(codes(transposed), codes(swapped(expected)));
+                }
+            }
+        }
+    }
 }

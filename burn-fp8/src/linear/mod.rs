@@ -19,10 +19,10 @@ use burn::tensor::{Tensor, assert_shape, module::linear};
 
 use crate::{
     Bias, BlockLinearSpec, Fp8Error, Fp8Format, Fp8Ops, Fp8Scope, Fp8Tensor, LinearSpec,
-    Microbatch, functions,
+    Microbatch, Operand, functions,
     recipe::{AmaxReducer, Fp8Recipe},
 };
-use cache::WeightCache;
+use cache::{CastWeight, WeightCache};
 use state::Fp8State;
 
 /// A linear layer whose three matrix products (forward, input gradient, weight gradient) run in fp8.
@@ -193,9 +193,8 @@ impl Fp8Linear {
         let (output, input_amax) = Dispatch::fp8_linear(
             input.into_dispatch(),
             weight.into_dispatch(),
-            codes.codes().into_dispatch(),
+            codes,
             scales.input.into_dispatch(),
-            codes.scale().reshape([1]).into_dispatch(),
             scales.gradient.into_dispatch(),
             bias,
             spec,
@@ -213,15 +212,17 @@ impl Fp8Linear {
         weight: &Tensor<2>,
         scale: impl FnOnce() -> Tensor<1>,
         format: Fp8Format,
-    ) -> (Fp8Tensor<2>, Option<Tensor<1>>) {
+    ) -> (Operand<Dispatch>, Option<Tensor<1>>) {
         let microbatch = Fp8Scope::current().microbatch();
-        if let (Microbatch::Later, Some(codes)) = (microbatch, self.cache.get()) {
-            return (codes, None);
+        if let (Microbatch::Later, Some(cast)) = (microbatch, self.cache.get()) {
+            return (cast.into(), None);
         }
-        let (codes, amax) = Fp8Tensor::quantize_with_device_scale(weight.clone(), scale(), format);
+        let (codes, transposed, amax) =
+            Fp8Tensor::quantize_with_transpose(weight.clone(), scale(), format);
+        let cast = CastWeight { codes, transposed };
         let keep = microbatch != Microbatch::Only;
-        self.cache.set(keep.then(|| codes.clone()));
-        (codes, Some(amax))
+        self.cache.set(keep.then(|| cast.clone()));
+        (cast.into(), Some(amax))
     }
 
     /// Take the amaxes of input and weight into the scales at once.

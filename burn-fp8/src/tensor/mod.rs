@@ -84,10 +84,12 @@ impl<const D: usize> Fp8Tensor<D> {
         (quantized, Tensor::from_dispatch(amax))
     }
 
-    /// [`quantize_with_device_scale`](Self::quantize_with_device_scale) and the transpose (of the last two dimensions) as a
-    /// tensor of its own, laid out row by row: the tensor, its transpose and the amax, from one read of the input. The
-    /// products of backward read their operands along rows then. On a backend without a kernel for it, the transpose is
-    /// [`transpose`](Self::transpose)'s.
+    /// [`quantize_with_device_scale`](Self::quantize_with_device_scale) and the transpose (of the last two dimensions): the
+    /// tensor, its transpose and the amax, from one read of the input.
+    ///
+    /// On a device with fp8 tensor cores, which read both sides of a product along its sum, the transpose is a tensor of its own,
+    /// laid out row by row, so that the right side `transposed.transpose()` is not copied before a product. Elsewhere it is
+    /// [`transpose`](Self::transpose)'s, which costs nothing.
     ///
     /// # Panics
     /// For tensors of rank 1.

@@ -178,8 +178,8 @@ fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u3
 
 /// What is bit-exact, and products to the last bits of f32, by whatever kernels.
 #[cfg(feature = "cpu")]
-fn check_scaled_apart<B: Fp8Ops>(device: Device<B>) {
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
+fn check_scaled_apart<B: Fp8Ops>(device: Device<B>, dtypes: &[DType]) {
+    for &dtype in dtypes {
         let (codes, bits, products) = scaled_apart::<B>(&device, dtype);
         let (expected_codes, expected_bits, expected) =
             scaled_apart::<Flex>(&Default::default(), dtype);
@@ -204,6 +204,7 @@ fn flex() {
 
 #[cfg(feature = "cpu")]
 mod cube {
+    use burn::tensor::DType;
     use burn_cubecl::{CubeBackend, CubeDevice, cubecl::cpu::CpuDevice};
     use burn_fusion::Fusion;
 
@@ -212,12 +213,14 @@ mod cube {
     #[test]
     fn without_fusion() {
         check::<CubeBackend>(CubeDevice::Cpu(CpuDevice));
-        check_scaled_apart::<CubeBackend>(CubeDevice::Cpu(CpuDevice));
+        let dtypes = [DType::F32, DType::BF16, DType::F16];
+        check_scaled_apart::<CubeBackend>(CubeDevice::Cpu(CpuDevice), &dtypes);
     }
 
     #[test]
     fn with_fusion() {
         check::<Fusion<CubeBackend>>(CubeDevice::Cpu(CpuDevice));
-        check_scaled_apart::<Fusion<CubeBackend>>(CubeDevice::Cpu(CpuDevice));
+        // The kernels are the same; what fusion adds is the way there.
+        check_scaled_apart::<Fusion<CubeBackend>>(CubeDevice::Cpu(CpuDevice), &[DType::F32]);
     }
 }

@@ -59,3 +59,65 @@ fn a_known_scale_is_used_and_the_amax_returned() {
     assert_eq!(operand.granularity, Granularity::Tensor);
     assert_eq!(amax.storage::<f32>(), [3.0]);
 }
+
+/// Of what is there twice, a product reads what lies along its sum.
+#[test]
+fn a_left_side_is_read_by_rows_and_a_right_side_by_columns() {
+    let flex = |values: [[f32; 2]; 2]| {
+        // By a power of two, so that small integers stay what they are.
+        let cast = Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3).with_power_of_two(true);
+        Operand::<Flex>::cast(
+            Flex::float_from_data(TensorData::from(values), &Default::default()),
+            cast,
+        )
+    };
+    let (lhs, rhs) = (
+        flex([[1.0, 2.0], [3.0, 4.0]]),
+        flex([[1.0, 0.0], [2.0, 4.0]]),
+    );
+    let zeros = flex([[0.0; 2]; 2]).codes;
+    let product = |lhs: Operand<Flex>, rhs: Operand<Flex>| {
+        let product = lhs.matmul(rhs, Bias::None, FloatDType::F32);
+        product.storage::<f32>().to_vec()
+    };
+    let expected = [5.0, 8.0, 11.0, 16.0];
+    assert_eq!(product(lhs.clone(), rhs.clone()), expected);
+    let left = Operand {
+        transposed: zeros.clone(),
+        ..lhs.clone()
+    };
+    let right = Operand {
+        codes: zeros,
+        ..rhs.clone()
+    };
+    assert_eq!(product(left.clone(), right.clone()), expected);
+    // The transpose of a product is that of the factors, in the other order.
+    let turned = product(rhs.transpose(), lhs.transpose());
+    assert_eq!(turned, [5.0, 11.0, 8.0, 16.0]);
+    assert_eq!(
+        product(right.clone().transpose(), left.clone().transpose()),
+        turned
+    );
+    assert_eq!(product(right, left), [0.0; 4]);
+}
+
+#[test]
+fn a_reshaped_operand_is_a_batch() {
+    let mut random = Random::new(71);
+    let mut operand = |shape: [usize; 2]| {
+        let data = TensorData::new(random.normals(shape[0] * shape[1]), shape);
+        let tensor = Flex::float_from_data(data, &Default::default());
+        Operand::<Flex>::cast(tensor, Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3))
+    };
+    let (rows, other) = (operand([6, 5]), operand([5, 4]));
+    let product = |rows: Operand<Flex>, other: Operand<Flex>| {
+        let product = rows.matmul(other, Bias::None, FloatDType::F32);
+        product.storage::<f32>().to_vec()
+    };
+    let expected = product(rows.clone(), other.clone());
+    let (batch, single) = (
+        rows.reshape([2, 3, 5].into()),
+        other.reshape([1, 5, 4].into()),
+    );
+    assert_eq!(product(batch, single), expected);
+}

@@ -1,7 +1,7 @@
 //! Recipes: delayed scaling against a brute-force version of Transformer Engine's update.
 
 use burn::config::Config;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_fp8::recipe::{
     AmaxCompute, BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, LinearCasts,
     RecipeFormat, RowwiseScaling, ScaleUpdate,
@@ -73,13 +73,19 @@ fn assert_same(actual: &[f32], expected: &[f32]) {
 #[test]
 fn updates_equal_transformer_engines() {
     for device in devices() {
-        for (length, steps) in [(1, 8), (2, 12), (3, 24), (31, 70), (1024, 12)] {
+        let lengths = [(1, 8), (2, 12), (3, 24), (31, 70), (1024, 12)];
+        for (number, (length, steps)) in lengths.into_iter().enumerate() {
             for algorithm in [AmaxCompute::Max, AmaxCompute::MostRecent] {
-                for (margin, format) in [
+                let margins = [
                     (0, Fp8Format::E4M3),
                     (2, Fp8Format::E5M2),
                     (-3, Fp8Format::E4M3),
-                ] {
+                ];
+                // Where every step is a launch and two reads, each length has the margins in turn; the length of 3 has all.
+                let all = device == Device::flex() || length == 3;
+                let margins = margins.into_iter().enumerate();
+                let margins = margins.filter(|(index, _)| all || *index == number % 3);
+                for (_, (margin, format)) in margins {
                     let recipe = DelayedScaling::new()
                         .with_amax_history_len(length)
                         .with_margin(margin)

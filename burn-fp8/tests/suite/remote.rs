@@ -4,10 +4,11 @@ use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, remote::RemoteHost};
 use burn_fp8::recipe::{AmaxCompute, CurrentScaling, DelayedScaling, RecipeFormat};
 use burn_fp8::{
-    Fp8Cast, Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, Granularity, amax, custom_ops,
-    register_fp8_ops, register_portable_fp8_ops, scaled_matmul, scaled_matmul_with_amax,
+    Fp8Cast, Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Scope, Fp8Tensor, Granularity, Microbatch,
+    amax, custom_ops, register_fp8_ops, register_portable_fp8_ops, scaled_matmul,
+    scaled_matmul_with_amax,
 };
-use burn_ir::ScalarIr;
+use burn_ir::{ScalarIr, TensorIr, TensorStatus};
 use burn_remote::server::{BackendServer, WebSocketTransport};
 use burn_router::CustomOpRegistry;
 use std::sync::Mutex;
@@ -178,6 +179,60 @@ fn only_the_forward_product_is_summed_fast() {
     values(x.grad(&gradients).unwrap());
     values(layer.weight.val().grad(&gradients).unwrap());
     assert_eq!(*FAST.lock().unwrap(), [true, false, false]);
+    runtime.shutdown_background();
+}
+
+/// On a backend that lays the transposes out, as a GPU with fp8 tensor cores does, every product of a layer finds both operands
+/// along its sum, so none is copied; and a weight is cast once for both of its products, in all micro-batches of a step.
+#[test]
+fn no_product_of_a_layer_copies_an_operand() {
+    static OPS: Mutex<Vec<(String, Vec<bool>)>> = Mutex::new(Vec::new());
+    fn register(registry: &mut CustomOpRegistry<Flex>) {
+        for (id, handler) in custom_ops::<Flex>() {
+            registry.register(id, move |handles, desc, device| {
+                let kept = |ir: &TensorIr| TensorIr {
+                    status: TensorStatus::ReadOnly,
+                    ..ir.clone()
+                };
+                let mut along = Vec::new();
+                if desc.id == "fp8::matmul" {
+                    for (side, sum) in desc.inputs[..2].iter().zip([1, 0]) {
+                        let codes = handles.get_int_tensor::<Flex>(&kept(side));
+                        along.push(codes.layout().strides()[sum] == 1);
+                    }
+                }
+                OPS.lock().unwrap().push((desc.id.clone(), along));
+                handler(handles, desc, device);
+                if desc.id == "fp8::quantize_transposed" {
+                    let transposed = &desc.outputs[1];
+                    let view = handles.get_int_tensor::<Flex>(&kept(transposed));
+                    // Flex itself reads any layout.
+                    assert_eq!(view.layout().strides()[0], 1);
+                    handles.register_int_tensor::<Flex>(&transposed.id, view.to_contiguous());
+                }
+            });
+        }
+    }
+    let (runtime, remote) = serve(register);
+    let device = remote.autodiff();
+    let layer = Fp8LinearConfig::new(8, 4).init(&device);
+    for microbatch in [Microbatch::First, Microbatch::Later] {
+        let x = Random::new(33).matrix([6, 8], &device).require_grad();
+        let scope = Fp8Scope::current().with_microbatch(microbatch);
+        let gradients = scope.run(|| layer.forward(x.clone())).sum().backward();
+        values(x.grad(&gradients).unwrap());
+        values(layer.weight.val().grad(&gradients).unwrap());
+    }
+    let ops = OPS.lock().unwrap();
+    let named = |name: &str| -> Vec<_> { ops.iter().filter(|(id, _)| id == name).collect() };
+    // The weight; input and gradient, twice each.
+    assert_eq!(named("fp8::quantize_transposed").len(), 5);
+    assert!(named("fp8::quantize").is_empty());
+    let products = named("fp8::matmul");
+    assert_eq!(products.len(), 6);
+    for (_, along) in products {
+        assert_eq!(along, &[true, true]);
+    }
     runtime.shutdown_background();
 }
 

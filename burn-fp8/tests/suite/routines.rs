@@ -198,8 +198,18 @@ fn values_lie_as_their_codes_do() {
             )
         };
         let (codes, _) = CubeBackend::fp8_quantize(input(), one(), Fp8Format::E4M3);
-        let (_, rows_with_gaps, _) =
-            CubeBackend::fp8_quantize_transposed(input(), one(), Fp8Format::E4M3);
+        // The same in rows of 5 that are 16 apart.
+        let turned = CubeBackend::float_swap_dims(input(), 0, 1);
+        let gaps = float(vec![0.0; 66], &[6, 11], &device);
+        let wide = CubeBackend::float_cat(vec![turned, gaps], 1);
+        let (wide, _) = CubeBackend::fp8_quantize(wide, one(), Fp8Format::E4M3);
+        let rows_with_gaps = CubeTensor::new(
+            wide.client,
+            wide.handle,
+            Metadata::new([6, 5], [16, 1]),
+            wide.device,
+            DType::U8,
+        );
         for codes in [CubeBackend::int_swap_dims(codes, 0, 1), rows_with_gaps] {
             let strides = codes.meta.strides().to_vec();
             assert_ne!(strides, [5, 1]);
@@ -275,6 +285,8 @@ fn every_policy_gives_the_product() {
             MatmulPolicy::Measured,
             MatmulPolicy::Only(MatmulRoutine::Decoded),
             MatmulPolicy::Only(MatmulRoutine::WgmmaTma),
+            // Which it is not for: 6 is no multiple of 16.
+            MatmulPolicy::Only(MatmulRoutine::CublasLt),
         ] {
             let codes = [&lhs, &rhs].map(|side| side.codes(Fp8Format::E4M3, &device));
             let one = || float(vec![1.0], &[1], &device);

@@ -2,26 +2,47 @@
 
 use super::{
     Fp8,
-    history::Histories,
+    history::{Histories, Known},
     product::{self, InputOf, Product},
+    ranks::{Lift, Reducer},
+    state::{LayerName, lock},
 };
+use crate::autocast::nan_guard::Name;
 use burn::{
-    backend::{Backend, TensorMetadata, tensor::FloatTensor},
+    backend::{
+        Backend, TensorMetadata,
+        tensor::{Device, FloatTensor},
+    },
     tensor::Shape,
 };
-use burn_fp8::{Bias, Fp8Cast, Fp8Ops, Granularity, Operand, recipe::Fp8Recipe};
+use burn_fp8::{
+    Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, Operand,
+    recipe::{Fp8Recipe, RecipeFormat},
+};
 use burn_layer::{Descent, Op, Run, RunInput};
+use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Mutex};
 
 /// What a tensor is to a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     Input,
     Weight,
     Gradient,
 }
 
-/// The casts of a tensor, kept with it.
-type Casts<B> = Vec<(Fp8Cast, Operand<B>)>;
+pub(super) fn format_of(recipe: RecipeFormat, role: Role) -> Fp8Format {
+    match role {
+        Role::Input | Role::Weight => recipe.forward(),
+        Role::Gradient => recipe.gradient(),
+    }
+}
+
+/// The casts of a tensor, kept with it, and what tells of their end.
+type Casts<B> = Vec<(Fp8Cast, Operand<B>, Arc<()>)>;
+
+/// The histories of a layer, with delayed scaling.
+type Layer<B> = Option<Arc<Mutex<Histories<B>>>>;
 
 impl Fp8 {
     /// One of the products, in the dtype that it is stored in.
@@ -29,6 +50,7 @@ impl Fp8 {
         &self,
         run: &Run<'_>,
         mut inputs: Vec<RunInput<'_, B>>,
+        lift: Lift<B>,
     ) -> FloatTensor<B> {
         use Role::{Gradient, Input, Weight};
         let casts = self.settings.recipe.casts();
@@ -49,10 +71,11 @@ impl Fp8 {
         let (output, shape) = match product {
             Product::Output => {
                 let [input, weight] = casts.output;
-                let layer = Some(second.kept.descent());
+                let descent = second.kept.descent();
+                let layer = self.layer(run, size, &second.tensor.device(), &descent);
                 first.kept.with(|InputOf(layers)| {
                     if layers.iter().all(|(other, _)| *other != size) {
-                        layers.extend(layer.clone().map(|layer| (size, layer)));
+                        layers.push((size, descent));
                     }
                 });
                 let input = self.cast(first, Input, input, &layer, false);
@@ -66,9 +89,11 @@ impl Fp8 {
                 };
                 let shape = with_last(gradient.tensor.shape(), size[0]);
                 let [left, right] = casts.input_gradient;
-                let layer = Some(weight.kept.descent());
+                let descent = weight.kept.descent();
+                let layer = self.layer(run, size, &weight.tensor.device(), &descent);
                 let gradient = self.cast(gradient, Gradient, left, &layer, false);
                 let weight = self.cast(weight, Weight, right, &layer, false);
+                self.share(&layer, lift);
                 (gradient.matmul(weight.transpose(), bias, dtype), shape)
             }
             Product::WeightGradient => {
@@ -77,16 +102,60 @@ impl Fp8 {
                     _ => (untransposed(first), with_last(left, size[1])),
                 };
                 let [left, right] = casts.weight_gradient;
-                let layer = input.kept.with(|InputOf(layers)| {
+                let descent = input.kept.with(|InputOf(layers)| {
                     let layer = layers.iter().find(|(other, _)| *other == size);
                     layer.map(|(_, layer)| layer.clone())
                 });
+                let device = input.tensor.device();
+                let layer = descent.and_then(|layer| self.layer(run, size, &device, &layer));
                 let input = self.cast(input, Input, left, &layer, batch);
                 let gradient = self.cast(second, Gradient, right, &layer, batch);
+                self.share(&layer, lift);
                 (input.transpose().matmul(gradient, bias, dtype), shape)
             }
         };
         B::float_reshape(output, shape)
+    }
+
+    /// The histories of the layer whose weight has this descent.
+    fn layer<B: Backend + Fp8Ops>(
+        &self,
+        run: &Run<'_>,
+        size: [usize; 2],
+        device: &Device<B>,
+        weight: &Descent,
+    ) -> Layer<B> {
+        let Fp8Recipe::Delayed(recipe) = &self.settings.recipe else {
+            return None;
+        };
+        let first = || {
+            let names = run.scopes::<Name>();
+            let names = names.into_iter().map(|name| name.0.clone()).collect();
+            lock(&self.registry).enter(LayerName { names, size }, recipe, device)
+        };
+        weight.with(|Known(histories)| Some(histories.get_or_insert_with(first).clone()))
+    }
+
+    /// Share what a layer's passes left, now that one is known to be a step's: evaluation has no backward.
+    fn share<B: Backend + Fp8Ops>(&self, layer: &Layer<B>, lift: Lift<B>) {
+        let settings = &self.settings;
+        if let (Some(layer), Some(Reducer(reducer)), Fp8Recipe::Delayed(recipe)) =
+            (layer, &settings.reducer, &settings.recipe)
+        {
+            lock(layer).share(recipe, |own| {
+                if self.failure.get().is_some() {
+                    return own;
+                }
+                match reducer.max((lift.up)(own.clone())) {
+                    Ok(all) => (lift.down)(all),
+                    Err(error) => {
+                        log::error!("Autocast::fp8: amaxes are not shared any more: {error}");
+                        let _ = self.failure.set(error.to_string());
+                        own
+                    }
+                }
+            });
+        }
     }
 
     /// The tensor in fp8, from an earlier cast where there is one: as a matrix, or in a `batch` as it is. With delayed scaling
@@ -96,40 +165,34 @@ impl Fp8 {
         input: RunInput<'_, B>,
         role: Role,
         granularity: Granularity,
-        layer: &Option<Descent>,
+        layer: &Layer<B>,
         batch: bool,
     ) -> Operand<B> {
         let recipe = &self.settings.recipe;
-        let format = match role {
-            Role::Input | Role::Weight => recipe.format().forward(),
-            Role::Gradient => recipe.format().gradient(),
-        };
+        let format = format_of(recipe.format(), role);
         let cast = Fp8Cast::new(granularity, format).with_power_of_two(recipe.power_of_two());
         if batch && granularity != Granularity::Tensor {
             return Operand::cast(input.tensor, cast);
         }
         let shape = input.tensor.shape();
         let operand = input.kept.with(|casts: &mut Casts<B>| {
-            if let Some((_, operand)) = casts.iter().find(|(made, _)| *made == cast) {
+            if let Some((_, operand, _)) = casts.iter().find(|(made, ..)| *made == cast) {
                 return operand.clone();
             }
             let matrix = as_matrix::<B>(input.tensor);
+            let alive = Arc::new(());
             let operand = match (recipe, layer) {
                 (Fp8Recipe::Delayed(recipe), Some(layer)) => {
-                    layer.with(|histories: &mut Histories<B>| {
-                        histories.cast(matrix, format, recipe, role)
-                    })
+                    let shared = self.settings.reducer.is_some();
+                    lock(layer).cast(matrix, recipe, role, shared, &alive)
                 }
                 _ => Operand::cast(matrix, cast),
             };
-            casts.push((cast, operand.clone()));
+            casts.push((cast, operand.clone(), alive));
             operand
         });
         match batch {
-            true => Operand {
-                codes: B::int_reshape(operand.codes, shape),
-                ..operand
-            },
+            true => operand.reshape(shape),
             false => operand,
         }
     }

@@ -7,24 +7,51 @@ mod filter;
 mod history;
 mod linear;
 mod product;
+mod ranks;
+mod state;
 
 pub use filter::Fp8Filter;
+pub use state::Fp8State;
 
 use super::nan_guard::Name;
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
-use burn::tensor::DType;
-use burn_fp8::{Fp8Error, recipe::Fp8Recipe};
+use burn::{
+    backend::Backend,
+    tensor::{DType, Tensor},
+};
+use burn_fp8::{
+    Fp8Error, Fp8Ops,
+    recipe::{AmaxReducer, Fp8Recipe},
+};
 use burn_layer::{Inputs, Layers, Op, Ran, Run};
 use product::InputOf;
+use ranks::{Lift, Reducer};
+use state::Registry;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// Between the tensors of a backend that Burn has and Burn's.
+#[cfg(any(feature = "flex", feature = "cpu", feature = "cuda", feature = "wgpu"))]
+macro_rules! lift {
+    ($backend:ty) => {
+        Lift {
+            up: Tensor::from_primitive::<$backend>,
+            down: |tensor| {
+                let primitive = tensor.try_into_primitive::<$backend>();
+                primitive.expect("a reducer's answer is on the device of the question")
+            },
+        }
+    };
+}
 
 /// Which layers run in fp8, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Fp8Settings {
     recipe: Fp8Recipe,
     pub(super) filter: Fp8Filter,
+    reducer: Option<Reducer>,
 }
 
 impl Fp8Settings {
@@ -33,7 +60,12 @@ impl Fp8Settings {
         Ok(Self {
             recipe,
             filter: Fp8Filter::new(),
+            reducer: None,
         })
+    }
+
+    pub(super) fn share(&mut self, reducer: Arc<dyn AmaxReducer>) {
+        self.reducer = Some(Reducer(reducer));
     }
 }
 
@@ -41,11 +73,18 @@ impl Fp8Settings {
 #[derive(Debug)]
 pub(super) struct Fp8 {
     settings: Fp8Settings,
+    registry: Mutex<Registry>,
+    /// Why the amaxes of the ranks are not shared any more.
+    failure: OnceLock<String>,
 }
 
 impl From<Fp8Settings> for Fp8 {
     fn from(settings: Fp8Settings) -> Self {
-        Self { settings }
+        Self {
+            settings,
+            registry: Mutex::default(),
+            failure: OnceLock::new(),
+        }
     }
 }
 
@@ -73,19 +112,38 @@ impl Fp8 {
     /// Run an op that it takes.
     pub(super) fn run(&self, run: &Run<'_>) -> Option<Ran> {
         #[cfg(feature = "flex")]
-        if let Some(ran) = run.on::<Flex>(|inputs| self.compute(run, inputs)) {
+        if let Some(ran) = self.run_on::<Flex>(run, lift!(Flex)) {
             return Some(ran);
         }
         #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
-        if let Some(ran) = run.on::<Cube>(|inputs| self.compute(run, inputs)) {
+        if let Some(ran) = self.run_on::<Cube>(run, lift!(Cube)) {
             return Some(ran);
         }
         None
     }
+
+    fn run_on<B: Backend + Fp8Ops>(&self, run: &Run<'_>, lift: Lift<B>) -> Option<Ran> {
+        run.on::<B>(|inputs| self.compute(run, inputs, lift))
+    }
 }
 
-/// Lets a device run burn-fp8's own modules.
-pub(super) fn with_ops(layers: Layers) -> Layers {
+/// Lets a layered device run burn-fp8's own modules and tensors, by its kernels for the backend underneath. Autocast devices are
+/// made so; a stack of layers of your own wants it once.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_amp::{Autocast, Layers, with_fp8_ops};
+/// use burn_fp8::{Fp8Format, Fp8Tensor};
+///
+/// let plain = Device::flex();
+/// let layers = Layers::on(plain.clone()).layer(Autocast::bf16().layer(&plain)?);
+/// let device = with_fp8_ops(layers).serve()?;
+/// let x = Tensor::<2>::from_floats([[1.0, -2.0]], &device);
+/// let codes = Fp8Tensor::quantize(x, Fp8Format::E4M3).into_data().codes;
+/// assert_eq!(codes, [224.0, -448.0].map(|x| Fp8Format::E4M3.encode(x)));
+/// # Ok::<(), burn_amp::LayerError>(())
+/// ```
+pub fn with_fp8_ops(layers: Layers) -> Layers {
     #[cfg(feature = "flex")]
     let layers = layers.custom_ops::<Flex>(burn_fp8::custom_ops::<Flex>());
     #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]

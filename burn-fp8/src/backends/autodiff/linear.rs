@@ -13,29 +13,30 @@ use burn_autodiff::{
 };
 
 use super::add_bias;
-use crate::{Bias, Fp8Format, Fp8Ops, LinearSpec, MatmulSpec, ops::output_dtype};
+use crate::{Bias, Fp8Format, Fp8Ops, LinearSpec, MatmulSpec, Operand, ops::output_dtype};
 
 type Float<B, C> = FloatTensor<Autodiff<B, C>>;
 
 pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     input: Float<B, C>,
     weight: Float<B, C>,
-    weight_codes: IntTensor<B>,
-    scales: [Float<B, C>; 3],
+    weight_codes: Operand<Autodiff<B, C>>,
+    scales: [Float<B, C>; 2],
     bias: Bias<Autodiff<B, C>>,
     spec: LinearSpec,
 ) -> (Float<B, C>, Float<B, C>) {
     let weight_wanted = weight.is_tracked();
     let (input, input_node) = input.into_parts();
     let (weight, weight_node) = weight.into_parts();
-    let [input_scale, weight_scale, gradient_scale] = scales.map(|scale| scale.into_primitive());
+    let [input_scale, gradient_scale] = scales.map(|scale| scale.into_primitive());
+    let weight_scale = weight_codes.scale.into_primitive();
     let [input_dtype, weight_dtype] = [output_dtype(&input), output_dtype(&weight)];
 
     let (input, transposed, input_amax) =
         quantize::<B>(input, input_scale.clone(), spec.forward, weight_wanted);
     let product = B::fp8_matmul(
         input,
-        weight_codes.clone(),
+        B::int_swap_dims(weight_codes.transposed, 0, 1),
         input_scale.clone(),
         weight_scale.clone(),
         Bias::None,
@@ -45,7 +46,7 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
         input_transposed: transposed,
         input_scale,
         input_dtype,
-        weight_codes,
+        weight_codes: weight_codes.codes,
         weight_scale,
         weight_dtype,
         gradient_scale,
@@ -83,7 +84,7 @@ struct LinearState<B: Backend> {
 
 /// The codes, those of the transpose if they are wanted, and the amax.
 ///
-/// Fast products read both operands along the sum, which is over the rows of input and gradient where the weight's gradient
+/// Tensor cores read both operands along the sum, which is over the rows of input and gradient where the weight's gradient
 /// is computed: it gets codes that lie so, and nothing is copied for it.
 fn quantize<B: Backend + Fp8Ops>(
     tensor: FloatTensor<B>,

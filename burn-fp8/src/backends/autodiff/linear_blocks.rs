@@ -20,17 +20,24 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
 ) -> FloatTensor<Autodiff<B, C>> {
     let (input, input_node) = input.into_parts();
     let (weight, weight_node) = weight.into_parts();
-    let product = B::fp8_linear_blocks(input.clone(), weight.clone(), Bias::None, spec);
+    let dtypes = [output_dtype(&input), output_dtype(&weight)];
+    let [row_granularity, column_granularity] = spec.casts.output;
+    let rows = Operand::<B>::cast(input.clone(), spec.forward_cast(row_granularity));
+    let columns = Operand::<B>::cast(weight.clone(), spec.forward_cast(column_granularity));
+    let product = rows.matmul(columns.clone(), Bias::None, dtypes[0]);
     let prepared = LinearBlocks.prepare::<C>([input_node, weight_node]);
     let product = match prepared.compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            // Cast again, for the other products sum along other dimensions.
+            // Cast again, for the other products sum along other dimensions; square blocks are the same along both.
             let [_, weight_granularity] = spec.casts.input_gradient;
             let [input_granularity, _] = spec.casts.weight_gradient;
             let state = State::<B> {
-                dtypes: [output_dtype(&input), output_dtype(&weight)],
+                dtypes,
                 input: Operand::cast(input, spec.forward_cast(input_granularity)),
-                weight: Operand::cast(weight, spec.forward_cast(weight_granularity)),
+                weight: match weight_granularity == column_granularity {
+                    true => columns,
+                    false => Operand::cast(weight, spec.forward_cast(weight_granularity)),
+                },
                 spec,
             };
             prep.finish(state, product)

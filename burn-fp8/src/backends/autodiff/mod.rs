@@ -13,7 +13,7 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::{
     Bias, BlockLinearSpec, Fp8Cast, Fp8Format, Fp8Ops, Granularity, LinearSpec, MatmulSpec,
-    linear::GradAmaxSlot, recipe::ScaleUpdate,
+    Operand, linear::GradAmaxSlot, recipe::ScaleUpdate,
 };
 
 impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
@@ -168,14 +168,13 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     fn fp8_linear(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        weight_codes: IntTensor<Self>,
+        weight_codes: Operand<Self>,
         input_scale: FloatTensor<Self>,
-        weight_scale: FloatTensor<Self>,
         gradient_scale: FloatTensor<Self>,
         bias: Bias<Self>,
         spec: LinearSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let scales = [input_scale, weight_scale, gradient_scale];
+        let scales = [input_scale, gradient_scale];
         linear::forward::<B, C>(input, weight, weight_codes, scales, bias, spec)
     }
 

@@ -1,9 +1,9 @@
 //! The scaled matrix product, by one of several routines, or by NVIDIA's library.
 
-#[cfg(any(test, feature = "cuda"))]
 mod cublaslt;
 mod decoded;
 mod direct;
+mod key;
 mod routine;
 mod tile;
 mod tune;
@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{buffer, scale_grid::Scales};
 use crate::{Bias, Fp8Format, Granularity, MatmulSpec, custom::matmul_shape};
+use key::Key;
 pub use routine::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_policy, set_matmul_policy};
 
 /// Multiplications above which it pays to decode both operands first, or to fill a tensor core's tiles.
@@ -57,12 +58,6 @@ impl Product {
 
     fn granularities(&self) -> [Granularity; 2] {
         [self.lhs_scales.granularity, self.rhs_scales.granularity]
-    }
-
-    /// Whether both operands have one scale each.
-    #[cfg(feature = "cuda")]
-    fn scaled_as_a_whole(&self) -> bool {
-        self.granularities() == [Granularity::Tensor; 2]
     }
 }
 
@@ -106,7 +101,7 @@ pub(crate) fn matmul_amax(
                 amax: Some(amax.clone()),
                 ..product
             };
-            (routine.routine().matmul(product), amax)
+            (routine.matmul(product), amax)
         }
         // The others' output is read for it.
         _ => {
@@ -150,7 +145,8 @@ pub(crate) fn matmul(
 /// by `policy`.
 ///
 /// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (by tensor cores one without elements or terms,
-/// or with scales that change within 128 terms), it is computed as by [`MatmulPolicy::Automatic`].
+/// or with scales that change within 128 terms; see [`MatmulRoutine::CublasLt`] too), it is computed as by
+/// [`MatmulPolicy::Automatic`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -263,53 +259,45 @@ enum Choice {
     Routine(MatmulRoutine),
     /// The fastest that there is.
     Fastest,
-    /// cuBLASLt, where it has the product.
-    #[cfg(feature = "cuda")]
-    Library,
 }
 
 fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
-    let fits = |only: MatmulRoutine| only.routine().fits(product.size(), product.granularities());
+    let key = Key::of(product);
     match policy {
-        MatmulPolicy::Only(only) if fits(only) => return Choice::Routine(only),
-        MatmulPolicy::Measured => return Choice::Fastest,
-        _ => {}
+        MatmulPolicy::Only(only) if only.fits(&key) => Choice::Routine(only),
+        MatmulPolicy::Measured => Choice::Fastest,
+        _ if key.size.multiplications() < LARGE => Choice::Routine(MatmulRoutine::Direct),
+        _ if accelerated(&key, product).is_some() => Choice::Fastest,
+        _ => Choice::Routine(MatmulRoutine::Decoded),
     }
-    #[cfg(feature = "cuda")]
-    if cublaslt::pays(product) {
-        return Choice::Library;
-    }
-    without_library(product)
 }
 
-fn without_library(product: &Product) -> Choice {
-    let accelerated = |routine: MatmulRoutine| {
-        let routine = routine.routine();
-        routine.is_native(&product.lhs.client)
-            && routine.fits(product.size(), product.granularities())
-    };
-    if product.size().multiplications() < LARGE {
-        Choice::Routine(MatmulRoutine::Direct)
-    } else if accelerated(MatmulRoutine::Mma) || accelerated(MatmulRoutine::Wgmma) {
-        Choice::Fastest
-    } else {
-        Choice::Routine(MatmulRoutine::Decoded)
-    }
+/// The first routine, if there is one, by which the device multiplies fp8 itself.
+fn accelerated(key: &Key, product: &Product) -> Option<MatmulRoutine> {
+    MatmulRoutine::ALL.into_iter().find(|routine| {
+        routine.reads_along_sums() && routine.fits(key) && routine.is_native(&product.lhs)
+    })
 }
 
 fn compute(policy: MatmulPolicy, product: Product) -> CubeTensor {
-    let choice = choose(policy, &product);
-    #[cfg(feature = "cuda")]
-    let choice = match choice {
-        Choice::Library => match cublaslt::try_matmul(&product) {
-            Some(output) => return output,
-            None => without_library(&product),
-        },
-        choice => choice,
-    };
-    match choice {
-        Choice::Routine(routine) => routine.routine().matmul(product),
-        _ => tune::matmul(product),
+    match choose(policy, &product) {
+        Choice::Routine(routine) => routine.matmul(product),
+        Choice::Fastest => tune::matmul(product),
+    }
+}
+
+/// Whether large products on the device of `tensor` read both operands along the sum, and copy one that lies otherwise.
+pub(crate) fn products_read_along_sums(tensor: &CubeTensor) -> bool {
+    read_along_sums(matmul_policy(), |routine| routine.is_native(tensor))
+}
+
+/// The same by which routines are native to a device.
+fn read_along_sums(policy: MatmulPolicy, is_native: impl Fn(MatmulRoutine) -> bool) -> bool {
+    match policy {
+        MatmulPolicy::Only(only) => only.reads_along_sums(),
+        MatmulPolicy::Automatic | MatmulPolicy::Measured => MatmulRoutine::ALL
+            .into_iter()
+            .any(|routine| routine.reads_along_sums() && is_native(routine)),
     }
 }
 
@@ -361,4 +349,26 @@ pub fn matmul_definition(
 ) -> Option<KernelDefinition> {
     let tile = routine.tile()?;
     Some(tile.definition(client, spec, granularities, has_bias))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_laid_out_for_what_reads_them_so() {
+        use MatmulPolicy::{Automatic, Measured, Only};
+        use MatmulRoutine::{CublasLt, Decoded, Direct, Mma, Wgmma};
+        for (native, expected) in [
+            (&[Direct, Decoded][..], false),
+            (&[Direct, Decoded, Wgmma], true),
+            (&[Direct, Decoded, CublasLt], true),
+        ] {
+            let reads = |policy| read_along_sums(policy, |routine| native.contains(&routine));
+            assert_eq!([Automatic, Measured].map(reads), [expected; 2]);
+            // Emulated too.
+            assert!(reads(Only(Mma)));
+            assert!(![Only(Direct), Only(Decoded)].into_iter().any(reads));
+        }
+    }
 }

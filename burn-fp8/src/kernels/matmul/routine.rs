@@ -10,12 +10,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 
 use super::{
-    Product, Size, decoded, direct,
+    Key, Product, Size, cublaslt, decoded, direct,
     tile::{Instruction, Tile},
 };
 use crate::Granularity;
 
-/// A way to compute a product.
+/// A way to compute a product by kernels of this crate.
 pub(super) trait Routine: Send + Sync {
     /// Whether it can compute products of these sizes and granularities. What fits, fits with smaller sizes too that are
     /// not 0.
@@ -32,11 +32,11 @@ pub(super) trait Routine: Send + Sync {
     fn matmul(&self, product: Product) -> CubeTensor;
 }
 
-/// The kernels that [`scaled_matmul`](crate::scaled_matmul) has on CubeCL's devices.
+/// The ways in which [`scaled_matmul`](crate::scaled_matmul) is computed on CubeCL's devices.
 ///
-/// Any of them can be run on any device with 64-bit integers. Where it lacks the instruction of one, or its runtime is not
-/// CUDA's C++ backend (feature `cuda-cpp`), that instruction and the copies ahead of it are replaced by loops: right, and
-/// slow. So all around it can be tested without the GPU.
+/// All but cuBLASLt are kernels of this crate, and can be run on any device with 64-bit integers. Where it lacks the instruction
+/// of one, or its runtime is not CUDA's C++ backend (feature `cuda-cpp`), that instruction and the copies ahead of it are replaced
+/// by loops: right, and slow. So all around it can be tested without the GPU.
 ///
 /// ```
 /// use burn_fp8::kernels::MatmulRoutine;
@@ -56,6 +56,13 @@ pub enum MatmulRoutine {
     Wgmma,
     /// The same with operands loaded by the tensor memory accelerator.
     WgmmaTma,
+    /// NVIDIA's library, with the feature `cuda`, where it is installed and the GPU has fp8.
+    ///
+    /// It takes single matrices with one scale each, all three of whose dimensions are multiples of 16, and not e5m2 by e5m2. What
+    /// it does not take is left to the other routines, which pad odd sizes as they read them. CubeCL's streams are private, so
+    /// the host waits for the operands before it and for the product after it. A measurement has both waits in it, but not that
+    /// nothing else is enqueued meanwhile.
+    CublasLt,
 }
 
 const MMA: Tile = Tile {
@@ -75,28 +82,60 @@ const WGMMA_TMA: Tile = Tile {
 
 impl MatmulRoutine {
     /// All routines.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Direct,
         Self::Decoded,
         Self::Mma,
         Self::Wgmma,
         Self::WgmmaTma,
+        Self::CublasLt,
     ];
 
-    pub(super) fn routine(self) -> &'static dyn Routine {
-        match self {
+    /// The kernels; `None` for NVIDIA's.
+    fn routine(self) -> Option<&'static dyn Routine> {
+        Some(match self {
             Self::Direct => &direct::Direct,
             Self::Decoded => &decoded::Decoded,
             Self::Mma => &MMA,
             Self::Wgmma => &WGMMA,
             Self::WgmmaTma => &WGMMA_TMA,
+            Self::CublasLt => return None,
+        })
+    }
+
+    /// Whether it can compute the products of a key.
+    pub(super) fn fits(self, key: &Key) -> bool {
+        match self.routine() {
+            Some(routine) => routine.fits(key.size, key.granularities),
+            None => key.library,
         }
+    }
+
+    /// Whether the device of `tensor` has what makes it fast.
+    pub(super) fn is_native(self, tensor: &CubeTensor) -> bool {
+        match self.routine() {
+            Some(routine) => routine.is_native(&tensor.client),
+            None => cublaslt::is_there(tensor),
+        }
+    }
+
+    /// The product, which [`fits`](Self::fits).
+    pub(super) fn matmul(self, product: Product) -> CubeTensor {
+        match self.routine() {
+            Some(routine) => routine.matmul(product),
+            None => cublaslt::matmul(product),
+        }
+    }
+
+    /// Whether it wants both operands along the sum, and copies one that lies otherwise.
+    pub(super) fn reads_along_sums(self) -> bool {
+        !matches!(self, Self::Direct | Self::Decoded)
     }
 
     /// The routine that runs on tensor cores, if this is one.
     pub(super) fn tile(self) -> Option<&'static Tile> {
         match self {
-            Self::Direct | Self::Decoded => None,
+            Self::Direct | Self::Decoded | Self::CublasLt => None,
             Self::Mma => Some(&MMA),
             Self::Wgmma => Some(&WGMMA),
             Self::WgmmaTma => Some(&WGMMA_TMA),
@@ -110,6 +149,7 @@ impl MatmulRoutine {
             Self::Mma => "mma",
             Self::Wgmma => "wgmma",
             Self::WgmmaTma => "wgmma-tma",
+            Self::CublasLt => "cublaslt",
         }
     }
 }
@@ -133,14 +173,16 @@ impl FromStr for MatmulRoutine {
 
 /// A name that no [`MatmulRoutine`] has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no matmul routine is called {0:?}: there are direct, decoded, mma, wgmma and wgmma-tma")]
+#[error(
+    "no matmul routine is called {0:?}: there are direct, decoded, mma, wgmma, wgmma-tma and cublaslt"
+)]
 pub struct UnknownRoutine(pub String);
 
 /// How [`scaled_matmul`](crate::scaled_matmul) picks its kernel on CubeCL's devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatmulPolicy {
-    /// By device and size. Very large products go to cuBLASLt where it is installed. Where a GPU has more than one routine
-    /// for a large product, the first product of a size measures them.
+    /// By device and size: small products by the direct routine. Where a GPU multiplies fp8 itself, the first large product of
+    /// a size measures every routine that it has for it, cuBLASLt among them; elsewhere large products are decoded.
     #[default]
     Automatic,
     /// The first product of a size measures every routine that the device has what it takes for.

@@ -1,59 +1,12 @@
 //! Measures which routine is the fastest, once for each size of product.
 
-use std::fmt;
-
-use burn::tensor::DType;
 use burn_cubecl::{CubeTuneId, tensor::CubeTensor};
-use cubecl::tune::{AutotuneKey, LocalTuner, Tunable, TunableSet, local_tuner};
-use serde::{Deserialize, Serialize};
+use cubecl::tune::{LocalTuner, Tunable, TunableSet, local_tuner};
 
-use super::{MatmulRoutine, Product, Size};
-use crate::{Fp8Format, Granularity};
+use super::{Key, MatmulRoutine, Product};
 
 /// Multiplications above which the direct routine is not worth a measurement.
 const DIRECT: usize = 1 << 24;
-
-/// What products have in common that one measurement is for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-struct Key {
-    /// Each rounded up to a power of two; 0 stays, for a product of nothing is another matter.
-    size: Size,
-    formats: [Fp8Format; 2],
-    granularities: [Granularity; 2],
-    output: DType,
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-impl AutotuneKey for Key {}
-
-impl Key {
-    fn of(product: &Product) -> Self {
-        let Size { m, n, k, batches } = product.size();
-        let rounded = |size: usize| {
-            if size == 0 {
-                0
-            } else {
-                size.next_power_of_two()
-            }
-        };
-        Self {
-            size: Size {
-                m: rounded(m),
-                n: rounded(n),
-                k: rounded(k),
-                batches: rounded(batches),
-            },
-            granularities: product.granularities(),
-            formats: [product.spec.lhs, product.spec.rhs],
-            output: DType::from(product.spec.output),
-        }
-    }
-}
 
 /// The product, by the routine that was the fastest for its size.
 pub(super) fn matmul(product: Product) -> CubeTensor {
@@ -64,32 +17,43 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
     let routines = TUNER.init(&id, || {
         // A routine that declines is left out of the round.
         MatmulRoutine::ALL.into_iter().fold(
-            TunableSet::new(Key::of, |_: &Key, product: &Product| product.clone()),
+            TunableSet::new(
+                |keyed: &Keyed| keyed.key.clone(),
+                |_: &Key, keyed: &Keyed| keyed.clone(),
+            ),
             |set, routine| {
                 set.with(Tunable::new(
                     &routine.to_string(),
-                    move |product: Product| match competes(routine, &product) {
-                        true => Ok(routine.routine().matmul(product)),
+                    move |Keyed { key, product }| match competes(routine, &key, &product.lhs) {
+                        true => Ok(routine.matmul(product)),
                         false => Err("not for this product and device".to_string()),
                     },
                 ))
             },
         )
     });
-    TUNER.execute(&id, &client, routines, product)
+    let key = key(&product);
+    TUNER.execute(&id, &client, routines, Keyed { key, product })
 }
 
-/// Decided by the key alone: the tuner runs what was the fastest for one product on all others of the same key.
-fn competes(id: MatmulRoutine, product: &Product) -> bool {
-    let Key {
-        size,
-        granularities,
-        ..
-    } = Key::of(product);
-    let routine = id.routine();
-    routine.fits(size, granularities)
-        && routine.is_native(&product.lhs.client)
-        && (id != MatmulRoutine::Direct || size.multiplications() <= DIRECT)
+/// A product with its key, which is found once: what cuBLASLt takes may be less when it is looked up again.
+#[derive(Clone)]
+struct Keyed {
+    key: Key,
+    product: Product,
+}
+
+fn key(product: &Product) -> Key {
+    Key::of(product).rounded()
+}
+
+/// Decided by key and device alone: the tuner runs what was the fastest for one product on all others of the same key.
+fn competes(routine: MatmulRoutine, key: &Key, on: &CubeTensor) -> bool {
+    suits(routine, key) && routine.is_native(on)
+}
+
+fn suits(routine: MatmulRoutine, key: &Key) -> bool {
+    routine.fits(key) && (routine != MatmulRoutine::Direct || key.size.multiplications() <= DIRECT)
 }
 
 #[cfg(all(test, feature = "cpu"))]
@@ -98,7 +62,9 @@ mod tests {
     use burn_cubecl::CubeDevice;
 
     use super::*;
-    use crate::{Bias, MatmulSpec, kernels::buffer, kernels::matmul::product};
+    use crate::{
+        Bias, Fp8Format, Granularity, MatmulSpec, kernels::buffer, kernels::matmul::product,
+    };
 
     fn sized(m: usize, k: usize, n: usize) -> Product {
         let device = CubeDevice::Cpu(Default::default());
@@ -115,16 +81,39 @@ mod tests {
         )
     }
 
+    fn competing(product: &Product) -> Vec<MatmulRoutine> {
+        let key = key(product);
+        let all = MatmulRoutine::ALL.into_iter();
+        all.filter(|routine| competes(*routine, &key, &product.lhs))
+            .collect()
+    }
+
     /// Else the tuner could run a routine on a product that declines it, and panic.
     #[test]
     fn products_of_one_key_have_the_same_routines() {
-        // Less than 2^24 multiplications, and more.
+        // Less than 2^24 multiplications, and more: by the key that is no product for the direct routine.
         let (first, second) = (sized(300, 200, 200), sized(512, 256, 256));
-        assert_eq!(Key::of(&first), Key::of(&second));
-        for routine in MatmulRoutine::ALL {
-            assert_eq!(competes(routine, &first), competes(routine, &second));
-        }
-        assert_ne!(Key::of(&sized(4, 0, 4)), Key::of(&sized(4, 1, 4)));
-        assert!(competes(MatmulRoutine::Direct, &sized(256, 256, 256)));
+        assert_eq!(key(&first), key(&second));
+        assert_ne!(key(&sized(4, 0, 4)), key(&sized(4, 1, 4)));
+        assert!(competing(&sized(256, 256, 256)).contains(&MatmulRoutine::Direct));
+        assert!(!competing(&first).contains(&MatmulRoutine::Direct));
+    }
+
+    /// Sizes that round to the same key differ in it, so products that cuBLASLt takes are measured apart from those that it
+    /// does not.
+    #[test]
+    fn cublaslt_competes_for_what_it_takes() {
+        let large = sized(4096, 4096, 4096);
+        // No CPU has it, nor instructions for fp8.
+        assert_eq!(competing(&large), [MatmulRoutine::Decoded]);
+        let without = key(&large);
+        let with = Key {
+            library: true,
+            ..without.clone()
+        };
+        assert_ne!(with, without);
+        let suiting = |key: &Key| MatmulRoutine::ALL.map(|routine| suits(routine, key));
+        assert_eq!(suiting(&without), [false, true, true, true, true, false]);
+        assert_eq!(suiting(&with), [false, true, true, true, true, true]);
     }
 }

@@ -53,18 +53,22 @@ fn signal_to_noise_is_as_torchao_asks() {
     for device in devices() {
         let device = device.autodiff();
         let mut random = Random::new(20);
-        // CubeCL's CPU runtime compiles every fused kernel anew: one shape and distribution will do.
+        // CubeCL's CPU runtime compiles every fused kernel anew: one shape and distribution will do, and of each recipe its
+        // defaults.
         let shapes = [[5, 37, 11], [16, 32, 16], [64, 48, 1], [128, 256, 64]];
         let distributions = [
             Distribution::Normal,
             Distribution::Uniform,
             Distribution::Outliers,
         ];
-        let (shapes, distributions) = match device == Device::flex() {
+        let flex = device == Device::flex();
+        let (shapes, distributions) = match flex {
             true => (&shapes[..], &distributions[..]),
             false => (&shapes[..1], &distributions[..1]),
         };
-        for recipe in recipes() {
+        let recipes = recipes().into_iter().enumerate();
+        let recipes = recipes.filter(|(index, _)| flex || [2, 3, 5, 7].contains(index));
+        for (_, recipe) in recipes {
             for &[rows, d_input, d_output] in shapes {
                 for &distribution in distributions {
                     let linear = linear(&mut random, d_input, d_output, &device);

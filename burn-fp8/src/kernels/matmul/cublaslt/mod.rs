@@ -1,22 +1,61 @@
-//! Large products on NVIDIA GPUs by cuBLASLt, where it is installed.
+//! Products on NVIDIA GPUs by cuBLASLt, where it is installed.
 //!
 //! CubeCL's streams are private, and do not order with others: the host waits until the operands are there before
-//! cuBLASLt starts, and until it is done. So only products that are large beside two such waits come here.
+//! cuBLASLt starts, and until it is done. Both waits are part of what a measurement of it takes.
 
 #[cfg(feature = "cuda")]
 mod ffi;
+#[cfg(any(test, feature = "cuda"))]
 mod plan;
 #[cfg(all(test, feature = "cuda"))]
 mod tests;
 
-#[cfg(feature = "cuda")]
-pub(super) use matmul::{pays, try_matmul};
+use burn_cubecl::tensor::CubeTensor;
+
+use super::{Key, MatmulRoutine, Product, accelerated};
+
+/// Whether the device of `tensor` has it.
+pub(super) fn is_there(tensor: &CubeTensor) -> bool {
+    #[cfg(feature = "cuda")]
+    return matmul::library(tensor).is_some();
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = tensor;
+        false
+    }
+}
+
+/// Whether it is there and takes a product, as far as is known before it is asked to.
+pub(super) fn takes(product: &Product) -> bool {
+    #[cfg(feature = "cuda")]
+    return matmul::takes(product);
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = product;
+        false
+    }
+}
+
+/// The product; by another routine where cuBLASLt turns out not to have it, which [`takes`] knows from then on.
+pub(super) fn matmul(product: Product) -> CubeTensor {
+    #[cfg(feature = "cuda")]
+    if let Some(output) = matmul::try_matmul(&product) {
+        return output;
+    }
+    let key = Key {
+        library: false,
+        ..Key::of(&product)
+    };
+    accelerated(&key, &product)
+        .unwrap_or(MatmulRoutine::Decoded)
+        .matmul(product)
+}
 
 #[cfg(feature = "cuda")]
 mod matmul {
     use std::{
         collections::BTreeSet,
-        sync::{Mutex, PoisonError},
+        sync::{Arc, Mutex, PoisonError},
     };
 
     use burn::backend::{TensorMetadata, ops::FloatTensorOps};
@@ -32,39 +71,43 @@ mod matmul {
         plan::{BiasPlan, Matrix, Plan, Source, plan},
     };
     use crate::{
-        Bias,
+        Bias, Granularity,
         kernels::{buffer, matmul::Product},
     };
 
-    /// Multiplications from which cuBLASLt outweighs the host's waits (tens of microseconds): 4096 cubed is twice as many.
-    const LARGE: usize = 1 << 35;
+    pub(super) fn library(tensor: &CubeTensor) -> Option<Arc<Library>> {
+        match &tensor.device {
+            CubeDevice::Cuda(device) => ffi::library(device.index),
+            _ => None,
+        }
+    }
 
-    /// Whether a product is large enough, and on a GPU of NVIDIA's.
-    pub(in crate::kernels::matmul) fn pays(product: &Product) -> bool {
-        matches!(product.lhs.device, CubeDevice::Cuda(_))
-            && product.scaled_as_a_whole()
-            && product.size().multiplications() >= LARGE
+    pub(super) fn takes(product: &Product) -> bool {
+        library(&product.lhs).is_some_and(|library| {
+            planned(product).is_some_and(|plan| !library.has_refused(&plan, product.spec))
+        })
+    }
+
+    fn planned(product: &Product) -> Option<Plan> {
+        if product.granularities() != [Granularity::Tensor; 2] {
+            return None;
+        }
+        let (lhs, rhs) = (matrix(&product.lhs)?, matrix(&product.rhs)?);
+        let has_bias = matches!(product.bias, Bias::Row(_));
+        plan(lhs, rhs, product.spec, has_bias)
+            .inspect_err(|refusal| {
+                log::trace!("burn-fp8: a product that is none for cuBLASLt: {refusal}");
+            })
+            .ok()
+    }
+
+    pub(super) fn try_matmul(product: &Product) -> Option<CubeTensor> {
+        multiply(&*library(&product.lhs)?, product)
     }
 
     /// The product by cuBLASLt; `None` where another routine is to compute it.
-    pub(in crate::kernels::matmul) fn try_matmul(product: &Product) -> Option<CubeTensor> {
-        let CubeDevice::Cuda(device) = &product.lhs.device else {
-            return None;
-        };
-        multiply(&*ffi::library(device.index)?, product)
-    }
-
-    /// The same for a product of any size.
     pub(super) fn multiply(library: &Library, product: &Product) -> Option<CubeTensor> {
-        let (lhs, rhs) = (matrix(&product.lhs)?, matrix(&product.rhs)?);
-        let has_bias = matches!(product.bias, Bias::Row(_));
-        let plan = match plan(lhs, rhs, product.spec, has_bias) {
-            Ok(plan) => plan,
-            Err(refusal) => {
-                log::debug!("burn-fp8: a product that is none for cuBLASLt: {refusal}");
-                return None;
-            }
-        };
+        let plan = planned(product)?;
         // Before anything is copied for it.
         if library.has_refused(&plan, product.spec) {
             return None;

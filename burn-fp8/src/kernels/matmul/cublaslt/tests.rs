@@ -100,7 +100,7 @@ fn products_are_those_of_the_portable_kernel() {
                 assert_eq!(found.shape(), [m, n].into());
                 let (found, expected) = (
                     values(found),
-                    values(MatmulRoutine::Direct.routine().matmul(product())),
+                    values(MatmulRoutine::Direct.matmul(product())),
                 );
                 let size = expected
                     .iter()

@@ -191,7 +191,7 @@ mod tests {
     use burn_cubecl::{CubeBackend, CubeDevice};
 
     use super::*;
-    use crate::{Fp8Format::E4M3, Fp8Ops};
+    use crate::{Fp8Format::E4M3, kernels};
 
     /// The three products of a linear layer, sizes that no chunk divides included.
     #[test]
@@ -203,7 +203,7 @@ mod tests {
                 CubeBackend::float_from_data(data, &device)
             };
             let one = || buffer::zero_scalar(&float([1, 1]));
-            let cast = |shape| CubeBackend::fp8_quantize_transposed(float(shape), one(), E4M3);
+            let cast = |shape| kernels::quantize_transposed(float(shape), one(), E4M3);
             let (input, input_turned, _) = cast([rows, d_input]);
             let (gradient, gradient_turned, _) = cast([rows, d_output]);
             let (weight, weight_turned, _) = cast([d_input, d_output]);

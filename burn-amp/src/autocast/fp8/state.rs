@@ -1,0 +1,223 @@
+//! [`Fp8State`]: what delayed scaling knows of the layers of a device, on the host.
+
+use super::{Fp8, history::Histories, linear::Role};
+use crate::{AutocastDevice, AutocastLease};
+use burn::backend::{Backend, tensor::Device};
+use burn_backend::ExecutionError;
+use burn_fp8::{Fp8Ops, recipe::DelayedScaling};
+use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The histories and scales of the layers of a device made by [`Autocast::fp8`](crate::Autocast::fp8) with delayed scaling, for a
+/// checkpoint: a model's record has its weights alone. It serializes; any format of serde will do, as floats are stored as their
+/// bits.
+///
+/// A device knows no parameters' ids, so a layer is known by its size, by the blocks that it is in
+/// ([`named`](crate::named)), and among those alike by the order in which they first ran. A program that runs its layers in the
+/// same order again continues bit for bit. (Layers of one size that may run in any order are told apart by names.)
+///
+/// ```
+/// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+/// use burn_amp::{Autocast, Fp8State, recipe::DelayedScaling};
+///
+/// let autocast = || Autocast::fp8(DelayedScaling::new()).unwrap().with_report(Device::flex());
+/// let (before, after) = (autocast()?, autocast()?);
+/// let step = |linear: &Linear, device: &Device| {
+///     linear.forward(Tensor::<2>::ones([4, 32], device)).into_data()
+/// };
+/// let linear = LinearConfig::new(32, 16).init(&before.device);
+/// step(&linear, &before.device);
+/// let record = linear.clone().into_record();
+/// let state = serde_json::to_string(&before.fp8_state()?)?;
+///
+/// // In another process:
+/// after.load_fp8_state(serde_json::from_str(&state)?);
+/// let resumed = LinearConfig::new(32, 16).init(&after.device).load_record(record);
+/// assert_eq!(step(&resumed, &after.device), step(&linear, &before.device));
+/// assert_eq!(after.fp8_state()?, before.fp8_state()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fp8State {
+    layers: Vec<LayerState>,
+}
+
+impl Fp8State {
+    /// Layers that it has the histories of.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct LayerState {
+    layer: LayerName,
+    tensors: Vec<TensorState>,
+}
+
+/// What a layer is known by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LayerName {
+    /// The blocks that it is in, outermost first.
+    pub(super) names: Vec<String>,
+    /// Inputs and outputs.
+    pub(super) size: [usize; 2],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TensorState {
+    pub(super) role: Role,
+    /// As their bits: JSON has no NaN.
+    amaxes: Vec<u32>,
+    scale: u32,
+    pub(super) steps: usize,
+    /// An amax that waits for the other ranks.
+    staged: Option<u32>,
+    /// The scale of a cast that is still there.
+    cast_with: Option<u32>,
+}
+
+impl TensorState {
+    pub(super) fn new(
+        role: Role,
+        amaxes: &[f32],
+        scale: f32,
+        steps: usize,
+        staged: Option<f32>,
+        cast_with: Option<f32>,
+    ) -> Self {
+        Self {
+            role,
+            amaxes: amaxes.iter().copied().map(f32::to_bits).collect(),
+            scale: scale.to_bits(),
+            steps,
+            staged: staged.map(f32::to_bits),
+            cast_with: cast_with.map(f32::to_bits),
+        }
+    }
+
+    pub(super) fn staged(&self) -> Option<f32> {
+        self.staged.map(f32::from_bits)
+    }
+
+    pub(super) fn cast_with(&self) -> Option<f32> {
+        self.cast_with.map(f32::from_bits)
+    }
+
+    pub(super) fn scale(&self) -> f32 {
+        f32::from_bits(self.scale)
+    }
+
+    /// A history of `length` slots, of which the first is free, with the newest of the amaxes.
+    pub(super) fn amaxes(&self, length: usize) -> Vec<f32> {
+        let newest = self.amaxes.iter().skip(1).rev().take(length - 1);
+        let mut amaxes: Vec<f32> = newest.copied().map(f32::from_bits).collect();
+        amaxes.resize(length, 0.0);
+        amaxes.reverse();
+        amaxes
+    }
+}
+
+/// The layers of a device.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    /// In the order in which they first ran.
+    ran: Vec<(LayerName, Weak<dyn Snapshot>)>,
+    /// Read from a record, for layers that did not run yet.
+    waiting: Vec<LayerState>,
+}
+
+/// The histories of a layer, whatever the backend is.
+trait Snapshot: Send + Sync {
+    fn states(&self) -> Result<Vec<TensorState>, ExecutionError>;
+}
+
+impl<B: Backend + Fp8Ops> Snapshot for Mutex<Histories<B>> {
+    fn states(&self) -> Result<Vec<TensorState>, ExecutionError> {
+        lock(self).states()
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// The histories of a layer that runs for the first time.
+    pub(super) fn enter<B: Backend + Fp8Ops>(
+        &mut self,
+        layer: LayerName,
+        recipe: &DelayedScaling,
+        device: &Device<B>,
+    ) -> Arc<Mutex<Histories<B>>> {
+        let known = self.waiting.iter().position(|state| state.layer == layer);
+        let tensors = match known {
+            Some(place) => self.waiting.remove(place).tensors,
+            None => Vec::new(),
+        };
+        let histories = Arc::new(Mutex::new(Histories::new(&tensors, recipe, device)));
+        // Weights that are gone took theirs along.
+        self.ran.retain(|(_, layer)| layer.strong_count() > 0);
+        let snapshot: Arc<dyn Snapshot> = histories.clone();
+        self.ran.push((layer, Arc::downgrade(&snapshot)));
+        histories
+    }
+}
+
+impl Fp8 {
+    fn state(&self) -> Result<Fp8State, ExecutionError> {
+        if let Some(error) = self.failure.get() {
+            let reason = format!("the amaxes of the ranks could not be shared: {error}");
+            return Err(ExecutionError::generic(reason));
+        }
+        let (ran, waiting) = {
+            let registry = lock(&self.registry);
+            (registry.ran.clone(), registry.waiting.clone())
+        };
+        let ran = ran.into_iter().filter_map(|(layer, histories)| {
+            let tensors = histories.upgrade()?.states();
+            Some(tensors.map(|tensors| LayerState { layer, tensors }))
+        });
+        let layers = ran
+            .chain(waiting.into_iter().map(Ok))
+            .collect::<Result<_, _>>()?;
+        Ok(Fp8State { layers })
+    }
+
+    fn load(&self, state: Fp8State) {
+        lock(&self.registry).waiting = state.layers;
+    }
+}
+
+/// The same for a device and for a lease.
+macro_rules! has_state {
+    ($device:ty, $sync:expr) => {
+        impl $device {
+            /// The histories of delayed scaling so far, once the device has done all that it was asked to: none with other recipes.
+            /// To be taken between two steps.
+            ///
+            /// # Errors
+            ///
+            /// When the device failed, or the [reducer](crate::Autocast::amax_reducer) did.
+            pub fn fp8_state(&self) -> Result<Fp8State, ExecutionError> {
+                let sync: fn(&Self) -> Result<(), ExecutionError> = $sync;
+                sync(self)?;
+                self.fp8
+                    .as_ref()
+                    .map_or_else(|| Ok(Fp8State::default()), |fp8| fp8.state())
+            }
+
+            /// Gives layers the histories of a [state](Fp8State) as they run for the first time, in place of what was loaded before.
+            /// To be called before the model that goes with it runs. The recipe is to be the same; a history of another length
+            /// keeps its newest amaxes.
+            pub fn load_fp8_state(&self, state: Fp8State) {
+                if let Some(fp8) = &self.fp8 {
+                    fp8.load(state);
+                }
+            }
+        }
+    };
+}
+
+has_state!(AutocastDevice, |device| device.device.sync());
+has_state!(AutocastLease, |lease| lease.device().sync());

@@ -1,0 +1,58 @@
+use std::fmt;
+
+use burn::tensor::DType;
+use cubecl::tune::AutotuneKey;
+use serde::{Deserialize, Serialize};
+
+use super::{Product, Size, cublaslt};
+use crate::{Fp8Format, Granularity};
+
+/// What decides which routines can compute a product, and which of them is the fastest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Key {
+    pub(super) size: Size,
+    pub(super) formats: [Fp8Format; 2],
+    pub(super) granularities: [Granularity; 2],
+    pub(super) output: DType,
+    /// Whether cuBLASLt takes it, which rounded sizes do not tell.
+    pub(super) library: bool,
+}
+
+impl Key {
+    pub(super) fn of(product: &Product) -> Self {
+        Self {
+            size: product.size(),
+            formats: [product.spec.lhs, product.spec.rhs],
+            granularities: product.granularities(),
+            output: DType::from(product.spec.output),
+            library: cublaslt::takes(product),
+        }
+    }
+
+    /// That of all products that one measurement is for: each size rounded up to a power of two; 0 stays, for a product of
+    /// nothing is another matter.
+    pub(super) fn rounded(self) -> Self {
+        let rounded = |size: usize| match size {
+            0 => 0,
+            size => size.next_power_of_two(),
+        };
+        let Size { m, n, k, batches } = self.size;
+        Self {
+            size: Size {
+                m: rounded(m),
+                n: rounded(n),
+                k: rounded(k),
+                batches: rounded(batches),
+            },
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl AutotuneKey for Key {}
