@@ -8,13 +8,13 @@ mod suite {
     mod linear;
     mod matmul;
     mod operand;
-    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
     mod precision;
     mod properties;
     mod recipe;
     #[cfg(feature = "remote")]
     mod remote;
-    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
     mod routines;
     mod scope;
     mod scope_recipe;

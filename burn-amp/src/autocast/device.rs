@@ -93,6 +93,8 @@ impl Autocast {
     ///   own amax. Histories move with every cast, in evaluation too, and are no part of a record; where they must
     ///   survive a checkpoint, use `burn_fp8::Fp8Linear`, which also runs on this device.
     ///
+    /// On devices without bf16, give another [policy](Self::with_policy) for the rest.
+    ///
     /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks
     /// scale inputs and gradients each by their own; equal weights have equal scales.
     ///
@@ -119,6 +121,21 @@ impl Autocast {
             fp8: Some(Fp8Settings::new(recipe.into())?),
             ..Self::bf16()
         })
+    }
+
+    /// With another policy. For [`fp8`](Self::fp8) on a device without bf16: that of all that does not run in fp8.
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_amp::{Autocast, Policy, recipe::CurrentScaling};
+    ///
+    /// let autocast = Autocast::fp8(CurrentScaling::new())?.with_policy(Policy::fp16());
+    /// let device = autocast.device(Device::flex())?; // or Device::wgpu(..)
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
     }
 
     /// Which linear layers run in fp8, if any do.

@@ -150,7 +150,8 @@ pub(crate) fn matmul(
 /// by `policy`.
 ///
 /// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (by tensor cores one without elements or terms,
-/// or with scales that change within 128 terms), it is computed as by [`MatmulPolicy::Automatic`].
+/// or with scales that change within 128 terms, or on a device with too little shared memory), it is computed as by
+/// [`MatmulPolicy::Automatic`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -269,7 +270,11 @@ enum Choice {
 }
 
 fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
-    let fits = |only: MatmulRoutine| only.routine().fits(product.size(), product.granularities());
+    let fits = |only: MatmulRoutine| {
+        let routine = only.routine();
+        routine.fits(product.size(), product.granularities())
+            && routine.has_room(&product.lhs.client)
+    };
     match policy {
         MatmulPolicy::Only(only) if fits(only) => return Choice::Routine(only),
         MatmulPolicy::Measured => return Choice::Fastest,
