@@ -93,7 +93,7 @@ impl Autocast {
     ///   own amax. Histories move with every cast, in evaluation too, and are no part of a record; where they must
     ///   survive a checkpoint, use `burn_fp8::Fp8Linear`, which also runs on this device.
     ///
-    /// On devices without bf16, give another [policy](Self::with_policy) for the rest.
+    /// On devices without bf16, give another policy for the [`rest`](Self::rest).
     ///
     /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks
     /// scale inputs and gradients each by their own; equal weights have equal scales.
@@ -123,17 +123,18 @@ impl Autocast {
         })
     }
 
-    /// With another policy. For [`fp8`](Self::fp8) on a device without bf16: that of all that does not run in fp8.
+    /// The policy of all that does not run in fp8, where it is not to be [`Policy::bf16`]: on a device without bf16.
     ///
     /// ```
     /// use burn::tensor::Device;
     /// use burn_amp::{Autocast, Policy, recipe::CurrentScaling};
     ///
-    /// let autocast = Autocast::fp8(CurrentScaling::new())?.with_policy(Policy::fp16());
+    /// let autocast = Autocast::fp8(CurrentScaling::new())?.rest(Policy::fp16());
     /// let device = autocast.device(Device::flex())?; // or Device::wgpu(..)
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn with_policy(mut self, policy: Policy) -> Self {
+    #[cfg(feature = "fp8")]
+    pub fn rest(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }

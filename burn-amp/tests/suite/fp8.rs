@@ -150,7 +150,7 @@ fn the_three_products_are_those_of_the_casts() {
             // Burn multiplies the first as one matrix, and the second as a batch.
             let shapes = [[3, 5], [2, 32]];
             for [batch, length] in shapes.into_iter().take(if flex { 2 } else { 1 }) {
-                let autocast = Autocast::fp8(recipe).unwrap().with_policy(policy.clone());
+                let autocast = Autocast::fp8(recipe).unwrap().rest(policy.clone());
                 let device = autocast.with_report(plain.clone()).unwrap();
                 let x = wave([batch, length, 32], 0.37, &plain);
                 let gradient = wave([batch, length, 16], 0.53, &plain) * size;

@@ -18,7 +18,6 @@ use nix::{
 
 use crate::{
     ddp::Branches,
-    devices::wgpu,
     net::{Net, Run, closest, train},
     ranks::{locally, meeting_place, start},
 };
@@ -44,20 +43,6 @@ fn overlapped_ranks_train_as_one_process_does() {
             run.is_near(&whole, 1e-5);
             assert!((0.0..=1.0).contains(&hidden));
         }
-    }
-}
-
-#[test]
-fn overlapped_ranks_train_on_wgpu_as_on_flex() {
-    if wgpu().is_none() {
-        return;
-    }
-    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
-    for (success, output) in results("overlapped wgpu", 2) {
-        assert!(success, "{output}");
-        let (_, text) = output.split_once("RESULT ok ").unwrap();
-        let run: Run = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-        run.is_near(&whole, 1e-4);
     }
 }
 

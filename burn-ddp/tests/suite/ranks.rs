@@ -286,11 +286,6 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             );
             Ok(serde_json::to_string(&(run, timeline.hidden())).unwrap())
         },
-        "overlapped wgpu" => |group| {
-            let device = crate::devices::wgpu().expect("the test has found an adapter");
-            let (run, _) = crate::net::train_overlapped(&group, DdpConfig::new(), 12, device)?;
-            Ok(serde_json::to_string(&run).unwrap())
-        },
         "overlapped bf16" => |group| {
             let config = DdpConfig::new().compression(Compression::BF16);
             let (run, _) = crate::net::train_overlapped(&group, config, 12, Device::flex())?;
