@@ -228,7 +228,9 @@ fn the_transposed_copy_is_the_transpose() {
                 let (expected, expected_amax) =
                     Fp8Tensor::quantize_with_device_scale(x, scale, format);
                 assert_eq!(values(amax), values(expected_amax));
-                assert_eq!(q.clone().into_data(), expected.clone().into_data());
+                if moves_bytes(&device) {
+                    assert_eq!(q.clone().into_data(), expected.clone().into_data());
+                }
                 let turned = expected.clone().transpose();
                 if count == 0 {
                     assert_eq!(transposed.dims(), turned.dims());
@@ -244,10 +246,12 @@ fn the_transposed_copy_is_the_transpose() {
                 };
                 assert_eq!(product(&q, &transposed), product(&expected, &turned));
                 assert_eq!(product(&transposed, &q), product(&turned, &expected));
-                assert_eq!(
-                    values(transposed.dequantize(FloatDType::F32)),
-                    values(turned.dequantize(FloatDType::F32))
-                );
+                for (found, expected) in [(&q, &expected), (&transposed, &turned)] {
+                    assert_eq!(
+                        values(found.dequantize(FloatDType::F32)),
+                        values(expected.dequantize(FloatDType::F32))
+                    );
+                }
                 if moves_bytes(&device) {
                     let flat = |q: Fp8Tensor<3>| q.reshape([count]).into_data().codes;
                     assert_eq!(flat(transposed), flat(turned));
