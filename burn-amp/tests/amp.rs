@@ -4,6 +4,7 @@ mod suite {
     mod alone;
     mod autocast;
     mod device;
+    mod devices;
     mod fp8;
     mod fp8_state;
     mod learner;

@@ -10,6 +10,8 @@ mod collectives;
 mod convert;
 #[path = "suite/ddp.rs"]
 mod ddp;
+#[path = "suite/devices.rs"]
+mod devices;
 #[path = "suite/faults.rs"]
 mod faults;
 #[path = "suite/fp8.rs"]

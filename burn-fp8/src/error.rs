@@ -98,6 +98,16 @@ pub enum Fp8Error {
         /// The dtype as asked for.
         dtype: String,
     },
+    /// A dtype that the device has not: bf16 on WebGPU.
+    #[error("{device} cannot compute in {dtype}; it can in {}", supported.join(", "))]
+    UnsupportedDType {
+        /// The device, as Burn prints it.
+        device: String,
+        /// The dtype as asked for.
+        dtype: String,
+        /// Those of F32, BF16 and F16 that the device computes in.
+        supported: Vec<String>,
+    },
     /// Raw codes of the wrong length.
     #[error("{codes} codes do not fill the shape {shape:?}; one code is one byte is one element")]
     CodeLength {

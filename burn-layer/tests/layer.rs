@@ -2,6 +2,7 @@
 
 mod suite {
     mod delegation;
+    mod devices;
     mod lease;
     mod made;
     mod op_table;

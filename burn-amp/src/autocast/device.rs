@@ -96,6 +96,8 @@ impl Autocast {
     ///   own amax. Histories move with every cast, in evaluation too. A model's record does not have them:
     ///   [`AutocastDevice::fp8_state`] gives them for a checkpoint.
     ///
+    /// On devices without bf16, give another policy for the [`rest`](Self::rest).
+    ///
     /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks
     /// scale inputs and gradients each by their own, unless delayed scaling [shares](Self::amax_reducer) amaxes; equal weights have
     /// equal scales.
@@ -123,6 +125,22 @@ impl Autocast {
             fp8: Some(Fp8Settings::new(recipe.into())?),
             ..Self::bf16()
         })
+    }
+
+    /// The policy of all that does not run in fp8, where it is not to be [`Policy::bf16`]: on a device without bf16.
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_amp::{Autocast, Policy, recipe::CurrentScaling};
+    ///
+    /// let autocast = Autocast::fp8(CurrentScaling::new())?.rest(Policy::fp16());
+    /// let device = autocast.device(Device::flex())?; // or Device::wgpu(..)
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "fp8")]
+    pub fn rest(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
     }
 
     /// Which linear layers run in fp8, if any do.

@@ -3,6 +3,8 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_amp::{Autocast, LayerError, Op, Policy};
 
+use super::devices::devices;
+
 #[test]
 fn the_same_policy_over_the_same_device_is_the_same_device() {
     let device = |autocast: Autocast| autocast.device(Device::flex()).unwrap();
@@ -35,6 +37,21 @@ fn a_lease_counts_and_goes() {
     drop(lease);
     assert_eq!(y.sum().into_scalar::<f32>(), 8.0);
     drop(device);
+}
+
+#[test]
+fn bf16_is_refused_where_there_is_none() {
+    for device in devices() {
+        let has = device.supports_dtype(DType::BF16);
+        match Autocast::bf16().device(device) {
+            Ok(_) => assert!(has),
+            Err(error) => {
+                assert!(!has);
+                let text = error.to_string();
+                assert!(text.contains("cannot compute in BF16; it can in"), "{text}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -20,6 +20,8 @@ use burn_amp::{
 };
 use burn_fp8::{Fp8Cast, Fp8Format, Fp8Linear, Fp8Tensor, Granularity, amax, scaled_matmul};
 
+use super::devices::{cube_devices, wgpu};
+
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().unwrap()
 }
@@ -56,14 +58,6 @@ fn noise(found: &[f32], expected: &[f32]) -> f64 {
     noise / expected.iter().map(|b| square(*b)).sum::<f64>()
 }
 
-fn plain_devices() -> Vec<Device> {
-    #[allow(unused_mut)]
-    let mut devices = vec![Device::flex()];
-    #[cfg(feature = "cpu")]
-    devices.push(Device::cpu());
-    devices
-}
-
 /// Output, gradients of input and weight.
 type Pass = [Vec<f32>; 3];
 
@@ -89,6 +83,7 @@ fn by_hand(
     plain: &Device,
     [x, gradient]: [&Tensor<3>; 2],
     batches: usize,
+    low: FloatDType,
 ) -> Pass {
     let weight = linear([32, 16], plain).weight.val();
     let (x, gradient) = (rows(x), rows(gradient));
@@ -108,7 +103,7 @@ fn by_hand(
         let product = scaled_matmul(&a, &b, None, dtype).unwrap();
         values(product.cast(FloatDType::F32))
     };
-    let (low, full) = (FloatDType::BF16, FloatDType::F32);
+    let full = FloatDType::F32;
     let parts = x
         .clone()
         .chunk(batches, 0)
@@ -135,7 +130,7 @@ fn by_hand(
 
 #[test]
 fn the_three_products_are_those_of_the_casts() {
-    for plain in plain_devices() {
+    for plain in [Device::flex()].into_iter().chain(cube_devices()) {
         let recipes: [Fp8Recipe; 5] = [
             CurrentScaling::new().into(),
             CurrentScaling::new().with_format(RecipeFormat::E4M3).into(),
@@ -147,22 +142,28 @@ fn the_three_products_are_those_of_the_casts() {
         // CubeCL's CPU runtime has no bf16 of its own on every processor, as rows, blocks and batches need.
         let whole = |recipe: &Fp8Recipe| recipe.casts() == LinearCasts::TENSOR;
         let flex = plain == Device::flex();
+        // WebGPU has no bf16.
+        let (policy, low, size) = match plain.supports_dtype(DType::BF16) {
+            true => (Policy::bf16(), FloatDType::BF16, 1e-6),
+            false => (Policy::fp16(), FloatDType::F16, 1e-2),
+        };
         for recipe in recipes.into_iter().filter(|recipe| flex || whole(recipe)) {
             // Burn multiplies the first as one matrix, and the second as a batch.
             let shapes = [[3, 5], [2, 32]];
             for [batch, length] in shapes.into_iter().take(if flex { 2 } else { 1 }) {
-                let device = fp8(recipe, plain.clone());
+                let autocast = Autocast::fp8(recipe).unwrap().rest(policy.clone());
+                let device = autocast.with_report(plain.clone()).unwrap();
                 let x = wave([batch, length, 32], 0.37, &plain);
-                let gradient = wave([batch, length, 16], 0.53, &plain) * 1e-6;
+                let gradient = wave([batch, length, 16], 0.53, &plain) * size;
                 let found = pass(&device.device, &x, &gradient);
                 let parts = if length == 32 && !whole(&recipe) {
                     batch
                 } else {
                     1
                 };
-                let expected = by_hand(&recipe, &plain, [&x, &gradient], parts);
+                let expected = by_hand(&recipe, &plain, [&x, &gradient], parts, low);
                 let noise = |product: usize| noise(&found[product], &expected[product]);
-                // Sums of the same terms in another order, and rounded to bf16 where the output is.
+                // Sums of the same terms in another order, and rounded to 16 bits where the output is.
                 assert!(noise(0) < 1e-6, "output, {recipe:?}: {}", noise(0));
                 assert!(
                     noise(1) < 1e-6,
@@ -398,15 +399,15 @@ fn a_bad_recipe_is_an_error() {
 /// burn-fp8's own modules and tensors run on every autocast device, and on others that are told to.
 #[test]
 fn fp8_modules_run_on_layered_devices() {
-    let autocasts = [
-        Autocast::bf16(),
-        Autocast::fp8(CurrentScaling::new()).unwrap(),
+    let flex = Device::flex;
+    let on = |autocast: Autocast, plain: Device| (autocast.device(plain.clone()).unwrap(), plain);
+    let mut devices = vec![
+        on(Autocast::bf16(), flex()),
+        on(Autocast::fp8(CurrentScaling::new()).unwrap(), flex()),
     ];
-    let mut devices = autocasts
-        .map(|autocast| autocast.device(Device::flex()).unwrap())
-        .to_vec();
-    devices.push(with_fp8_ops(Layers::on(Device::flex())).serve().unwrap());
-    for device in devices {
+    devices.push((with_fp8_ops(Layers::on(flex())).serve().unwrap(), flex()));
+    devices.extend(wgpu().map(|plain| on(Autocast::fp16(), plain)));
+    for (device, plain) in devices {
         let run = |device: &Device| {
             let layer = Fp8Linear::from_linear(linear([16, 8], device), DelayedScaling::new());
             let layer = layer.unwrap();
@@ -416,6 +417,6 @@ fn fp8_modules_run_on_layered_devices() {
             let codes = Fp8Tensor::quantize_as(x, rows).unwrap().into_data();
             (values(layer.weight.grad(&gradients).unwrap()), codes)
         };
-        assert_eq!(run(&device.autodiff()), run(&Device::flex().autodiff()));
+        assert_eq!(run(&device.autodiff()), run(&plain.autodiff()));
     }
 }

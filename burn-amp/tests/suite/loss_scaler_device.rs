@@ -1,6 +1,7 @@
 //! The mode that selects on the device, against the mode that waits.
 
 use super::{
+    devices::cube_devices,
     loss_scaler_device_optimizers::mixture,
     loss_scaler_support::{Readbacks, gradients, loss, problem, traces, values},
 };
@@ -143,7 +144,6 @@ fn disabled_it_passes_everything_through() {
 }
 
 /// CubeCL's kernels for masks, booleans and NaN. Few of them: each is compiled first.
-#[cfg(feature = "cpu")]
 #[test]
 fn cubecl_selects_as_flex_does() {
     let train = |device: Device| {
@@ -160,7 +160,9 @@ fn cubecl_selects_as_flex_does() {
         };
         [f32::NAN, 2.0, f32::INFINITY, -1.0].map(step)
     };
-    assert_eq!(train(Device::cpu()), train(Device::flex()));
+    for device in cube_devices() {
+        assert_eq!(train(device), train(Device::flex()));
+    }
 }
 
 /// From far too high, the scale falls to the largest power of two with which fp16 holds every

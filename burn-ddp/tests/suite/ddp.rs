@@ -9,7 +9,8 @@ use burn::{
 use burn_ddp::{Compression, Ddp, DdpConfig, DdpError, ProcessGroup, SyncBatchNorm};
 
 use crate::{
-    net::{Net, closest, contents, train},
+    devices::wgpu,
+    net::{Net, closest, contents, train, train_at},
     ranks::{locally, over_tcp},
 };
 
@@ -30,6 +31,21 @@ fn ranks_train_as_one_process_does() {
             assert_eq!(run.parameters, first.parameters, "equal to the bit");
             assert_eq!(run.gradients, first.gradients, "equal to the bit");
         }
+    }
+}
+
+/// Ranks that share a GPU.
+#[test]
+fn ranks_train_on_wgpu_as_on_flex() {
+    let Some(device) = wgpu() else { return };
+    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    let config = DdpConfig::new().bucket_bytes(600).first_bucket_bytes(100);
+    let ranks = over_tcp(2, 1, |group| {
+        train_at(&group, config.clone(), 12, device.clone()).1
+    });
+    for run in &ranks {
+        run.is_near(&whole, 1e-4);
+        assert_eq!(run.gradients, ranks[0].gradients, "equal to the bit");
     }
 }
 

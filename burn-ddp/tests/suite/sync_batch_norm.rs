@@ -10,7 +10,10 @@ use burn_ddp::{ProcessGroup, SyncBatchNorm, custom_ops, with_custom_ops};
 use burn_layer::{Layer, Layers};
 use serde::Deserialize;
 
-use crate::ranks::{locally, over_tcp};
+use crate::{
+    devices::cube_devices,
+    ranks::{locally, over_tcp},
+};
 
 #[derive(Deserialize)]
 struct Case {
@@ -207,11 +210,11 @@ fn it_runs_on_layered_devices() {
     }
 }
 
-#[cfg(feature = "cpu")]
 #[test]
 fn it_runs_on_cubecl() {
-    let device = Device::cpu().autodiff();
-    check(DType::F32, 2e-5, &device, false);
+    for device in cube_devices() {
+        check(DType::F32, 2e-5, &device.autodiff(), false);
+    }
 }
 
 fn sample(device: &Device) -> Tensor<3> {

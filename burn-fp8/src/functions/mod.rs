@@ -7,9 +7,27 @@ pub use amax::amax;
 pub use scaled_matmul::{scaled_matmul, scaled_matmul_with_amax};
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, FloatDType, Tensor};
 
-use crate::{Fp8Format, Fp8Ops, recipe::ScaleUpdate};
+use crate::{Fp8Error, Fp8Format, Fp8Ops, recipe::ScaleUpdate};
+
+/// Refuses a dtype that a device of this process has not. Served devices are not asked: that would wait for them.
+pub(crate) fn check_dtype(device: &Device, dtype: FloatDType) -> Result<(), Fp8Error> {
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    if let burn_dispatch::DispatchDevice::Cube(_) = device.as_dispatch()
+        && !device.supports_dtype(dtype)
+    {
+        let mut supported = vec![FloatDType::F32, FloatDType::BF16, FloatDType::F16];
+        supported.retain(|dtype| device.supports_dtype(*dtype));
+        return Err(Fp8Error::UnsupportedDType {
+            device: format!("{device:?}"),
+            dtype: format!("{dtype:?}"),
+            supported: supported.iter().map(|it| format!("{it:?}")).collect(),
+        });
+    }
+    let _ = (device, dtype);
+    Ok(())
+}
 
 /// The scales of amaxes.
 pub(crate) fn scales(amax: Tensor<1>, format: Fp8Format, power_of_two: bool) -> Tensor<1> {

@@ -1,7 +1,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{FloatDType, Int, Tensor};
 
-use super::amax;
+use super::{amax, check_dtype};
 use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec};
 
 /// The matrix product of two fp8 tensors: `lhs * rhs + bias` of their values, accumulated in f32.
@@ -16,7 +16,7 @@ use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec};
 /// (as DeepSeek-V3 does, arXiv:2412.19437).
 ///
 /// # Errors
-/// [`Fp8Error`] where shapes, bias or dtype do not fit.
+/// [`Fp8Error`] where shapes, bias or dtype do not fit, or the device does not compute in the dtype (bf16 on WebGPU).
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};
@@ -135,6 +135,7 @@ fn check<const D: usize>(
             dtype: format!("{dtype:?}"),
         });
     }
+    check_dtype(&lhs.device(), dtype)?;
     let (left, right) = (lhs.dims(), rhs.dims());
     let shapes = || (left.to_vec(), right.to_vec());
     if left[D - 1] != right[D - 2] {

@@ -136,7 +136,12 @@ impl<const D: usize> Fp8Tensor<D> {
     }
 
     /// The values, in `dtype`.
+    ///
+    /// # Panics
+    /// For a dtype that the device does not compute in (bf16 on WebGPU).
     pub fn dequantize(&self, dtype: FloatDType) -> Tensor<D> {
+        functions::check_dtype(&self.device(), dtype)
+            .unwrap_or_else(|error| panic!("dequantize: {error}"));
         let codes = self.codes.clone().into_dispatch();
         Tensor::from_dispatch(match self.granularity {
             Granularity::Tensor => {

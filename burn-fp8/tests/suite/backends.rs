@@ -91,11 +91,11 @@ fn check<B: Fp8Ops>(device: Device<B>) {
 }
 
 /// Of rows: very different ones, one of zeros, one whose scale is the largest.
-#[cfg(feature = "cpu")]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 const SIZES: [f32; 5] = [1.0, 1e3, 0.0, 1e-5, 1e-42];
 
 /// Codes, scales, values and product of operands with a scale for each row, column or block.
-#[cfg(feature = "cpu")]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u32>, Vec<f32>) {
     let (mut codes, mut bits, mut products) = (vec![], vec![], vec![]);
     let block = |rows, columns| Granularity::Block { rows, columns };
@@ -177,9 +177,12 @@ fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u3
 }
 
 /// What is bit-exact, and products to the last bits of f32, by whatever kernels.
-#[cfg(feature = "cpu")]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 fn check_scaled_apart<B: Fp8Ops>(device: Device<B>, dtypes: &[DType]) {
     for &dtype in dtypes {
+        if !B::supports_dtype(&device, dtype) {
+            continue;
+        }
         let (codes, bits, products) = scaled_apart::<B>(&device, dtype);
         let (expected_codes, expected_bits, expected) =
             scaled_apart::<Flex>(&Default::default(), dtype);
@@ -202,25 +205,29 @@ fn flex() {
     check::<Flex>(Default::default());
 }
 
-#[cfg(feature = "cpu")]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 mod cube {
     use burn::tensor::DType;
-    use burn_cubecl::{CubeBackend, CubeDevice, cubecl::cpu::CpuDevice};
+    use burn_cubecl::CubeBackend;
     use burn_fusion::Fusion;
 
-    use super::{check, check_scaled_apart};
+    use super::{super::routines::cube_devices, check, check_scaled_apart};
 
     #[test]
     fn without_fusion() {
-        check::<CubeBackend>(CubeDevice::Cpu(CpuDevice));
-        let dtypes = [DType::F32, DType::BF16, DType::F16];
-        check_scaled_apart::<CubeBackend>(CubeDevice::Cpu(CpuDevice), &dtypes);
+        for device in cube_devices() {
+            check::<CubeBackend>(device.clone());
+            let dtypes = [DType::F32, DType::BF16, DType::F16];
+            check_scaled_apart::<CubeBackend>(device, &dtypes);
+        }
     }
 
     #[test]
     fn with_fusion() {
-        check::<Fusion<CubeBackend>>(CubeDevice::Cpu(CpuDevice));
-        // The kernels are the same; what fusion adds is the way there.
-        check_scaled_apart::<Fusion<CubeBackend>>(CubeDevice::Cpu(CpuDevice), &[DType::F32]);
+        for device in cube_devices() {
+            check::<Fusion<CubeBackend>>(device.clone());
+            // The kernels are the same; what fusion adds is the way there.
+            check_scaled_apart::<Fusion<CubeBackend>>(device, &[DType::F32]);
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! The devices that the tests run on.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
-/// Flex, CubeCL's CPU runtime where its feature is on, and an NVIDIA GPU where there is one.
+/// Flex, CubeCL's CPU runtime where its feature is on, and an NVIDIA GPU and wgpu's default adapter where there are any.
 pub(crate) fn devices() -> Vec<Device> {
     #[allow(unused_mut)]
     let mut devices = vec![Device::flex()];
@@ -14,7 +14,20 @@ pub(crate) fn devices() -> Vec<Device> {
     } else {
         eprintln!("no NVIDIA GPU on this machine: CUDA is skipped");
     }
+    #[cfg(feature = "wgpu")]
+    if Device::enumerate(burn::tensor::DeviceType::Wgpu).is_empty() {
+        eprintln!("no adapter for wgpu on this machine: wgpu is skipped");
+    } else {
+        devices.push(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice));
+    }
     devices
+}
+
+/// The float dtypes of products and of values that a device has: of WebGPU's there is no bf16.
+pub(crate) fn float_dtypes(device: &Device) -> Vec<FloatDType> {
+    let mut dtypes = vec![FloatDType::F32, FloatDType::F16, FloatDType::BF16];
+    dtypes.retain(|dtype| device.supports_dtype(*dtype));
+    dtypes
 }
 
 pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {

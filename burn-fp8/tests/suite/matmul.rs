@@ -6,7 +6,7 @@ use burn_fp8::{
     scaled_matmul_with_amax,
 };
 
-use super::device::{Random, devices, values};
+use super::device::{Random, devices, float_dtypes, values};
 
 fn random<const D: usize>(random: &mut Random, shape: [usize; D], device: &Device) -> Tensor<D> {
     let count = shape.iter().product();
@@ -44,6 +44,15 @@ fn product<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Vec<(f64, f64)> 
         }
     }
     output
+}
+
+/// Of a product that is rounded to a dtype, with what an f32 sum costs.
+fn precision(dtype: FloatDType) -> f64 {
+    match dtype {
+        FloatDType::F32 => 1e-5,
+        FloatDType::F16 => 1.0 / 2048.0,
+        _ => 1.0 / 256.0,
+    }
 }
 
 #[track_caller]
@@ -111,7 +120,8 @@ fn large_products() {
             *sum += f64::from(host[index % 101]);
             *size += f64::from(host[index % 101].abs());
         }
-        for (dtype, precision) in [(FloatDType::F32, 1e-5), (FloatDType::BF16, 1.0 / 256.0)] {
+        for dtype in float_dtypes(&device) {
+            let precision = precision(dtype);
             let actual = scaled_matmul(&a, &b, Some(bias.clone()), dtype).unwrap();
             assert_eq!(actual.dims(), [2, 90, 101]);
             assert_close(&values(actual), &expected, precision);
@@ -171,11 +181,8 @@ fn bias_and_output_dtypes() {
             expected[index].0 += f64::from(*bias);
             expected[index].1 += f64::from(bias.abs());
         }
-        for (dtype, precision) in [
-            (FloatDType::F32, 1e-5),
-            (FloatDType::F16, 1.0 / 2048.0),
-            (FloatDType::BF16, 1.0 / 256.0),
-        ] {
+        for dtype in float_dtypes(&device) {
+            let precision = precision(dtype);
             let actual = scaled_matmul(&a, &b, Some(bias.clone()), dtype).unwrap();
             assert_eq!(actual.dtype(), DType::from(dtype));
             assert_close(&values(actual), &expected, precision);
@@ -245,10 +252,10 @@ fn the_amax_is_that_of_the_output() {
         };
         let whole = Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3);
         let (small, large) = ([3, 7, 5], [90, 131, 101]);
-        check(whole, small, FloatDType::F32);
-        check(whole, small, FloatDType::BF16);
-        check(whole, large, FloatDType::F32);
-        check(whole, large, FloatDType::F16);
+        for dtype in float_dtypes(&device) {
+            check(whole, small, dtype);
+            check(whole, large, dtype);
+        }
         let rows = Fp8Cast::new(Granularity::Row, Fp8Format::E4M3);
         check(rows, small, FloatDType::F32);
 

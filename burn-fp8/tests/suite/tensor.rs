@@ -1,7 +1,7 @@
 //! Fp8 tensors: their layout and their data.
 
 use burn::optim::{RecordState, StateSink, StateSource};
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_fp8::{Fp8Cast, Fp8Data, Fp8Format, Fp8Tensor, Granularity, scaled_matmul};
 
 use super::device::{Random, devices, sqnr, values};
@@ -49,6 +49,11 @@ fn an_amax_without_a_scale_gives_one() {
     }
 }
 
+/// Whether Burn's ops can lay codes out anew: WebGPU has no type for bytes.
+fn moves_bytes(device: &Device) -> bool {
+    device.supports_dtype(DType::U8)
+}
+
 #[test]
 fn reshape_and_transpose_move_values() {
     for device in devices() {
@@ -68,12 +73,14 @@ fn reshape_and_transpose_move_values() {
             values(y.clone().transpose())
         );
         // The codes of a transposed tensor are read in its own order.
-        assert_eq!(transposed.clone().into_data().codes, {
-            let codes = q.clone().into_data().codes;
-            (0..24)
-                .map(|i| codes[i % 4 * 6 + i / 4])
-                .collect::<Vec<_>>()
-        });
+        if moves_bytes(&device) {
+            assert_eq!(transposed.clone().into_data().codes, {
+                let codes = q.clone().into_data().codes;
+                (0..24)
+                    .map(|i| codes[i % 4 * 6 + i / 4])
+                    .collect::<Vec<_>>()
+            });
+        }
         let twice = transposed.transpose().reshape([24]);
         assert_eq!(values(twice.dequantize(FloatDType::F32)), values(y));
     }
@@ -221,13 +228,17 @@ fn the_transposed_copy_is_the_transpose() {
                 let (expected, expected_amax) =
                     Fp8Tensor::quantize_with_device_scale(x, scale, format);
                 assert_eq!(values(amax), values(expected_amax));
-                assert_eq!(q.clone().into_data(), expected.clone().into_data());
+                if moves_bytes(&device) {
+                    assert_eq!(q.clone().into_data(), expected.clone().into_data());
+                }
                 let turned = expected.clone().transpose();
                 if count == 0 {
                     assert_eq!(transposed.dims(), turned.dims());
                     continue;
                 }
-                assert_eq!(transposed.clone().into_data(), turned.clone().into_data());
+                if moves_bytes(&device) {
+                    assert_eq!(transposed.clone().into_data(), turned.clone().into_data());
+                }
 
                 // Whatever their layout, they multiply, reshape and decode as the others do.
                 let product = |a: &Fp8Tensor<3>, b: &Fp8Tensor<3>| {
@@ -235,12 +246,16 @@ fn the_transposed_copy_is_the_transpose() {
                 };
                 assert_eq!(product(&q, &transposed), product(&expected, &turned));
                 assert_eq!(product(&transposed, &q), product(&turned, &expected));
-                assert_eq!(
-                    values(transposed.dequantize(FloatDType::F32)),
-                    values(turned.dequantize(FloatDType::F32))
-                );
-                let flat = |q: Fp8Tensor<3>| q.reshape([count]).into_data().codes;
-                assert_eq!(flat(transposed), flat(turned));
+                for (found, expected) in [(&q, &expected), (&transposed, &turned)] {
+                    assert_eq!(
+                        values(found.dequantize(FloatDType::F32)),
+                        values(expected.dequantize(FloatDType::F32))
+                    );
+                }
+                if moves_bytes(&device) {
+                    let flat = |q: Fp8Tensor<3>| q.reshape([count]).into_data().codes;
+                    assert_eq!(flat(transposed), flat(turned));
+                }
             }
         }
     }

@@ -1,7 +1,37 @@
 //! What fp8 tensors refuse.
 
-use burn::tensor::{Device, Tensor};
-use burn_fp8::{Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity};
+use std::panic::AssertUnwindSafe;
+
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_fp8::{Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity, scaled_matmul};
+
+use super::device::{devices, values};
+
+/// Where the device has the dtype, the result has it; elsewhere there is none.
+#[test]
+fn dtypes_that_the_device_has_not_are_errors() {
+    for device in devices() {
+        let ones = Tensor::<2>::ones([2, 2], &device);
+        let tensor = Fp8Tensor::quantize_with_scale(ones, 1.0, Fp8Format::E4M3).unwrap();
+        for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
+            let product = scaled_matmul(&tensor, &tensor, None, dtype);
+            let dequantize = AssertUnwindSafe(|| tensor.dequantize(dtype));
+            let decoded = std::panic::catch_unwind(dequantize);
+            if device.supports_dtype(dtype) {
+                assert_eq!(values(product.unwrap()), [2.0; 4]);
+                assert_eq!(values(decoded.unwrap()), [1.0; 4]);
+                continue;
+            }
+            let Err(Fp8Error::UnsupportedDType { supported, .. }) = &product else {
+                panic!("{dtype:?} on {device:?}: {product:?}");
+            };
+            assert!(supported.contains(&"F32".to_string()));
+            let error = product.unwrap_err().to_string();
+            let panic = *decoded.unwrap_err().downcast::<String>().unwrap();
+            assert_eq!(panic, format!("dequantize: {error}"));
+        }
+    }
+}
 
 #[test]
 fn bad_scales_are_errors() {

@@ -15,20 +15,29 @@ use burn::{
 };
 use burn_layer::{Inputs, Layer, Layers, Op, Plan};
 
+use super::devices::devices;
+
 #[derive(Debug)]
 struct Nothing;
 impl Layer for Nothing {}
 
 #[derive(Debug)]
-struct LowMatmul;
+struct LowMatmul(FloatDType);
 impl Layer for LowMatmul {
     fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
-        (op == Op::float_matmul).then(|| Plan::compute(DType::BF16))
+        (op == Op::float_matmul).then(|| Plan::compute(self.0.into()))
     }
 }
 
-fn nothing() -> Device {
-    Layers::on(Device::flex()).layer(Nothing).serve().unwrap()
+fn nothing(plain: &Device) -> Device {
+    Layers::on(plain.clone()).layer(Nothing).serve().unwrap()
+}
+
+/// The 16-bit floats that a device computes with: of WebGPU's there is no bf16.
+fn low_dtypes(device: &Device) -> Vec<FloatDType> {
+    let mut dtypes = vec![FloatDType::BF16, FloatDType::F16];
+    dtypes.retain(|dtype| device.supports_dtype(*dtype));
+    dtypes
 }
 
 fn data(seed: u64, shape: [usize; 2], device: &Device) -> Tensor<2> {
@@ -64,7 +73,10 @@ fn ops_of_every_kind_agree_with_the_plain_device() {
             .select(0, Tensor::<1, Int>::from_ints([4, 0, 4], device));
         let sorted = a.clone().sort(1);
         let sums = a.clone().sum_dim(0);
-        let f64s = a.cast(DType::F64).exp().cast(DType::F32);
+        let f64s = match device.supports_dtype(DType::F64) {
+            true => a.cast(DType::F64).exp().cast(DType::F32),
+            false => a,
+        };
         let reads = Transaction::default()
             .register(soft)
             .register(top)
@@ -83,11 +95,13 @@ fn ops_of_every_kind_agree_with_the_plain_device() {
             .map(|data| (data.dtype(), data))
             .collect::<Vec<_>>()
     };
-    let plain = run(&Device::flex());
-    let layered = run(&nothing());
-    assert_eq!(plain.len(), layered.len());
-    for (index, (plain, layered)) in plain.into_iter().zip(layered).enumerate() {
-        assert_eq!(plain, layered, "result {index}");
+    for device in devices() {
+        let plain = run(&device);
+        let layered = run(&nothing(&device));
+        assert_eq!(plain.len(), layered.len());
+        for (index, (plain, layered)) in plain.into_iter().zip(layered).enumerate() {
+            assert_eq!(plain, layered, "result {index} on {device:?}");
+        }
     }
 }
 
@@ -144,45 +158,53 @@ fn training_agrees_with_the_plain_device() {
         }
         losses
     };
-    let plain = train(Device::flex());
-    let layered = train(nothing());
-    assert!(plain[3] < plain[0], "it learns: {plain:?}");
-    for (plain, layered) in plain.iter().zip(&layered) {
-        assert!((plain - layered).abs() < 1e-5, "{plain} against {layered}");
+    for device in devices() {
+        let plain = train(device.clone());
+        let layered = train(nothing(&device));
+        assert!(plain[3] < plain[0], "it learns: {plain:?}");
+        for (plain, layered) in plain.iter().zip(&layered) {
+            assert!((plain - layered).abs() < 1e-5, "{plain} against {layered}");
+        }
     }
 }
 
 /// A plan's casts are those that a program would write, and the program does not see them.
 #[test]
 fn a_plan_equals_casts_by_hand() {
-    let layered = Layers::on(Device::flex()).layer(LowMatmul).serve().unwrap();
     let product = |device: &Device| (data(4, [7, 9], device), data(5, [9, 3], device));
+    for plain in devices() {
+        for low in low_dtypes(&plain) {
+            let layers = Layers::on(plain.clone()).layer(LowMatmul(low));
+            let (a, b) = product(&layers.serve().unwrap());
+            let out = a.matmul(b);
+            assert_eq!(out.dtype(), DType::F32);
 
-    let (a, b) = product(&layered);
-    let out = a.matmul(b);
-    assert_eq!(out.dtype(), DType::F32);
-
-    let (a, b) = product(&Device::flex());
-    let low = FloatDType::BF16;
-    let expected = a.cast(low).matmul(b.cast(low)).cast(FloatDType::F32);
-    assert_eq!(values(out), values(expected));
+            let (a, b) = product(&plain);
+            let expected = a.cast(low).matmul(b.cast(low)).cast(FloatDType::F32);
+            assert_eq!(values(out), values(expected), "{low:?} on {plain:?}");
+        }
+    }
 }
 
 /// Mixed storage, as a low product meets an f32 tensor, computes in f32.
 #[test]
 fn mixed_storage_is_promoted() {
-    let layered = Layers::on(Device::flex()).layer(LowMatmul).serve().unwrap();
-    let one = Tensor::<2>::from_floats([[1.0]], &layered);
-    // 1 in bf16 plus 2^-10, which bf16 could not hold beside 1.
-    let sum = one.clone().matmul(one.clone()) + one.mul_scalar(1.0 / 1024.0);
-    assert_eq!(values(sum), [1.0 + 1.0 / 1024.0]);
+    for plain in devices() {
+        for low in low_dtypes(&plain) {
+            let layers = Layers::on(plain.clone()).layer(LowMatmul(low));
+            let one = Tensor::<2>::from_floats([[1.0]], &layers.serve().unwrap());
+            // 1 in 16 bits plus 2^-12, which these could not hold beside 1.
+            let sum = one.clone().matmul(one.clone()) + one.mul_scalar(1.0 / 4096.0);
+            assert_eq!(values(sum), [1.0 + 1.0 / 4096.0]);
+        }
+    }
 }
 
 /// Layers stack: what the outer one leaves alone the inner one decides.
 #[test]
 fn layers_stack() {
     let layered = Layers::on(Device::flex())
-        .layer(LowMatmul)
+        .layer(LowMatmul(FloatDType::BF16))
         .layer(Nothing)
         .serve()
         .unwrap();
@@ -195,12 +217,14 @@ fn layers_stack() {
 /// The seed of a layered device is that of the device underneath.
 #[test]
 fn seeds_are_those_of_the_device() {
-    let device = nothing();
     let draw = |device: &Device| {
         device.seed(7);
         values(Tensor::<1>::random([16], Distribution::Default, device))
     };
-    let first = draw(&device);
-    assert_eq!(first, draw(&device));
-    assert!(first.iter().any(|value| *value != first[0]));
+    for plain in devices() {
+        let device = nothing(&plain);
+        let first = draw(&device);
+        assert_eq!(first, draw(&device));
+        assert!(first.iter().any(|value| *value != first[0]));
+    }
 }

@@ -145,8 +145,8 @@ pub(crate) fn matmul(
 /// by `policy`.
 ///
 /// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (by tensor cores one without elements or terms,
-/// or with scales that change within 128 terms; see [`MatmulRoutine::CublasLt`] too), it is computed as by
-/// [`MatmulPolicy::Automatic`].
+/// or with scales that change within 128 terms, or on a device with too little shared memory; see [`MatmulRoutine::CublasLt`] too), it
+/// is computed as by [`MatmulPolicy::Automatic`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -264,7 +264,9 @@ enum Choice {
 fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
     let key = Key::of(product);
     match policy {
-        MatmulPolicy::Only(only) if only.fits(&key) => Choice::Routine(only),
+        MatmulPolicy::Only(only) if only.fits(&key) && only.has_room(&product.lhs) => {
+            Choice::Routine(only)
+        }
         MatmulPolicy::Measured => Choice::Fastest,
         _ if key.size.multiplications() < LARGE => Choice::Routine(MatmulRoutine::Direct),
         _ if accelerated(&key, product).is_some() => Choice::Fastest,

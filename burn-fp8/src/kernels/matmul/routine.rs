@@ -23,12 +23,17 @@ pub(super) trait Routine: Send + Sync {
         true
     }
 
+    /// Whether the device of `client` has the shared memory that it takes.
+    fn has_room(&self, _client: &Client) -> bool {
+        true
+    }
+
     /// Whether the device of `client` has what makes the routine fast.
     fn is_native(&self, _client: &Client) -> bool {
         true
     }
 
-    /// The product, which [`fits`](Self::fits).
+    /// The product, which [`fits`](Self::fits), on a device that [has room](Self::has_room).
     fn matmul(&self, product: Product) -> CubeTensor;
 }
 
@@ -36,7 +41,8 @@ pub(super) trait Routine: Send + Sync {
 ///
 /// All but cuBLASLt are kernels of this crate, and can be run on any device with 64-bit integers. Where it lacks the instruction
 /// of one, or its runtime is not CUDA's C++ backend (feature `cuda-cpp`), that instruction and the copies ahead of it are replaced
-/// by loops: right, and slow. So all around it can be tested without the GPU.
+/// by loops: right, and slow. So all around it can be tested without the GPU. Those of tensor cores take 96 (`mma`) or 128 KiB of
+/// shared memory, which GPUs by way of WebGPU often do not give.
 ///
 /// ```
 /// use burn_fp8::kernels::MatmulRoutine;
@@ -109,6 +115,12 @@ impl MatmulRoutine {
             Some(routine) => routine.fits(key.size, key.granularities),
             None => key.library,
         }
+    }
+
+    /// Whether the device of `tensor` has the shared memory that it takes.
+    pub(super) fn has_room(self, tensor: &CubeTensor) -> bool {
+        self.routine()
+            .is_none_or(|routine| routine.has_room(&tensor.client))
     }
 
     /// Whether the device of `tensor` has what makes it fast.

@@ -52,6 +52,13 @@ impl Routine for Tile {
             && steps
     }
 
+    fn has_room(&self, client: &Client) -> bool {
+        let hardware = &client.properties().hardware;
+        // On a processor it is memory as any other.
+        hardware.num_cpu_cores.is_some()
+            || 4 * self.instruction.words() <= hardware.max_shared_memory_size
+    }
+
     fn is_native(&self, client: &Client) -> bool {
         native_instruction(client) == Some(self.instruction)
     }

@@ -15,6 +15,21 @@ pub(in crate::kernels::matmul) enum Instruction {
     Wgmma,
 }
 
+impl Instruction {
+    /// Tiles in flight: what shared memory holds, 99 KiB of it on 8.9 and 12.x, 227 KiB on 9.0.
+    fn stages(self) -> u32 {
+        match self {
+            Self::Mma => 3,
+            Self::Wgmma => 4,
+        }
+    }
+
+    /// Words of shared memory.
+    pub(super) fn words(self) -> usize {
+        (self.stages() * STAGE_WORDS) as usize
+    }
+}
+
 /// The compile-time side of a tile kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Plan {
@@ -27,12 +42,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Tiles in flight: what shared memory holds, 99 KiB of it on 8.9 and 12.x, 227 KiB on 9.0.
     pub(super) fn stages(self) -> u32 {
-        match self.instruction {
-            Instruction::Mma => 3,
-            Instruction::Wgmma => 4,
-        }
+        self.instruction.stages()
     }
 
     /// Whether partial sums are scaled.
@@ -40,9 +51,8 @@ impl Plan {
         matches!(self.scaling, Scaling::Steps { .. })
     }
 
-    /// Words of shared memory.
     pub(super) fn words(self) -> usize {
-        (self.stages() * STAGE_WORDS) as usize
+        self.instruction.words()
     }
 
     /// Units of a cube of the launch: emulated, one plays all.
