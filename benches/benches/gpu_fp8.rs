@@ -155,17 +155,20 @@ fn products(device: &Device) {
     }
 }
 
-/// The routines for tensor cores that are the GPU's own (others would be emulated), where they are compiled in.
-fn native_routines() -> &'static [MatmulRoutine] {
+/// The routines that multiply fp8 itself on this GPU: cuBLASLt, and where they are compiled in those for its tensor cores
+/// (others would be emulated).
+fn native_routines() -> Vec<MatmulRoutine> {
     let query = ["--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"];
     let output = Command::new("nvidia-smi").args(query).output();
     let capability = output.map_or_else(|_| Vec::new(), |output| output.stdout);
-    match capability.trim_ascii() {
-        _ if !cfg!(feature = "cuda-cpp") => &[],
-        b"9.0" => &[MatmulRoutine::Wgmma, MatmulRoutine::WgmmaTma],
-        b"8.9" | b"12.0" | b"12.1" => &[MatmulRoutine::Mma],
-        _ => &[],
-    }
+    let mut native = match capability.trim_ascii() {
+        _ if !cfg!(feature = "cuda-cpp") => vec![],
+        b"9.0" => vec![MatmulRoutine::Wgmma, MatmulRoutine::WgmmaTma],
+        b"8.9" | b"12.0" | b"12.1" => vec![MatmulRoutine::Mma],
+        _ => vec![],
+    };
+    native.push(MatmulRoutine::CublasLt);
+    native
 }
 
 /// Steps of one layer by SGD, so that its weight is another each time and its casts are made again.

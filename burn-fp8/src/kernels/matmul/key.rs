@@ -1,3 +1,5 @@
+//! What products have in common that one measurement is for.
+
 use std::fmt;
 
 use burn::tensor::DType;
@@ -14,6 +16,8 @@ pub(super) struct Key {
     pub(super) formats: [Fp8Format; 2],
     pub(super) granularities: [Granularity; 2],
     pub(super) output: DType,
+    /// See [`MatmulSpec::fast_accumulation`](crate::MatmulSpec::fast_accumulation): some routines are faster with it.
+    pub(super) fast: bool,
     /// Whether cuBLASLt takes it, which rounded sizes do not tell.
     pub(super) library: bool,
 }
@@ -25,6 +29,7 @@ impl Key {
             formats: [product.spec.lhs, product.spec.rhs],
             granularities: product.granularities(),
             output: DType::from(product.spec.output),
+            fast: product.spec.fast_accumulation,
             library: cublaslt::takes(product),
         }
     }

@@ -95,6 +95,9 @@ mod tests {
         let (first, second) = (sized(300, 200, 200), sized(512, 256, 256));
         assert_eq!(key(&first), key(&second));
         assert_ne!(key(&sized(4, 0, 4)), key(&sized(4, 1, 4)));
+        let mut fast = sized(300, 200, 200);
+        fast.spec = fast.spec.with_fast_accumulation(true);
+        assert_ne!(key(&fast), key(&first), "another measurement");
         assert!(competing(&sized(256, 256, 256)).contains(&MatmulRoutine::Direct));
         assert!(!competing(&first).contains(&MatmulRoutine::Direct));
     }
