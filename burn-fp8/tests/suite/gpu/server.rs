@@ -301,6 +301,6 @@ impl ServerStorage for Machine {
         _: BufferBinding,
         _: StreamId,
     ) -> Result<ManagedResource<BytesResource>, ServerError> {
-        unimplemented!("memory here has no pointers")
+        panic!("memory here has no pointers")
     }
 }
