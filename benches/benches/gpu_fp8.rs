@@ -155,18 +155,19 @@ fn products(device: &Device) {
     }
 }
 
-/// The routines that multiply fp8 itself on this GPU: cuBLASLt, and where they are compiled in those for its tensor cores
-/// (others would be emulated).
+/// The routines that multiply fp8 itself on this GPU: where they are compiled in those for its tensor cores (others would be
+/// emulated), and cuBLASLt (another, as it is picked, where that is not installed).
 fn native_routines() -> Vec<MatmulRoutine> {
     let query = ["--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"];
     let output = Command::new("nvidia-smi").args(query).output();
     let capability = output.map_or_else(|_| Vec::new(), |output| output.stdout);
     let mut native = match capability.trim_ascii() {
-        _ if !cfg!(feature = "cuda-cpp") => vec![],
         b"9.0" => vec![MatmulRoutine::Wgmma, MatmulRoutine::WgmmaTma],
         b"8.9" | b"12.0" | b"12.1" => vec![MatmulRoutine::Mma],
-        _ => vec![],
+        b"10.0" | b"10.3" => vec![],
+        _ => return vec![],
     };
+    native.retain(|_| cfg!(feature = "cuda-cpp"));
     native.push(MatmulRoutine::CublasLt);
     native
 }

@@ -12,7 +12,7 @@ use crate::{
     models::{Gpt2, ResNet, VisionTransformer},
 };
 
-/// What `vit_tiny`, `gpt_tiny` and the other models tell apart.
+/// What the models for images tell apart.
 const CLASSES: usize = 1000;
 /// The tokens of a text, and how many kinds there are.
 const GPT2: [usize; 2] = [1_024, 50_257];
@@ -62,8 +62,8 @@ pub fn training_step<M: Module>(
 }
 
 /// The [training step](training_step) of a model that papers report on, over a batch of random images of 224x224 or of
-/// texts: `resnet50`, `vit_b_16`, `vit_h_14` or `gpt2`; or of a small one, for processors: `vit_tiny` (2 layers of width 64
-/// over images of 32x32) or `gpt_tiny` (2 layers of width 64 over 32 tokens of 256 kinds).
+/// texts: `resnet50`, `vit_b_16`, `vit_h_14` or `gpt2`; or of one that is small enough for tests: `vit_tiny` (2 layers of width
+/// 64 over images of 32x32) or `gpt_tiny` (2 layers of width 64 over 32 tokens of 256 kinds).
 ///
 /// # Panics
 /// If no model is called so.
@@ -140,4 +140,52 @@ fn on_text(
         model.forward(tokens.clone()).flatten(0, 1)
     });
     Box::new(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, rc::Rc};
+
+    use burn::nn::LinearConfig;
+
+    use super::*;
+
+    /// Autocast gets the same program as f32; only casts by hand are the program's own.
+    #[test]
+    fn the_program_casts_by_hand_alone() {
+        for precision in Precision::ALL {
+            let device = precision.device(Device::flex()).autodiff();
+            let model = LinearConfig::new(32, 16).init(&device);
+            let x = Tensor::<2>::ones([16, 32], &device);
+            let labels = Tensor::arange(0..16, &device);
+            let seen = Rc::new(RefCell::new(Vec::new()));
+            let notes = seen.clone();
+            let mut step = training_step(precision, model, labels, move |model, dtype| {
+                let weight = model.weight.val();
+                let values = weight.clone().cast(FloatDType::F32).into_data();
+                notes.borrow_mut().push((weight.dtype(), values));
+                model.forward(x.clone().cast(dtype))
+            });
+            step();
+            step();
+            let low = precision == Precision::Bf16ByHand;
+            let expected = if low {
+                FloatDType::BF16
+            } else {
+                FloatDType::F32
+            };
+            let seen = seen.borrow();
+            assert_eq!(seen[0].0, expected.into(), "{precision}");
+            assert_ne!(seen[0].1, seen[1].1, "{precision}: nothing was learned");
+        }
+    }
+
+    #[test]
+    fn models_step_in_every_precision() {
+        for model in ["vit_tiny", "gpt_tiny"] {
+            for precision in Precision::ALL {
+                model_step(model, 2, precision, Device::flex())();
+            }
+        }
+    }
 }

@@ -1,6 +1,10 @@
 //! The plain devices that the tests run on.
 
+#[path = "../../../burn-layer/tests/suite/wgpu.rs"]
+mod wgpu;
+
 use burn::tensor::Device;
+pub(crate) use wgpu::wgpu;
 
 /// Flex and wgpu. Not CubeCL's CPU runtime, which compiles kernels for long.
 pub(crate) fn devices() -> Vec<Device> {
@@ -14,18 +18,4 @@ pub(crate) fn cube_devices() -> Vec<Device> {
     #[cfg(feature = "cpu")]
     devices.push(Device::cpu());
     devices
-}
-
-/// Where its feature is on and there is an adapter.
-pub(crate) fn wgpu() -> Option<Device> {
-    #[cfg(feature = "wgpu")]
-    {
-        use burn::tensor::{DeviceKind, DeviceType};
-
-        if !Device::enumerate(DeviceType::Wgpu).is_empty() {
-            return Some(Device::wgpu(DeviceKind::DefaultDevice));
-        }
-        eprintln!("no adapter for wgpu on this machine: wgpu is skipped");
-    }
-    None
 }

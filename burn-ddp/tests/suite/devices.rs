@@ -1,6 +1,10 @@
 //! The plain devices that the tests run on.
 
+#[path = "../../../burn-layer/tests/suite/wgpu.rs"]
+mod wgpu;
+
 use burn::tensor::Device;
+pub(crate) use wgpu::wgpu;
 
 /// CubeCL's: its CPU runtime where the feature is on, and wgpu.
 pub(crate) fn cube_devices() -> Vec<Device> {
@@ -9,18 +13,4 @@ pub(crate) fn cube_devices() -> Vec<Device> {
     #[cfg(feature = "cpu")]
     devices.push(Device::cpu());
     devices
-}
-
-/// Where its feature is on and there is an adapter.
-pub(crate) fn wgpu() -> Option<Device> {
-    #[cfg(feature = "wgpu")]
-    {
-        use burn::tensor::{DeviceKind, DeviceType};
-
-        if !Device::enumerate(DeviceType::Wgpu).is_empty() {
-            return Some(Device::wgpu(DeviceKind::DefaultDevice));
-        }
-        eprintln!("no adapter for wgpu on this machine: wgpu is skipped");
-    }
-    None
 }

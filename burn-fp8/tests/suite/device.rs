@@ -1,10 +1,12 @@
 //! The devices that the tests run on.
 
+#[path = "../../../burn-layer/tests/suite/wgpu.rs"]
+mod wgpu;
+
 use burn::tensor::{Device, FloatDType, Tensor};
 
 /// Flex, CubeCL's CPU runtime where its feature is on, and an NVIDIA GPU and wgpu's default adapter where there are any.
 pub(crate) fn devices() -> Vec<Device> {
-    #[allow(unused_mut)]
     let mut devices = vec![Device::flex()];
     #[cfg(feature = "cpu")]
     devices.push(Device::cpu());
@@ -14,12 +16,7 @@ pub(crate) fn devices() -> Vec<Device> {
     } else {
         eprintln!("no NVIDIA GPU on this machine: CUDA is skipped");
     }
-    #[cfg(feature = "wgpu")]
-    if Device::enumerate(burn::tensor::DeviceType::Wgpu).is_empty() {
-        eprintln!("no adapter for wgpu on this machine: wgpu is skipped");
-    } else {
-        devices.push(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice));
-    }
+    devices.extend(wgpu::wgpu());
     devices
 }
 
