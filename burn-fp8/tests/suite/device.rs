@@ -20,6 +20,17 @@ pub(crate) fn devices() -> Vec<Device> {
     devices
 }
 
+/// Whether every kernel takes long to compile: CubeCL's CPU runtime, and WebGPU, which may be a processor too. Tests do fewer
+/// cases there, and all on Flex and on NVIDIA's GPUs.
+pub(crate) fn compiles_for_long(device: &Device) -> bool {
+    let known = [
+        Device::flex(),
+        #[cfg(feature = "cuda")]
+        Device::cuda(0),
+    ];
+    !known.contains(device)
+}
+
 /// The float dtypes of products and of values that a device has: of WebGPU's there is no bf16.
 pub(crate) fn float_dtypes(device: &Device) -> Vec<FloatDType> {
     let mut dtypes = vec![FloatDType::F32, FloatDType::F16, FloatDType::BF16];
