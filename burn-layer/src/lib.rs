@@ -5,6 +5,7 @@ mod backend;
 mod custom_op;
 mod device;
 mod error;
+mod frames;
 mod kept;
 mod layer;
 mod layer_set;

@@ -13,6 +13,7 @@
 use crate::{
     Layer, LayerError, Layered, LayeredDevice,
     custom_op::Handlers,
+    frames,
     layer_set::{LayerSet, Stack},
 };
 use burn::{remote::RemoteHost, tensor::Device};
@@ -93,6 +94,7 @@ impl Service {
     }
 
     fn start<B: BackendIr>(base: B::Device, kind: Kind) -> Result<Self, LayerError> {
+        frames::enlarge();
         let runtime = runtime()?;
         let bind = |source| LayerError::Bind { source };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(bind)?;

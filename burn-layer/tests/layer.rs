@@ -1,8 +1,10 @@
 //! Tests of burn-layer.
 
 mod suite {
+    mod child;
     mod delegation;
     mod devices;
+    mod frames;
     mod lease;
     mod made;
     mod op_table;

@@ -1,0 +1,63 @@
+//! How Burn's client is configured, which is settled once a process.
+
+use super::child;
+use burn::tensor::{Device, Tensor};
+use burn_layer::{Layer, Layers};
+use burn_std::config::{BurnConfig, RuntimeConfig};
+
+#[derive(Debug)]
+struct Nothing;
+impl Layer for Nothing {}
+
+/// Ops in a frame, once a layered device has computed.
+fn ops_in_a_frame() -> usize {
+    let device = Layers::on(Device::flex()).layer(Nothing).serve().unwrap();
+    let mut x = Tensor::<1>::ones([2], &device);
+    for _ in 0..100 {
+        x = x.add_scalar(1);
+    }
+    assert_eq!(x.into_data().try_to_vec::<f32>().unwrap(), [101.0; 2]);
+    BurnConfig::get().remote().flush_threshold
+}
+
+#[test]
+fn frames_are_larger_than_burns() {
+    let empty = tempfile::tempdir().unwrap();
+    let in_an_empty_folder = |command: &mut std::process::Command| {
+        command.current_dir(&empty);
+    };
+    if child::of(
+        "suite::frames::frames_are_larger_than_burns",
+        in_an_empty_folder,
+    ) {
+        return;
+    }
+    assert_eq!(ops_in_a_frame(), 32);
+}
+
+#[test]
+fn a_file_of_the_program_settles_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = "[remote]\nflush_threshold = 7\n[fusion.beam_search]\nmax_blocks = 3\n";
+    std::fs::write(folder.path().join("burn.toml"), file).unwrap();
+    let there = |command: &mut std::process::Command| {
+        command.current_dir(&folder);
+    };
+    if child::of("suite::frames::a_file_of_the_program_settles_it", there) {
+        return;
+    }
+    assert_eq!(ops_in_a_frame(), 7);
+    assert_eq!(BurnConfig::get().fusion().beam_search.max_blocks, 3);
+}
+
+#[test]
+fn so_does_the_program() {
+    if child::of("suite::frames::so_does_the_program", |_| {}) {
+        return;
+    }
+    BurnConfig::set(BurnConfig::default());
+    assert_eq!(
+        ops_in_a_frame(),
+        BurnConfig::default().remote().flush_threshold
+    );
+}
