@@ -76,7 +76,9 @@ impl Fp8Ops for CubeBackend {
         input: FloatTensor<Self>,
         cast: Fp8Cast,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        kernels::quantize_blocks(input, cast)
+        let by_columns =
+            cast.granularity.is_summed_down() && kernels::products_read_along_sums(&input);
+        kernels::quantize_blocks(input, cast, by_columns)
     }
 
     fn fp8_dequantize_blocks(

@@ -8,11 +8,13 @@ mod kernels;
 mod lazy;
 mod scalar;
 
-pub(crate) use blocks::{
-    dequantize_blocks, lazy_block_ops, matmul_blocks, quantize_blocks, scale_shape,
-};
+#[cfg(feature = "cubecl")]
+pub(crate) use blocks::scale_shape;
+pub(crate) use blocks::{dequantize_blocks, lazy_block_ops, matmul_blocks, quantize_blocks};
+#[cfg(feature = "cubecl")]
+pub(crate) use describe::matmul_shape;
 pub(crate) use describe::{
-    amax, dequantize, matmul, matmul_shape, quantize, quantize_transposed, scales, update_scale,
+    amax, dequantize, matmul, quantize, quantize_transposed, scales, update_scale,
 };
 pub(crate) use execute::execute;
 #[cfg(feature = "remote")]

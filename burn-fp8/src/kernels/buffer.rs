@@ -57,6 +57,15 @@ pub(in crate::kernels) fn empty_code_rows(like: &CubeTensor, shape: Shape) -> Cu
     )
 }
 
+/// A new tensor of codes whose columns begin at multiples of 16 bytes.
+pub(in crate::kernels) fn empty_code_columns(like: &CubeTensor, shape: &Shape) -> CubeTensor {
+    let rank = shape.num_dims();
+    let mut columns = shape.clone();
+    columns[rank - 2] = shape[rank - 1];
+    columns[rank - 1] = shape[rank - 2];
+    swapped(empty_code_rows(like, columns))
+}
+
 /// Elements from the first to the last one of a tensor, gaps included.
 pub(in crate::kernels) fn extent(tensor: &CubeTensor) -> usize {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());

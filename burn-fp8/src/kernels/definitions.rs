@@ -46,7 +46,8 @@ pub fn portable_definitions(
 ) -> Vec<(&'static str, KernelDefinition)> {
     let bf16 = dtype == FloatDType::BF16;
     let dtype = dtype_to_storage_type(DType::from(dtype));
-    let [block_amax, block_codes] = quantize_blocks::definitions(client, format, dtype);
+    let [block_amax, block_codes, block_columns] =
+        quantize_blocks::definitions(client, format, dtype);
     [
         ("amax", amax::definition(client, dtype)),
         ("quantize", quantize::definition(client, format, dtype)),
@@ -56,6 +57,7 @@ pub fn portable_definitions(
         ),
         ("quantize_blocks: amax", block_amax),
         ("quantize_blocks: codes", block_codes),
+        ("quantize_blocks: codes by columns", block_columns),
         (
             "dequantize",
             dequantize::definition(client, format, dtype, bf16),

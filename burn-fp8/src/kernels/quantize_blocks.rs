@@ -16,15 +16,29 @@ use crate::{Fp8Cast, Fp8Format, Granularity, custom::scale_shape};
 /// Elements, at most, that a unit looks for an amax in.
 const PIECE: usize = 32;
 
-/// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks).
-pub(crate) fn quantize_blocks(input: CubeTensor, cast: Fp8Cast) -> (CubeTensor, CubeTensor) {
+/// Tiles side by side, and one below the other, that neighbouring units make of codes that lie by columns: together they
+/// read 32 elements of a row, and fill 16 bytes of a column.
+const ACROSS: u32 = 8;
+const DOWN: u32 = 4;
+
+/// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks). The codes of the matrices of a tensor can lie
+/// `by_columns`, each beginning at a multiple of 16 bytes, instead of row by row.
+pub(crate) fn quantize_blocks(
+    input: CubeTensor,
+    cast: Fp8Cast,
+    by_columns: bool,
+) -> (CubeTensor, CubeTensor) {
     let Fp8Cast {
         format,
         granularity,
         power_of_two,
     } = cast;
     let shape = input.shape();
-    let codes = buffer::empty_codes(&input.client, &input.device, shape.clone());
+    let by_columns = by_columns && shape.num_dims() > 1;
+    let codes = match by_columns {
+        true => buffer::empty_code_columns(&input, &shape),
+        false => buffer::empty_codes(&input.client, &input.device, shape.clone()),
+    };
     let amax = zeros_client(
         input.client.clone(),
         input.device.clone(),
@@ -48,8 +62,12 @@ pub(crate) fn quantize_blocks(input: CubeTensor, cast: Fp8Cast) -> (CubeTensor, 
         dtype,
     );
     let scale = scales(amax, format, power_of_two);
-    let (count, dim) = buffer::grid(&client, buffer::words(shape.num_elements()));
-    quantize_kernel::launch(
+    let (launch, units): (Launch, _) = match by_columns {
+        true => (columns_kernel::launch, blocks.tiles(shape.num_elements())),
+        false => (quantize_kernel::launch, buffer::words(shape.num_elements())),
+    };
+    let (count, dim) = buffer::grid(&client, units);
+    launch(
         &client,
         count,
         dim,
@@ -63,11 +81,24 @@ pub(crate) fn quantize_blocks(input: CubeTensor, cast: Fp8Cast) -> (CubeTensor, 
     (codes, scale)
 }
 
+/// How the kernels that make codes are launched.
+type Launch = fn(
+    &Client,
+    CubeCount,
+    CubeDim,
+    BufferArg,
+    BufferArg,
+    BufferArg,
+    GridLaunch,
+    CubeFormat,
+    ElemType,
+);
+
 pub(super) fn definitions(
     client: &Client,
     format: Fp8Format,
     dtype: ElemType,
-) -> [KernelDefinition; 2] {
+) -> [KernelDefinition; 3] {
     let word = || buffer::word(client);
     let grid = || GridLaunch::new(1, 1, 1, 1, 1, 1);
     let format = cube_format(format);
@@ -76,6 +107,10 @@ pub(super) fn definitions(
         define!(
             client,
             quantize_kernel(word(), word(), word(), grid(), format, dtype)
+        ),
+        define!(
+            client,
+            columns_kernel(word(), word(), word(), grid(), format, dtype)
         ),
     ]
 }
@@ -124,6 +159,14 @@ impl Blocks {
             self.matrix[dim].div_ceil(self.block[dim]) * self.block[dim].div_ceil(self.piece[dim])
         };
         elements / (self.matrix[0] * self.matrix[1]) * along(0) * along(1)
+    }
+
+    /// Tiles of 4 by 4 of a tensor of `elements`, with those that fill up the last ones' neighbours.
+    fn tiles(&self, elements: usize) -> usize {
+        let [rows, columns] = self.matrix;
+        let down = rows.next_multiple_of(4 * DOWN as usize) / 4;
+        let across = columns.next_multiple_of(4 * ACROSS as usize) / 4;
+        elements / (rows * columns) * down * across
     }
 
     fn launch(&self) -> GridLaunch {
@@ -212,5 +255,101 @@ fn quantize_kernel<F: Numeric>(
         }
         codes[word] = packed;
         word += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// The codes by columns: a unit makes a tile of 4 by 4 of them, a word of each column.
+#[cube(launch, create_dummy_kernel)]
+fn columns_kernel<F: Numeric>(
+    input: &[F],
+    scales: &[f32],
+    codes: &mut [u32],
+    grid: Grid,
+    #[comptime] format: CubeFormat,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (rows, columns) = (grid.rows as usize, grid.columns as usize);
+    let (block_rows, block_columns) = (grid.block_rows as usize, grid.block_columns as usize);
+    let (down, across) = (rows.div_ceil(block_rows), columns.div_ceil(block_columns));
+    let column_words = rows.div_ceil(16) * 4;
+    let tiles_across = columns.div_ceil(comptime!(4 * ACROSS as usize));
+    let tiles_down = rows.div_ceil(comptime!(4 * DOWN as usize));
+    let batches = input.len() / (rows * columns);
+    let tiles = batches * tiles_down * tiles_across * comptime!((ACROSS * DOWN) as usize);
+    let mut tile = ABSOLUTE_POS;
+    while tile < tiles {
+        let group = tile / comptime!((ACROSS * DOWN) as usize);
+        let place = tile % comptime!((ACROSS * DOWN) as usize);
+        let batch = group / (tiles_down * tiles_across);
+        let row = (group / tiles_across % tiles_down * comptime!(DOWN as usize)
+            + place / comptime!(ACROSS as usize))
+            * 4;
+        let column = (group % tiles_across * comptime!(ACROSS as usize)
+            + place % comptime!(ACROSS as usize))
+            * 4;
+        #[unroll]
+        for j in 0..4usize {
+            if row < rows && column + j < columns {
+                let mut packed = 0u32;
+                #[unroll]
+                for i in 0..4usize {
+                    if row + i < rows {
+                        let block_row = batch * down + (row + i) / block_rows;
+                        let scale = scales[block_row * across + (column + j) / block_columns];
+                        let value = input[(batch * rows + row + i) * columns + column + j];
+                        let code = encode(f32::cast_from(value) * scale, format);
+                        packed |= code << comptime!(8 * i as u32);
+                    }
+                }
+                codes[(batch * columns + column + j) * column_words + row / 4] = packed;
+            }
+        }
+        tile += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+    use burn::tensor::TensorData;
+    use burn_cubecl::{CubeBackend, CubeDevice};
+    use burn_std::reader::try_read_sync;
+
+    use super::*;
+
+    /// Sizes on both sides of a word, a tile and their groups; batches; blocks that end within a tile. The peer is the cast
+    /// row by row.
+    #[test]
+    fn codes_by_columns_are_those_by_rows() {
+        let device = CubeDevice::Cpu(Default::default());
+        let bytes = |tensor| {
+            let data = try_read_sync(CubeBackend::int_into_data(tensor));
+            data.unwrap().unwrap().try_to_vec::<u8>().unwrap()
+        };
+        let block = |rows, columns| Granularity::Block { rows, columns };
+        for shape in [[1, 1, 1], [2, 3, 7], [2, 17, 34], [1, 20, 65], [2, 0, 3]] {
+            for granularity in [Granularity::Column, block(6, 1), block(16, 16)] {
+                let count = shape.iter().product();
+                let number = |index| (index as f32 * 0.7).sin() * 20.0;
+                let values: Vec<f32> = (0..count).map(number).collect();
+                let cast = Fp8Cast::new(granularity, Fp8Format::E4M3);
+                let quantize = |by_columns| {
+                    let data = TensorData::new(values.clone(), shape);
+                    let input = CubeBackend::float_from_data(data, &device);
+                    quantize_blocks(input, cast, by_columns)
+                };
+                let [(found, scales), (expected, expected_scales)] = [true, false].map(quantize);
+                assert_eq!(found.shape(), shape.into());
+                assert_eq!(found.meta.strides()[1], 1);
+                assert_eq!(found.meta.strides()[2] % 16, 0);
+                if count > 0 {
+                    assert_eq!(bytes(found), bytes(expected), "{shape:?}, {granularity:?}");
+                    let floats = |tensor| try_read_sync(CubeBackend::float_into_data(tensor));
+                    let [scales, expected] =
+                        [scales, expected_scales].map(|s| floats(s).unwrap().unwrap());
+                    assert_eq!(scales, expected);
+                }
+            }
+        }
     }
 }

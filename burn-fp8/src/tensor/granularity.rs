@@ -35,6 +35,17 @@ impl Granularity {
         self.transposed().rows()
     }
 
+    /// Whether products likely sum down the columns of a matrix with such scales, as they do those of a right side: its
+    /// scales change less often that way. Square blocks are a weight's.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn is_summed_down(self) -> bool {
+        match self {
+            Self::Tensor | Self::Row => false,
+            Self::Column => true,
+            Self::Block { rows, columns } => rows >= columns,
+        }
+    }
+
     /// Check that a tensor of that rank can have its scales so.
     pub(crate) fn check(self, rank: usize) -> Result<(), Fp8Error> {
         match self {

@@ -106,6 +106,13 @@ fn blocks_have_scales_of_their_own() {
         let cast = Fp8Cast::new(granularity, format);
         let input = floats(&client, &inputs, &[batch, rows, columns]);
         let (codes, scales) = CubeBackend::fp8_quantize_blocks(input, cast);
+        // Along the sums that such scales are for, where the build can use a GPU's tensor cores.
+        let accelerated = cfg!(any(not(feature = "cuda"), feature = "cuda-cpp"));
+        let [row_stride, column_stride] = [1, 2].map(|dim| codes.meta.strides()[dim]);
+        match accelerated && block_rows >= block_columns {
+            true => assert_eq!((row_stride, column_stride % 16), (1, 0)),
+            false => assert_eq!((row_stride, column_stride), (columns, 1)),
+        }
         let (down, across) = (rows.div_ceil(block_rows), columns.div_ceil(block_columns));
         let mut expected = vec![0.0f32; batch * down * across];
         let block_of = |index: usize| {
