@@ -87,6 +87,12 @@ What does it cost? (20 rounds)
 |---|---|---|---|
 | this | 1.500ms | 1.000 |  |
 | that | 3.000ms | 2.000 | 1.900 to 2.100 |
+
+Which kernels does it launch?
+
+| kernel | plain f32 | autocast |
+|---|---|---|
+| Matmul<f32> | 3, 1.20ms | 0, 0.00ns |
 T";
 
 #[test]
@@ -135,6 +141,17 @@ fn what_programs_did_is_summed_up() {
         (&"that".into(), &"3.000ms".into())
     );
     assert_eq!(row["question"], "What does it cost? (20 rounds)");
+    assert_eq!(row["middle half of the ratios"], "1.900 to 2.100");
+    let row = &results["benches"][2];
+    assert_eq!(
+        (&row["way"], &row["plain f32"], &row["autocast"]),
+        (
+            &"Matmul<f32>".into(),
+            &"3, 1.20ms".into(),
+            &"0, 0.00ns".into()
+        )
+    );
+    assert_eq!(row["question"], "Which kernels does it launch?");
 
     let results = machine.read("benches/RESULTS.md");
     assert!(
