@@ -12,14 +12,14 @@ const SIZES: [usize; 2] = [50_000, 1_281_167];
 
 #[divan::bench(args = SIZES)]
 fn shuffled(bencher: Bencher, items: usize) {
-    let sampler = DistributedSampler::new(items, 0, 8).seed(1);
+    let sampler = DistributedSampler::new(items, 0, 8).shuffle(true).seed(1);
     let bencher = bencher.counter(ItemsCount::new(items));
     bencher.bench_local(|| sampler.indices());
 }
 
 #[divan::bench(args = SIZES)]
 fn in_order(bencher: Bencher, items: usize) {
-    let sampler = DistributedSampler::new(items, 0, 8).shuffle(false);
+    let sampler = DistributedSampler::new(items, 0, 8);
     let bencher = bencher.counter(ItemsCount::new(items));
     bencher.bench_local(|| sampler.indices());
 }

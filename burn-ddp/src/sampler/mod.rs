@@ -56,7 +56,8 @@ enum Uneven {
 }
 
 impl DistributedSampler {
-    /// A sampler over `items` items, not shuffled, padded.
+    /// A sampler over `items` items, padded, and not shuffled: as Burn's loaders, it [shuffles](Self::shuffle) when it is told
+    /// to, where PyTorch's does unless it is told not to.
     ///
     /// # Panics
     ///
@@ -139,7 +140,7 @@ impl DistributedSampler {
         }
     }
 
-    /// Whether to draw a new permutation for each epoch.
+    /// Whether to draw a new permutation for each epoch. Training wants one.
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
         self

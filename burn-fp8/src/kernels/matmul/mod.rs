@@ -92,8 +92,7 @@ pub(crate) fn matmul_amax(
 ) -> (CubeTensor, CubeTensor) {
     let whole = [Granularity::Tensor; 2];
     let product = product([lhs, rhs], [lhs_scale, rhs_scale], bias, whole, spec);
-    let policy = matmul_policy();
-    match choose(policy, &product) {
+    match choose(matmul_policy(), &product) {
         // These find it on the way.
         Choice::Routine(routine @ (MatmulRoutine::Direct | MatmulRoutine::Decoded)) => {
             let amax = buffer::zero_scalar(&product.lhs);
@@ -104,8 +103,8 @@ pub(crate) fn matmul_amax(
             (routine.matmul(product), amax)
         }
         // The others' output is read for it.
-        _ => {
-            let output = compute(policy, product);
+        choice => {
+            let output = choice.matmul(product);
             let amax = super::amax(output.clone());
             (output, amax)
         }
@@ -229,7 +228,8 @@ pub fn matmul_blocks_by(
     granularities: [Granularity; 2],
     spec: MatmulSpec,
 ) -> CubeTensor {
-    compute(policy, product(operands, scales, bias, granularities, spec))
+    let product = product(operands, scales, bias, granularities, spec);
+    choose(policy, &product).matmul(product)
 }
 
 fn product(
@@ -257,8 +257,17 @@ fn product(
 /// How a product is computed.
 enum Choice {
     Routine(MatmulRoutine),
-    /// The fastest that there is.
-    Fastest,
+    /// The fastest that there is for products of a key.
+    Fastest(Key),
+}
+
+impl Choice {
+    fn matmul(self, product: Product) -> CubeTensor {
+        match self {
+            Self::Routine(routine) => routine.matmul(product),
+            Self::Fastest(key) => tune::matmul(key, product),
+        }
+    }
 }
 
 fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
@@ -267,9 +276,9 @@ fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
         MatmulPolicy::Only(only) if only.fits(&key) && only.has_room(&product.lhs) => {
             Choice::Routine(only)
         }
-        MatmulPolicy::Measured => Choice::Fastest,
+        MatmulPolicy::Measured => Choice::Fastest(key),
         _ if key.size.multiplications() < LARGE => Choice::Routine(MatmulRoutine::Direct),
-        _ if accelerated(&key, product).is_some() => Choice::Fastest,
+        _ if accelerated(&key, product).is_some() => Choice::Fastest(key),
         _ => Choice::Routine(MatmulRoutine::Decoded),
     }
 }
@@ -279,13 +288,6 @@ fn accelerated(key: &Key, product: &Product) -> Option<MatmulRoutine> {
     MatmulRoutine::ALL.into_iter().find(|routine| {
         routine.reads_along_sums() && routine.fits(key) && routine.is_native(&product.lhs)
     })
-}
-
-fn compute(policy: MatmulPolicy, product: Product) -> CubeTensor {
-    match choose(policy, &product) {
-        Choice::Routine(routine) => routine.matmul(product),
-        Choice::Fastest => tune::matmul(product),
-    }
 }
 
 /// Whether large products on the device of `tensor` read both operands along the sum, and copy one that lies otherwise.

@@ -8,8 +8,8 @@ use super::{Key, MatmulRoutine, Product};
 /// Multiplications above which the direct routine is not worth a measurement.
 const DIRECT: usize = 1 << 24;
 
-/// The product, by the routine that was the fastest for its size.
-pub(super) fn matmul(product: Product) -> CubeTensor {
+/// The product of that key, by the routine that was the fastest for its size.
+pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
     static TUNER: LocalTuner<Key, CubeTuneId> = local_tuner!();
 
     let client = product.lhs.client.clone();
@@ -32,7 +32,7 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
             },
         )
     });
-    let key = key(&product);
+    let key = key.rounded();
     TUNER.execute(&id, &client, routines, Keyed { key, product })
 }
 
@@ -41,10 +41,6 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
 struct Keyed {
     key: Key,
     product: Product,
-}
-
-fn key(product: &Product) -> Key {
-    Key::of(product).rounded()
 }
 
 /// Decided by key and device alone: the tuner runs what was the fastest for one product on all others of the same key.
@@ -79,6 +75,10 @@ mod tests {
             [Granularity::Tensor; 2],
             MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32),
         )
+    }
+
+    fn key(product: &Product) -> Key {
+        Key::of(product).rounded()
     }
 
     fn competing(product: &Product) -> Vec<MatmulRoutine> {
