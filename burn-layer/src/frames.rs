@@ -2,7 +2,7 @@
 //!
 //! Burn's client sends a frame for every fourth op, which is right for a server that is to start early. Every frame of a
 //! loopback socket wakes three threads, though, and the program's ops reach the client in groups of 32 anyway: CubeCL's
-//! queue of a device hands them over when it is full. A frame for each of those groups delays nothing.
+//! queue of a device hands them over when it is full. So ops wait for the rest of a frame hardly longer than they wait there.
 
 use burn_std::config::{BurnConfig, RuntimeConfig};
 use serde_json::{Value, json};
