@@ -1,8 +1,9 @@
 //! Products on NVIDIA GPUs by cuBLASLt, where it is installed.
 //!
-//! CubeCL's streams are private, and do not order with others: the host waits until the operands are there before
-//! cuBLASLt starts, and until it is done. Both waits are part of what a measurement of it takes.
+//! They run on CubeCL's own stream, in their turn among its kernels: nobody waits.
 
+#[cfg(any(all(test, feature = "cubecl"), feature = "cuda"))]
+mod factors;
 #[cfg(feature = "cuda")]
 mod ffi;
 #[cfg(any(test, feature = "cuda"))]
@@ -67,6 +68,7 @@ mod matmul {
     };
 
     use super::{
+        factors::factors,
         ffi::{self, Library, Operands},
         plan::{BiasPlan, Matrix, Plan, Source, plan},
     };
@@ -102,11 +104,11 @@ mod matmul {
     }
 
     pub(super) fn try_matmul(product: &Product) -> Option<CubeTensor> {
-        multiply(&*library(&product.lhs)?, product)
+        multiply(&library(&product.lhs)?, product)
     }
 
     /// The product by cuBLASLt; `None` where another routine is to compute it.
-    pub(super) fn multiply(library: &Library, product: &Product) -> Option<CubeTensor> {
+    pub(super) fn multiply(library: &Arc<Library>, product: &Product) -> Option<CubeTensor> {
         let plan = planned(product)?;
         // Before anything is copied for it.
         if library.has_refused(&plan, product.spec) {
@@ -126,11 +128,13 @@ mod matmul {
         let rank = shape.num_dims();
         shape[rank - 1] = plan.n;
         let output = buffer::empty_floats(&product.lhs, shape, dtype);
+        let [lhs_factor, rhs_factor] =
+            factors(&product.lhs_scales.tensor, &product.rhs_scales.tensor);
         let operands = Operands {
             lhs: codes(plan.lhs, &product.lhs, false),
             rhs: codes(plan.rhs, &product.rhs, true),
-            lhs_scale: CubeBackend::float_recip(product.lhs_scales.tensor.clone()),
-            rhs_scale: CubeBackend::float_recip(product.rhs_scales.tensor.clone()),
+            lhs_factor,
+            rhs_factor,
             bias: match plan.bias {
                 BiasPlan::Epilogue => row(dtype),
                 _ => None,

@@ -1,0 +1,194 @@
+//! cuBLASLt as it is installed.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use cudarc::{
+    cublaslt::{result, sys},
+    driver::{CudaContext, sys::CUstream},
+};
+
+use super::{
+    super::plan::{BiasPlan, Plan},
+    problem::{Addresses, Preference, Problem, WORKSPACE, output_type},
+    text,
+};
+use crate::{Fp8Format, MatmulSpec};
+
+/// The first compute capability with fp8.
+const OLDEST: (i32, i32) = (8, 9);
+
+/// cuBLASLt on a device.
+pub(in super::super) struct Library {
+    handle: sys::cublasLtHandle_t,
+    /// The device's primary context, which is CubeCL's too.
+    _context: Arc<CudaContext>,
+    /// What the heuristics advise, or that there is nothing.
+    algorithms: Mutex<HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>>,
+}
+
+// SAFETY: cuBLASLt's handles may be used from any thread, by several at a time (its documents, "Thread Safety").
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// What an algorithm is chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    sizes: [usize; 3],
+    leading: [usize; 2],
+    formats: [Fp8Format; 2],
+    output: u32,
+    fast: bool,
+    bias: bool,
+}
+
+impl Shape {
+    fn of(plan: &Plan, spec: MatmulSpec) -> Self {
+        Self {
+            sizes: [plan.m, plan.n, plan.k],
+            leading: [plan.lhs.leading(plan.k), plan.rhs.leading(plan.k)],
+            formats: [spec.lhs, spec.rhs],
+            output: output_type(spec.output) as u32,
+            fast: plan.fast,
+            bias: plan.bias == BiasPlan::Epilogue,
+        }
+    }
+}
+
+/// cuBLASLt for a device, if it can be used there; the log says once why not.
+pub(in super::super) fn library(ordinal: usize) -> Option<Arc<Library>> {
+    static KNOWN: OnceLock<Mutex<HashMap<usize, Option<Arc<Library>>>>> = OnceLock::new();
+    let mut known = KNOWN
+        .get_or_init(Mutex::default)
+        .lock()
+        .expect("no panic under lock");
+    let library = known.entry(ordinal).or_insert_with(|| {
+        Library::open(ordinal)
+            .inspect_err(|why| log::info!("burn-fp8: no cuBLASLt on cuda:{ordinal}: {why}"))
+            .ok()
+            .map(Arc::new)
+    });
+    library.clone()
+}
+
+impl Library {
+    /// Whether a product of this kind was put to cuBLASLt before, and it has no algorithm for it.
+    pub(in super::super) fn has_refused(&self, plan: &Plan, spec: MatmulSpec) -> bool {
+        let algorithms = self.algorithms.lock().expect("no panic under lock");
+        matches!(algorithms.get(&Shape::of(plan, spec)), Some(None))
+    }
+
+    /// The algorithm that the heuristics advise for a product, asked for once.
+    pub(super) fn algorithm(
+        &self,
+        plan: &Plan,
+        spec: MatmulSpec,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, String> {
+        let mut algorithms = self.algorithms.lock().expect("no panic under lock");
+        let known = algorithms
+            .entry(Shape::of(plan, spec))
+            .or_insert_with(|| self.advice(plan, spec).ok());
+        known.ok_or_else(|| "no algorithm for this shape".into())
+    }
+
+    fn advice(&self, plan: &Plan, spec: MatmulSpec) -> Result<sys::cublasLtMatmulAlgo_t, String> {
+        // Which pointers there are matters, not where they point: as aligned as allocations are.
+        let somewhere = 1 << 9;
+        let addresses = Addresses {
+            lhs: somewhere,
+            rhs: somewhere,
+            lhs_factor: somewhere,
+            rhs_factor: somewhere,
+            workspace: somewhere,
+            bias: (plan.bias == BiasPlan::Epilogue).then_some(somewhere),
+            output: somewhere,
+        };
+        let problem = Problem::new(plan, spec, &addresses)?;
+        let preference = Preference::new()?;
+        // SAFETY: all descriptors are alive. The heuristics look at what they say, and read no device memory.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(
+                self.handle,
+                problem.description.0,
+                problem.a.0,
+                problem.b.0,
+                problem.d.0,
+                problem.d.0,
+                preference.0,
+            )
+        };
+        found.map(|found| found.algo).map_err(text)
+    }
+
+    /// Puts a product on a stream.
+    ///
+    /// # Safety
+    ///
+    /// The stream is one of the library's device, which is the thread's current one. The addresses are of the device too,
+    /// and tensors as the problem says are there when the stream gets to this, until it is done.
+    pub(super) unsafe fn enqueue(
+        &self,
+        problem: &Problem,
+        addresses: &Addresses,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+        stream: CUstream,
+    ) -> Result<(), String> {
+        let (alpha, beta) = (1f32, 0f32);
+        let pointer = |address: u64| address as *const c_void;
+        // SAFETY: the descriptors live through the call, as do the factors, which are f32 as the description says; the
+        // addresses are as this function's contract says. With a beta of 0, C is not read, and may be D.
+        unsafe {
+            result::matmul(
+                self.handle,
+                problem.description.0,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                pointer(addresses.rhs),
+                problem.a.0,
+                pointer(addresses.lhs),
+                problem.b.0,
+                pointer(addresses.output),
+                problem.d.0,
+                addresses.output as *mut c_void,
+                problem.d.0,
+                algorithm,
+                addresses.workspace as *mut c_void,
+                WORKSPACE,
+                stream as sys::cudaStream_t,
+            )
+        }
+        .map_err(text)
+    }
+
+    fn open(ordinal: usize) -> Result<Self, String> {
+        // SAFETY: looking for the library loads it, whose initializers touch nothing but its own data.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("libcublasLt was not found".into());
+        }
+        let context = CudaContext::new(ordinal).map_err(text)?;
+        let capability = context.compute_capability().map_err(text)?;
+        if capability < OLDEST {
+            let (major, minor) = capability;
+            return Err(format!("compute capability {major}.{minor} has no fp8"));
+        }
+        Ok(Self {
+            handle: result::create_handle().map_err(text)?,
+            _context: context,
+            algorithms: Mutex::default(),
+        })
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        // SAFETY: the handle was created with this, and nothing uses it afterwards.
+        let destroyed = unsafe { result::destroy_handle(self.handle) };
+        if let Err(problem) = destroyed {
+            log::debug!("burn-fp8: cuBLASLt: {problem}");
+        }
+    }
+}

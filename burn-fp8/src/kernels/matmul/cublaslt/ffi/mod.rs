@@ -1,0 +1,92 @@
+//! The edge to cuBLASLt: all that is unsafe about it is in here.
+
+mod library;
+mod problem;
+mod stream;
+
+use std::{fmt::Display, sync::Arc};
+
+use burn_cubecl::tensor::CubeTensor;
+
+pub(super) use library::{Library, library};
+
+use super::plan::Plan;
+use crate::MatmulSpec;
+use problem::{ALIGNMENT, Addresses, Problem, WORKSPACE};
+
+/// The tensors of a product: codes with the inner dimension contiguous, and what codes are multiplied by.
+pub(super) struct Operands {
+    pub(super) lhs: CubeTensor,
+    pub(super) rhs: CubeTensor,
+    pub(super) lhs_factor: CubeTensor,
+    pub(super) rhs_factor: CubeTensor,
+    /// In the output's type.
+    pub(super) bias: Option<CubeTensor>,
+    pub(super) output: CubeTensor,
+}
+
+impl Operands {
+    fn are_aligned(&self) -> bool {
+        // Allocations begin at multiples of more.
+        let aligned = |tensor: &CubeTensor| {
+            let offset = tensor.handle.offset_start.unwrap_or(0);
+            offset.is_multiple_of(ALIGNMENT.into())
+        };
+        [&self.lhs, &self.rhs, &self.output]
+            .into_iter()
+            .all(aligned)
+            && self.bias.iter().all(aligned)
+    }
+}
+
+/// Puts the computation of `operands.output` on CubeCL's stream. An error here leaves it to other routines; one that
+/// shows when its turn has come is found by whoever reads the output.
+pub(super) fn run(
+    library: &Arc<Library>,
+    plan: &Plan,
+    spec: MatmulSpec,
+    operands: &Operands,
+) -> Result<(), String> {
+    if !operands.are_aligned() {
+        return Err(format!("an address that is no multiple of {ALIGNMENT}"));
+    }
+    let algorithm = library.algorithm(plan, spec)?;
+    let handle = |tensor: &CubeTensor| tensor.handle.clone();
+    let workspace = operands.output.client.empty(WORKSPACE);
+    let mut inputs = vec![
+        handle(&operands.lhs),
+        handle(&operands.rhs),
+        handle(&operands.lhs_factor),
+        handle(&operands.rhs_factor),
+        workspace,
+    ];
+    inputs.extend(operands.bias.as_ref().map(handle));
+    let (library, plan) = (library.clone(), *plan);
+    let work = move |inputs: &[u64], output, stream| {
+        let addresses = Addresses {
+            lhs: inputs[0],
+            rhs: inputs[1],
+            lhs_factor: inputs[2],
+            rhs_factor: inputs[3],
+            workspace: inputs[4],
+            bias: inputs.get(5).copied(),
+            output,
+        };
+        let problem = Problem::new(&plan, spec, &addresses)?;
+        // SAFETY: the addresses are of the stream's device. The tensors there have the plan's shapes: codes of k elements
+        // `leading` apart, one f32 as a factor, n elements as a bias, m times n as the output, and `WORKSPACE` bytes. They
+        // are there when the stream gets to this, and nobody else uses them until it is done: see `stream`.
+        unsafe { library.enqueue(&problem, &addresses, &algorithm, stream) }
+    };
+    stream::enqueue(
+        &operands.output.client,
+        inputs,
+        handle(&operands.output),
+        work,
+    );
+    Ok(())
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,57 @@
+//! Work of another library in its turn among CubeCL's kernels, on CubeCL's own stream.
+
+use cubecl::{
+    client::Client,
+    cuda::CudaRuntime,
+    device_handle::DeviceHandle,
+    server::{BufferBinding, Handle, ServerError},
+};
+use cubecl_runtime::{runtime::Runtime, server::ServerStorage};
+use cubecl_server::stream::{ExecuteScope, ScopedOutcome, WriteScoped, failed_writing};
+use cudarc::driver::sys::CUstream;
+
+type Server = <CudaRuntime as Runtime>::Server;
+
+/// Has the device's thread call `work` after all that was submitted before, with the addresses of `inputs` and `output` and
+/// the stream that `output` was made on. What it puts there, and nowhere else, finds the inputs made, and is done before
+/// anyone uses the output, or the memory of the inputs for something else: CubeCL does as for a kernel of its own. Returns
+/// before that.
+///
+/// An error of `work` is the output's: whoever reads that gets it.
+pub(super) fn enqueue(
+    client: &Client,
+    inputs: Vec<Handle>,
+    output: Handle,
+    work: impl FnOnce(&[u64], u64, CUstream) -> Result<(), String> + Send + 'static,
+) {
+    let stream = output.stream;
+    let inputs: Vec<BufferBinding> = inputs.into_iter().map(Handle::binding).collect();
+    let output = output.binding();
+    let device = DeviceHandle::<Server>::new(client.service_id().device);
+    device.submit(move |server: &mut Server| {
+        // Also makes the device the thread's current one.
+        let mut memory = |binding: &BufferBinding| server.get_resource(binding.clone(), stream);
+        let found: Result<Vec<_>, ServerError> =
+            inputs.iter().chain([&output]).map(&mut memory).collect();
+        let held = match found {
+            Ok(held) => held,
+            Err(error) => return failed_writing(server, stream, vec![output], error),
+        };
+        let mut addresses: Vec<u64> = held.iter().map(|held| held.resource().ptr).collect();
+        let target = addresses.pop().expect("the output's is the last");
+        let scope = ExecuteScope::over(server, stream, vec![output.clone()]);
+        let outcome = scope.execute(|server| {
+            let used = inputs.iter().chain([&output]);
+            // Until this goes, memory that was made on other streams stays with this one.
+            let mut streams = server.write_streams().resolve(stream, used)?;
+            let raw = streams.current().sys;
+            work(&addresses, target, raw).map_err(|reason| ServerError::Generic {
+                reason,
+                backtrace: Default::default(),
+            })
+        });
+        if let ScopedOutcome::Failed(error) = outcome {
+            log::error!("burn-fp8: a product by cuBLASLt failed: {error}");
+        }
+    });
+}
