@@ -14,7 +14,13 @@ use burn_fp8::{
     recipe::DelayedScaling,
     scaled_matmul,
 };
-use std::process::Command;
+use cudarc::driver::CudaContext;
+use serde::Deserialize;
+use std::{
+    error, iter,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 /// M, K and N: squares, and the layers of a language model of width 4,096 over 8,192 tokens.
 const PRODUCTS: [[usize; 3]; 7] = [
@@ -35,12 +41,25 @@ fn main() {
     quantize(&device);
     products(&device);
     layers(&device);
-    if is_selected("torch") {
-        let shapes = PRODUCTS.map(|[m, k, n]| format!("{m}x{k}x{n}"));
-        let status = torch_script("scaled_mm.py").args(shapes).status();
-        if !status.as_ref().is_ok_and(|status| status.success()) {
-            println!("PyTorch's products could not be timed: {status:?}");
-        }
+}
+
+/// Seconds of PyTorch's products of one size.
+#[derive(Clone, Copy, Deserialize)]
+struct Torch {
+    bf16: f64,
+    /// By `torch._scaled_mm`, with precise sums, as ours are, and with fast ones.
+    e4m3: f64,
+    fast: f64,
+}
+
+/// PyTorch's products of some sizes, where it is installed.
+fn torch_products(sizes: &[[usize; 3]]) -> Result<Vec<Torch>, Box<dyn error::Error>> {
+    let mut command = torch_script("scaled_mm.py");
+    command.args(sizes.iter().map(|[m, k, n]| format!("{m}x{k}x{n}")));
+    let output = command.stderr(Stdio::inherit()).output()?;
+    match output.status.success() {
+        true => Ok(serde_json::from_slice(&output.stdout)?),
+        false => Err(output.status.to_string().into()),
     }
 }
 
@@ -54,64 +73,93 @@ fn sync(device: &Device) {
     device.sync().expect("the device computes");
 }
 
+/// Tensors that are quantized at once, each another: what is done to one, fusion would do by one kernel.
+const INPUTS: usize = 4;
+
 fn quantize(device: &Device) {
     if !is_selected("quantize") {
         return;
     }
     for shape @ [rows, columns] in [[8_192, 8_192], [16_384, 16_384], [32_768, 16_384]] {
-        let x = random(shape, device);
+        let inputs = [(); INPUTS].map(|()| random(shape, device));
         let scale = Tensor::<1>::ones([1], device);
         let format = Fp8Format::E4M3;
-        let wait = || sync(device);
-        // Each way, and the bytes that it reads and writes for an element.
-        let (amax, known, transposed) = (
-            "amax, then quantize",
-            "quantize and amax",
-            "quantize, amax and transpose",
-        );
-        let bytes = [("x + 1", 4), (amax, 5), (known, 3), (transposed, 4)];
         let question = format!("What does quantizing {shape:?} in bf16 cost?");
-        let table = Comparison::empty(&question)
-            // A copy that no one can skip: another value for every element.
-            .with_queue(bytes[0].0, 4, || x.clone() + 1.0, wait)
-            .with_queue(amax, 4, || Fp8Tensor::quantize(x.clone(), format), wait)
-            .with_queue(
-                known,
-                4,
-                || Fp8Tensor::quantize_with_device_scale(x.clone(), scale.clone(), format),
-                wait,
-            )
-            .with_queue(
-                transposed,
-                4,
-                || Fp8Tensor::quantize_with_transpose(x.clone(), scale.clone(), format),
-                wait,
-            )
-            .run(50);
+        let mut table = Comparison::empty(&question).with_time(COPY, copy(rows * columns * 2));
+        let known = |x: Tensor<2>| Fp8Tensor::quantize_with_device_scale(x, scale.clone(), format);
+        let both = |x: Tensor<2>| Fp8Tensor::quantize_with_transpose(x, scale.clone(), format);
+        table = queued(table, "x + 1", &inputs, |x| x + 1.0);
+        table = queued(table, "amax, then quantize", &inputs, |x| {
+            Fp8Tensor::quantize(x, format)
+        });
+        table = queued(table, "quantize and amax", &inputs, known);
+        table = queued(table, "quantize, amax and transpose", &inputs, both);
+        let table = table.run(50);
         println!("{table}");
-        let rate = |row: usize| {
-            let bytes = (rows * columns * bytes[row].1) as f64;
-            bytes / table.rows[row].median.as_secs_f64() / 1e9
-        };
-        for (number, row) in table.rows.iter().enumerate() {
-            let (rate, copy) = (rate(number), rate(0));
+        // The bytes that each way reads and writes for an element.
+        let rates: Vec<f64> = [4, 4, 5, 3, 4]
+            .iter()
+            .zip(&table.rows)
+            .map(|(bytes, row)| (rows * columns * bytes) as f64 / row.median.as_secs_f64() / 1e9)
+            .collect();
+        for (row, rate) in table.rows.iter().zip(&rates) {
+            let name = &row.name;
             println!(
-                "- {}: {rate:.0} GB/s, {:.2} of the copy's",
-                row.name,
-                rate / copy
+                "- {name}: {rate:.0} GB/s, {:.2} of the copy's",
+                rate / rates[0]
             );
         }
         println!();
     }
 }
 
-fn products(device: &Device) {
-    if !is_selected("product") {
-        return;
+fn queued<'a, T: 'a>(
+    table: Comparison<'a>,
+    name: &str,
+    inputs: &'a [Tensor<2>; INPUTS],
+    work: impl Fn(Tensor<2>) -> T + 'a,
+) -> Comparison<'a> {
+    let device = inputs[0].device();
+    let mut turn = inputs.iter().cycle();
+    let next = move || work(turn.next().expect("it has no end").clone());
+    table.with_queue(name, INPUTS as u32, next, move || sync(&device))
+}
+
+const COPY: &str = "CUDA's own copy";
+
+/// Copies some bytes on the device, by the driver: the time of one of several.
+fn copy(bytes: usize) -> impl FnMut() -> Duration {
+    let context = CudaContext::new(0).expect("a GPU");
+    let stream = context.new_stream().expect("a stream");
+    let from = stream.alloc_zeros::<u8>(bytes).expect("memory");
+    let mut into = stream.alloc_zeros::<u8>(bytes).expect("memory");
+    move || {
+        stream.synchronize().expect("the device copies");
+        let start = Instant::now();
+        for _ in 0..INPUTS {
+            stream
+                .memcpy_dtod(&from, &mut into)
+                .expect("both are alive");
+        }
+        stream.synchronize().expect("the device copies");
+        start.elapsed() / INPUTS as u32
     }
+}
+
+fn products(device: &Device) {
     let wait = || sync(device);
     let native = native_routines();
-    for [m, k, n] in PRODUCTS {
+    let selected = |[m, k, n]: [usize; 3]| is_selected(&format!("product {m}x{k}x{n}"));
+    let sizes: Vec<[usize; 3]> = PRODUCTS
+        .into_iter()
+        .filter(|size| selected(*size))
+        .collect();
+    let torch = torch_products(&sizes).unwrap_or_else(|problem| {
+        println!("PyTorch's products could not be timed: {problem}\n");
+        Vec::new()
+    });
+    let torch = torch.into_iter().map(Some).chain(iter::repeat(None));
+    for ([m, k, n], torch) in sizes.into_iter().zip(torch) {
         let (a, b) = (random([m, k], device), random([n, k], device));
         let [a8, b8] = [&a, &b].map(|x| Fp8Tensor::quantize(x.clone(), Fp8Format::E4M3));
         // As a weight's gradient has it, and as fp8 hardware wants it: with the inner dimension contiguous.
@@ -149,7 +197,17 @@ fn products(device: &Device) {
         println!("{table}");
         for row in &table.rows {
             let rate = 2.0 * (m * k * n) as f64 / row.median.as_secs_f64() / 1e12;
-            println!("- {}: {rate:.1} TFLOP/s", row.name);
+            print!("- {}: {rate:.1} TFLOP/s", row.name);
+            if let Some(torch) = torch {
+                let ratio = |theirs: f64| theirs / row.median.as_secs_f64();
+                print!(
+                    "; PyTorch takes {:.3} of its time in bf16, by `_scaled_mm` {:.3}, {:.3} with fast sums",
+                    ratio(torch.bf16),
+                    ratio(torch.e4m3),
+                    ratio(torch.fast),
+                );
+            }
+            println!();
         }
         println!();
     }

@@ -1,52 +1,68 @@
 //! What does a training step on a GPU cost in f32, through the layer alone (`O0`), with bf16 autocast, with bf16 casts
 //! written by hand, with linear layers in fp8, and in PyTorch where it is installed? Time and peak memory.
 //!
-//! Each way is a process of its own, so that its memory is its own. Arguments choose models by name: `vit_b_16`, or with a
-//! batch, `vit_b_16/32`.
+//! Burn's ways take turns in one process, which tunes its kernels once for all of them. Arguments choose models by name:
+//! `vit_b_16`, or with a batch, `vit_b_16/32`.
 
-use benches::{Precision, is_selected, model_step, torch_script};
+use benches::{Comparison, Precision, is_selected, model_step, peak_memory, torch_script};
 use burn::tensor::Device;
+use cubecl::cuda::CudaDevice;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     env, error,
-    io::Read,
     process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
-const WARM_UP: usize = 8;
-const STEPS: usize = 30;
+/// Before the memory is looked at: steps in which kernels are compiled and tuned.
+const WARM_UP: usize = 5;
+const ROUNDS: usize = 20;
 
-/// The models and their batches; `torch/steps.py` has the same models.
+/// The models and their batches, small ones first, which are there if others do not fit; `torch/steps.py` has the same
+/// models.
 const MODELS: [(&str, usize); 7] = [
-    ("resnet50", 256),
     ("resnet50", 64),
-    ("vit_b_16", 128),
     ("vit_b_16", 32),
-    ("vit_h_14", 32),
-    ("gpt2", 8),
     ("gpt2", 2),
+    ("resnet50", 256),
+    ("vit_b_16", 128),
+    ("gpt2", 8),
+    ("vit_h_14", 32),
 ];
 
-/// The ways that PyTorch has too, as `torch/steps.py` calls them.
-const TORCH_WAYS: [(Precision, &str); 2] = [
-    (Precision::Plain, "f32"),
-    (Precision::Bf16, "bf16 autocast"),
+/// The largest model is there for what fp8 gains over bf16; in f32, and side by side with it, it may not fit.
+fn ways(model: &str) -> &'static [Precision] {
+    use Precision::{Bf16, Fp8Current, Fp8Delayed};
+    match model {
+        "vit_h_14" => &[Bf16, Fp8Current, Fp8Delayed],
+        _ => &Precision::ALL,
+    }
+}
+
+/// PyTorch's ways, as `torch/steps.py` calls them, with ours.
+const TORCH_WAYS: [(&str, Precision); 3] = [
+    ("f32", Precision::Plain),
+    ("TF32", Precision::Plain),
+    ("bf16 autocast", Precision::Bf16),
 ];
 
-/// The model, the batch and the way that a process is to measure.
+/// The model and the batch that a process is to measure.
 const CASE: &str = "GPU_STEPS_CASE";
+
+/// What a way takes.
+#[derive(Serialize, Deserialize)]
+struct Cost {
+    way: String,
+    /// Median.
+    seconds: f64,
+    /// In use at most.
+    bytes: f64,
+}
 
 fn main() -> Result<(), Box<dyn error::Error>> {
     if let Ok(case) = env::var(CASE) {
-        let parts: Vec<_> = case.splitn(3, '/').collect();
-        let [model, batch, way] = parts[..] else {
-            return Err("a model, a batch and a way".into());
-        };
-        let precision = Precision::ALL.into_iter().find(|p| p.to_string() == way);
-        let precision = precision.ok_or("no such way")?;
-        let times = measure(model, batch.parse()?, precision);
-        println!("{}", serde_json::to_string(&times)?);
+        let (model, batch) = case.split_once('/').ok_or("a model and a batch")?;
+        let costs = measure(model, batch.parse()?);
+        println!("{}", serde_json::to_string(&costs)?);
         return Ok(());
     }
     for (model, batch) in MODELS {
@@ -54,28 +70,37 @@ fn main() -> Result<(), Box<dyn error::Error>> {
         if !is_selected(&case) {
             continue;
         }
-        println!("What does a training step cost? {model}, batch {batch} ({STEPS} steps)\n");
-        println!("| | median | middle half | peak memory | time, of f32 | memory, of f32 |");
+        println!("What does a training step cost? {model}, batch {batch} ({ROUNDS} steps each)\n");
+        println!("| | median | peak memory | time, of f32 | memory, of f32 | time, of bf16 |");
         println!("|---|---|---|---|---|---|");
-        let mut burn = Rows::default();
-        for precision in Precision::ALL {
-            let mut command = Command::new(env::current_exe()?);
-            command.env(CASE, format!("{case}/{precision}"));
-            burn.measure(precision, &precision.to_string(), &mut command);
-        }
-        let mut torch = Rows::default();
-        for (precision, way) in TORCH_WAYS {
+        let mut command = Command::new(env::current_exe()?);
+        let ours: Vec<Cost> = match run(command.env(CASE, &case)) {
+            Ok(costs) => costs,
+            Err(error) => {
+                println!("| Burn failed: {error} | | | | | |\n");
+                continue;
+            }
+        };
+        rows(
+            &ours,
+            &Precision::Plain.to_string(),
+            &Precision::Bf16.to_string(),
+        );
+        let mut theirs: Vec<Cost> = Vec::new();
+        for (way, _) in TORCH_WAYS {
             let mut command = torch_script("steps.py");
-            command.args([model, way, &batch.to_string()]);
-            torch.measure(precision, &format!("PyTorch {way}"), &mut command);
+            match run(command.args([model, way, &batch.to_string()])) {
+                Ok(cost) => theirs.push(cost),
+                Err(error) => println!("| PyTorch {way} failed: {error} | | | | | |"),
+            }
         }
+        rows(&theirs, "PyTorch f32", "PyTorch bf16 autocast");
         println!();
-        for (precision, way) in TORCH_WAYS {
-            if let (Some(ours), Some(theirs)) = (burn.get(precision), torch.get(precision)) {
-                println!(
-                    "- {way}, Burn's time of PyTorch's: {:.3}",
-                    ours.0 / theirs.0
-                );
+        for (way, precision) in TORCH_WAYS {
+            let own = find(&ours, &precision.to_string());
+            if let (Some(ours), Some(theirs)) = (own, find(&theirs, &format!("PyTorch {way}"))) {
+                let ratio = ours.seconds / theirs.seconds;
+                println!("- {precision}, of PyTorch's {way}: {ratio:.3}");
             }
         }
         println!();
@@ -83,77 +108,61 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     Ok(())
 }
 
-/// The rows of a table: way, milliseconds, MiB. They are compared with f32.
-#[derive(Default)]
-struct Rows(Vec<(Precision, (f64, f64))>);
+fn find<'a>(costs: &'a [Cost], way: &str) -> Option<&'a Cost> {
+    costs.iter().find(|cost| cost.way == way)
+}
 
-impl Rows {
-    fn get(&self, way: Precision) -> Option<(f64, f64)> {
-        let row = self.0.iter().find(|row| row.0 == way);
-        row.map(|row| row.1)
-    }
-
-    /// Runs a process that prints its steps' seconds as a JSON list, and prints a row.
-    fn measure(&mut self, way: Precision, name: &str, command: &mut Command) {
-        let (mut times, memory) = match run(command) {
-            Ok(measured) => measured,
-            Err(error) => return println!("| {name} | failed: {error} | | | | |"),
+fn rows(costs: &[Cost], f32: &str, bf16: &str) {
+    for cost in costs {
+        let of = |base: Option<&Cost>, value: fn(&Cost) -> f64| {
+            base.map_or(String::new(), |base| {
+                format!("{:.3}", value(cost) / value(base))
+            })
         };
-        times.sort_unstable_by(f64::total_cmp);
-        let part = |part: usize| times[(times.len() - 1) * part / 4] * 1e3;
-        let (time, low, high) = (part(2), part(1), part(3));
-        self.0.push((way, (time, memory)));
-        let ratios = match self.get(Precision::Plain) {
-            Some(f32) => format!("{:.3} | {:.3}", time / f32.0, memory / f32.1),
-            None => "| ".into(),
-        };
+        let (f32, bf16) = (find(costs, f32), find(costs, bf16));
         println!(
-            "| {name} | {time:.2} ms | {low:.2} to {high:.2} ms | {memory:.0} MiB | {ratios} |"
+            "| {} | {:.2} ms | {:.0} MiB | {} | {} | {} |",
+            cost.way,
+            cost.seconds * 1e3,
+            cost.bytes / (1 << 20) as f64,
+            of(f32, |cost| cost.seconds),
+            of(f32, |cost| cost.bytes),
+            of(bf16, |cost| cost.seconds),
         );
     }
 }
 
-/// The seconds that a process prints, and the most MiB of GPU memory that were in use while it ran.
-fn run(command: &mut Command) -> Result<(Vec<f64>, f64), Box<dyn error::Error>> {
-    let before = memory_in_use()?;
-    let mut child = command.stdout(Stdio::piped()).spawn()?;
-    let mut peak = before;
-    let status = loop {
-        peak = peak.max(memory_in_use()?);
-        match child.try_wait()? {
-            Some(status) => break status,
-            None => thread::sleep(Duration::from_millis(100)),
-        }
-    };
-    let mut output = String::new();
-    let mut stdout = child.stdout.take().ok_or("the process has no output")?;
-    stdout.read_to_string(&mut output)?;
-    if !status.success() {
-        return Err(status.to_string().into());
+/// What a process prints last, in JSON.
+fn run<T: DeserializeOwned>(command: &mut Command) -> Result<T, Box<dyn error::Error>> {
+    let output = command.stdout(Stdio::piped()).spawn()?.wait_with_output()?;
+    if !output.status.success() {
+        return Err(output.status.to_string().into());
     }
-    let last = output.lines().last().ok_or("nothing was printed")?;
-    Ok((serde_json::from_str(last)?, peak - before))
+    let printed = String::from_utf8(output.stdout)?;
+    let last = printed.lines().last().ok_or("nothing was printed")?;
+    Ok(serde_json::from_str(last)?)
 }
 
-/// MiB of the first GPU.
-fn memory_in_use() -> Result<f64, Box<dyn error::Error>> {
-    let query = [
-        "--id=0",
-        "--query-gpu=memory.used",
-        "--format=csv,noheader,nounits",
-    ];
-    let output = Command::new("nvidia-smi").args(query).output()?;
-    Ok(String::from_utf8(output.stdout)?.trim().parse()?)
-}
-
-/// Seconds of each step.
-fn measure(model: &str, batch: usize, precision: Precision) -> Vec<f64> {
-    let mut step = model_step(model, batch, precision, Device::cuda(0));
-    (0..WARM_UP).for_each(|_| step());
-    let times = (0..STEPS).map(|_| {
-        let start = Instant::now();
-        step();
-        start.elapsed().as_secs_f64()
+/// Memory first, one way at a time, which also tunes; then times, in turn.
+fn measure(model: &str, batch: usize) -> Vec<Cost> {
+    let device = Device::cuda(0);
+    let step = |precision: Precision| model_step(model, batch, precision, device.clone());
+    let ways = ways(model);
+    let client = cubecl::Device::Cuda(CudaDevice::new(0)).client();
+    let bytes: Vec<u64> = ways
+        .iter()
+        .map(|way| peak_memory(&client, &device, WARM_UP, || step(*way)))
+        .collect();
+    let mut comparison = Comparison::empty(model);
+    for way in ways {
+        comparison = comparison.with(&way.to_string(), step(*way));
+    }
+    let table = comparison.run(ROUNDS);
+    eprintln!("{table}");
+    let costs = table.rows.iter().zip(bytes).map(|(row, bytes)| Cost {
+        way: row.name.clone(),
+        seconds: row.median.as_secs_f64(),
+        bytes: bytes as f64,
     });
-    times.collect()
+    costs.collect()
 }

@@ -4,6 +4,8 @@ mod by_hand;
 mod comparison;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 mod launches;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+mod memory;
 pub mod models;
 mod precision;
 mod selection;
@@ -15,6 +17,8 @@ pub use by_hand::cast_by_hand;
 pub use comparison::{Comparison, Row, Table};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use launches::{Kernel, Launches};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use memory::peak_memory;
 pub use precision::Precision;
 pub use selection::is_selected;
 pub use torch::torch_script;

@@ -1,5 +1,6 @@
-"""The products of `gpu_fp8` in PyTorch: shapes MxKxN. Prints a table of medians."""
+"""The products of `gpu_fp8` in PyTorch: shapes MxKxN. Prints medians as JSON: seconds of each in bf16 and in e4m3."""
 
+import json
 import statistics
 import sys
 import time
@@ -25,8 +26,7 @@ def seconds(job):
 
 
 def main():
-    # Precise sums are the default, in PyTorch and here; fast ones are what `MatmulSpec::fast_accumulation` asks for.
-    print("| PyTorch | bf16 | e4m3, to bf16 | with fast sums | ratio | TFLOP/s in e4m3 |\n|---|---|---|---|---|---|")
+    medians = []
     one = torch.ones((), device="cuda")
     for shape in sys.argv[1:]:
         m, k, n = map(int, shape.split("x"))
@@ -34,6 +34,7 @@ def main():
         b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         high = seconds(lambda: a @ b.t())
+        # Precise sums are the default, in PyTorch and here; fast ones are what `MatmulSpec::fast_accumulation` asks for.
         low, fast = (
             seconds(
                 lambda: torch._scaled_mm(
@@ -42,8 +43,9 @@ def main():
             )
             for fast in (False, True)
         )
-        rate = 2 * m * k * n / low / 1e12
-        print(f"| {shape} | {high * 1e3:.3f} ms | {low * 1e3:.3f} ms | {fast * 1e3:.3f} ms | {low / high:.3f} | {rate:.0f} |")
+        medians.append({"bf16": high, "e4m3": low, "fast": fast})
+        print(shape, medians[-1], file=sys.stderr)
+    print(json.dumps(medians))
 
 
 main()

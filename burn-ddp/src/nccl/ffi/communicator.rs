@@ -16,7 +16,7 @@ use super::{
 use crate::nccl::{drive::Communicator, plan::Move};
 
 /// A stream of a device that one communicator alone uses. Errors are in the driver's words.
-pub(in crate::nccl) trait DeviceStream: Send {
+pub(crate) trait DeviceStream: Send {
     /// Makes its device the current one of this thread.
     fn bind(&self) -> Result<(), String>;
 
@@ -98,6 +98,11 @@ impl DeviceCommunicator {
     /// communicator was aborted and the stream has run dry.
     pub(in crate::nccl) unsafe fn set_type(&mut self, dtype: DataType) {
         self.dtype = dtype;
+    }
+
+    /// The stream that calls go to.
+    pub(in crate::nccl) fn stream(&self) -> &dyn DeviceStream {
+        &*self.stream
     }
 
     fn check(&self, status: Status) -> Result<(), String> {

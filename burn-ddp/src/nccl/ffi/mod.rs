@@ -7,7 +7,8 @@ mod resident;
 #[cfg(feature = "nccl")]
 mod source;
 
-pub(super) use communicator::{DeviceCommunicator, DeviceStream};
+pub(super) use communicator::DeviceCommunicator;
+pub(crate) use communicator::DeviceStream;
 #[cfg(test)]
 pub(super) use functions::{
     Buffer, Comm, Config, DataType, IN_PROGRESS, MAGIC, MutBuffer, Operator, SUCCESS, VERSION,

@@ -2,6 +2,7 @@
 
 use burn::tensor::Shape;
 
+use super::DeviceStream;
 use crate::{
     DdpError, TensorOp,
     collective::Collective,
@@ -19,14 +20,12 @@ pub(crate) trait Resident: Sized {
     /// Where its elements are, one after the other.
     fn address(&self) -> u64;
 
-    /// Waits until its elements are there.
-    fn wait(&mut self) -> Result<(), DdpError>;
-
     /// A new tensor on the same device, of the same type, without elements.
     fn room(&self, shape: Shape) -> Result<Self, DdpError>;
 
-    /// Waits until nobody uses any more what memory this thread has got for new tensors.
-    fn settle(&self) -> Result<(), DdpError>;
+    /// Makes a stream of its device wait until its elements are there, or, for a new tensor, until nobody uses its memory
+    /// for anything else. The host goes on.
+    fn precede(&mut self, stream: &dyn DeviceStream) -> Result<(), DdpError>;
 }
 
 /// Runs this rank's part of a call over some tensors, as one group of NCCL's. `lens` are the elements that
@@ -43,8 +42,7 @@ pub(crate) fn run<T: Resident>(
 ) -> Result<Vec<T>, DdpError> {
     let mut calls = Vec::new();
     let mut held = Vec::with_capacity(sources.len());
-    for ((mut source, lens), shape) in sources.into_iter().zip(lens).zip(shapes) {
-        source.wait()?;
+    for ((source, lens), shape) in sources.into_iter().zip(lens).zip(shapes) {
         // Where a rank's own elements are the result, they stay where they are.
         let stays = match errand {
             Errand::All(TensorOp::Broadcast { root }) => root == call.rank,
@@ -66,15 +64,17 @@ pub(crate) fn run<T: Resident>(
         calls.extend(moves(errand, &share));
         held.push((source, target));
     }
-    // What used the new memory before may still be under way.
-    if let Some((source, _)) = held.first() {
-        source.settle()?;
-    }
     if !calls.is_empty() {
         let mut communicator = link.communicator();
+        for (source, target) in &mut held {
+            source.precede(communicator.stream())?;
+            if let Some(target) = target {
+                target.precede(communicator.stream())?;
+            }
+        }
         // SAFETY: sources and targets are of the link's device, where the planned calls stay within them:
-        // counts are those of the tensors. The host has waited until nobody else uses them, and `held`
-        // keeps them where they are until the calls have ended.
+        // counts are those of the tensors. The stream waits until nobody else uses them, and `held` keeps
+        // them where they are until the calls have ended.
         unsafe { communicator.set_type(wire.code) };
         if let Err(error) = link::run(&mut communicator, call, errand, &calls) {
             // Kernels that were aborted may not have ended yet. The memory is lost, as is the job.

@@ -71,7 +71,7 @@ pub(crate) struct Block {
 impl Block {
     pub(crate) fn new<T: Element>(device: usize, shape: impl Into<Shape>, data: &[T]) -> Self {
         let mut block = Self::later(device, shape, data.to_vec(), Duration::ZERO);
-        block.wait().unwrap();
+        block.wait();
         block
     }
 
@@ -97,6 +97,12 @@ impl Block {
         }
     }
 
+    fn wait(&mut self) {
+        if let Some(made) = self.made.take() {
+            made.join().unwrap();
+        }
+    }
+
     pub(crate) fn data<T: Element>(&self) -> Vec<T> {
         let bytes = read(self.address, self.shape.num_elements() * self.size).unwrap();
         bytemuck::pod_collect_to_vec(&bytes)
@@ -112,13 +118,6 @@ impl Resident for Block {
         self.address
     }
 
-    fn wait(&mut self) -> Result<(), DdpError> {
-        if let Some(made) = self.made.take() {
-            made.join().unwrap();
-        }
-        Ok(())
-    }
-
     fn room(&self, shape: Shape) -> Result<Self, DdpError> {
         let address = allocate(self.device, shape.num_elements() * self.size);
         Ok(Self {
@@ -129,14 +128,21 @@ impl Resident for Block {
         })
     }
 
-    fn settle(&self) -> Result<(), DdpError> {
-        Ok(())
+    fn precede(&mut self, stream: &dyn DeviceStream) -> Result<(), DdpError> {
+        let Some(made) = self.made.take() else {
+            return Ok(());
+        };
+        put(
+            stream.raw() as usize,
+            Box::new(move || made.join().unwrap()),
+        )
+        .map_err(DdpError::Device)
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.wait().unwrap();
+        self.wait();
         MEMORY.lock().unwrap().remove(&self.address);
     }
 }

@@ -65,9 +65,8 @@ pub enum MatmulRoutine {
     /// NVIDIA's library, with the feature `cuda`, where it is installed and the GPU has fp8.
     ///
     /// It takes single matrices with one scale each, all three of whose dimensions are multiples of 16, and not e5m2 by e5m2. What
-    /// it does not take is left to the other routines, which pad odd sizes as they read them. CubeCL's streams are private, so
-    /// the host waits for the operands before it and for the product after it. A measurement has both waits in it, but not that
-    /// nothing else is enqueued meanwhile.
+    /// it does not take is left to the other routines, which pad odd sizes as they read them. It runs on CubeCL's own stream, in
+    /// its turn among CubeCL's kernels.
     CublasLt,
 }
 

@@ -25,7 +25,7 @@ const OLDEST: (i32, i32) = (8, 9);
 pub(in super::super) struct Library {
     handle: sys::cublasLtHandle_t,
     /// The device's primary context, which is CubeCL's too.
-    _context: Arc<CudaContext>,
+    context: Arc<CudaContext>,
     /// What the heuristics advise, or that there is nothing.
     algorithms: Mutex<HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>>,
 }
@@ -96,6 +96,8 @@ impl Library {
     }
 
     fn advice(&self, plan: &Plan, spec: MatmulSpec) -> Result<sys::cublasLtMatmulAlgo_t, String> {
+        // The heuristics are those of the thread's current device.
+        self.context.bind_to_thread().map_err(text)?;
         // Which pointers there are matters, not where they point: as aligned as allocations are.
         let somewhere = 1 << 9;
         let addresses = Addresses {
@@ -177,7 +179,7 @@ impl Library {
         }
         Ok(Self {
             handle: result::create_handle().map_err(text)?,
-            _context: context,
+            context,
             algorithms: Mutex::default(),
         })
     }
