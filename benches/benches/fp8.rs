@@ -1,4 +1,4 @@
-//! What do fp8 casts, products and layers cost on Flex, beside Burn's own in f32? No kernel there uses fp8 instructions: fp8
+//! What do fp8 casts, products and layers cost on Flex, beside Burn's own in f32 and bf16? No kernel there uses fp8 instructions: fp8
 //! can only lose time, and the question is how much. Arguments choose questions by a part of their text.
 
 use benches::{Comparison, is_selected};
@@ -63,8 +63,10 @@ fn products() {
         }
         let [a, b] = [(); 2].map(|()| matrix([size, size]));
         let [a8, b8] = [&a, &b].map(|x| Fp8Tensor::quantize(x.clone(), Fp8Format::E4M3));
+        let [a16, b16] = [&a, &b].map(|x| x.clone().cast(FloatDType::BF16));
         let product = || drop(scaled_matmul(&a8, &b8, None, FloatDType::F32));
         let table = Comparison::new(&question, "f32, Burn", || drop(a.clone().matmul(b.clone())))
+            .with("bf16, Burn", || drop(a16.clone().matmul(b16.clone())))
             .with("e4m3, cast before", product)
             .run(50);
         println!("{table}");
