@@ -24,8 +24,8 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// A fault of the group. [`DdpError::InvalidArgument`] for a rank that is none or this one, a type that
-    /// is neither integers nor floats, and before the ranks have settled how tensors travel (see
-    /// [`tensor_backend`](Self::tensor_backend)), which two of them cannot do alone.
+    /// is neither integers nor floats, and, where the tensor may go by NCCL, before the ranks have settled
+    /// whether it does (see [`tensor_backend`](Self::tensor_backend)), which two of them cannot do alone.
     pub fn send_tensor<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         tensor: Tensor<D, K>,
@@ -59,7 +59,6 @@ impl ProcessGroup {
     ///     for group in LocalGroup::new(2) {
     ///         scope.spawn(move || {
     ///             let device = Device::flex();
-    ///             group.tensor_backend(&device).unwrap();
     ///             let tensor = Tensor::<1>::full([3], group.rank() as f32, &device);
     ///             match group.rank() {
     ///                 0 => group.send_tensor(tensor + 7.0, 1).unwrap(),
@@ -107,7 +106,7 @@ impl ProcessGroup {
     ) -> Result<Message<D, K>, DdpError> {
         self.check_peer(peer)?;
         let dtype = element_type(tensor.dtype())?;
-        let plane = self.settled_plane(&Location::of_device(&tensor.device()))?;
+        let plane = self.plane_of_message(&Location::of_device(&tensor.device()))?;
         let group = self.clone();
         #[cfg(feature = "nccl")]
         if let Plane::Nccl(link) = plane {

@@ -183,9 +183,11 @@ impl ProcessGroup {
         let submitted = self.submit(op, vec![tensor])?;
         let group = self.clone();
         Ok(self.inner.worker.submit(move || {
-            let mut results = group.complete(op, submitted)?;
-            then();
-            Ok(results.pop().expect("a result for each tensor"))
+            group.guarded(|| {
+                let mut results = group.complete(op, submitted)?;
+                then();
+                Ok(results.pop().expect("a result for each tensor"))
+            })
         }))
     }
 
@@ -290,14 +292,6 @@ impl ProcessGroup {
                     .map(|it| tensor_from_cube(it.into_tensor()))
                     .collect())
             }
-        }
-    }
-
-    /// Ends the job for an error that the other ranks do not have.
-    fn give_up(&self, error: DdpError) -> DdpError {
-        match error.is_fault() {
-            true => error,
-            false => self.abort(error.to_string()),
         }
     }
 
