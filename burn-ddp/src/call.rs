@@ -69,7 +69,8 @@ pub struct Call {
     pub op: ReduceOp,
     /// The number of elements of the call; the number of ranks of a subgroup.
     pub len: u64,
-    /// The root rank (0 where there is none); a checksum of the ranks of a subgroup.
+    /// The root rank (0 where there is none); a checksum of the ranks of a subgroup; not 0 where a message
+    /// tells of a tensor instead of holding elements.
     pub root: u32,
     /// Whether the elements go by NCCL, and the ranks only meet here.
     pub by_nccl: bool,
@@ -93,6 +94,9 @@ impl Display for Call {
                 write!(f, "({} x {}, root {})", self.dtype, self.len, self.root)?
             }
             _ => write!(f, "({} x {})", self.dtype, self.len)?,
+        }
+        if self.kind == CallKind::Message && self.root != 0 {
+            write!(f, " of a tensor")?;
         }
         if self.by_nccl {
             write!(f, " by NCCL")?;

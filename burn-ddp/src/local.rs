@@ -206,6 +206,7 @@ impl Transport for Local {
                     call,
                     other,
                     other_call,
+                    shapes: None,
                 };
                 return Err(self.record(&mut state, fault));
             }
