@@ -67,7 +67,7 @@ impl DdpConfig {
     /// PyTorch), so that every item weighs the same in the whole epoch, or by the number of ranks that
     /// still have batches, so that the last steps are as long as the others. Gradients that were added up over
     /// several micro-steps are divided by what the last call of `join` has said
-    /// ([`DdpStrategy`](crate::DdpStrategy) divides those of each micro-step by what was said for it).
+    /// (`DdpStrategy` divides those of each micro-step by what was said for it).
     pub fn divide_by_initial_world_size(mut self, divide: bool) -> Self {
         self.divide_by_initial_world_size = divide;
         self

@@ -1,9 +1,7 @@
 //! Ranks with different numbers of batches.
 
-use burn::{module::Module, optim::GradientsParams};
-
 use super::Ddp;
-use crate::{DdpError, ReduceOp, clip::scale_gradients};
+use crate::{DdpError, ReduceOp};
 
 impl Ddp {
     /// Lets ranks have different numbers of batches: PyTorch's `Join`. Called by all ranks before each
@@ -59,21 +57,8 @@ impl Ddp {
         Ok(active)
     }
 
-    /// Gradients of this step that are to be added to those of others before they are averaged: multiplied by
-    /// what the average of this step is, since ranks run out of batches in the middle of such a sum.
-    pub(crate) fn weighed<M: Module>(
-        &self,
-        gradients: GradientsParams,
-        model: &M,
-    ) -> GradientsParams {
-        match self.factor() {
-            1.0 => gradients,
-            factor => scale_gradients(gradients, model, factor),
-        }
-    }
-
     /// What averages over all ranks are multiplied by.
-    pub(super) fn factor(&self) -> f64 {
+    pub(crate) fn factor(&self) -> f64 {
         match self.divide_by_initial_world_size {
             true => 1.0,
             false => self.group.world_size() as f64 / self.active as f64,

@@ -12,7 +12,7 @@ use super::{
     gather::{Gathered, gather},
     share::Share,
 };
-use crate::{Ddp, DdpError, ProcessGroup};
+use crate::{Ddp, DdpError, ProcessGroup, clip::scale_gradients};
 
 /// How far the ranks have come.
 struct Tally {
@@ -73,7 +73,12 @@ where
                 None => self.update(ddp, gradients)?,
                 Some(steps) => {
                     let model = self.learner.model();
-                    accumulator.accumulate(&model, ddp.weighed(gradients, &model));
+                    // Ranks may run out of batches in the middle of a sum.
+                    let gradients = match ddp.factor() {
+                        1.0 => gradients,
+                        factor => scale_gradients(gradients, &model, factor),
+                    };
+                    accumulator.accumulate(&model, gradients);
                     accumulated += 1;
                     if accumulated == steps {
                         accumulated = 0;
