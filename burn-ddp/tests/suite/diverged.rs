@@ -125,16 +125,44 @@ fn rows_of_an_all_gather_and_messages_have_one_shape_too() {
         );
         assert_eq!(told, expected);
     }
-    // A tensor is not taken for a slice.
-    let ends = locally(2, |group| match group.rank() {
-        0 => {
-            let sent = group.send_tensor(Tensor::<1>::ones([4], &Device::flex()), 1);
-            sent.and_then(|()| group.barrier()).unwrap_err()
+}
+
+#[test]
+fn a_tensor_is_not_taken_for_a_slice() {
+    // As many bytes as tell of its shape, and more.
+    for len in [4, 128] {
+        let body = |group: ProcessGroup| {
+            let device = Device::flex();
+            group.tensor_backend(&device).unwrap();
+            let tensor = Tensor::<1>::ones([len], &device);
+            let root = 0;
+            match group.rank() {
+                0 => group
+                    .collective(TensorOp::Broadcast { root }, tensor)
+                    .map(drop),
+                _ => group.broadcast(&mut vec![0f32; len], root),
+            }
+            .and_then(|()| group.barrier())
+            .unwrap_err()
+            .to_string()
+        };
+        let message = |group: ProcessGroup| {
+            match group.rank() {
+                0 => group.send_tensor(Tensor::<1>::ones([len], &Device::flex()), 1),
+                _ => group.recv(&mut vec![0f32; len], 0),
+            }
+            .and_then(|()| group.barrier())
+            .unwrap_err()
+            .to_string()
+        };
+        let ends = [over_tcp(2, 1, body), locally(2, body)];
+        let messages = [over_tcp(2, 1, message), locally(2, message)];
+        for end in [ends.concat(), messages.concat()].concat() {
+            assert!(
+                end.contains("diverged") && end.contains("of tensors"),
+                "{end}"
+            );
         }
-        _ => group.recv(&mut [0f32; 4], 0).unwrap_err(),
-    });
-    for end in ends {
-        assert!(end.to_string().contains("of a tensor"), "{end}");
     }
 }
 

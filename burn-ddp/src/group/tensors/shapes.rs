@@ -7,15 +7,22 @@ use burn::tensor::Shape;
 
 use super::{TensorOp, row};
 use crate::{
-    Call, DdpError, ElementType, ProcessGroup, ReduceOp, collective::Collective,
-    transport::Transport,
+    Call, DdpError, ElementType, ProcessGroup, ReduceOp, call::ABOUT_SHAPES,
+    collective::Collective, transport::Transport,
 };
 
 /// The numbers of the message that tells a tensor's shape: how many dimensions there are, and the first of
 /// them.
 const FRAME: usize = 16;
-/// In the place of the root, what tells such a message from the elements.
-const SHAPE: u32 = 2;
+
+fn frame(shape: &Shape) -> [u64; FRAME] {
+    let mut frame = [0; FRAME];
+    let numbers = iter::once(shape.num_dims()).chain(shape.iter().copied());
+    for (into, number) in frame.iter_mut().zip(numbers) {
+        *into = number as u64;
+    }
+    frame
+}
 
 /// The shapes that all ranks have to bring to a call, in words.
 fn describe(op: TensorOp, shapes: &[Shape]) -> String {
@@ -50,12 +57,13 @@ impl Collective<'_> {
         let own = describe(op, shapes);
         let hash = blake3::hash(own.as_bytes());
         let digest: [u8; 16] = hash.as_bytes()[..16].try_into().expect("32 bytes");
-        let digests = self.all_gather_direct(&digest)?;
+        let about = self.about_shapes();
+        let digests = about.all_gather_direct(&digest)?;
         if digests.chunks_exact(digest.len()).all(|it| *it == digest) {
             return Ok(());
         }
         // All ranks have come to this.
-        let all = self.all_gather_uneven(own.as_bytes())?;
+        let all = about.all_gather_uneven(own.as_bytes())?;
         let odd = all.iter().position(|it| *it != all[0]).unwrap_or(0);
         let of = |rank: usize| (rank, String::from_utf8_lossy(&all[rank]).into_owned());
         Err(differ(self.transport, self.call, of(0), of(odd)))
@@ -63,40 +71,29 @@ impl Collective<'_> {
 
     /// Tells the rank that receives a tensor what shape it has.
     pub(super) fn send_shape(&self, shape: &Shape, to: usize) -> Result<(), DdpError> {
-        let mut frame = [0; FRAME];
-        let numbers = iter::once(shape.num_dims()).chain(shape.iter().copied());
-        for (into, number) in frame.iter_mut().zip(numbers) {
-            *into = number as u64;
-        }
-        self.about_shapes().send(&frame, to)
+        self.about_shapes().send(&frame(shape), to)
     }
 
     /// Checks that a tensor which is to be received has the shape that it is expected to have.
     pub(super) fn receive_shape(&self, expected: &Shape, from: usize) -> Result<(), DdpError> {
-        let mut frame = [0u64; FRAME];
-        self.about_shapes().receive(&mut frame, from)?;
-        let dims = (frame[0] as usize).min(FRAME - 1);
-        let theirs: Vec<usize> = frame[1..][..dims].iter().map(|dim| *dim as usize).collect();
-        let theirs = Shape::from(theirs);
-        match theirs == *expected {
-            true => Ok(()),
-            false => {
-                let words = |shape| describe(TensorOp::AllToAll, &[shape]);
-                let own = (self.rank, words(expected.clone()));
-                Err(differ(
-                    self.transport,
-                    self.call,
-                    own,
-                    (from, words(theirs)),
-                ))
-            }
+        let mut theirs = [0u64; FRAME];
+        self.about_shapes().receive(&mut theirs, from)?;
+        if theirs == frame(expected) {
+            return Ok(());
         }
+        let dims = theirs[1..].iter().take(theirs[0] as usize);
+        let dims: Vec<usize> = dims.map(|dim| *dim as usize).collect();
+        let words = |shape| describe(TensorOp::AllToAll, &[shape]);
+        let own = (self.rank, words(expected.clone()));
+        let theirs = (from, words(Shape::from(dims)));
+        Err(differ(self.transport, self.call, own, theirs))
     }
 
+    /// The same call where shapes travel instead of elements: no rank takes the ones for the others.
     fn about_shapes(&self) -> Self {
         Self {
             call: Call {
-                root: SHAPE,
+                root: self.call.root | ABOUT_SHAPES,
                 ..self.call
             },
             ..*self
