@@ -69,14 +69,19 @@ pub struct Call {
     pub op: ReduceOp,
     /// The number of elements of the call; the number of ranks of a subgroup.
     pub len: u64,
-    /// The root rank (0 where there is none); a checksum of the ranks of a subgroup.
+    /// The root rank (0 where there is none); a checksum of the ranks of a subgroup. The highest bit is set where
+    /// ranks tell each other the shapes of their tensors.
     pub root: u32,
     /// Whether the elements go by NCCL, and the ranks only meet here.
     pub by_nccl: bool,
 }
 
+/// Beside the root: what travels are no elements, but shapes.
+pub(crate) const ABOUT_SHAPES: u32 = 1 << 31;
+
 impl Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let root = self.root & !ABOUT_SHAPES;
         write!(f, "{}", self.kind.name())?;
         match self.kind {
             CallKind::Barrier | CallKind::Duplicate | CallKind::Backend => {}
@@ -86,13 +91,14 @@ impl Display for Call {
             }
             CallKind::Reduce => write!(
                 f,
-                "({}, {} x {}, root {})",
-                self.op, self.dtype, self.len, self.root
+                "({}, {} x {}, root {root})",
+                self.op, self.dtype, self.len
             )?,
-            CallKind::Broadcast => {
-                write!(f, "({} x {}, root {})", self.dtype, self.len, self.root)?
-            }
+            CallKind::Broadcast => write!(f, "({} x {}, root {root})", self.dtype, self.len)?,
             _ => write!(f, "({} x {})", self.dtype, self.len)?,
+        }
+        if self.kind != CallKind::Subgroup && self.root != root {
+            write!(f, " of tensors")?;
         }
         if self.by_nccl {
             write!(f, " by NCCL")?;
@@ -215,6 +221,15 @@ mod tests {
             ..call
         };
         assert_eq!(call.to_string(), "broadcast(bf16 x 3, root 1) by NCCL #5");
+        let call = Call {
+            root: ABOUT_SHAPES | 1,
+            by_nccl: false,
+            ..call
+        };
+        assert_eq!(
+            call.to_string(),
+            "broadcast(bf16 x 3, root 1) of tensors #5"
+        );
     }
 
     proptest! {

@@ -69,9 +69,18 @@ pub fn clip_gradient_norm<M: Module>(
     if factor >= 1.0 {
         return Ok((gradients, norm));
     }
+    Ok((scale_gradients(gradients, model, factor), norm))
+}
+
+/// The gradients multiplied by a factor.
+pub(crate) fn scale_gradients<M: Module>(
+    gradients: GradientsParams,
+    model: &M,
+    factor: f64,
+) -> GradientsParams {
     let mut scale = Scale { gradients, factor };
     model.visit(&mut scale);
-    Ok((scale.gradients, norm))
+    scale.gradients
 }
 
 fn number(tensor: Tensor<1>) -> Result<f64, DdpError> {

@@ -72,6 +72,11 @@ impl ElementType {
         Self::F32,
         Self::F64,
     ];
+
+    /// Whether means can be taken.
+    pub(crate) fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64)
+    }
 }
 
 impl Display for ElementType {

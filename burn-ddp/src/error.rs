@@ -92,7 +92,11 @@ pub enum DdpError {
         why: String,
     },
     /// Two ranks made different calls, or the same call with another shape.
-    #[error("ranks diverged: rank {rank} called {call}, but rank {other} called {other_call}")]
+    #[error(
+        "ranks diverged: rank {rank} called {call}{}, but rank {other} called {other_call}{}",
+        over(shapes, 0),
+        over(shapes, 1)
+    )]
     Diverged {
         /// The rank that noticed.
         rank: usize,
@@ -102,6 +106,9 @@ pub enum DdpError {
         other: usize,
         /// That rank's call.
         other_call: Call,
+        /// The shapes of the one's tensors and of the other's, where the calls differ in nothing else. `_`
+        /// stands for a dimension in which they may.
+        shapes: Option<Box<[String; 2]>>,
     },
     /// What a rank sent is no message of this protocol.
     #[error("rank {rank} sent what is no message of this protocol: {problem}")]
@@ -221,6 +228,12 @@ impl DdpError {
             source: Arc::new(source),
         }
     }
+}
+
+/// The shapes of one of two calls, for an error's text.
+fn over(shapes: &Option<Box<[String; 2]>>, which: usize) -> String {
+    let shapes = shapes.as_ref().map(|both| format!(" over {}", both[which]));
+    shapes.unwrap_or_default()
 }
 
 impl From<burn_std::ExecutionError> for DdpError {

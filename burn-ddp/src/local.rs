@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    Backend, Call, CallKind, DdpError, ProcessGroup,
+    Backend, Call, CallKind, DdpError, ProcessGroup, environment,
     group::{Settings, TIMEOUT},
     transport::{Deadline, Incoming, Outgoing, Transport},
 };
@@ -34,11 +34,12 @@ pub struct LocalGroup;
 
 impl LocalGroup {
     /// One group handle for each of `world_size` ranks, in their order, to be handed to as many
-    /// threads.
+    /// threads. The time limit of calls is `BURN_DDP_TIMEOUT` (seconds), or 5 minutes;
+    /// [`ProcessGroup::with_timeout`] sets another.
     ///
     /// # Panics
     ///
-    /// Panics if `world_size` is 0.
+    /// Panics if `world_size` is 0, or `BURN_DDP_TIMEOUT` is no number of seconds.
     #[allow(clippy::new_ret_no_self)]
     pub fn new(world_size: usize) -> Vec<ProcessGroup> {
         Self::with_backend(world_size, Backend::default())
@@ -48,9 +49,11 @@ impl LocalGroup {
     ///
     /// # Panics
     ///
-    /// Panics if `world_size` is 0.
+    /// As [`new`](Self::new).
     pub fn with_backend(world_size: usize, backend: Backend) -> Vec<ProcessGroup> {
-        Self::with_settings(world_size, backend, TIMEOUT)
+        let timeout = environment::process().timeout();
+        let timeout = timeout.unwrap_or_else(|error| panic!("{error}"));
+        Self::with_settings(world_size, backend, timeout.unwrap_or(TIMEOUT))
     }
 
     pub(crate) fn with_settings(
@@ -64,7 +67,7 @@ impl LocalGroup {
             .map(|rank| {
                 let transport = Box::new(Local::new(&hub, rank, 0));
                 let settings = Settings::new(timeout, backend);
-                ProcessGroup::new(Some(transport), rank, world_size, rank, settings)
+                ProcessGroup::new(transport, rank, world_size, rank, settings)
             })
             .collect()
     }
@@ -203,6 +206,7 @@ impl Transport for Local {
                     call,
                     other,
                     other_call,
+                    shapes: None,
                 };
                 return Err(self.record(&mut state, fault));
             }

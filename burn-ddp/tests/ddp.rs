@@ -12,12 +12,16 @@ mod convert;
 mod ddp;
 #[path = "suite/devices.rs"]
 mod devices;
+#[path = "suite/diverged.rs"]
+mod diverged;
 #[path = "suite/faults.rs"]
 mod faults;
 #[path = "suite/fp8.rs"]
 mod fp8;
 #[path = "suite/fp8_training.rs"]
 mod fp8_training;
+#[path = "suite/handles.rs"]
+mod handles;
 #[path = "suite/hook.rs"]
 mod hook;
 #[path = "suite/join.rs"]
@@ -34,6 +38,8 @@ mod learner;
 mod loader;
 #[path = "suite/messages.rs"]
 mod messages;
+#[path = "suite/nan.rs"]
+mod nan;
 #[path = "suite/nccl.rs"]
 mod nccl;
 #[path = "suite/net.rs"]
@@ -48,6 +54,8 @@ mod overlapped;
 mod ranks;
 #[path = "suite/sampler.rs"]
 mod sampler;
+#[path = "suite/signals.rs"]
+mod signals;
 #[path = "suite/simulate.rs"]
 mod simulate;
 #[path = "suite/static_graph.rs"]

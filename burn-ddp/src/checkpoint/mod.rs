@@ -6,6 +6,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ const PREFIX: &str = "step-";
 const UNFINISHED: &str = ".unfinished-";
 /// Before the name of a checkpoint whose step is being saved again.
 const REPLACED: &str = ".replaced-";
+/// How long the others wait for what rank 0 writes, where no limit is set.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Which metric is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +38,10 @@ pub struct Checkpoint {
     pub step: u64,
     /// The metric by which checkpoints are compared.
     pub metric: Option<f64>,
+    /// Its number among those that were written to its folder, from 1: the highest is the
+    /// [latest](Checkpoints::latest). 0 where the description says nothing of it.
+    #[serde(default)]
+    pub number: u64,
     /// The folder with the program's files.
     #[serde(skip)]
     pub folder: PathBuf,
@@ -44,6 +51,13 @@ pub struct Checkpoint {
 ///
 /// A checkpoint is written under another name, flushed to the disk and renamed: at any moment, what
 /// is there is whole. What an interrupted run left unfinished is removed.
+///
+/// The order of checkpoints is that in which they were written, whatever their steps. A run that goes on from
+/// step 300, the [best](Self::best), after 500 were made writes 310 behind 500: 310 is then the
+/// [latest](Self::latest), and what was made of the steps after 300 before goes as the oldest do.
+///
+/// While rank 0 writes, the others wait for an hour, or for the group's time limit where that is longer:
+/// see [`timeout`](Self::timeout). That rank 0 has died they know at once.
 ///
 /// ```
 /// use burn_ddp::{Best, Checkpoints, ProcessGroup};
@@ -82,13 +96,13 @@ impl Checkpoints {
     pub fn new(folder: impl Into<PathBuf>, group: &ProcessGroup) -> Result<Self, DdpError> {
         let checkpoints = Self {
             folder: folder.into(),
-            group: group.clone(),
+            group: group.with_timeout(group.timeout().max(PATIENCE)),
             keep_last: None,
             keep_best: None,
         };
         checkpoints.on_main(|| {
             let folder = &checkpoints.folder;
-            fs::create_dir_all(folder)?;
+            make_folder(folder)?;
             for entry in fs::read_dir(folder)? {
                 let entry = entry?;
                 let name = entry.file_name();
@@ -106,7 +120,18 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
-    /// Keeps only the last `count` checkpoints (at least one). Default: all.
+    /// How long the other ranks wait for what rank 0 writes or reads, instead of the time limit of the group's
+    /// other calls. Default: an hour, or the group's limit where that is longer.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is 0.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.group = self.group.with_timeout(timeout);
+        self
+    }
+
+    /// Keeps only the `count` checkpoints that were written last (at least one). Default: all.
     pub fn keep_last(mut self, count: usize) -> Self {
         self.keep_last = Some(count.max(1));
         self
@@ -127,7 +152,8 @@ impl Checkpoints {
     /// # Errors
     ///
     /// [`DdpError::Checkpoint`], on all ranks, when it could not be written (earlier checkpoints are as
-    /// they were); or a fault of the group.
+    /// they were); or a fault of the group. An old one that cannot be removed is no error: the log (`warn`)
+    /// tells of it, and the next save tries again.
     pub fn save(
         &self,
         step: u64,
@@ -142,11 +168,18 @@ impl Checkpoints {
                 let _ = fs::remove_dir_all(&unfinished);
             }
             result?;
-            self.prune()
+            if let Err(error) = self.prune() {
+                let folder = self.folder.display();
+                log::warn!("burn-ddp: old checkpoints in {folder} could not be removed: {error}");
+            }
+            Ok(())
         })
     }
 
-    /// The last checkpoint, the same for all ranks. All ranks call this.
+    /// The checkpoint that was written last, the same for all ranks. All ranks call this.
+    ///
+    /// A folder that is called like a checkpoint's but has no description is none, nor is one whose description
+    /// is damaged, of which the log (`warn`) tells.
     ///
     /// # Errors
     ///
@@ -176,6 +209,7 @@ impl Checkpoints {
         let description = Checkpoint {
             step,
             metric,
+            number: self.list()?.last().map_or(0, |last| last.number) + 1,
             folder: PathBuf::new(),
         };
         fs::write(
@@ -190,6 +224,8 @@ impl Checkpoints {
         let replaced = self.folder.join(format!("{REPLACED}{name}"));
         let again = finished.exists();
         if again {
+            // One that could not be removed the last time.
+            remove_folder(&replaced)?;
             fs::rename(&finished, &replaced)?;
         }
         let renamed = fs::rename(unfinished, &finished);
@@ -197,14 +233,10 @@ impl Checkpoints {
             fs::rename(&replaced, &finished)?;
         }
         renamed?;
-        File::open(&self.folder)?.sync_all()?;
-        match again {
-            true => fs::remove_dir_all(replaced),
-            false => Ok(()),
-        }
+        File::open(&self.folder)?.sync_all()
     }
 
-    /// All checkpoints, oldest first.
+    /// All checkpoints, in the order in which they were written.
     fn list(&self) -> io::Result<Vec<Checkpoint>> {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
@@ -216,17 +248,28 @@ impl Checkpoints {
             if step.is_empty() || step.bytes().any(|byte| !byte.is_ascii_digit()) {
                 continue;
             }
-            let folder = entry.path();
-            let text = fs::read(folder.join(DESCRIPTION))?;
-            let mut checkpoint: Checkpoint = serde_json::from_slice(&text)?;
-            checkpoint.folder = folder;
-            all.push(checkpoint);
+            match describe(entry.path()) {
+                Ok(checkpoint) => all.push(checkpoint),
+                // Not one of ours.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    let folder = entry.path();
+                    log::warn!("burn-ddp: {} is no checkpoint: {error}", folder.display());
+                }
+            }
         }
-        all.sort_by_key(|checkpoint| checkpoint.step);
+        all.sort_by_key(|checkpoint| (checkpoint.number, checkpoint.step));
         Ok(all)
     }
 
+    /// Removes what is not to be kept. The one that was written last always is.
     fn prune(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(REPLACED) {
+                remove_folder(&entry.path())?;
+            }
+        }
         let Some(keep_last) = self.keep_last else {
             return Ok(());
         };
@@ -293,6 +336,16 @@ impl Checkpoints {
     }
 }
 
+/// The checkpoint in a folder.
+fn describe(folder: PathBuf) -> io::Result<Checkpoint> {
+    let text = fs::read(folder.join(DESCRIPTION))?;
+    let checkpoint: Checkpoint = serde_json::from_slice(&text)?;
+    Ok(Checkpoint {
+        folder,
+        ..checkpoint
+    })
+}
+
 /// The best of those that have a metric which is a number; the newest of equals.
 fn choose(all: &[Checkpoint], best: Best) -> Option<&Checkpoint> {
     let comparable = all
@@ -305,6 +358,32 @@ fn choose(all: &[Checkpoint], best: Best) -> Option<&Checkpoint> {
     comparable
         .max_by(|a, b| value(a.1).total_cmp(&value(b.1)))
         .map(|(checkpoint, _)| checkpoint)
+}
+
+/// Makes a folder, and those that it is in, where they do not exist. Their names are on the disk too.
+pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() || folder.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let parent = folder.parent().unwrap_or(Path::new(""));
+    make_folder(parent)?;
+    match fs::create_dir(folder) {
+        // Someone else was faster.
+        Err(_) if folder.is_dir() => {}
+        made => made?,
+    }
+    let parent = match parent.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => parent,
+    };
+    File::open(parent)?.sync_all()
+}
+
+fn remove_folder(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Makes sure that a folder and all in it are on the disk.

@@ -5,7 +5,7 @@ use burn::module::Module;
 use super::parameters::{self, Signature};
 use crate::{DdpError, ProcessGroup};
 
-/// Compares the models of all ranks with that of rank 0. Returns the trained parameters, last first.
+/// Compares the models of all ranks with that of rank 0. Returns this rank's parameters.
 pub(super) fn check_equal<M: Module>(
     group: &ProcessGroup,
     model: &M,
@@ -14,10 +14,7 @@ pub(super) fn check_equal<M: Module>(
         rank: 0,
         problem: format!("a model's description: {error}"),
     };
-    let mut ours: Vec<Signature> = parameters::parameters(model)
-        .into_iter()
-        .map(|parameter| parameter.signature)
-        .collect();
+    let ours = parameters::signatures(model);
     let text = serde_json::to_vec(&ours).map_err(invalid)?;
     let text = group.broadcast_bytes(&text, 0)?;
     let theirs: Vec<Signature> = serde_json::from_slice(&text).map_err(invalid)?;
@@ -29,8 +26,6 @@ pub(super) fn check_equal<M: Module>(
             problem: String::from_utf8_lossy(&problems[rank]).into_owned(),
         });
     }
-    ours.retain(|signature| signature.trained);
-    ours.reverse();
     Ok(ours)
 }
 

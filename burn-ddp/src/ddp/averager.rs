@@ -33,14 +33,12 @@ impl Averager {
     ) -> Pending<Values> {
         let (group, hook) = (self.group.clone(), self.hook.clone());
         self.worker.submit(move || {
-            let values =
-                average(&*hook, &group, bucket).map_err(|error| match error.is_fault() {
-                    true => error,
-                    // The other ranks must not wait for this one.
-                    false => group.abort(error.to_string()),
-                })?;
-            then();
-            Ok(values)
+            group.guarded(|| {
+                let values = average(&*hook, &group, bucket);
+                let values = values.map_err(|error| group.give_up(error))?;
+                then();
+                Ok(values)
+            })
         })
     }
 
@@ -48,8 +46,10 @@ impl Averager {
     pub(super) fn start_any(&self, mut flags: Vec<u8>) -> Pending<Vec<u8>> {
         let group = self.group.clone();
         self.worker.submit(move || {
-            group.all_reduce(&mut flags, ReduceOp::Max)?;
-            Ok(flags)
+            group.guarded(|| {
+                group.all_reduce(&mut flags, ReduceOp::Max)?;
+                Ok(flags)
+            })
         })
     }
 }

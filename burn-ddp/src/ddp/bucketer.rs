@@ -176,11 +176,16 @@ impl Bucketer {
     ///
     /// # Errors
     ///
-    /// [`DdpError::InvalidArgument`] when the gradient has another length or type than the slot, or was
-    /// already submitted; [`DdpError::Aborted`], on all ranks, when a static graph was promised and the last
+    /// [`DdpError::InvalidArgument`] when there is no such slot, or the gradient has another length or type, or
+    /// was already submitted; [`DdpError::Aborted`], on all ranks, when a static graph was promised and the last
     /// gradient shows that it is none.
     pub fn submit(&mut self, slot: usize, gradient: Option<Values>) -> Result<(), DdpError> {
-        let expected = self.slots[slot];
+        let Some(&expected) = self.slots.get(slot) else {
+            return Err(DdpError::InvalidArgument(format!(
+                "gradient {slot}; expected a slot below {}",
+                self.slots.len()
+            )));
+        };
         if let Some(gradient) = &gradient
             && (gradient.len(), gradient.dtype()) != (expected.len, expected.dtype)
         {
@@ -240,13 +245,21 @@ impl Bucketer {
         let complete = self.launched == self.buckets.len();
         self.launched = 0;
         self.present.fill(None);
+        // Ready for the next round, whatever comes of this one.
+        let sent: Vec<Option<Pending<Values>>> = self
+            .buckets
+            .iter_mut()
+            .map(|bucket| {
+                bucket.missing = bucket.members.len();
+                bucket.values = None;
+                bucket.pending.take()
+            })
+            .collect();
         let told = self.anywhere.take().map(Pending::wait).transpose()?;
         let anywhere = self.presence.told(told);
         let mut averages = vec![None; self.slots.len()];
-        for bucket in &mut self.buckets {
-            bucket.missing = bucket.members.len();
-            bucket.values = None;
-            let Some(pending) = bucket.pending.take() else {
+        for (bucket, pending) in self.buckets.iter().zip(sent) {
+            let Some(pending) = pending else {
                 continue;
             };
             let values = pending.wait()?;

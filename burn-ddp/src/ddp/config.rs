@@ -65,7 +65,9 @@ impl DdpConfig {
     /// What gradients are divided by while some ranks have run out of batches (see
     /// [`Ddp::join`](super::Ddp::join)): by the number of all ranks (`true`, the default, as in
     /// PyTorch), so that every item weighs the same in the whole epoch, or by the number of ranks that
-    /// still have batches, so that the last steps are as long as the others.
+    /// still have batches, so that the last steps are as long as the others. Gradients that were added up over
+    /// several micro-steps are divided by what the last call of `join` has said
+    /// (`DdpStrategy` divides those of each micro-step by what was said for it).
     pub fn divide_by_initial_world_size(mut self, divide: bool) -> Self {
         self.divide_by_initial_world_size = divide;
         self

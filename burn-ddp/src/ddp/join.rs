@@ -57,6 +57,14 @@ impl Ddp {
         Ok(active)
     }
 
+    /// What averages over all ranks are multiplied by.
+    pub(crate) fn factor(&self) -> f64 {
+        match self.divide_by_initial_world_size {
+            true => 1.0,
+            false => self.group.world_size() as f64 / self.active as f64,
+        }
+    }
+
     /// Says how many ranks have a batch for this step, where they have counted already.
     pub(crate) fn set_active(&mut self, active: usize) {
         self.active = match active {

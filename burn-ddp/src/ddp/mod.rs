@@ -86,7 +86,9 @@ pub struct DdpStats {
 pub struct Ddp {
     group: ProcessGroup,
     method: Method,
-    /// The trained parameters' signatures, last first: the order in which backward makes gradients.
+    /// The signatures of all parameters.
+    parameters: Vec<Signature>,
+    /// Those of the trained ones, last first: the order in which backward makes gradients.
     trained: Vec<Signature>,
     synchronize: bool,
     divide_by_initial_world_size: bool,
@@ -120,11 +122,13 @@ impl Ddp {
         config: DdpConfig,
         model: &M,
     ) -> Result<Self, DdpError> {
-        let trained = check_equal(group, model)?;
+        let parameters = check_equal(group, model)?;
+        let trained = trained(&parameters);
         let method = Method::after(group.duplicate()?, &config, &trained, model)?;
         Ok(Self {
             group: group.clone(),
             method,
+            parameters,
             trained,
             synchronize: true,
             divide_by_initial_world_size: config.divide_by_initial_world_size,
@@ -149,12 +153,13 @@ impl Ddp {
         model: &M,
     ) -> Result<Self, DdpError> {
         let device = During::device(model)?;
-        let trained = check_equal(group, model)?;
+        let parameters = check_equal(group, model)?;
         let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
         let mut ddp = Self {
             group: group.clone(),
             method: Method::During(During::new(group, overlap, device)?),
-            trained,
+            trained: trained(&parameters),
+            parameters,
             synchronize: true,
             divide_by_initial_world_size,
             active: group.world_size(),
@@ -172,7 +177,8 @@ impl Ddp {
     ///
     /// # Errors
     ///
-    /// A fault of the group, or [`DdpError::Device`].
+    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that
+    /// this was made for, or cannot be read.
     pub fn broadcast_parameters<M: Module>(&self, model: M) -> Result<M, DdpError> {
         if self.group.world_size() == 1 {
             return Ok(model);
@@ -188,11 +194,13 @@ impl Ddp {
     pub(crate) fn receive<M: Module>(&self, model: M) -> Result<M, DdpError> {
         // Running statistics keep their last update back until someone asks for the valid module.
         let _ = model.valid();
+        let give_up = |error| self.group.give_up(error);
+        parameters::check_fits(&model, &self.parameters).map_err(give_up)?;
         if let Method::OnDevice(on_device) = &self.method {
             return on_device.broadcast(model);
         }
         let ours = match self.group.is_main() {
-            true => parameters::contents(&model)?,
+            true => parameters::contents(&model).map_err(give_up)?,
             false => Vec::new(),
         };
         let bytes = self.group.broadcast_bytes(&ours, 0)?;
@@ -210,8 +218,8 @@ impl Ddp {
     ///
     /// # Errors
     ///
-    /// A fault of the group; [`DdpError::InvalidArgument`] when the model is not the one that this was
-    /// made for.
+    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that
+    /// this was made for, or its gradients cannot be read.
     pub fn reduce_gradients<M: Module>(
         &mut self,
         gradients: GradientsParams,
@@ -220,12 +228,10 @@ impl Ddp {
         if self.group.world_size() == 1 || !self.synchronize {
             return Ok(gradients);
         }
-        let factor = match self.divide_by_initial_world_size {
-            true => 1.0,
-            false => self.group.world_size() as f64 / self.active as f64,
-        };
-        let step = Step::new(model, &self.trained, factor)?;
-        let gradients = self.method.average(&step, gradients)?;
+        let averages = Step::new(model, &self.trained, self.factor())
+            .and_then(|step| self.method.average(&step, gradients));
+        // What one rank failed of, the others must not wait for.
+        let gradients = averages.map_err(|error| self.group.give_up(error))?;
         self.steps += 1;
         Ok(gradients)
     }
@@ -276,4 +282,10 @@ impl Ddp {
     pub fn timeline(&self) -> Option<Timeline> {
         self.method.timeline()
     }
+}
+
+/// The trained parameters, last first.
+fn trained(parameters: &[Signature]) -> Vec<Signature> {
+    let trained = parameters.iter().rev().filter(|it| it.trained);
+    trained.cloned().collect()
 }

@@ -20,6 +20,11 @@ pub(super) struct Signature {
 }
 
 impl Signature {
+    /// Whether the same numbers fill both. Which of them are trained is another matter.
+    fn holds_as_much_as(&self, other: &Self) -> bool {
+        (&self.path, &self.shape, self.dtype) == (&other.path, &other.shape, other.dtype)
+    }
+
     /// What its gradient looks like.
     pub(super) fn slot(&self) -> Slot {
         Slot {
@@ -59,6 +64,12 @@ pub(super) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
     visitor.found
 }
 
+/// The signatures of all tensors of a model.
+pub(super) fn signatures<M: Module>(model: &M) -> Vec<Signature> {
+    let found = parameters(model).into_iter();
+    found.map(|parameter| parameter.signature).collect()
+}
+
 /// In words, the first difference between the parameters of rank 0 and ours.
 pub(super) fn difference(theirs: &[Signature], ours: &[Signature]) -> Option<String> {
     let position = (0..theirs.len().max(ours.len()))
@@ -71,6 +82,19 @@ pub(super) fn difference(theirs: &[Signature], ours: &[Signature]) -> Option<Str
         describe(ours.get(position)),
         describe(theirs.get(position))
     ))
+}
+
+/// Checks that a model can take in the contents of another.
+pub(super) fn check_fits<M: Module>(model: &M, other: &[Signature]) -> Result<(), DdpError> {
+    let ours = signatures(model);
+    let fits = |(ours, other): (&Signature, &Signature)| ours.holds_as_much_as(other);
+    match ours.len() == other.len() && ours.iter().zip(other).all(fits) {
+        true => Ok(()),
+        false => Err(DdpError::InvalidArgument(format!(
+            "this is not the model that the Ddp was made for: {}; make a new Ddp for it",
+            difference(other, &ours).unwrap_or_default()
+        ))),
+    }
 }
 
 struct Visitor {
@@ -163,7 +187,8 @@ pub(super) fn contents<M: Module>(model: &M) -> Result<Vec<u8>, DdpError> {
     reader.error.map_or(Ok(reader.bytes), Err)
 }
 
-/// The model with the contents that [`contents`] gave on another rank.
+/// The model with the contents that [`contents`] gave on another rank, for a model that has been found to
+/// [fit](check_fits) there as here.
 pub(super) fn with_contents<M: Module>(model: M, bytes: &[u8]) -> M {
     struct Writer<'a> {
         rest: &'a [u8],

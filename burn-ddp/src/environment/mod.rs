@@ -9,6 +9,8 @@ mod launchers;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 pub(crate) use self::address::parse_url;
 use self::{
     address::first_host,
@@ -186,12 +188,14 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         (self.get)(SECRET).unwrap_or_default()
     }
 
-    pub(crate) fn timeout(&self) -> Result<Option<f64>, DdpError> {
+    pub(crate) fn timeout(&self) -> Result<Option<Duration>, DdpError> {
         (self.get)(TIMEOUT)
             .map(|text| {
-                text.parse::<f64>()
-                    .ok()
-                    .filter(|seconds| *seconds > 0.0 && *seconds < 1e9)
+                let seconds = text.parse::<f64>().ok();
+                seconds
+                    .filter(|seconds| *seconds < 1e9)
+                    .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                    .filter(|timeout| !timeout.is_zero())
                     .ok_or_else(|| {
                         environment(TIMEOUT, format!("`{text}`; expected seconds above 0"))
                     })

@@ -16,7 +16,7 @@ impl ProcessGroup {
         let place = self.inner.order.take();
         self.inner
             .worker
-            .submit(move || place.reserve_for(|| call(&group)))
+            .submit(move || group.guarded(|| place.reserve_for(|| call(&group))))
     }
 
     /// Starts an [`all_reduce`](Self::all_reduce) and returns at once.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ProcessGroup, Settings, TIMEOUT};
+use super::{ProcessGroup, Settings, TIMEOUT, alone::Alone};
 use crate::{
     Backend, DdpError,
     environment::{self, Ranks},
@@ -45,7 +45,12 @@ impl GroupBuilder {
     }
 
     /// The time limit of each call. Default: `BURN_DDP_TIMEOUT` (seconds), or 5 minutes.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is 0.
     pub fn timeout(mut self, timeout: Duration) -> Self {
+        assert!(!timeout.is_zero(), "a call needs more time than none");
         self.timeout = Some(timeout);
         self
     }
@@ -140,10 +145,9 @@ impl GroupBuilder {
 
     fn join(self, place: Option<tcp::Place>, ranks: Ranks) -> Result<ProcessGroup, DdpError> {
         let environment = environment::process();
-        let timeout = match (self.timeout, environment.timeout()?) {
-            (Some(timeout), _) => timeout,
-            (None, Some(seconds)) => Duration::from_secs_f64(seconds),
-            (None, None) => TIMEOUT,
+        let timeout = match self.timeout {
+            Some(timeout) => timeout,
+            None => environment.timeout()?.unwrap_or(TIMEOUT),
         };
         let backend = match self.backend {
             Some(backend) => backend,
@@ -156,15 +160,15 @@ impl GroupBuilder {
         } = ranks;
         let local_rank = self.local_rank.unwrap_or(local_rank);
         let transport = match place {
-            None => None,
-            Some(place) => Some(tcp::connect(
+            None => Box::new(Alone::default()),
+            Some(place) => tcp::connect(
                 &place,
                 rank,
                 world_size,
                 &self.secret.unwrap_or_else(|| environment.secret()),
                 self.sockets,
                 Deadline::after(self.connect_timeout.unwrap_or(timeout)),
-            )?),
+            )?,
         };
         Ok(ProcessGroup::new(
             transport,

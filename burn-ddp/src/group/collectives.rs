@@ -2,10 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{
-    ProcessGroup,
-    run::{check_mean, message},
-};
+use super::{ProcessGroup, run::message};
 use crate::{CallKind, DdpError, Element, ElementType, ReduceOp};
 
 impl ProcessGroup {
@@ -22,10 +19,7 @@ impl ProcessGroup {
         self.run(
             (CallKind::AllReduce, op, len, 0),
             T::TYPE,
-            |call| {
-                check_mean::<T>(op)?;
-                call.all_reduce(data, op)
-            },
+            |call| call.all_reduce(data, op),
             || (),
         )?;
         let counters = &self.inner.counters;
@@ -56,8 +50,6 @@ impl ProcessGroup {
         op: ReduceOp,
         root: usize,
     ) -> Result<(), DdpError> {
-        self.check_rank(root)?;
-        check_mean::<T>(op)?;
         let len = data.len();
         self.run(
             (CallKind::Reduce, op, len, root),
@@ -73,7 +65,6 @@ impl ProcessGroup {
     ///
     /// A fault of the group, or [`DdpError::InvalidArgument`] for a root that is no rank.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<(), DdpError> {
-        self.check_rank(root)?;
         let len = data.len();
         self.run(
             (CallKind::Broadcast, ReduceOp::Sum, len, root),
@@ -144,8 +135,6 @@ impl ProcessGroup {
     /// A fault of the group, or [`DdpError::InvalidArgument`] when the number of elements is no
     /// multiple of the world size, or for the mean of integers.
     pub fn reduce_scatter<T: Element>(&self, data: &[T], op: ReduceOp) -> Result<Vec<T>, DdpError> {
-        self.check_parts(data.len())?;
-        check_mean::<T>(op)?;
         self.run(
             (CallKind::ReduceScatter, op, data.len(), 0),
             T::TYPE,
@@ -161,7 +150,6 @@ impl ProcessGroup {
     /// A fault of the group, or [`DdpError::InvalidArgument`] when the number of elements is no
     /// multiple of the world size.
     pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
-        self.check_parts(data.len())?;
         self.run(
             (CallKind::AllToAll, ReduceOp::Sum, data.len(), 0),
             T::TYPE,

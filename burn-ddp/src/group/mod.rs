@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+mod alone;
 mod asynchronous;
 mod builder;
 mod collectives;
@@ -26,7 +27,7 @@ pub use self::{
     tensors::TensorOp,
 };
 
-use self::{order::Order, plane::Plane, run::Sequences};
+use self::{alone::Alone, order::Order, plane::Plane, run::Sequences};
 pub(crate) use self::{pending::Worker, plane::Location};
 use crate::{Backend, DdpError, transport::Transport};
 
@@ -60,6 +61,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 #[derive(Clone)]
 pub struct ProcessGroup {
     inner: Arc<Inner>,
+    timeout: Duration,
 }
 
 pub(crate) struct Inner {
@@ -70,7 +72,7 @@ pub(crate) struct Inner {
     job_rank: usize,
     local_rank: usize,
     settings: Settings,
-    transport: Option<Box<dyn Transport>>,
+    transport: Box<dyn Transport>,
     order: Order,
     sequences: Mutex<Sequences>,
     worker: Worker,
@@ -82,6 +84,7 @@ pub(crate) struct Inner {
 /// What all communicators of a rank share.
 #[derive(Clone)]
 pub(crate) struct Settings {
+    /// The time limit of handles that have none of their own.
     timeout: Duration,
     backend: Backend,
     /// The lowest number that no communicator has had.
@@ -151,7 +154,8 @@ impl ProcessGroup {
 
     /// A group of this process alone. All collectives work and move nothing.
     pub fn single() -> Self {
-        Self::new(None, 0, 1, 0, Settings::new(TIMEOUT, Backend::Auto))
+        let transport = Box::new(Alone::default());
+        Self::new(transport, 0, 1, 0, Settings::new(TIMEOUT, Backend::Auto))
     }
 
     /// Settings for [`init`](Self::init) and [`connect`](Self::connect).
@@ -160,7 +164,7 @@ impl ProcessGroup {
     }
 
     pub(crate) fn new(
-        transport: Option<Box<dyn Transport>>,
+        transport: Box<dyn Transport>,
         rank: usize,
         world_size: usize,
         local_rank: usize,
@@ -170,7 +174,7 @@ impl ProcessGroup {
     }
 
     fn with_numbers(
-        transport: Option<Box<dyn Transport>>,
+        transport: Box<dyn Transport>,
         rank: usize,
         world_size: usize,
         job_rank: usize,
@@ -184,8 +188,7 @@ impl ProcessGroup {
             job_rank,
             local_rank,
             settings,
-            // One rank has nobody to talk to.
-            transport: transport.filter(|_| world_size > 1),
+            transport,
             order: Order::default(),
             sequences: Mutex::default(),
             worker: Worker::default(),
@@ -193,11 +196,14 @@ impl ProcessGroup {
             counters: Counters::default(),
         });
         registry::remember(inner.id, &inner);
-        Self { inner }
+        Self::from_inner(inner)
     }
 
     pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
-        Self { inner }
+        Self {
+            timeout: inner.settings.timeout,
+            inner,
+        }
     }
 
     /// The number by which [`by_id`](Self::by_id) finds this communicator again.
@@ -232,7 +238,35 @@ impl ProcessGroup {
 
     /// The time limit of each call.
     pub fn timeout(&self) -> Duration {
-        self.inner.settings.timeout
+        self.timeout
+    }
+
+    /// A handle of the same communicator whose calls have another time limit. What is made from it
+    /// ([`duplicate`](Self::duplicate), [`subgroup`](Self::subgroup)) has that limit too. Ranks may have
+    /// different ones: the first that is over ends the job.
+    ///
+    /// ```
+    /// use burn_ddp::ProcessGroup;
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> Result<(), burn_ddp::DdpError> {
+    /// let group = ProcessGroup::single(); // in a job: ProcessGroup::init()?
+    /// // Rank 0 first makes an index of the data, which takes long.
+    /// group.with_timeout(Duration::from_secs(3600)).barrier()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limit is 0.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        assert!(!timeout.is_zero(), "a call needs more time than none");
+        Self {
+            inner: self.inner.clone(),
+            timeout,
+        }
     }
 
     /// What this communicator has done so far.
@@ -247,19 +281,23 @@ impl ProcessGroup {
 
     /// The fault that ended the group, if one did.
     pub fn fault(&self) -> Option<DdpError> {
-        self.inner.transport.as_ref().and_then(|it| it.fault())
+        self.inner.transport.fault()
     }
 
     /// Ends the job: from now on, every call of every rank returns [`DdpError::Aborted`] with this
     /// rank and `reason`, unless another fault came first.
     pub fn abort(&self, reason: impl Into<String>) -> DdpError {
-        let fault = DdpError::Aborted {
+        self.inner.transport.fail(DdpError::Aborted {
             rank: self.inner.job_rank,
             reason: reason.into(),
-        };
-        match &self.inner.transport {
-            Some(transport) => transport.fail(fault),
-            None => fault,
+        })
+    }
+
+    /// Ends the job for an error that the other ranks do not have, and must not wait for.
+    pub(crate) fn give_up(&self, error: DdpError) -> DdpError {
+        match error.is_fault() {
+            true => error,
+            false => self.abort(error.to_string()),
         }
     }
 }

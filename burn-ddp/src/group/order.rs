@@ -65,11 +65,18 @@ impl Order {
 impl Place {
     /// Runs code whose first call is made at this place, though others have been taken since.
     pub(super) fn reserve_for<R>(self, code: impl FnOnce() -> R) -> R {
+        /// The code may have made no call, or panicked.
+        struct GiveUp;
+
+        impl Drop for GiveUp {
+            fn drop(&mut self) {
+                drop(RESERVED.take());
+            }
+        }
+
         RESERVED.set(Some(self));
-        let result = code();
-        // The code may have made no call.
-        drop(RESERVED.take());
-        result
+        let _give_up = GiveUp;
+        code()
     }
 
     /// Waits until all earlier places were given up.

@@ -1,10 +1,13 @@
 //! Calls that run on another thread while the caller goes on.
 
 use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, mpsc},
     thread,
 };
 
+use super::ProcessGroup;
 use crate::DdpError;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -33,10 +36,34 @@ impl Worker {
     }
 }
 
+impl ProcessGroup {
+    /// Runs code for an asynchronous call. If it panics, the job ends: the other ranks must not wait.
+    pub(crate) fn guarded<R>(
+        &self,
+        code: impl FnOnce() -> Result<R, DdpError>,
+    ) -> Result<R, DdpError> {
+        catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|panic| {
+            let why = describe(&*panic);
+            Err(self.abort(format!("an asynchronous call panicked: {why}")))
+        })
+    }
+}
+
+/// What a panic says.
+fn describe(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("for no reason in words")
+}
+
 fn start() -> mpsc::Sender<Job> {
     let (sender, jobs) = mpsc::channel::<Job>();
     let thread = thread::Builder::new().name("ddp-calls".into());
-    let started = thread.spawn(move || jobs.into_iter().for_each(|job| job()));
+    let run = |job: Job| {
+        // Later jobs are none the worse for it. That it panicked shows in `Pending::wait`.
+        let _ = catch_unwind(AssertUnwindSafe(job));
+    };
+    let started = thread.spawn(move || jobs.into_iter().for_each(run));
     if let Err(error) = started {
         log::error!("burn-ddp: no thread for asynchronous calls: {error}");
     }
@@ -61,8 +88,34 @@ impl<R> Pending<R> {
     pub fn wait(self) -> Result<R, DdpError> {
         self.result.recv().unwrap_or_else(|_| {
             Err(DdpError::InvalidArgument(
-                "the thread for asynchronous calls could not be started".into(),
+                "an asynchronous call panicked, or no thread could be started for it".into(),
             ))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LocalGroup;
+
+    #[test]
+    fn a_call_that_panics_ends_the_job_and_later_jobs_still_run() {
+        let groups = LocalGroup::new(2);
+        let panicking = groups[0].submit_call(|_| -> Result<(), DdpError> { panic!("on purpose") });
+        let fault = panicking.wait().unwrap_err().to_string();
+        assert_eq!(
+            fault,
+            "rank 0 aborted: an asynchronous call panicked: on purpose"
+        );
+        // Its place in the queue is free for the next call.
+        for group in &groups {
+            assert_eq!(group.barrier().unwrap_err().to_string(), fault);
+        }
+
+        let worker = Worker::default();
+        let pending = worker.submit(|| -> Result<(), DdpError> { panic!("on purpose") });
+        assert!(pending.wait().unwrap_err().to_string().contains("panicked"));
+        assert_eq!(worker.submit(|| Ok(7)).wait().unwrap(), 7);
     }
 }

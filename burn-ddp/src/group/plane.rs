@@ -51,6 +51,14 @@ impl Location {
         Self::new(&(), name.into())
     }
 
+    /// Whether NCCL reaches it, in some group.
+    fn may_use_nccl(&self) -> bool {
+        #[cfg(feature = "nccl")]
+        return self.cuda.is_some();
+        #[cfg(not(feature = "nccl"))]
+        false
+    }
+
     fn new<T: 'static>(device: &T, name: String) -> Self {
         let _ = device;
         Self {
@@ -118,17 +126,18 @@ impl ProcessGroup {
         Ok(!matches!(self.plane(location)?, Plane::Host))
     }
 
-    /// The same where some ranks are alone, who cannot settle anything.
-    pub(super) fn settled_plane(&self, location: &Location) -> Result<Plane, DdpError> {
-        let settled = self
-            .inner
-            .plane
-            .lock()
-            .expect("no panic under lock")
-            .is_some();
-        match settled || self.world_size() == 1 {
-            true => self.plane(location),
-            false => Err(DdpError::InvalidArgument(
+    /// The same for a message, before which two of the ranks cannot settle anything: until all have, a
+    /// tensor goes through the host where it never goes any other way.
+    pub(super) fn plane_of_message(&self, location: &Location) -> Result<Plane, DdpError> {
+        let settled = self.inner.plane.lock().expect("no panic under lock");
+        if settled.is_some() || self.world_size() == 1 {
+            drop(settled);
+            return self.plane(location);
+        }
+        match self.inner.settings.backend {
+            Backend::Host => Ok(Plane::Host),
+            Backend::Auto if !location.may_use_nccl() => Ok(Plane::Host),
+            Backend::Auto | Backend::Nccl => Err(DdpError::InvalidArgument(
                 "a message before the ranks have settled how tensors travel; call tensor_backend on \
                  all of them first"
                     .into(),

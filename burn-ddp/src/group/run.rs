@@ -54,6 +54,7 @@ impl ProcessGroup {
         together: impl FnOnce(Collective<'_>) -> Result<R, DdpError>,
         alone: impl FnOnce() -> R,
     ) -> Result<R, DdpError> {
+        let valid = self.check_arguments(kind, op, len, root, dtype);
         let call = self.call_at(place, |sequences| {
             sequences.collective += 1;
             Call {
@@ -67,8 +68,13 @@ impl ProcessGroup {
             }
         })?;
         let Some((_place, call)) = call else {
-            return Ok(alone());
+            return valid.map(|()| alone());
         };
+        if let Err(error) = valid {
+            // What is wrong shows in the call itself: either all ranks are told the same here, or those with
+            // other arguments find out.
+            return call.barrier().and(Err(error));
+        }
         let start = Instant::now();
         let result = together(call);
         let nanoseconds = start.elapsed().as_nanos() as u64;
@@ -88,19 +94,19 @@ impl ProcessGroup {
         let inner = &*self.inner;
         place.wait();
         inner.counters.calls.fetch_add(1, Ordering::Relaxed);
-        let Some(transport) = &inner.transport else {
-            return Ok(None);
-        };
-        if let Some(fault) = transport.fault() {
+        if let Some(fault) = inner.transport.fault() {
             return Err(fault);
+        }
+        if inner.world_size == 1 {
+            return Ok(None);
         }
         let call = number(&mut inner.sequences.lock().expect("no panic under lock"));
         let collective = Collective {
-            transport: &**transport,
+            transport: &*inner.transport,
             rank: inner.rank,
             world_size: inner.world_size,
             call,
-            deadline: Deadline::after(inner.settings.timeout),
+            deadline: Deadline::after(self.timeout),
         };
         Ok(Some((place, collective)))
     }
@@ -125,6 +131,30 @@ impl ProcessGroup {
         }
     }
 
+    /// Checks what a collective call was asked to do, as far as every message of it says.
+    fn check_arguments(
+        &self,
+        kind: CallKind,
+        op: ReduceOp,
+        len: usize,
+        root: usize,
+        dtype: ElementType,
+    ) -> Result<(), DdpError> {
+        use CallKind::{AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter};
+        match kind {
+            Broadcast | Reduce => self.check_rank(root)?,
+            AllToAll | ReduceScatter => self.check_parts(len)?,
+            _ => {}
+        }
+        let reduces = matches!(kind, AllReduce | Reduce | ReduceScatter);
+        match reduces && op == ReduceOp::Mean && !dtype.is_float() {
+            false => Ok(()),
+            true => Err(DdpError::InvalidArgument(format!(
+                "the mean of {dtype} values; take their sum"
+            ))),
+        }
+    }
+
     pub(super) fn check_parts(&self, len: usize) -> Result<(), DdpError> {
         match len.is_multiple_of(self.world_size()) {
             true => Ok(()),
@@ -133,16 +163,6 @@ impl ProcessGroup {
                 self.world_size()
             ))),
         }
-    }
-}
-
-pub(super) fn check_mean<T: Element>(op: ReduceOp) -> Result<(), DdpError> {
-    match op == ReduceOp::Mean && !T::IS_FLOAT {
-        false => Ok(()),
-        true => Err(DdpError::InvalidArgument(format!(
-            "the mean of {} values; take their sum",
-            T::TYPE
-        ))),
     }
 }
 

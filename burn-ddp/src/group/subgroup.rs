@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::ProcessGroup;
+use super::{ProcessGroup, Settings};
 use crate::{
     Call, CallKind, DdpError, ElementType, ReduceOp,
     collective::Collective,
@@ -25,11 +25,17 @@ impl ProcessGroup {
             ElementType::U32,
             |call| {
                 let id = self.agree_on_number(&call)?;
-                let transport = call.transport.duplicate(id, &everyone, call.deadline);
-                transport.map(Some)
+                Ok(call.transport.duplicate(id, &everyone, call.deadline))
             },
-            || None,
-        )?;
+            || {
+                let id = inner
+                    .settings
+                    .next_communicator
+                    .fetch_add(1, Ordering::SeqCst);
+                let deadline = Deadline::after(self.timeout);
+                inner.transport.duplicate(id, &everyone, deadline)
+            },
+        )??;
         Ok(self.with_transport(transport, inner.rank, inner.world_size))
     }
 
@@ -75,6 +81,9 @@ impl ProcessGroup {
             }
         }
         let inner = &self.inner;
+        if inner.world_size == 1 {
+            return self.duplicate().map(Some);
+        }
         let place = ranks.iter().position(|rank| *rank == inner.rank);
         let list: Vec<u8> = ranks
             .iter()
@@ -86,7 +95,7 @@ impl ProcessGroup {
             ElementType::U32,
             |call| {
                 let id = self.agree_on_number(&call)?;
-                if place.is_none() || ranks.len() == 1 {
+                if place.is_none() {
                     return Ok(None);
                 }
                 let inner = call.transport.duplicate(id, ranks, call.deadline)?;
@@ -95,7 +104,8 @@ impl ProcessGroup {
             },
             || None,
         )?;
-        Ok(place.map(|rank| self.with_transport(transport, rank, ranks.len())))
+        let place = place.zip(transport);
+        Ok(place.map(|(rank, transport)| self.with_transport(transport, rank, ranks.len())))
     }
 
     /// A number for a communicator, new to all who take part in the call.
@@ -112,17 +122,21 @@ impl ProcessGroup {
 
     fn with_transport(
         &self,
-        transport: Option<Box<dyn Transport>>,
+        transport: Box<dyn Transport>,
         rank: usize,
         world_size: usize,
     ) -> Self {
+        let settings = Settings {
+            timeout: self.timeout,
+            ..self.inner.settings.clone()
+        };
         Self::with_numbers(
             transport,
             rank,
             world_size,
             self.inner.job_rank,
             self.inner.local_rank,
-            self.inner.settings.clone(),
+            settings,
         )
     }
 }

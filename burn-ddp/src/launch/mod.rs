@@ -13,11 +13,13 @@
 //! }
 //! ```
 //!
-//! The ranks find each other through a file in a temporary folder, so that no port has to be
+//! The ranks of one machine find each other through a file in a temporary folder, so that no port has to be
 //! chosen in advance; a random secret keeps strangers out.
 
+mod output;
 mod parent;
 mod processes;
+mod signals;
 
 use std::{
     env,
@@ -27,13 +29,8 @@ use std::{
     time::Duration,
 };
 
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM},
-    iterator::Signals,
-};
-
 pub(crate) use self::parent::die_with;
-use self::processes::Processes;
+use self::{processes::Processes, signals::Signals};
 use crate::{DdpError, ProcessGroup, environment, is_distributed_env};
 
 /// How to start the ranks.
@@ -91,7 +88,8 @@ impl LaunchOptions {
     }
 
     /// The number of machines and this machine's number among them. Each starts equally many ranks.
-    /// All must have the same `BURN_DDP_SECRET` in the environment, or none.
+    /// All must have the same `BURN_DDP_SECRET` in the environment, or none: a random one is only made where
+    /// there is one machine.
     ///
     /// # Panics
     ///
@@ -185,7 +183,9 @@ pub fn spawn_self(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> 
 /// waits for all to end. Unless RAYON_NUM_THREADS is set, the ranks share the machine's cores evenly.
 ///
 /// Each rank leads a process group of its own, so that what a script starts ends with it, and a Ctrl-C at
-/// the terminal reaches this process alone, which passes on signals that ask it to end. When a rank fails,
+/// the terminal reaches this process alone. It passes on to the groups of all ranks the signals that ask it to
+/// end (SIGINT, SIGTERM, SIGQUIT, and SIGHUP unless that is ignored, as under nohup), and SIGUSR1 and SIGUSR2,
+/// by which Slurm tells that the time is nearly over; afterwards, these do what they did before. When a rank fails,
 /// the others are ended, and all are started again where that was [asked for](LaunchOptions::max_restarts).
 /// What a rank leaves running has the same [grace](LaunchOptions::grace). The ranks end with this process,
 /// however it ends ([`ProcessGroup::init`] sees to it). They have no input from a terminal.
@@ -210,8 +210,8 @@ pub fn spawn(
         ));
     }
     // Registered before the first process starts: no signal is lost.
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
-        .map_err(|error| DdpError::io("watching for signals", error))?;
+    let mut signals =
+        Signals::watch().map_err(|error| DdpError::io("watching for signals", error))?;
     let mut restarts = 0;
     loop {
         let mut processes = start(program.as_ref(), ranks, &options, restarts)?;

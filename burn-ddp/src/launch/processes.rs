@@ -4,7 +4,7 @@
 //! too, and a rank has ended when its whole group has.
 
 use std::{
-    io::{self, BufRead, BufReader, IsTerminal, Read, Write},
+    io::{self, IsTerminal},
     os::unix::process::{CommandExt, ExitStatusExt},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
@@ -15,21 +15,21 @@ use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
-use signal_hook::iterator::Signals;
 use tempfile::TempDir;
 
+use super::{
+    output::Output,
+    signals::{Signals, ends},
+};
 use crate::DdpError;
 
 /// How often the launcher looks after its processes.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long what the ranks have written may take to come through their pipes when they have ended. A
-/// process that left its group may hold one open for ever.
-const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 /// The processes of the ranks. They are killed when this is dropped.
 pub(super) struct Processes {
     running: Vec<Rank>,
-    output: Vec<thread::JoinHandle<()>>,
+    output: Vec<Output>,
     interrupted: bool,
     /// Where they meet.
     _folder: TempDir,
@@ -89,12 +89,12 @@ impl Processes {
         }
         let mut child = command.spawn()?;
         if let Some(output) = child.stdout.take() {
-            let copy = move || copy_lines(number, output, || Box::new(io::stdout()));
-            self.output.push(thread::spawn(copy));
+            let sink = || Box::new(io::stdout()) as _;
+            self.output.push(Output::copy(number, output, sink));
         }
         if let Some(output) = child.stderr.take() {
-            let copy = move || copy_lines(number, output, || Box::new(io::stderr()));
-            self.output.push(thread::spawn(copy));
+            let sink = || Box::new(io::stderr()) as _;
+            self.output.push(Output::copy(number, output, sink));
         }
         self.running.push(Rank {
             number,
@@ -114,9 +114,9 @@ impl Processes {
         let mut next: Option<(Instant, Signal)> = None;
         while !self.running.is_empty() {
             for signal in signals.pending() {
-                if let Ok(signal) = Signal::try_from(signal) {
+                self.signal(signal);
+                if ends(signal) {
                     self.interrupted = true;
-                    self.signal(signal);
                     next.get_or_insert((Instant::now() + grace, Signal::SIGTERM));
                 }
             }
@@ -145,7 +145,7 @@ impl Processes {
             }
             thread::sleep(LOOK);
         }
-        self.finish_output();
+        self.finish_output(signals);
         failure.map_or(Ok(()), |(rank, status)| {
             Err(DdpError::RankFailed {
                 rank,
@@ -173,13 +173,17 @@ impl Processes {
         self.running.iter().for_each(|rank| rank.signal(signal));
     }
 
-    /// Waits for the last lines.
-    fn finish_output(&mut self) {
-        let deadline = Instant::now() + LAST_OUTPUT;
-        for output in self.output.drain(..) {
-            while !output.is_finished() && Instant::now() < deadline {
-                thread::sleep(LOOK);
+    /// Waits for the last lines, unless a signal asks this process to end.
+    fn finish_output(&mut self, signals: &mut Signals) {
+        let mut outputs: Vec<_> = self.output.drain(..).map(Output::finish).collect();
+        loop {
+            outputs.retain_mut(|output| output.is_coming());
+            let interrupted = signals.pending().into_iter().any(ends);
+            self.interrupted |= interrupted;
+            if outputs.is_empty() || interrupted {
+                return;
             }
+            thread::sleep(LOOK);
         }
     }
 }
@@ -202,20 +206,5 @@ fn describe(status: ExitStatus) -> String {
             Err(_) => format!("it was killed by signal {number}"),
         },
         (None, None) => status.to_string(),
-    }
-}
-
-/// Copies output line by line, each after its rank.
-fn copy_lines(rank: usize, output: impl Read, sink: impl Fn() -> Box<dyn Write>) {
-    let mut lines = BufReader::new(output);
-    let mut line = Vec::new();
-    while matches!(lines.read_until(b'\n', &mut line), Ok(read) if read > 0) {
-        if line.last() != Some(&b'\n') {
-            line.push(b'\n');
-        }
-        let mut whole = format!("[{rank}] ").into_bytes();
-        whole.append(&mut line);
-        // A closed output is the reader's wish.
-        let _ = sink().write_all(&whole);
     }
 }

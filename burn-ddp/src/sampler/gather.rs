@@ -27,13 +27,24 @@ impl DistributedSampler {
     /// # Errors
     ///
     /// A fault of the group; [`DdpError::InvalidArgument`], on all ranks, when a rank's results do not come
-    /// out even with its items, or the ranks have different numbers of them for an item.
+    /// out even with its items, or the ranks have different numbers of them for an item; and on a rank whose
+    /// sampler is that of another rank, or of another number of ranks, than the group's.
     pub fn gather_for_metrics<T: Element>(
         &self,
         group: &ProcessGroup,
         results: &[T],
     ) -> Result<Vec<T>, DdpError> {
         let all = group.all_gather_uneven(results)?;
+        let (place, expected) = (
+            (self.rank, self.world_size),
+            (group.rank(), group.world_size()),
+        );
+        if place != expected {
+            return Err(DdpError::InvalidArgument(format!(
+                "the sampler is that of rank {} of {}; expected rank {} of {}",
+                place.0, place.1, expected.0, expected.1
+            )));
+        }
         let mut width = None;
         for (rank, results) in all.iter().enumerate() {
             let items = self.share(rank).saturating_sub(self.skip);

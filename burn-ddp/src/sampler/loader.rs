@@ -1,11 +1,9 @@
 //! A data loader whose batches come in the sampler's order, however many workers make them.
 
 use std::{
+    collections::VecDeque,
     ops::Range,
-    sync::{
-        Arc, Mutex,
-        mpsc::{self, Receiver},
-    },
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use burn::{
@@ -17,7 +15,7 @@ use burn::{
 };
 
 use super::{DistributedSampler, SamplerState};
-use crate::{DdpError, group::Worker};
+use crate::{Pending, group::Worker};
 
 /// Batches that a worker makes ahead.
 const AHEAD: usize = 2;
@@ -57,6 +55,8 @@ pub struct DistributedLoader<I, O> {
     dataset: Arc<dyn Dataset<I>>,
     batcher: Arc<dyn Batcher<I, O>>,
     sampler: Arc<Mutex<DistributedSampler>>,
+    /// The sampler as the pass that was begun last has it.
+    begun: Mutex<Option<DistributedSampler>>,
     batch_size: usize,
     device: Device,
     /// Which of the rank's items to load.
@@ -86,6 +86,7 @@ where
             dataset: Arc::new(dataset),
             batcher: Arc::new(batcher),
             sampler: Arc::new(Mutex::new(sampler)),
+            begun: Mutex::default(),
             batch_size: 1,
             device: Device::default(),
             range: 0..usize::MAX,
@@ -119,7 +120,7 @@ where
         self
     }
 
-    /// The epoch of the next pass.
+    /// The epoch of the next pass. What was to be [skipped](Self::skip) in that epoch still is.
     pub fn set_epoch(&self, epoch: u64) {
         self.sampler().set_epoch(epoch);
     }
@@ -130,12 +131,50 @@ where
         self.sampler().skip(items);
     }
 
-    /// Goes on, in the next pass, where a sampler's [`state`](DistributedSampler::state) was.
+    /// Where this rank is when it has taken `items` items of the pass that was begun last, as many as its
+    /// [`progress`](DataLoaderIterator::progress) says, and the other ranks as many.
+    ///
+    /// ```
+    /// # use burn::data::{dataloader::{DataLoader, batcher::Batcher}, dataset::InMemDataset};
+    /// # use burn::tensor::Device;
+    /// use burn_ddp::{DistributedLoader, DistributedSampler};
+    ///
+    /// # struct Numbers;
+    /// # impl Batcher<i32, Vec<i32>> for Numbers {
+    /// #     fn batch(&self, items: Vec<i32>, _device: &Device) -> Vec<i32> { items }
+    /// # }
+    /// # let loader = || {
+    /// #     let dataset = InMemDataset::new((0..6).collect::<Vec<i32>>());
+    /// #     DistributedLoader::new(dataset, Numbers, DistributedSampler::new(6, 0, 1)).batch_size(2)
+    /// # };
+    /// let before = loader();
+    /// let mut pass = before.iter();
+    /// pass.next().unwrap()?;
+    /// let state = before.state(pass.progress().items_processed); // for a checkpoint
+    ///
+    /// let after = loader();
+    /// after.load_state(&state);
+    /// for epoch in state.epoch..3 {
+    ///     after.set_epoch(epoch);
+    ///     let items: Vec<i32> = after.iter().flat_map(Result::unwrap).collect();
+    ///     assert_eq!(items, if epoch == 0 { vec![2, 3, 4, 5] } else { vec![0, 1, 2, 3, 4, 5] });
+    /// }
+    /// # Ok::<(), burn::data::dataset::DatasetError>(())
+    /// ```
+    pub fn state(&self, items: usize) -> SamplerState {
+        let begun = self.begun.lock().expect("no panic under lock");
+        match &*begun {
+            Some(sampler) => sampler.state(items),
+            None => self.sampler().state(items),
+        }
+    }
+
+    /// Goes on, in the next pass, where a [`state`](Self::state) was.
     pub fn load_state(&self, state: &SamplerState) {
         self.sampler().load_state(state);
     }
 
-    fn sampler(&self) -> std::sync::MutexGuard<'_, DistributedSampler> {
+    fn sampler(&self) -> MutexGuard<'_, DistributedSampler> {
         self.sampler.lock().expect("no panic under lock")
     }
 
@@ -152,6 +191,7 @@ where
             dataset: self.dataset.clone(),
             batcher: self.batcher.clone(),
             sampler,
+            begun: Mutex::default(),
             batch_size: self.batch_size,
             device: device.clone(),
             range,
@@ -166,44 +206,28 @@ where
     O: Send + 'static,
 {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
-        let indices = {
-            let mut sampler = self.sampler();
-            let indices = sampler.indices();
-            let next = sampler.epoch + 1;
-            sampler.set_epoch(next);
-            indices
+        let sampler = {
+            let mut next = self.sampler();
+            let sampler = next.clone();
+            next.set_epoch(sampler.epoch + 1);
+            sampler
         };
+        let indices = sampler.indices();
+        *self.begun.lock().expect("no panic under lock") = Some(sampler);
         let indices = &indices[self.clamped(indices.len())];
-        let batches: Vec<Vec<usize>> = indices.chunks(self.batch_size).map(<[_]>::to_vec).collect();
-        let receivers = (0..self.workers.len())
-            .map(|worker| {
-                let own = batches.iter().skip(worker).step_by(self.workers.len());
-                let own: Vec<Vec<usize>> = own.cloned().collect();
-                let (dataset, batcher) = (self.dataset.clone(), self.batcher.clone());
-                let device = self.device.clone();
-                let (sender, receiver) = mpsc::sync_channel(AHEAD);
-                let job = move || -> Result<(), DdpError> {
-                    for indices in own {
-                        let batch = make(&*dataset, &*batcher, indices, &device);
-                        // Nobody wants the rest of the pass.
-                        if sender.send(batch).is_err() {
-                            break;
-                        }
-                    }
-                    Ok(())
-                };
-                // Its end shows in the channel.
-                drop(self.workers[worker].submit(job));
-                receiver
-            })
-            .collect();
-        Box::new(Pass {
+        let mut pass = Pass {
             loader: self,
             total: indices.len(),
-            batches,
-            receivers,
-            next: 0,
-        })
+            batches: indices.chunks(self.batch_size).map(<[_]>::to_vec).collect(),
+            ahead: VecDeque::new(),
+            submitted: 0,
+            taken: 0,
+            wanted: Arc::new(()),
+        };
+        for _ in 0..AHEAD * self.workers.len() {
+            pass.submit();
+        }
+        Box::new(pass)
     }
 
     fn num_items(&self) -> usize {
@@ -231,24 +255,69 @@ fn make<I, O>(
     Ok(batcher.batch(dataset.get_many(indices)?, device))
 }
 
-/// One pass over the data.
+/// One pass over the data. A worker gets a few batches of it at a time, and has none for long: other passes
+/// may be under way.
 struct Pass<'a, I, O> {
     loader: &'a DistributedLoader<I, O>,
     total: usize,
+    /// Those that were not submitted yet still have their items.
     batches: Vec<Vec<usize>>,
-    /// One of each worker.
-    receivers: Vec<Receiver<Result<O, DatasetError>>>,
-    next: usize,
+    /// What the workers make, in the order of the batches.
+    ahead: VecDeque<Pending<Result<O, DatasetError>>>,
+    submitted: usize,
+    taken: usize,
+    /// Gone with the pass: nobody wants the rest.
+    wanted: Arc<()>,
 }
 
-impl<I, O> Iterator for Pass<'_, I, O> {
+impl<I, O> Pass<'_, I, O>
+where
+    I: Send + Sync + Clone + 'static,
+    O: Send + 'static,
+{
+    /// Gives the next batch to its worker.
+    fn submit(&mut self) {
+        let Some(indices) = self.batches.get_mut(self.submitted).map(std::mem::take) else {
+            return;
+        };
+        let DistributedLoader {
+            dataset,
+            batcher,
+            device,
+            workers,
+            ..
+        } = self.loader;
+        let worker = &workers[self.submitted % workers.len()];
+        let (dataset, batcher) = (dataset.clone(), batcher.clone());
+        let (device, wanted) = (device.clone(), Arc::downgrade(&self.wanted));
+        self.submitted += 1;
+        self.ahead.push_back(worker.submit(move || {
+            Ok(match wanted.strong_count() {
+                0 => Err(failed("nobody wants this batch".into())),
+                _ => make(&*dataset, &*batcher, indices, &device),
+            })
+        }));
+    }
+}
+
+fn failed(problem: String) -> DatasetError {
+    DatasetError::new(std::io::Error::other(problem))
+}
+
+impl<I, O> Iterator for Pass<'_, I, O>
+where
+    I: Send + Sync + Clone + 'static,
+    O: Send + 'static,
+{
     type Item = Result<O, DatasetError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let indices = std::mem::take(self.batches.get_mut(self.next)?);
-        let number = self.next;
-        self.next += 1;
-        if self.receivers.is_empty() {
+        let indices = self.batches.get_mut(self.taken)?;
+        let number = self.taken;
+        self.taken += 1;
+        let workers = self.loader.workers.len();
+        if workers == 0 {
+            let indices = std::mem::take(indices);
             let DistributedLoader {
                 dataset,
                 batcher,
@@ -257,18 +326,22 @@ impl<I, O> Iterator for Pass<'_, I, O> {
             } = self.loader;
             return Some(make(&**dataset, &**batcher, indices, device));
         }
-        let worker = number % self.receivers.len();
-        let batch = self.receivers[worker].recv();
-        Some(batch.unwrap_or_else(|_| {
-            let problem = format!("data loading worker {worker} has panicked");
-            Err(DatasetError::new(std::io::Error::other(problem)))
+        let batch = self.ahead.pop_front()?;
+        self.submit();
+        Some(batch.wait().unwrap_or_else(|_| {
+            let worker = number % workers;
+            Err(failed(format!("data loading worker {worker} has panicked")))
         }))
     }
 }
 
-impl<I, O> DataLoaderIterator<O> for Pass<'_, I, O> {
+impl<I, O> DataLoaderIterator<O> for Pass<'_, I, O>
+where
+    I: Send + Sync + Clone + 'static,
+    O: Send + 'static,
+{
     fn progress(&self) -> Progress {
-        let done = (self.next * self.loader.batch_size).min(self.total);
+        let done = (self.taken * self.loader.batch_size).min(self.total);
         Progress::new(done, self.total, Some("items".into()))
     }
 }

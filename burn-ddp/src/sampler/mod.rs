@@ -164,11 +164,14 @@ impl DistributedSampler {
         self
     }
 
-    /// Sets the epoch, which selects the permutation, and forgets what was to be
-    /// [skipped](Self::skip).
+    /// Sets the epoch, which selects the permutation. Nothing is [skipped](Self::skip) in another epoch than
+    /// before; in the same, what was to be skipped still is, so that a loop which calls this first goes on where
+    /// a [state](Self::load_state) was.
     pub fn set_epoch(&mut self, epoch: u64) {
-        self.epoch = epoch;
-        self.skip = 0;
+        if epoch != self.epoch {
+            self.epoch = epoch;
+            self.skip = 0;
+        }
     }
 
     /// Leaves out this rank's first `items` items of the epoch: those it has seen before it was

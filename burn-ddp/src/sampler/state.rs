@@ -44,10 +44,11 @@ impl DistributedSampler {
     }
 
     /// Goes on where [`state`](Self::state) was. With another number of ranks, the items that do not come
-    /// out even, fewer than there are ranks, are taken once more.
+    /// out even, fewer than there are ranks, are taken once more. The loop over epochs then starts with
+    /// `state.epoch`: [`set_epoch`](Self::set_epoch) with that changes nothing.
     pub fn load_state(&mut self, state: &SamplerState) {
         self.seed = state.seed;
-        self.set_epoch(state.epoch);
+        self.epoch = state.epoch;
         self.skip(state.taken / self.world_size);
     }
 }

@@ -99,6 +99,24 @@ impl SyncBatchNorm {
         }
     }
 
+    /// The same norm with the statistics of another group's ranks: what a norm made by [`From`] needs to be
+    /// synchronized.
+    ///
+    /// ```
+    /// use burn::{nn::BatchNormConfig, tensor::Device};
+    /// use burn_ddp::{ProcessGroup, SyncBatchNorm};
+    ///
+    /// let group = ProcessGroup::single(); // in a job: ProcessGroup::init()?.duplicate()?
+    /// let norm = SyncBatchNorm::from(BatchNormConfig::new(3).init(&Device::flex()));
+    /// let norm = norm.with_group(&group);
+    /// # let _ = norm;
+    /// ```
+    #[must_use]
+    pub fn with_group(mut self, group: &ProcessGroup) -> Self {
+        self.group = group.clone();
+        self
+    }
+
     /// Normalizes the input, of shape `[batch, channels, ...]`; the output has the same shape.
     ///
     /// # Panics
@@ -156,6 +174,14 @@ impl SyncBatchNorm {
             let new = old.mul_scalar(1.0 - self.momentum) + value.mul_scalar(self.momentum);
             state.update(new.detach());
         }
+    }
+}
+
+/// The norm in a group of its own, in which it is a [`BatchNorm`]; [`SyncBatchNorm::with_group`] gives it
+/// another.
+impl From<BatchNorm> for SyncBatchNorm {
+    fn from(norm: BatchNorm) -> Self {
+        Self::new(&norm, &ProcessGroup::single())
     }
 }
 

@@ -194,3 +194,60 @@ impl<C: RouterChannel> SyncBatchNormOps for BackendRouter<C> {
         submit::<C>(&client, BACKWARD, &inputs, outputs, group, epsilon)
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn::{backend::Flex, tensor::TensorData};
+    use burn_ir::{TensorId, TensorStatus};
+    use burn_router::TensorInterpreter;
+
+    #[test]
+    fn a_server_with_the_registered_ops_runs_both_passes() {
+        let mut registry = CustomOpRegistry::<Flex>::new();
+        register_custom_ops(&mut registry);
+        let mut server = TensorInterpreter::<Flex>::with_custom_ops(Default::default(), registry);
+        let group = ProcessGroup::single();
+        let mut run = |name: &'static str, inputs: Vec<TensorData>, shapes: [[usize; 2]; 3]| {
+            let inputs: Vec<TensorIr> = inputs
+                .into_iter()
+                .map(|data| server.register_tensor_data_desc(data))
+                .collect();
+            let outputs = [0, 1, 2].map(|at| {
+                let [rows, columns] = shapes[at];
+                let shape = match rows {
+                    0 => Shape::from([columns]),
+                    rows => Shape::from([rows, columns]),
+                };
+                TensorIr::uninit(TensorId::new(1_000_000 + at as u64), shape, DType::F32)
+            });
+            let scalars = vec![ScalarIr::UInt(group.id()), ScalarIr::Float(0.0)];
+            let desc = CustomOpIr::with_scalars(name, &inputs, &outputs, scalars);
+            server.register_op(OperationIr::Custom(desc));
+            outputs.map(|output| {
+                let output = TensorIr {
+                    status: TensorStatus::ReadWrite,
+                    ..output
+                };
+                let data = burn_std::reader::try_read_sync(server.read_tensor_async(output));
+                data.unwrap().unwrap().try_to_vec::<f32>().unwrap()
+            })
+        };
+        // Means 2 and 10, biased variances 1 and 4.
+        let x = || TensorData::from([[1f32, 12.0], [3.0, 8.0]]);
+        let (gamma, beta) = (TensorData::from([2f32, 1.0]), TensorData::from([0f32, 5.0]));
+        let inputs = vec![x(), gamma.clone(), beta];
+        let [output, mean, variance] = run(FORWARD, inputs, [[2, 2], [0, 2], [0, 2]]);
+        assert_eq!(output, [-2.0, 6.0, 2.0, 4.0]);
+        assert_eq!((mean, variance), (vec![2.0, 10.0], vec![1.0, 4.0]));
+        // A gradient that is the same everywhere moves beta alone.
+        let statistics = [
+            TensorData::from([2f32, 10.0]),
+            TensorData::from([1f32, 4.0]),
+        ];
+        let [mean, variance] = statistics;
+        let inputs = vec![x(), gamma, mean, variance, TensorData::from([[1f32; 2]; 2])];
+        let [x, gamma, beta] = run(BACKWARD, inputs, [[2, 2], [0, 2], [0, 2]]);
+        assert_eq!((x, gamma, beta), (vec![0.0; 4], vec![0.0; 2], vec![2.0; 2]));
+    }
+}

@@ -150,6 +150,7 @@ impl Mesh {
                 call: *call,
                 other: peer,
                 other_call: theirs,
+                shapes: None,
             },
             Broken::Garbage(problem) => DdpError::Protocol {
                 rank: peer,

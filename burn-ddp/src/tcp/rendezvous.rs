@@ -109,12 +109,12 @@ fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
     let world_size = own.world_size;
     let listener = match place {
         Place::Address { host, port } => {
-            let ip = place.listening_ip(resolve(host, *port)?.ip());
+            let ip = place.listening_ip(resolve_in_time(host, *port, deadline)?.ip());
             bind(SocketAddr::new(ip, *port))?
         }
         Place::File(_) => bind((Ipv4Addr::LOCALHOST, 0).into())?,
         Place::TorchStore { host, port, .. } => {
-            let ip = place.listening_ip(resolve(host, *port)?.ip());
+            let ip = place.listening_ip(resolve_in_time(host, *port, deadline)?.ip());
             bind(SocketAddr::new(ip, 0))?
         }
     };
@@ -232,7 +232,7 @@ enum Attempt {
 
 fn locate(place: &Place, deadline: Deadline) -> Result<SocketAddr, Attempt> {
     match place {
-        Place::Address { host, port } => resolve(host, *port).map_err(Attempt::Failed),
+        Place::Address { host, port } => resolve(host, *port).map_err(Attempt::Again),
         Place::File(path) => match fs::read_to_string(path) {
             Ok(text) => parse(&text, "address"),
             Err(error) => Err(Attempt::Again(error.to_string())),
@@ -243,7 +243,7 @@ fn locate(place: &Place, deadline: Deadline) -> Result<SocketAddr, Attempt> {
                 .get(&format!("{prefix}/port"))
                 .map_err(Attempt::Failed)?
             {
-                Some(text) => resolve(host, parse(&text, "port")?).map_err(Attempt::Failed),
+                Some(text) => resolve(host, parse(&text, "port")?).map_err(Attempt::Again),
                 None => Err(Attempt::Again("rank 0 has published nothing yet".into())),
             }
         }
@@ -351,22 +351,35 @@ fn publish(path: &Path, text: &str) -> Result<(), DdpError> {
     Ok(())
 }
 
-fn resolve(host: &str, port: u16) -> Result<SocketAddr, DdpError> {
-    let unknown = |problem: String| DdpError::Connect {
-        address: format!("{host}:{port}"),
-        after: Duration::ZERO,
-        problem,
-    };
+/// The address of a host, which may get its name only when its machine starts.
+fn resolve_in_time(host: &str, port: u16, deadline: Deadline) -> Result<SocketAddr, DdpError> {
+    let mut pause = Duration::from_millis(10);
+    loop {
+        match resolve(host, port) {
+            Ok(address) => return Ok(address),
+            Err(problem) if deadline.left().is_none() => {
+                return Err(DdpError::Connect {
+                    address: format!("{host}:{port}"),
+                    after: deadline.after,
+                    problem,
+                });
+            }
+            Err(_) => thread::sleep(pause),
+        }
+        pause = (pause * 2).min(Duration::from_millis(300));
+    }
+}
+
+/// The address of a host, or why there is none yet, in words.
+fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
     let mut addresses: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
-        .map_err(|error| unknown(format!("unknown host: {error}")))?
+        .map_err(|error| format!("unknown host: {error}"))?
         .collect();
     // Both families may be known and only one be in use: everyone takes the same.
     addresses.sort_by_key(SocketAddr::is_ipv6);
-    addresses
-        .first()
-        .copied()
-        .ok_or_else(|| unknown("the host has no address".into()))
+    let first = addresses.first().copied();
+    first.ok_or_else(|| "the host has no address".into())
 }
 
 fn bind(address: SocketAddr) -> Result<TcpListener, DdpError> {

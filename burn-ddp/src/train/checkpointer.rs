@@ -10,7 +10,7 @@ use std::{
 
 use burn_train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer};
 
-use crate::{DdpError, ProcessGroup};
+use crate::{DdpError, ProcessGroup, checkpoint::make_folder};
 
 /// What burn-train's default checkpointers call their files.
 const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
@@ -242,7 +242,7 @@ fn remove(file: &Path) -> io::Result<()> {
 
 /// Finishes what is all on the disk, removes what is not, and returns the last epoch that is there.
 fn recover(folder: &Path) -> io::Result<Option<usize>> {
-    fs::create_dir_all(folder)?;
+    make_folder(folder)?;
     let names = || -> io::Result<Vec<String>> {
         let entries = fs::read_dir(folder)?;
         entries

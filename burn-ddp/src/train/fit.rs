@@ -9,7 +9,7 @@ use burn_train::{
 };
 
 use super::{DdpStrategy, GatherOutput, share::Share};
-use crate::{DdpError, ProcessGroup, ReduceOp};
+use crate::{DdpError, ProcessGroup, ReduceOp, checkpoint::PATIENCE};
 
 /// What all passes over data need.
 pub(super) struct Fit<'a, M: LearnerModel> {
@@ -79,18 +79,22 @@ where
     ) -> Result<(), DdpError> {
         let DdpStrategy { device, dealt, .. } = self.strategy;
         let mut ddp = self.strategy.prepare(&mut self.learner)?;
-        let train = Share::new(train, self.group, device, *dealt)?;
+        let mut train = Share::new(train, self.group, device, *dealt)?;
+        train.starts_with(starting_epoch - 1)?;
         let inner = device.clone().inner();
         let valid = Share::new(valid, self.group, &inner, *dealt)?.each_once(self.group)?;
+        // While rank 0 writes a checkpoint.
+        let patient = self.group.timeout().max(PATIENCE);
+        let patient = self.group.with_timeout(patient);
         for epoch in starting_epoch..=self.last_epoch {
-            train.set_epoch(epoch - 1);
+            train = train.of_epoch(epoch - 1, self.group)?;
             self.train_event(LearnerEvent::StartSplit {
                 epoch_number: epoch,
                 total_items: train.total,
             });
             self.train_pass(&mut ddp, &train)?;
             self.train_event(LearnerEvent::EndSplit(epoch));
-            if !self.all_go_on(false)? {
+            if !self.all_go_on(self.group, false)? {
                 break;
             }
             self.valid_event(LearnerEvent::StartSplit {
@@ -103,18 +107,18 @@ where
             if self.group.is_main() {
                 self.interrupter.fail_on_error(self.events.flush());
             }
-            if !self.all_go_on(false)? {
+            if !self.all_go_on(self.group, false)? {
                 break;
             }
             let enough = self.group.is_main() && self.after_epoch(epoch);
-            if !self.all_go_on(enough)? {
+            if !self.all_go_on(&patient, enough)? {
                 break;
             }
         }
         // Waits for the threads that write.
         self.after_epoch.checkpointer = None;
         // When any rank returns, the last checkpoint is on the disk.
-        self.all_go_on(false).map(drop)
+        self.all_go_on(&patient, false).map(drop)
     }
 
     /// Writes a checkpoint; whether the training has gone on for long enough.
@@ -132,19 +136,19 @@ where
     }
 
     /// Whether no rank has enough, and none was asked to stop. All ranks call this together.
-    fn all_go_on(&self, enough: bool) -> Result<bool, DdpError> {
-        let (enough, stopped) = self.ask(enough)?;
+    fn all_go_on(&self, group: &ProcessGroup, enough: bool) -> Result<bool, DdpError> {
+        let (enough, stopped) = self.ask(group, enough)?;
         Ok(enough == 0 && !stopped)
     }
 
     /// How many ranks say so, and whether any was asked to stop: then all are. All ranks call this together.
     /// An error on any rank ends the job.
-    pub(super) fn ask(&self, say: bool) -> Result<(usize, bool), DdpError> {
+    pub(super) fn ask(&self, group: &ProcessGroup, say: bool) -> Result<(usize, bool), DdpError> {
         if let Some(error) = self.interrupter.error() {
             return Err(self.group.abort(error.to_string()));
         }
         let mut answers = [u32::from(say), u32::from(self.interrupter.should_stop())];
-        self.group.all_reduce(&mut answers, ReduceOp::Sum)?;
+        group.all_reduce(&mut answers, ReduceOp::Sum)?;
         let [say, stopped] = answers;
         if stopped > 0 && !self.interrupter.should_stop() {
             self.interrupter

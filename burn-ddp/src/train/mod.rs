@@ -106,7 +106,9 @@ use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup};
 /// validation and in each checkpoint.
 ///
 /// **Data.** A [`DistributedLoader`](crate::DistributedLoader) gives each rank what its sampler deals out;
-/// epoch `n` of the training, counted from 1, is the sampler's epoch `n - 1`, after a resume too. Of any
+/// epoch `n` of the training, counted from 1, is the sampler's epoch `n - 1`, after a resume too. One whose
+/// sampler is in the [middle](crate::DistributedLoader::load_state) of an epoch goes on there, in the training's
+/// first epoch, which must be that one. Of any
 /// other loader, each rank takes a slice of its own, as burn-train's own strategies do: a loader that is
 /// only known as a `dyn DataLoader` can be sliced, but neither asked for its items nor given an order. Ranks
 /// may have different numbers of batches; one without a batch counts as having gradients of zero (see

@@ -12,7 +12,7 @@ use super::{
     gather::{Gathered, gather},
     share::Share,
 };
-use crate::{Ddp, DdpError, ProcessGroup};
+use crate::{Ddp, DdpError, ProcessGroup, clip::scale_gradients};
 
 /// How far the ranks have come.
 struct Tally {
@@ -55,7 +55,7 @@ where
         let mut accumulated = 0;
         for iteration in 1.. {
             let batch = self.next(&mut *batches)?;
-            let (active, stopped) = self.ask(batch.is_some())?;
+            let (active, stopped) = self.ask(self.group, batch.is_some())?;
             ddp.set_active(active);
             if active == 0 || stopped {
                 break;
@@ -72,11 +72,17 @@ where
             match self.accumulation {
                 None => self.update(ddp, gradients)?,
                 Some(steps) => {
-                    accumulator.accumulate(&self.learner.model(), gradients);
+                    let model = self.learner.model();
+                    // Ranks may run out of batches in the middle of a sum.
+                    let gradients = match ddp.factor() {
+                        1.0 => gradients,
+                        factor => scale_gradients(gradients, &model, factor),
+                    };
+                    accumulator.accumulate(&model, gradients);
                     accumulated += 1;
                     if accumulated == steps {
                         accumulated = 0;
-                        self.update(ddp, accumulator.grads())?;
+                        self.update_accumulated(ddp, &mut accumulator)?;
                     }
                 }
             }
@@ -89,7 +95,7 @@ where
             }
         }
         match accumulated > 0 && !self.interrupter.should_stop() {
-            true => self.update(ddp, accumulator.grads()),
+            true => self.update_accumulated(ddp, &mut accumulator),
             false => Ok(()),
         }
     }
@@ -110,7 +116,7 @@ where
         let mut tally = Tally::new(self.group, share.total);
         for iteration in 1.. {
             let batch = self.next(&mut *batches)?;
-            let (active, stopped) = self.ask(batch.is_some())?;
+            let (active, stopped) = self.ask(self.group, batch.is_some())?;
             if active == 0 || stopped {
                 break;
             }
@@ -139,6 +145,16 @@ where
         self.learner.lr_step();
         self.learner.optimizer_step(gradients);
         Ok(())
+    }
+
+    /// The same with gradients that were weighed when they were added up.
+    fn update_accumulated(
+        &mut self,
+        ddp: &mut Ddp,
+        accumulator: &mut GradientsAccumulator<M>,
+    ) -> Result<(), DdpError> {
+        ddp.set_active(self.group.world_size());
+        self.update(ddp, accumulator.grads())
     }
 
     /// The outputs that rank 0's metrics see: those of all ranks, or only its own.

@@ -63,12 +63,30 @@ impl<O> Share<O> {
         self.count(group)
     }
 
+    /// Checks that a sampler which is to go on in the middle of an epoch does so in the one that a training
+    /// starts with, counted from 0.
+    pub(super) fn starts_with(&self, epoch: usize) -> Result<(), DdpError> {
+        let Some(sampler) = &self.sampler else {
+            return Ok(());
+        };
+        let state = sampler.lock().expect("no panic under lock").state(0);
+        match state.taken == 0 || state.epoch == epoch as u64 {
+            true => Ok(()),
+            false => Err(DdpError::InvalidArgument(format!(
+                "the loader goes on in the middle of epoch {}, but the training starts with epoch {epoch} \
+                 (both counted from 0); resume from the checkpoint that its state belongs to",
+                state.epoch
+            ))),
+        }
+    }
+
     /// Selects the order of an epoch, counted from 0. Other loaders than ours go their own ways.
-    pub(super) fn set_epoch(&self, epoch: usize) {
+    pub(super) fn of_epoch(self, epoch: usize, group: &ProcessGroup) -> Result<Self, DdpError> {
         if let Some(sampler) = &self.sampler {
             let mut sampler = sampler.lock().expect("no panic under lock");
             sampler.set_epoch(epoch as u64);
         }
+        self.count(group)
     }
 
     fn count(mut self, group: &ProcessGroup) -> Result<Self, DdpError> {

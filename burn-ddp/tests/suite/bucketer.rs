@@ -138,6 +138,7 @@ fn mistakes_are_refused() {
     assert!(is_refused(
         bucketer.submit(0, Some(Values::F64(vec![0.0; 2])))
     ));
+    assert!(is_refused(bucketer.submit(2, None)));
     bucketer.submit(0, None).unwrap();
     assert!(is_refused(bucketer.submit(0, None)));
     assert!(is_refused(bucketer.finish().map(drop)));

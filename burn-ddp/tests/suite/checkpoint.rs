@@ -1,11 +1,11 @@
 //! Checkpoints: whole or not there, the same for all ranks.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, path::Path, thread, time::Duration};
 
 use burn_ddp::{Best, Checkpoints, DdpError, ProcessGroup};
 use serde::{Deserialize, Serialize};
 
-use crate::ranks::locally;
+use crate::ranks::{impatiently, locally};
 
 fn steps(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(folder)
@@ -55,6 +55,103 @@ fn the_last_and_the_best_are_kept() {
             "step-000000000005"
         ]
     );
+}
+
+#[test]
+fn the_last_is_the_one_that_was_written_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let group = ProcessGroup::single();
+    let open = || Checkpoints::new(folder.path(), &group).unwrap();
+    let write = |step: u64| move |folder: &Path| fs::write(folder.join("model"), step.to_string());
+    let checkpoints = open().keep_last(2).keep_best(Best::Highest);
+    for (step, metric) in [(300, 0.9), (499, 0.2), (500, 0.1)] {
+        checkpoints.save(step, Some(metric), write(step)).unwrap();
+    }
+    // It goes on from the best, or starts again.
+    let checkpoints = open().keep_last(2).keep_best(Best::Highest);
+    assert_eq!(checkpoints.latest().unwrap().unwrap().step, 500);
+    checkpoints.save(310, Some(0.3), write(310)).unwrap();
+    assert_eq!(checkpoints.latest().unwrap().unwrap().step, 310);
+    let name = |step| format!("step-{step:012}");
+    assert_eq!(steps(folder.path()), [300, 310, 500].map(name));
+    checkpoints.save(320, Some(0.4), write(320)).unwrap();
+    assert_eq!(steps(folder.path()), [300, 310, 320].map(name));
+    // The same step again is the last again.
+    checkpoints.save(310, Some(0.3), write(311)).unwrap();
+    let latest = open().latest().unwrap().unwrap();
+    assert_eq!((latest.step, latest.number), (310, 6));
+    assert_eq!(fs::read(latest.folder.join("model")).unwrap(), b"311");
+
+    // Descriptions that say nothing of the order: that of the steps, and what is written now comes after.
+    for step in [310, 320] {
+        let text = format!("{{\"step\":{step},\"metric\":null}}");
+        fs::write(folder.path().join(name(step)).join("checkpoint.json"), text).unwrap();
+    }
+    fs::remove_dir_all(folder.path().join(name(300))).unwrap();
+    assert_eq!(checkpoints.latest().unwrap().unwrap().step, 320);
+    checkpoints.save(5, None, write(5)).unwrap();
+    assert_eq!(checkpoints.latest().unwrap().unwrap().step, 5);
+    assert_eq!(steps(folder.path()), [5, 320].map(name));
+}
+
+#[test]
+fn folders_that_are_no_checkpoints_are_in_nobodys_way() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("step-7")).unwrap();
+    fs::create_dir(folder.path().join("step-8")).unwrap();
+    fs::write(folder.path().join("step-8/checkpoint.json"), "{\"step\":").unwrap();
+    let group = ProcessGroup::single();
+    let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+    let checkpoints = checkpoints.keep_last(1);
+    assert_eq!(checkpoints.latest().unwrap(), None);
+    for step in [1, 2] {
+        checkpoints.save(step, None, |_| Ok(())).unwrap();
+        assert_eq!(checkpoints.latest().unwrap().unwrap().step, step);
+    }
+    let left = ["step-000000000002", "step-7", "step-8"];
+    assert_eq!(steps(folder.path()), left);
+}
+
+#[test]
+fn an_old_one_that_stays_is_no_failed_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let group = ProcessGroup::single();
+    let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+    let checkpoints = checkpoints.keep_last(1);
+    checkpoints.save(1, None, |_| Ok(())).unwrap();
+    // Where it is moved before it is removed, there is something else.
+    let taken = ".unfinished-discarded-step-000000000001";
+    fs::create_dir_all(folder.path().join(taken).join("something")).unwrap();
+    checkpoints.save(2, None, |_| Ok(())).unwrap();
+    assert_eq!(checkpoints.latest().unwrap().unwrap().step, 2);
+    let old = folder.path().join("step-000000000001");
+    assert!(old.exists());
+    // The next save tries again.
+    fs::remove_dir_all(folder.path().join(taken)).unwrap();
+    checkpoints.save(3, None, |_| Ok(())).unwrap();
+    assert!(!old.exists());
+}
+
+#[test]
+fn a_slow_write_has_a_time_limit_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    // The group's calls have a second.
+    impatiently(2, |group| {
+        let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+        let slow = |_: &Path| {
+            thread::sleep(Duration::from_millis(1500));
+            Ok(())
+        };
+        checkpoints.save(1, None, slow).unwrap();
+        group.barrier().unwrap();
+        let saved = checkpoints
+            .timeout(Duration::from_millis(300))
+            .save(2, None, slow);
+        let Err(DdpError::Timeout { ranks, after, .. }) = saved else {
+            panic!("{saved:?}");
+        };
+        assert_eq!((ranks, after), (vec![0], Duration::from_millis(300)));
+    });
 }
 
 #[test]

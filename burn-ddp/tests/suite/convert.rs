@@ -100,3 +100,27 @@ fn a_whole_model_is_converted() {
         );
     }
 }
+
+#[test]
+fn a_norm_that_was_a_batch_norm_has_no_other_ranks_until_it_is_given_some() {
+    let device = Device::flex().autodiff();
+    let norm = BatchNormConfig::new(3).init(&device);
+    let from = SyncBatchNorm::from(norm.clone());
+    let images = Tensor::<2>::random([6, 3], Distribution::Default, &device);
+    let expected = norm.forward(images.clone()).into_data();
+    assert_eq!(from.forward(images.clone()).into_data(), expected);
+    assert_eq!(BatchNorm::from(from.clone()).gamma.id, norm.gamma.id);
+    // Half of the batch on each of two ranks.
+    let halves = locally(2, |group| {
+        let norm = SyncBatchNorm::from(BatchNormConfig::new(3).init(&device));
+        let rows = 3 * group.rank()..3 * group.rank() + 3;
+        let half = norm
+            .with_group(&group)
+            .forward(images.clone().slice([rows]));
+        half.into_data().try_to_vec::<f32>().unwrap()
+    });
+    let expected: Vec<f32> = expected.try_to_vec().unwrap();
+    for (found, expected) in halves.concat().iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+    }
+}

@@ -4,13 +4,14 @@ use burn::{
     module::{Module, Param},
     nn::LinearConfig,
     optim::GradientsParams,
-    tensor::{Device, Distribution, Tensor},
+    tensor::{DType, Device, Distribution, Tensor},
 };
 use burn_ddp::{Compression, Ddp, DdpConfig, DdpError, ProcessGroup, SyncBatchNorm};
 
 use crate::{
     devices::wgpu,
-    net::{Net, closest, contents, train, train_at},
+    net::{Net, Run, closest, contents, train, train_at},
+    overlapped::results,
     ranks::{locally, over_tcp},
 };
 
@@ -30,6 +31,26 @@ fn ranks_train_as_one_process_does() {
             let first = &ranks[0].1;
             assert_eq!(run.parameters, first.parameters, "equal to the bit");
             assert_eq!(run.gradients, first.gradients, "equal to the bit");
+        }
+    }
+}
+
+/// As a job has them.
+#[test]
+fn processes_train_as_one_does() {
+    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
+    for world_size in [2, 3, 4] {
+        let runs = results("averaged after backward", world_size).into_iter();
+        let runs: Vec<Run> = runs
+            .map(|(success, output)| {
+                assert!(success, "{output}");
+                let (_, text) = output.split_once("RESULT ok ").unwrap();
+                serde_json::from_str(text.lines().next().unwrap()).unwrap()
+            })
+            .collect();
+        for run in &runs {
+            run.is_near(&whole, 1e-5);
+            assert_eq!(run.parameters, runs[0].parameters, "equal to the bit");
         }
     }
 }
@@ -181,15 +202,67 @@ fn accumulation_averages_once() {
 }
 
 #[test]
-fn another_model_is_refused() {
-    locally(2, |group| {
+fn another_model_on_one_rank_ends_the_job_for_all() {
+    let ends = locally(2, |group| {
         let device = Device::flex().autodiff();
         let model = LinearConfig::new(2, 1).init(&device);
         let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
-        let frozen = model.freeze();
-        let error = ddp
-            .reduce_gradients(GradientsParams::new(), &frozen)
-            .unwrap_err();
-        assert!(matches!(error, DdpError::InvalidArgument(_)));
+        let frozen = match group.rank() {
+            1 => model.freeze(),
+            _ => model,
+        };
+        let averages = ddp.reduce_gradients(GradientsParams::new(), &frozen);
+        averages.unwrap_err().to_string()
     });
+    for end in ends {
+        assert!(end.starts_with("rank 1 aborted: ") && end.contains("make a new Ddp"));
+    }
+}
+
+#[test]
+fn gradients_that_cannot_be_averaged_end_the_job_for_all() {
+    let ends = locally(2, |group| {
+        let device = Device::flex().autodiff();
+        let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
+        let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        let mut gradients = GradientsParams::new();
+        // Rank 0 has one of another type.
+        let gradient = Tensor::<2>::ones([2, 1], &device.inner());
+        let gradient = match group.rank() {
+            0 => gradient.cast(DType::F64),
+            _ => gradient,
+        };
+        gradients.register(model.weight.id, gradient);
+        let end = ddp.reduce_gradients(gradients, &model).unwrap_err();
+        // Nor is a second try told something else.
+        let again = ddp.reduce_gradients(GradientsParams::new(), &model);
+        assert_eq!(again.unwrap_err().to_string(), end.to_string());
+        end.to_string()
+    });
+    for end in ends {
+        assert!(
+            end.contains("rank 0 aborted") && end.contains("F64"),
+            "{end}"
+        );
+    }
+}
+
+#[test]
+fn another_model_is_not_broadcast() {
+    let ends = over_tcp(2, 1, |group| {
+        let device = Device::flex().autodiff();
+        let linear = |outputs| LinearConfig::new(2, outputs).init(&device);
+        let ddp = Ddp::new(&group, DdpConfig::new(), &linear(3)).unwrap();
+        let model = linear(if group.rank() == 1 { 2 } else { 3 });
+        // Rank 0 may be done before it hears of it.
+        let model = ddp.broadcast_parameters(model);
+        let end = model.and_then(|_| group.barrier());
+        end.unwrap_err().to_string()
+    });
+    for end in ends {
+        assert!(
+            end.starts_with("rank 1 aborted: ") && end.contains("`weight`"),
+            "{end}"
+        );
+    }
 }

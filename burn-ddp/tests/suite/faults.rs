@@ -259,6 +259,22 @@ fn without_a_master_the_address_is_named() {
 }
 
 #[test]
+fn a_name_that_no_machine_has_yet_is_waited_for() {
+    let limit = Duration::from_millis(600);
+    for rank in [0, 1] {
+        let start = Instant::now();
+        let builder = ProcessGroup::builder().connect_timeout(limit);
+        let url = "tcp://no-such-host.invalid:29500";
+        let error = builder.connect(url, rank, 2).unwrap_err();
+        let DdpError::Connect { after, problem, .. } = &error else {
+            panic!("{error}");
+        };
+        assert!(start.elapsed() >= limit && *after == limit, "{error}");
+        assert!(problem.contains("unknown host"), "{error}");
+    }
+}
+
+#[test]
 fn strangers_and_garbage_do_not_disturb_the_job() {
     let port = free_port();
     let url = format!("tcp://127.0.0.1:{port}");

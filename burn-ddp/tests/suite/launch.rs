@@ -1,7 +1,7 @@
 //! The launcher, in this process and as a command.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     path::Path,
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
@@ -41,6 +41,17 @@ pub(crate) fn played(scenario: &str) -> bool {
             let arguments = arguments.chain(PLAY.map(Into::into));
             let ranks = ranks().arguments(arguments).prefix_output(true);
             launch::spawn("sh", 2, ranks).unwrap_err()
+        }
+        "launch and stay" => {
+            // Twice: the second hears signals again, which end a rank that knows nothing of them.
+            for _ in 0..2 {
+                let kill = ["-c", "kill -USR1 $PPID; sleep 60"];
+                let options = LaunchOptions::new().arguments(kill);
+                launch::spawn("sh", 1, options).unwrap_err();
+            }
+            println!("STEP");
+            std::thread::sleep(Duration::from_secs(60));
+            return true;
         }
         "run" => {
             let body = |group: ProcessGroup| {
@@ -91,7 +102,7 @@ fn a_program_runs_a_closure_on_ranks() {
 }
 
 /// The line of a rank that says something.
-fn line<'a>(text: &'a str, rank: usize, what: &str) -> Option<&'a str> {
+pub(crate) fn line<'a>(text: &'a str, rank: usize, what: &str) -> Option<&'a str> {
     let prefix = format!("[{rank}] ");
     text.lines()
         .find(|line| line.starts_with(&prefix) && line.contains(what))
@@ -251,6 +262,24 @@ fn ranks_end_with_their_launcher() {
         launcher.signal(signal);
         wait_for_end(&pids);
     }
+}
+
+#[test]
+fn a_slow_reader_misses_nothing() {
+    // More than one pipe holds, and less than the rank's and the launcher's do.
+    let script = "yes \"$(printf '%099d' 7)\" | head -n 1000";
+    let mut launcher = Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
+        .args(["run", "-n", "1", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(2500));
+    let mut text = String::new();
+    let mut output = launcher.stdout.take().unwrap();
+    output.read_to_string(&mut text).unwrap();
+    assert!(launcher.wait().unwrap().success());
+    assert_eq!(text.lines().count(), 1000);
+    assert!(text.lines().all(|line| line.len() == 4 + 99));
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! The data loader: the sampler's order, whatever the number of workers.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 use burn::{
     data::{
@@ -92,6 +96,80 @@ fn a_pass_may_be_left_early() {
     assert_eq!(pass(&loader).concat(), items(&expected));
 }
 
+/// Runs code that must not wait for ever.
+fn in_time<R: Send + 'static>(code: impl FnOnce() -> R + Send + 'static) -> R {
+    let (sender, result) = mpsc::channel();
+    thread::spawn(move || sender.send(code()));
+    result
+        .recv_timeout(Duration::from_secs(60))
+        .expect("it neither hangs nor panics")
+}
+
+#[test]
+fn several_passes_may_be_under_way() {
+    for workers in [1, 2, 3] {
+        let batches = in_time(move || {
+            let loader = DistributedLoader::new(dataset(), Keep, sampler()).num_workers(workers);
+            let (first, second) = (loader.iter(), loader.iter());
+            let pairs = first.zip(second);
+            let pairs: Vec<_> = pairs.map(|(a, b)| (a.unwrap().0, b.unwrap().0)).collect();
+            // One that was begun and not gone on with.
+            let mut left = loader.iter();
+            left.next().unwrap().unwrap();
+            (pairs, pass(&loader).concat())
+        });
+        let (pairs, last) = batches;
+        let (first, second): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        for (epoch, batches) in [(0, first), (1, second), (3, vec![last])] {
+            let mut expected = sampler();
+            expected.set_epoch(epoch);
+            assert_eq!(batches.concat(), items(&expected), "{workers} workers");
+        }
+    }
+}
+
+#[test]
+fn a_loader_goes_on_in_the_middle_of_an_epoch() {
+    for workers in [0, 2] {
+        let loader = || {
+            DistributedLoader::new(dataset(), Keep, sampler())
+                .batch_size(5)
+                .num_workers(workers)
+        };
+        let whole = loader();
+        let all: Vec<Vec<usize>> = (0..3).map(|_| pass(&whole).concat()).collect();
+
+        let before = loader();
+        assert_eq!(before.state(0).taken, 0);
+        pass(&before);
+        let mut second = before.iter();
+        second.next().unwrap().unwrap();
+        let state = before.state(second.progress().items_processed);
+        assert_eq!((state.epoch, state.taken), (1, 10));
+        // Of a pass that began in the middle, too.
+        let again = loader();
+        again.load_state(&state);
+        let mut rest = again.iter();
+        rest.next().unwrap().unwrap();
+        let later = again.state(rest.progress().items_processed);
+        assert_eq!((later.epoch, later.taken), (1, 20));
+
+        // As training loops are: with or without `set_epoch`.
+        for sets_epochs in [true, false] {
+            let after = loader();
+            after.load_state(&state);
+            for epoch in state.epoch..3 {
+                if sets_epochs {
+                    after.set_epoch(epoch);
+                }
+                let seen = if epoch == 1 { 5 } else { 0 };
+                let expected = &all[epoch as usize][seen..];
+                assert_eq!(pass(&after).concat(), expected, "epoch {epoch}");
+            }
+        }
+    }
+}
+
 #[test]
 fn slices_and_other_devices() {
     let loader = DistributedLoader::new(dataset(), Keep, sampler())
@@ -141,10 +219,11 @@ fn an_item_that_cannot_be_read_is_an_error_in_its_place() {
 fn a_worker_that_panics_is_an_error_and_no_hang() {
     let sampler = DistributedSampler::subset([0, 1, 4, 2, 5, 1], 0, 1);
     let loader = Arc::new(DistributedLoader::new(Broken, Keep, sampler).num_workers(2));
+    let batches: Vec<_> = loader.iter().collect();
+    let read: Vec<bool> = batches.iter().map(Result::is_ok).collect();
+    assert_eq!(read, [true, true, false, true, true, true]);
     // Worker 0 makes every second batch.
-    let read: Vec<bool> = loader.iter().map(|batch| batch.is_ok()).collect();
-    assert_eq!(read, [true, true, false, true, false, true]);
-    let error = loader.iter().next().unwrap().unwrap_err().to_string();
+    let error = batches[2].as_ref().unwrap_err().to_string();
     assert!(error.contains("worker 0 has panicked"), "{error}");
 }
 

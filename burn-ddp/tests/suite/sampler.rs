@@ -127,6 +127,22 @@ fn epochs_differ_and_repeat() {
 }
 
 #[test]
+fn only_another_epoch_forgets_what_was_to_be_skipped() {
+    let mut sampler = DistributedSampler::new(10, 0, 2);
+    sampler.load_state(&SamplerState {
+        seed: 0,
+        epoch: 3,
+        taken: 4,
+    });
+    sampler.set_epoch(3);
+    assert_eq!(sampler.indices(), [4, 6, 8]);
+    sampler.set_epoch(4);
+    assert_eq!(sampler.len(), 5);
+    sampler.set_epoch(3);
+    assert_eq!(sampler.len(), 5);
+}
+
+#[test]
 #[should_panic(expected = "rank 2 must be below the world size, 2")]
 fn a_rank_outside_is_refused() {
     let _ = DistributedSampler::new(10, 2, 2);
@@ -352,6 +368,20 @@ fn results_that_do_not_come_out_even_are_refused() {
             let results = vec![0f32; if group.rank() == 1 { wrong } else { 2 }];
             let error = sampler.gather_for_metrics(&group, &results).unwrap_err();
             assert!(error.to_string().contains("rank 1 has"), "{error}");
+        });
+    }
+}
+
+#[test]
+fn results_of_another_ranks_sampler_are_refused() {
+    for (rank, ranks) in [(0, 3), (1, 3), (0, 1)] {
+        locally(2, |group| {
+            let sampler = DistributedSampler::new(6, rank, ranks);
+            let results = vec![0f32; sampler.len()];
+            let gathered = sampler.gather_for_metrics(&group, &results);
+            let error = gathered.unwrap_err().to_string();
+            let expected = format!("expected rank {} of 2", group.rank());
+            assert!(error.contains(&expected), "{error}");
         });
     }
 }

@@ -233,12 +233,35 @@ fn wrong_tensors_are_refused_and_do_no_harm() {
         let sum = TensorOp::AllReduce(ReduceOp::Sum);
         let mixed = vec![tensor(1), tensor(1).cast(DType::F64)];
         assert!(group.collective_many(sum, mixed).is_err());
-        // Two ranks out of many could not settle anything.
-        assert!(group.send_tensor(tensor(1), 1 - group.rank()).is_err());
         let nothing: Vec<Tensor<2>> = Vec::new();
         assert!(group.collective_many(sum, nothing).unwrap().is_empty());
         let result = group.collective(sum, tensor(1)).unwrap();
         assert_eq!(result.into_data().try_to_vec::<f32>().unwrap(), [2.0; 2]);
+    });
+}
+
+#[test]
+fn messages_need_nothing_settled_where_nccl_is_out_of_the_question() {
+    let device = Device::flex();
+    let exchange = |group: &ProcessGroup| {
+        let tensor = Tensor::<1>::full([2], group.rank() as f32, &device);
+        match group.rank() {
+            0 => group.send_tensor(tensor, 1).map(|()| 0.0),
+            _ => {
+                let received = group.recv_tensor(tensor + 7.0, 0)?;
+                Ok(received.into_data().iter::<f32>().sum())
+            }
+        }
+    };
+    asking(&[Backend::Auto; 2], |group| {
+        assert_eq!(exchange(&group).unwrap(), 0.0);
+        group.tensor_backend(&device).unwrap();
+        assert_eq!(exchange(&group).unwrap(), 0.0);
+    });
+    // Where NCCL was asked for, the ranks have to say first that they cannot have it.
+    asking(&[Backend::Nccl; 2], |group| {
+        let error = exchange(&group).unwrap_err();
+        assert!(error.to_string().contains("call tensor_backend"), "{error}");
     });
 }
 

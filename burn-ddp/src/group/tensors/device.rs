@@ -6,7 +6,7 @@ use super::{TensorOp, row};
 use crate::{
     Call, DdpError, ElementType, ProcessGroup, ReduceOp,
     collective::Collective,
-    group::{order::Place, run::message_of},
+    group::order::Place,
     nccl::{Errand, Link, Resident, on_wire, run},
 };
 
@@ -21,10 +21,7 @@ impl ProcessGroup {
     ) -> Result<Vec<T>, DdpError> {
         let wire = on_wire(dtype, op.reduction().is_some()).expect("it was asked for before");
         let shapes: Vec<Shape> = sources.iter().map(Resident::shape).collect();
-        let len = match op {
-            TensorOp::AllGather => shapes.iter().map(row).sum(),
-            _ => shapes.iter().map(Shape::num_elements).sum(),
-        };
+        let len = op.len(&shapes);
         let reduction = op.reduction().unwrap_or(ReduceOp::Sum);
         let results = self.run_at(
             place,
@@ -58,15 +55,7 @@ impl ProcessGroup {
     ) -> Result<T, DdpError> {
         let shape = source.shape();
         let wire = on_wire(dtype, false).expect("every type can be moved");
-        let place = self.inner.order.take();
-        let call = self.call_at(place, |sequences| {
-            let number = match sends {
-                true => sequences.next_to(peer),
-                false => sequences.next_from(peer),
-            };
-            message_of(dtype, number, shape.num_elements())
-        })?;
-        let (_place, call) = call.expect("NCCL is for several ranks");
+        let (_place, call) = self.message_call(dtype, shape.num_elements(), peer, sends)?;
         let call = call.by_nccl();
         // NCCL is entered once both ranks are in the call. The answer is none that a rank which sends too
         // would give.
@@ -79,12 +68,12 @@ impl ProcessGroup {
         };
         let errand = match sends {
             true => {
-                call.send::<u8>(&[], peer)?;
+                call.send_shape(&shape, peer)?;
                 answer.receive::<u8>(&mut [], peer)?;
                 Errand::Send { to: peer }
             }
             false => {
-                call.receive::<u8>(&mut [], peer)?;
+                call.receive_shape(&shape, peer)?;
                 answer.send::<u8>(&[], peer)?;
                 Errand::Receive { from: peer }
             }
@@ -96,15 +85,15 @@ impl ProcessGroup {
     }
 }
 
-/// The elements that each rank brings of each tensor; the ranks meet here in any case.
+/// The elements that each rank brings of each tensor. The ranks meet here, with tensors of the same shapes.
 fn lens(
     call: &Collective<'_>,
     op: TensorOp,
     shapes: &[Shape],
 ) -> Result<Vec<Vec<usize>>, DdpError> {
+    call.check_shapes(op, shapes)?;
     let own = shapes.iter().map(Shape::num_elements);
     if op != TensorOp::AllGather {
-        call.barrier()?;
         return Ok(own.map(|len| vec![len; call.world_size]).collect());
     }
     let own: Vec<u64> = own.map(|len| len as u64).collect();

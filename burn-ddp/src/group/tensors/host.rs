@@ -65,17 +65,15 @@ impl ProcessGroup {
         mut data: Vec<T>,
         shape: &Shape,
     ) -> Result<Vec<T>, DdpError> {
-        let len = match op {
-            TensorOp::AllGather => row(shape),
-            _ => data.len(),
-        };
+        let shapes = std::slice::from_ref(shape);
         let reduction = op.reduction().unwrap_or(ReduceOp::Sum);
         let own = data.len() as u64 * size_of::<T>() as u64;
         let result = self.run_at(
             place,
-            (op.kind(), reduction, len, op.root()),
+            (op.kind(), reduction, op.len(shapes), op.root()),
             T::TYPE,
             |call| {
+                call.check_shapes(op, shapes)?;
                 match op {
                     TensorOp::AllReduce(op) => call.all_reduce(&mut data, op)?,
                     TensorOp::Reduce { op, root } => call.reduce(&mut data, op, root)?,

@@ -1,14 +1,15 @@
 //! Messages between two ranks.
 
 use burn::tensor::{
-    DType, Tensor, TensorData,
+    DType, Shape, Tensor, TensorData,
     kind::{Autodiff, Numeric},
 };
 
 use super::{element_type, host::with_elements, unsupported};
 use crate::{
-    DdpError, ProcessGroup,
-    group::{Pending, plane::Location},
+    DdpError, Element, ElementType, ProcessGroup,
+    collective::Collective,
+    group::{Pending, order::Place, plane::Location, run::message_of},
 };
 #[cfg(feature = "nccl")]
 use crate::{
@@ -24,8 +25,8 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// A fault of the group. [`DdpError::InvalidArgument`] for a rank that is none or this one, a type that
-    /// is neither integers nor floats, and before the ranks have settled how tensors travel (see
-    /// [`tensor_backend`](Self::tensor_backend)), which two of them cannot do alone.
+    /// is neither integers nor floats, and, where the tensor may go by NCCL, before the ranks have settled
+    /// whether it does (see [`tensor_backend`](Self::tensor_backend)), which two of them cannot do alone.
     pub fn send_tensor<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         tensor: Tensor<D, K>,
@@ -49,7 +50,7 @@ impl ProcessGroup {
     }
 
     /// Receives a tensor that a rank sends to this one. It has the shape, the type and the device of
-    /// `like`, whose elements do not matter.
+    /// `like`, whose elements do not matter; one of another shape or type is a fault.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -59,7 +60,6 @@ impl ProcessGroup {
     ///     for group in LocalGroup::new(2) {
     ///         scope.spawn(move || {
     ///             let device = Device::flex();
-    ///             group.tensor_backend(&device).unwrap();
     ///             let tensor = Tensor::<1>::full([3], group.rank() as f32, &device);
     ///             match group.rank() {
     ///                 0 => group.send_tensor(tensor + 7.0, 1).unwrap(),
@@ -107,7 +107,7 @@ impl ProcessGroup {
     ) -> Result<Message<D, K>, DdpError> {
         self.check_peer(peer)?;
         let dtype = element_type(tensor.dtype())?;
-        let plane = self.settled_plane(&Location::of_device(&tensor.device()))?;
+        let plane = self.plane_of_message(&Location::of_device(&tensor.device()))?;
         let group = self.clone();
         #[cfg(feature = "nccl")]
         if let Plane::Nccl(link) = plane {
@@ -133,13 +133,49 @@ impl ProcessGroup {
         let data = tensor.try_into_data();
         let data = data.map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
         with_elements!(data, |elements| {
-            let mut elements = elements;
-            match sends {
-                true => self.send(&elements, peer)?,
-                false => self.recv(&mut elements, peer)?,
-            }
+            let elements = self.elements_by_host(elements, &shape, peer, sends)?;
             let data = TensorData::new(elements, shape);
             Ok(Tensor::from_data(data, (&device, dtype)))
         })
+    }
+
+    fn elements_by_host<T: Element>(
+        &self,
+        mut elements: Vec<T>,
+        shape: &Shape,
+        peer: usize,
+        sends: bool,
+    ) -> Result<Vec<T>, DdpError> {
+        let (_place, call) = self.message_call(T::TYPE, elements.len(), peer, sends)?;
+        match sends {
+            true => {
+                call.send_shape(shape, peer)?;
+                call.send(&elements, peer)?;
+            }
+            false => {
+                call.receive_shape(shape, peer)?;
+                call.receive(&mut elements, peer)?;
+            }
+        }
+        Ok(elements)
+    }
+
+    /// The next message to or from a rank.
+    pub(super) fn message_call(
+        &self,
+        dtype: ElementType,
+        len: usize,
+        peer: usize,
+        sends: bool,
+    ) -> Result<(Place, Collective<'_>), DdpError> {
+        let place = self.inner.order.take();
+        let call = self.call_at(place, |sequences| {
+            let number = match sends {
+                true => sequences.next_to(peer),
+                false => sequences.next_from(peer),
+            };
+            message_of(dtype, number, len)
+        })?;
+        Ok(call.expect("there is another rank"))
     }
 }

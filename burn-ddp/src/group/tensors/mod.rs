@@ -5,6 +5,7 @@ mod device;
 mod host;
 mod message;
 mod primitive;
+mod shapes;
 
 use std::sync::atomic::Ordering;
 
@@ -68,6 +69,14 @@ impl TensorOp {
         match self {
             Self::Reduce { root, .. } | Self::Broadcast { root } => root,
             _ => 0,
+        }
+    }
+
+    /// The number of elements that all ranks have to bring, or those of all tensors' rows.
+    fn len(self, shapes: &[Shape]) -> usize {
+        match self {
+            Self::AllGather => shapes.iter().map(row).sum(),
+            _ => shapes.iter().map(Shape::num_elements).sum(),
         }
     }
 
@@ -146,10 +155,11 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// A fault of the group. [`DdpError::InvalidArgument`] for a root that is no rank, the mean of
-    /// integers, a type that is neither integers nor floats of 16, 32 or 64 bits, or a first dimension
-    /// that is no multiple of the world size where parts are asked for. Those of
-    /// [`tensor_backend`](Self::tensor_backend).
+    /// A fault of the group: [`DdpError::Diverged`] where a rank's tensor has another shape, but for the first
+    /// dimension of an all-gather. [`DdpError::InvalidArgument`] for a root that is no rank, the mean of
+    /// integers, a type that is neither integers nor floats of 16, 32 or 64 bits, a first dimension
+    /// that is no multiple of the world size where parts are asked for, or an all-gather of rows without
+    /// elements. Those of [`tensor_backend`](Self::tensor_backend).
     pub fn collective<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         op: TensorOp,
@@ -183,9 +193,11 @@ impl ProcessGroup {
         let submitted = self.submit(op, vec![tensor])?;
         let group = self.clone();
         Ok(self.inner.worker.submit(move || {
-            let mut results = group.complete(op, submitted)?;
-            then();
-            Ok(results.pop().expect("a result for each tensor"))
+            group.guarded(|| {
+                let mut results = group.complete(op, submitted)?;
+                then();
+                Ok(results.pop().expect("a result for each tensor"))
+            })
         }))
     }
 
@@ -214,7 +226,6 @@ impl ProcessGroup {
             return Ok(Submitted::Host(Vec::new()));
         };
         let dtype = element_type(first.dtype())?;
-        self.check_rank(op.root())?;
         let device = first.device();
         for tensor in &tensors {
             if tensor.device() != device {
@@ -230,21 +241,10 @@ impl ProcessGroup {
                     tensor.dtype()
                 )));
             }
-            let shape = tensor.shape();
-            match op {
-                TensorOp::ReduceScatter(_) | TensorOp::AllToAll => self.check_parts(shape[0])?,
-                TensorOp::AllGather if shape[0] > 0 && shape.num_elements() == 0 => {
-                    return Err(DdpError::InvalidArgument(format!(
-                        "an all-gather of rows without elements: shape {shape:?}"
-                    )));
-                }
-                _ => {}
-            }
         }
-        if op.reduction() == Some(ReduceOp::Mean) && !first.dtype().is_float() {
-            return Err(DdpError::InvalidArgument(format!(
-                "the mean of {dtype} values; take their sum"
-            )));
+        let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
+        if let Err(error) = self.check_tensors(op, dtype, &shapes) {
+            return Err(self.refuse(op, dtype, &shapes, error));
         }
         let plane = self.plane(&Location::of_device(&device))?;
         #[cfg(feature = "nccl")]
@@ -290,14 +290,6 @@ impl ProcessGroup {
                     .map(|it| tensor_from_cube(it.into_tensor()))
                     .collect())
             }
-        }
-    }
-
-    /// Ends the job for an error that the other ranks do not have.
-    fn give_up(&self, error: DdpError) -> DdpError {
-        match error.is_fault() {
-            true => error,
-            false => self.abort(error.to_string()),
         }
     }
 

@@ -5,6 +5,7 @@ mod epochs;
 mod outputs;
 mod program;
 mod renders;
+mod shares;
 mod stops;
 
 use std::sync::atomic::Ordering;

@@ -57,6 +57,61 @@ fn nccl_is_entered_by_all_ranks_or_none() {
 }
 
 #[test]
+fn tensors_of_other_shapes_do_not_enter_nccl() {
+    // Equally many elements in all: of other tensors, of one tensor, and of a message.
+    type Second = fn(&Rank) -> Result<Vec<f32>, DdpError>;
+    let mismatches: [(Second, &str); 3] = [
+        (
+            |rank| {
+                let lens = if rank.group.rank() == 1 {
+                    [20, 10]
+                } else {
+                    [10, 20]
+                };
+                let blocks = lens.map(|len| rank.block([len], &vec![1f32; len]));
+                let sum = TensorOp::AllReduce(ReduceOp::Sum);
+                Ok(rank.call::<f32>(sum, blocks.into())?[0].data())
+            },
+            "over [10] [20], but rank 1 called all_reduce(sum, f32 x 30) by NCCL #3 over [20] [10]",
+        ),
+        (
+            |rank| {
+                let shape = if rank.group.rank() == 1 {
+                    [4, 3, 2]
+                } else {
+                    [2, 2, 3]
+                };
+                let block = rank.block(shape, &vec![1f32; shape.iter().product()]);
+                Ok(rank.call::<f32>(TensorOp::AllGather, vec![block])?[0].data())
+            },
+            "over [_, 2, 3], but rank 1 called all_gather(f32 x 6) by NCCL #3 over [_, 3, 2]",
+        ),
+        (
+            |rank| {
+                let message = |shape: [usize; 2], peer, sends| {
+                    let block = rank.block(shape, &[1f32; 6]);
+                    let group = &rank.group;
+                    group.message_by_nccl(block, ElementType::F32, peer, sends, &rank.link)
+                };
+                match rank.group.rank() {
+                    0 => message([2, 3], 1, true).map(|block| block.data()),
+                    1 => message([3, 2], 0, false).map(|block| block.data()),
+                    _ => rank.group.barrier().map(|()| Vec::new()),
+                }
+            },
+            "over [3, 2], but rank 0 called send/recv(f32 x 6) by NCCL #0 over [2, 3]",
+        ),
+    ];
+    for (mismatch, expected) in mismatches {
+        let (faults, launches) = faults(LONG, |rank, _| mismatch(rank));
+        assert_eq!(launches, 0);
+        for fault in faults {
+            assert!(fault.to_string().ends_with(expected), "{fault}");
+        }
+    }
+}
+
+#[test]
 fn a_device_that_hangs_ends_the_call_on_all_ranks() {
     let (faults, launches) = faults(SHORT, |rank, model| {
         model.trouble(1, Trouble::Hangs);

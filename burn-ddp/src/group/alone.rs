@@ -1,0 +1,47 @@
+//! The transport of a job of one rank: nothing travels, but the job can be called off.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::{
+    Call, DdpError,
+    transport::{Deadline, Incoming, Outgoing, Transport},
+};
+
+/// What all communicators of the one rank share.
+#[derive(Clone, Default)]
+pub(super) struct Alone {
+    fault: Arc<OnceLock<DdpError>>,
+}
+
+impl Transport for Alone {
+    fn exchange(
+        &self,
+        _call: &Call,
+        _outgoing: Vec<Outgoing<'_>>,
+        _incoming: Vec<Incoming<'_>>,
+        _deadline: Deadline,
+    ) -> Result<(), DdpError> {
+        unreachable!("there is nobody to talk to")
+    }
+
+    fn duplicate(
+        &self,
+        _id: u32,
+        _members: &[usize],
+        _deadline: Deadline,
+    ) -> Result<Box<dyn Transport>, DdpError> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn blame(&self, _call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+        (waited_for.to_vec(), "there is no other rank".into())
+    }
+
+    fn fail(&self, fault: DdpError) -> DdpError {
+        self.fault.get_or_init(|| fault).clone()
+    }
+
+    fn fault(&self) -> Option<DdpError> {
+        self.fault.get().cloned()
+    }
+}

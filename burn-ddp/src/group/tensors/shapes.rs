@@ -1,0 +1,149 @@
+//! Ranks compare the shapes of their tensors before any is sent: the call itself only says how many elements
+//! there are.
+
+use std::iter;
+
+use burn::tensor::Shape;
+
+use super::{TensorOp, row};
+use crate::{
+    Call, DdpError, ElementType, ProcessGroup, ReduceOp, call::ABOUT_SHAPES,
+    collective::Collective, transport::Transport,
+};
+
+/// The numbers of the message that tells a tensor's shape: how many dimensions there are, and the first of
+/// them.
+const FRAME: usize = 16;
+
+fn frame(shape: &Shape) -> [u64; FRAME] {
+    let mut frame = [0; FRAME];
+    let numbers = iter::once(shape.num_dims()).chain(shape.iter().copied());
+    for (into, number) in frame.iter_mut().zip(numbers) {
+        *into = number as u64;
+    }
+    frame
+}
+
+/// The shapes that all ranks have to bring to a call, in words.
+fn describe(op: TensorOp, shapes: &[Shape]) -> String {
+    let words = shapes.iter().map(|shape| {
+        let dims = shape.iter().enumerate().map(|(at, dim)| match (op, at) {
+            (TensorOp::AllGather, 0) => "_".into(),
+            _ => dim.to_string(),
+        });
+        format!("[{}]", dims.collect::<Vec<_>>().join(", "))
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn differ(
+    transport: &dyn Transport,
+    call: Call,
+    (rank, shapes): (usize, String),
+    (other, other_shapes): (usize, String),
+) -> DdpError {
+    transport.fail(DdpError::Diverged {
+        rank: transport.number(rank),
+        call,
+        other: transport.number(other),
+        other_call: call,
+        shapes: Some(Box::new([shapes, other_shapes])),
+    })
+}
+
+impl Collective<'_> {
+    /// Meets all ranks, and checks that they bring tensors of the same shapes.
+    pub(super) fn check_shapes(&self, op: TensorOp, shapes: &[Shape]) -> Result<(), DdpError> {
+        let own = describe(op, shapes);
+        let hash = blake3::hash(own.as_bytes());
+        let digest: [u8; 16] = hash.as_bytes()[..16].try_into().expect("32 bytes");
+        let about = self.about_shapes();
+        let digests = about.all_gather_direct(&digest)?;
+        if digests.chunks_exact(digest.len()).all(|it| *it == digest) {
+            return Ok(());
+        }
+        // All ranks have come to this.
+        let all = about.all_gather_uneven(own.as_bytes())?;
+        let odd = all.iter().position(|it| *it != all[0]).unwrap_or(0);
+        let of = |rank: usize| (rank, String::from_utf8_lossy(&all[rank]).into_owned());
+        Err(differ(self.transport, self.call, of(0), of(odd)))
+    }
+
+    /// Tells the rank that receives a tensor what shape it has.
+    pub(super) fn send_shape(&self, shape: &Shape, to: usize) -> Result<(), DdpError> {
+        self.about_shapes().send(&frame(shape), to)
+    }
+
+    /// Checks that a tensor which is to be received has the shape that it is expected to have.
+    pub(super) fn receive_shape(&self, expected: &Shape, from: usize) -> Result<(), DdpError> {
+        let mut theirs = [0u64; FRAME];
+        self.about_shapes().receive(&mut theirs, from)?;
+        if theirs == frame(expected) {
+            return Ok(());
+        }
+        let dims = theirs[1..].iter().take(theirs[0] as usize);
+        let dims: Vec<usize> = dims.map(|dim| *dim as usize).collect();
+        let words = |shape| describe(TensorOp::AllToAll, &[shape]);
+        let own = (self.rank, words(expected.clone()));
+        let theirs = (from, words(Shape::from(dims)));
+        Err(differ(self.transport, self.call, own, theirs))
+    }
+
+    /// The same call where shapes travel instead of elements: no rank takes the ones for the others.
+    fn about_shapes(&self) -> Self {
+        Self {
+            call: Call {
+                root: self.call.root | ABOUT_SHAPES,
+                ..self.call
+            },
+            ..*self
+        }
+    }
+}
+
+impl ProcessGroup {
+    /// Checks what is to be done with tensors of one type.
+    pub(super) fn check_tensors(
+        &self,
+        op: TensorOp,
+        dtype: ElementType,
+        shapes: &[Shape],
+    ) -> Result<(), DdpError> {
+        self.check_rank(op.root())?;
+        if op.reduction() == Some(ReduceOp::Mean) && !dtype.is_float() {
+            return Err(DdpError::InvalidArgument(format!(
+                "the mean of {dtype} values; take their sum"
+            )));
+        }
+        for shape in shapes {
+            match op {
+                TensorOp::ReduceScatter(_) | TensorOp::AllToAll => self.check_parts(shape[0])?,
+                TensorOp::AllGather if row(shape) == 0 => {
+                    return Err(DdpError::InvalidArgument(format!(
+                        "an all-gather of rows without elements: shape {shape:?}"
+                    )));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses tensors when all ranks have come to the call. Those that have others find out.
+    pub(super) fn refuse(
+        &self,
+        op: TensorOp,
+        dtype: ElementType,
+        shapes: &[Shape],
+        error: DdpError,
+    ) -> DdpError {
+        let what = (
+            op.kind(),
+            op.reduction().unwrap_or(ReduceOp::Sum),
+            op.len(shapes),
+            op.root(),
+        );
+        let meet = |call: Collective<'_>| call.check_shapes(op, shapes);
+        self.run(what, dtype, meet, || ()).err().unwrap_or(error)
+    }
+}

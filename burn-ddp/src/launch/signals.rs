@@ -1,0 +1,137 @@
+//! Signals to the launcher while it looks after its ranks. Afterwards, they do what they did before.
+
+use std::{
+    io, ptr,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use nix::{
+    libc::c_int,
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+};
+
+const WATCHED: [Signal; 6] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+];
+
+/// How often each of them has come.
+static CAME: [AtomicU32; WATCHED.len()] = [const { AtomicU32::new(0) }; WATCHED.len()];
+
+/// What they did before anyone watched them.
+struct Before {
+    watchers: usize,
+    actions: Vec<(Signal, SigAction)>,
+}
+
+static BEFORE: Mutex<Before> = Mutex::new(Before {
+    watchers: 0,
+    actions: Vec::new(),
+});
+
+fn before() -> MutexGuard<'static, Before> {
+    BEFORE.lock().expect("no panic under lock")
+}
+
+/// Takes note of a signal.
+extern "C" fn note(number: c_int) {
+    for (signal, came) in WATCHED.iter().zip(&CAME) {
+        if *signal as c_int == number {
+            came.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn set(signal: Signal, action: &SigAction) -> io::Result<SigAction> {
+    // SAFETY: the action is one that the process had, or `note`, which only adds to atomic numbers, as a
+    // handler may.
+    Ok(unsafe { sigaction(signal, action) }?)
+}
+
+/// Whether a signal asks a job to end. The others mean what the ranks make of them: Slurm's `--signal=USR1`,
+/// when the time is nearly over.
+pub(super) fn ends(signal: Signal) -> bool {
+    !matches!(signal, Signal::SIGUSR1 | Signal::SIGUSR2)
+}
+
+/// A watch over the signals of this process. Several may be kept at a time, and each is told of all.
+pub(super) struct Signals {
+    seen: [u32; WATCHED.len()],
+}
+
+impl Signals {
+    pub(super) fn watch() -> io::Result<Self> {
+        let mut before = before();
+        before.watchers += 1;
+        let signals = Self {
+            seen: CAME.each_ref().map(|came| came.load(Ordering::SeqCst)),
+        };
+        if before.watchers == 1 {
+            let handler = SigHandler::Handler(note);
+            let ours = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
+            for signal in WATCHED {
+                match set(signal, &ours) {
+                    // A program under nohup stays when the terminal goes.
+                    Ok(old) if signal == Signal::SIGHUP && is_ignored(&old) => {
+                        // It was set a moment ago.
+                        let _ = set(signal, &old);
+                    }
+                    Ok(old) => before.actions.push((signal, old)),
+                    Err(error) => {
+                        // Puts back what was changed.
+                        drop(before);
+                        drop(signals);
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(signals)
+    }
+
+    /// The signals that have come since the last time.
+    pub(super) fn pending(&mut self) -> Vec<Signal> {
+        let mut pending = Vec::new();
+        for (at, signal) in WATCHED.into_iter().enumerate() {
+            let came = CAME[at].load(Ordering::SeqCst);
+            if std::mem::replace(&mut self.seen[at], came) != came {
+                pending.push(signal);
+            }
+        }
+        pending
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        let mut before = before();
+        before.watchers -= 1;
+        if before.watchers > 0 {
+            return;
+        }
+        for (signal, old) in before.actions.drain(..) {
+            // What could be set can be set back. An action that the program has set since stays.
+            if let Ok(current) = set(signal, &old)
+                && !is_ours(&current)
+            {
+                let _ = set(signal, &current);
+            }
+        }
+    }
+}
+
+fn is_ignored(action: &SigAction) -> bool {
+    matches!(action.handler(), SigHandler::SigIgn)
+}
+
+fn is_ours(action: &SigAction) -> bool {
+    let ours: extern "C" fn(c_int) = note;
+    matches!(action.handler(), SigHandler::Handler(handler) if ptr::fn_addr_eq(handler, ours))
+}

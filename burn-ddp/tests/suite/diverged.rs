@@ -1,0 +1,187 @@
+//! Ranks that make the same call with other arguments or tensors: all find out, and at once.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{Device, Tensor};
+use burn_ddp::{DdpError, ProcessGroup, ReduceOp, TensorOp};
+
+use crate::ranks::{locally, over_tcp};
+
+#[test]
+fn arguments_that_cannot_work_are_found_out_like_others() {
+    type Calls = fn(&ProcessGroup, bool) -> Result<(), DdpError>;
+    // What the odd rank passes, and what all may.
+    let calls: [Calls; 5] = [
+        |group, odd| {
+            group
+                .all_to_all(&vec![1u8; if odd { 5 } else { 6 }])
+                .map(drop)
+        },
+        |group, odd| {
+            let data = vec![1f32; if odd { 4 } else { 3 }];
+            group.reduce_scatter(&data, ReduceOp::Sum).map(drop)
+        },
+        |group, odd| group.broadcast(&mut [1u8], if odd { 3 } else { 0 }),
+        |group, odd| {
+            let op = if odd { ReduceOp::Mean } else { ReduceOp::Sum };
+            group.reduce(&mut [1i32], op, 1)
+        },
+        |group, odd| {
+            let op = if odd { ReduceOp::Mean } else { ReduceOp::Sum };
+            group.all_reduce(&mut [1i32], op)
+        },
+    ];
+    for call in calls {
+        let body = |group: ProcessGroup| {
+            // All are told the same, and nothing else has happened.
+            let refused = call(&group, true).unwrap_err();
+            assert!(matches!(refused, DdpError::InvalidArgument(_)), "{refused}");
+            call(&group, false).unwrap();
+            let odd = group.rank() == 2;
+            let end = call(&group, odd)
+                .and_then(|()| group.barrier())
+                .unwrap_err();
+            thread::sleep(Duration::from_millis(100));
+            end
+        };
+        let start = Instant::now();
+        let ends = over_tcp(3, 1, body).into_iter().chain(locally(3, body));
+        for end in ends {
+            let DdpError::Diverged { rank, other, .. } = end else {
+                panic!("{end}");
+            };
+            assert!(rank == 2 || other == 2, "{rank} {other}");
+        }
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
+
+/// What a rank is told whose tensors have other shapes than the others'.
+fn shapes(error: DdpError) -> (usize, usize, String) {
+    let DdpError::Diverged {
+        rank,
+        other,
+        call,
+        other_call,
+        shapes: Some(shapes),
+    } = error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(call, other_call);
+    (rank, other, shapes.join(" and "))
+}
+
+#[test]
+fn other_shapes_with_as_many_elements_are_found_out_by_all() {
+    let (op, root) = (ReduceOp::Max, 1);
+    for op in [
+        TensorOp::AllReduce(op),
+        TensorOp::Reduce { op, root },
+        TensorOp::Broadcast { root },
+        TensorOp::ReduceScatter(op),
+        TensorOp::AllToAll,
+    ] {
+        let body = |group: ProcessGroup| {
+            let shape = if group.rank() == 1 { [12, 2] } else { [6, 4] };
+            let tensor = Tensor::<2>::ones(shape, &Device::flex());
+            let told = shapes(group.collective(op, tensor).unwrap_err());
+            assert_eq!(told, (0, 1, "[6, 4] and [12, 2]".into()), "{op:?}");
+            assert!(group.fault().is_some());
+        };
+        over_tcp(3, 1, body);
+        locally(2, body);
+    }
+}
+
+#[test]
+fn rows_of_an_all_gather_and_messages_have_one_shape_too() {
+    let told = locally(2, |group| {
+        let rank = group.rank();
+        // As many elements of a row, and of all rows; their number may differ.
+        let rows = [[1, 2, 3], [4, 3, 2]][rank];
+        let tensor = Tensor::<3>::ones(rows, &Device::flex());
+        shapes(group.collective(TensorOp::AllGather, tensor).unwrap_err())
+    });
+    assert_eq!(told, vec![(0, 1, "[_, 2, 3] and [_, 3, 2]".to_string()); 2]);
+    let told = over_tcp(2, 1, |group| {
+        let tensor = |shape: [usize; 2]| Tensor::<2>::ones(shape, &Device::flex());
+        match group.rank() {
+            0 => {
+                let sent = group.send_tensor(tensor([2, 3]), 1);
+                sent.and_then(|()| group.barrier()).unwrap_err()
+            }
+            _ => group.recv_tensor(tensor([3, 2]), 0).unwrap_err(),
+        }
+        .to_string()
+    });
+    for told in told {
+        let call = "send/recv(f32 x 6) #0";
+        let expected = format!(
+            "ranks diverged: rank 1 called {call} over [3, 2], but rank 0 called {call} over [2, 3]"
+        );
+        assert_eq!(told, expected);
+    }
+}
+
+#[test]
+fn a_tensor_is_not_taken_for_a_slice() {
+    // As many bytes as tell of its shape, and more.
+    for len in [4, 128] {
+        let body = |group: ProcessGroup| {
+            let device = Device::flex();
+            group.tensor_backend(&device).unwrap();
+            let tensor = Tensor::<1>::ones([len], &device);
+            let root = 0;
+            match group.rank() {
+                0 => group
+                    .collective(TensorOp::Broadcast { root }, tensor)
+                    .map(drop),
+                _ => group.broadcast(&mut vec![0f32; len], root),
+            }
+            .and_then(|()| group.barrier())
+            .unwrap_err()
+            .to_string()
+        };
+        let message = |group: ProcessGroup| {
+            match group.rank() {
+                0 => group.send_tensor(Tensor::<1>::ones([len], &Device::flex()), 1),
+                _ => group.recv(&mut vec![0f32; len], 0),
+            }
+            .and_then(|()| group.barrier())
+            .unwrap_err()
+            .to_string()
+        };
+        let ends = [over_tcp(2, 1, body), locally(2, body)];
+        let messages = [over_tcp(2, 1, message), locally(2, message)];
+        for end in [ends.concat(), messages.concat()].concat() {
+            assert!(
+                end.contains("diverged") && end.contains("of tensors"),
+                "{end}"
+            );
+        }
+    }
+}
+
+#[test]
+fn tensors_that_cannot_work_on_one_rank_are_found_out_by_all() {
+    for (op, odd) in [
+        (TensorOp::AllToAll, [3, 4]),
+        (TensorOp::AllToAll, [5, 2]),
+        (TensorOp::ReduceScatter(ReduceOp::Sum), [1, 12]),
+        (TensorOp::AllGather, [2, 0]),
+    ] {
+        let ends = locally(2, |group| {
+            let shape = if group.rank() == 1 { odd } else { [4, 3] };
+            let tensor = Tensor::<2>::ones(shape, &Device::flex());
+            group.tensor_backend(&Device::flex()).unwrap();
+            group.collective(op, tensor).unwrap_err()
+        });
+        for end in ends {
+            assert!(matches!(end, DdpError::Diverged { .. }), "{op:?}: {end}");
+        }
+    }
+}
