@@ -17,11 +17,15 @@ impl Transport for Alone {
     fn exchange(
         &self,
         _call: &Call,
-        _outgoing: Vec<Outgoing<'_>>,
-        _incoming: Vec<Incoming<'_>>,
+        outgoing: Vec<Outgoing<'_>>,
+        incoming: Vec<Incoming<'_>>,
         _deadline: Deadline,
     ) -> Result<(), DdpError> {
-        unreachable!("there is nobody to talk to")
+        assert!(
+            outgoing.is_empty() && incoming.is_empty(),
+            "there is nobody to talk to"
+        );
+        Ok(())
     }
 
     fn duplicate(

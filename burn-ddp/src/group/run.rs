@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::atomic::Ordering, time::Instant};
 
 use super::{ProcessGroup, order::Place};
 use crate::{
-    Call, CallKind, DdpError, Element, ElementType, ReduceOp, collective::Collective,
+    Backend, Call, CallKind, DdpError, Element, ElementType, ReduceOp, collective::Collective,
     transport::Deadline,
 };
 
@@ -33,6 +33,12 @@ impl Sequences {
 }
 
 impl ProcessGroup {
+    /// Whether there is nobody to talk to. One rank that asks for NCCL is a group like others: it gets NCCL, or an
+    /// error that says what it lacks.
+    pub(super) fn is_alone(&self) -> bool {
+        self.inner.world_size == 1 && self.inner.settings.backend != Backend::Nccl
+    }
+
     /// Makes a collective call: `alone` where this is the only rank, `together` with others.
     pub(super) fn run<R>(
         &self,
@@ -85,7 +91,7 @@ impl ProcessGroup {
         result
     }
 
-    /// Waits for its turn, numbers the call and starts its clock. `None` when this is the only rank.
+    /// Waits for its turn, numbers the call and starts its clock. `None` when this rank is alone.
     pub(super) fn call_at(
         &self,
         place: Place,
@@ -97,7 +103,7 @@ impl ProcessGroup {
         if let Some(fault) = inner.transport.fault() {
             return Err(fault);
         }
-        if inner.world_size == 1 {
+        if self.is_alone() {
             return Ok(None);
         }
         let call = number(&mut inner.sequences.lock().expect("no panic under lock"));

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use burn::tensor::Device;
+#[cfg(feature = "cuda")]
+use burn_ddp::NcclError;
+use burn_ddp::{Backend, DdpError, LocalGroup, ReduceOp};
+
 use crate::ranks::{meeting_place, start};
 
 #[test]
@@ -36,12 +41,76 @@ fn threads_with_gpus() {
     }
 }
 
+/// Nothing else tells that one rank gets NCCL where it asks for it; the calls are NCCL's then.
+#[test]
+fn one_rank_with_a_gpu() {
+    if !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+        return;
+    }
+    #[cfg(feature = "cuda")]
+    {
+        let group = LocalGroup::with_backend(1, Backend::Nccl).remove(0);
+        let device = Device::cuda(0);
+        match group.tensor_backend(&device) {
+            Err(DdpError::Nccl {
+                reason: reason @ NcclError::NotFound { .. },
+                ..
+            }) => return eprintln!("skipped: {reason}"),
+            backend => assert_eq!(backend.unwrap(), Backend::Nccl),
+        }
+        crate::tensors::check_types(&group, &device);
+    }
+}
+
+/// One rank that asks for NCCL is a group as others are: what is on the host goes through its calls.
+#[test]
+fn one_rank_that_asks_for_nccl_gets_it_or_the_reason() {
+    let group = LocalGroup::with_backend(1, Backend::Nccl).remove(0);
+    let found = group.tensor_backend(&Device::flex());
+    assert!(
+        matches!(found, Err(DdpError::Nccl { rank: 0, .. })),
+        "{found:?}"
+    );
+
+    let group = group.duplicate().unwrap();
+    let own = [3.0f32, -1.0, 0.5];
+    for op in [
+        ReduceOp::Sum,
+        ReduceOp::Mean,
+        ReduceOp::Min,
+        ReduceOp::Product,
+    ] {
+        let mut data = own;
+        group.all_reduce(&mut data, op).unwrap();
+        assert_eq!(data, own, "{op:?}");
+        group.reduce(&mut data, op, 0).unwrap();
+        assert_eq!(data, own, "{op:?}");
+        assert_eq!(group.reduce_scatter(&own, op).unwrap(), own, "{op:?}");
+    }
+    let mut data = own;
+    group.broadcast(&mut data, 0).unwrap();
+    assert_eq!(data, own);
+    assert_eq!(group.all_gather(&own).unwrap(), own);
+    assert_eq!(group.all_gather_uneven(&own).unwrap(), [own]);
+    assert_eq!(group.all_to_all(&own).unwrap(), own);
+    assert_eq!(group.all_gather::<i64>(&[]).unwrap(), []);
+    let large: Vec<f32> = (0..1 << 20).map(|i| i as f32).collect();
+    let mut sums = large.clone();
+    group.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
+    assert_eq!(sums, large);
+    group.barrier().unwrap();
+    assert_eq!(
+        group.abort("enough").to_string(),
+        group.barrier().unwrap_err().to_string()
+    );
+}
+
 /// Every call between threads of one process: two, or four where there are as many GPUs (means of these are
 /// exact). On one GPU, both share it.
 #[cfg(feature = "cuda")]
 pub(crate) fn threads(_process: burn_ddp::ProcessGroup) -> Result<String, burn_ddp::DdpError> {
-    use burn::tensor::{Device, DeviceType};
-    use burn_ddp::{Backend, DdpError, LocalGroup, NcclError};
+    use burn::tensor::DeviceType;
 
     use crate::tensors::check_types;
 
