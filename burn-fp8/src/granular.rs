@@ -55,6 +55,11 @@ pub(crate) fn matmul<B: Fp8Ops>(
     let (left, right) = (lhs.shape(), rhs.shape());
     let rank = left.num_dims();
     let [rows, inner, columns] = [left[rank - 2], left[rank - 1], right[rank - 1]];
+    let one = unit::<B>(&lhs_scale);
+    // Without terms there may be no scales, and there is nothing to scale.
+    if inner == 0 {
+        return B::fp8_matmul(lhs, rhs, one.clone(), one, bias, spec);
+    }
     let raw = MatmulSpec {
         output: FloatDType::F32,
         ..spec
@@ -62,14 +67,13 @@ pub(crate) fn matmul<B: Fp8Ops>(
     // Products of codes, scaled in f32 afterwards, block of the inner dimension by block.
     let step = scaled_together([lhs_granularity, rhs_granularity]).unwrap_or(inner);
     let mut sum: Option<FloatTensor<B>> = None;
-    for start in (0..inner.max(1)).step_by(step.max(1)) {
+    for start in (0..inner).step_by(step) {
         let range = start..(start + step).min(inner);
-        let one = unit::<B>(&lhs_scale);
         let part = B::fp8_matmul(
             slice_int::<B>(lhs.clone(), rank - 1, range.clone()),
             slice_int::<B>(rhs.clone(), rank - 2, range),
             one.clone(),
-            one,
+            one.clone(),
             Bias::None,
             raw,
         );

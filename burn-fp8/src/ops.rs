@@ -263,18 +263,21 @@ pub trait Fp8Ops: Backend {
         (product, amax)
     }
 
-    /// [`fp8_linear`](Self::fp8_linear) with a scale per row, column or block of every operand, from its own amax.
+    /// [`fp8_linear`](Self::fp8_linear) with a scale per row, column or block of every operand, from its own amax. The weight is
+    /// cast already, as the output's product reads it and as the input's gradient does (which is not looked at where the input
+    /// has none).
     fn fp8_linear_blocks(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
+        #[extension_type] output_weight: Operand<Self>,
+        #[extension_type] gradient_weight: Operand<Self>,
         #[extension_type] bias: Bias<Self>,
         spec: BlockLinearSpec,
     ) -> FloatTensor<Self> {
+        let _ = (weight, gradient_weight);
         let output = output_dtype(&input);
-        let [left, right] = spec.casts.output;
-        let input = Operand::<Self>::cast(input, spec.forward_cast(left));
-        let weight = Operand::<Self>::cast(weight, spec.forward_cast(right));
-        input.matmul(weight, bias, output)
+        let cast = spec.forward_cast(spec.casts.output[0]);
+        Operand::<Self>::cast(input, cast).matmul(output_weight, bias, output)
     }
 
     /// The amax that a backward pass left in `slot`, or 0 (of shape `[1]`, on the device of `like`) if none did;

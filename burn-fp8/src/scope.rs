@@ -12,8 +12,9 @@ pub enum Microbatch {
     Only,
     /// The first: weights are cast, and the codes kept.
     First,
-    /// A later one: weights are not cast again, and their amax histories stay, as long as no optimizer step, record or move to
-    /// another device came in between.
+    /// A later one: weights are not cast again, and their amax histories stay, as long as recipe and parameter are the same, and
+    /// no optimizer step, record or move to another device came in between. A value that was put into the same parameter by
+    /// hand (`Param::map`) is not seen: make that pass the first.
     Later,
 }
 

@@ -7,7 +7,7 @@ use burn::{
         AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig, decay::WeightDecayConfig,
         momentum::MomentumConfig,
     },
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
+    tensor::{DType, Device, FloatDType, Tensor, TensorData, activation::softmax},
 };
 use burn_amp::{
     Autocast, AutocastDevice, Fp8Error, Fp8Filter, Layers, OpCount, Policy, autocast,
@@ -247,6 +247,14 @@ fn a_filter_keeps_layers_out_forward_and_backward() {
 }
 
 #[test]
+fn a_multiple_of_nothing_is_not_read() {
+    let written = serde_json::to_string(&Fp8Filter::new()).unwrap();
+    let zero = written.replace("\"multiple_of\":16", "\"multiple_of\":0");
+    assert_ne!(zero, written);
+    assert!(serde_json::from_str::<Fp8Filter>(&zero).is_err());
+}
+
+#[test]
 #[should_panic(expected = "multiple of 0")]
 fn a_multiple_of_nothing_is_refused() {
     let _ = Fp8Filter::new().multiple_of(0);
@@ -272,6 +280,20 @@ fn regions_and_wide_floats_are_not_in_fp8() {
     // Of an attention the products are not those of a layer.
     let scores = wave([2, 16, 16], 0.1, &device.device);
     scores.clone().matmul(scores.transpose()).into_data();
+    // Whatever the size of the batch is.
+    let attention = |shape: [usize; 4]| {
+        let [query, key, value] = [0.1, 0.2, 0.3].map(|step| wave(shape, step, &on).require_grad());
+        let scores = softmax(query.clone().matmul(key.clone().transpose()), 3);
+        let gradients = scores.matmul(value.clone()).sum().backward();
+        for tensor in [query, key, value] {
+            values(tensor.grad(&gradients).unwrap());
+        }
+    };
+    attention([2, 2, 32, 16]);
+    attention([1, 2, 32, 16]);
+    attention([2, 1, 32, 16]);
+    attention([1, 1, 32, 16]);
+    assert_eq!(device.report().fp8_runs(), 0);
     // Nor are those of a matrix by itself, as in Muon's Newton-Schulz.
     let matrix = wave([16, 16], 0.1, &device.device);
     matrix
@@ -298,6 +320,52 @@ fn regions_and_wide_floats_are_not_in_fp8() {
     assert_eq!(device.report().fp8_runs(), before);
     run();
     assert_eq!(device.report().fp8_runs(), before + 3);
+}
+
+/// All three products of a layer, or none, whatever the shape of its input is.
+#[test]
+fn inputs_of_more_dimensions() {
+    let device = fp8(CurrentScaling::new(), Device::flex());
+    let on = device.device.clone().autodiff();
+    for (shape, expected) in [
+        ([1, 2, 32, 16], 3),
+        ([2, 1, 5, 16], 3),
+        ([2, 3, 32, 16], 3),
+        // As attention of one head and one sequence.
+        ([1, 1, 32, 16], 0),
+        ([1, 1, 5, 16], 0),
+    ] {
+        let before = device.report().fp8_runs();
+        let linear = linear([16, 16], &on);
+        let x = wave(shape, 0.4, &on).require_grad();
+        let gradients = linear.forward(x.clone()).sum().backward();
+        values(x.grad(&gradients).unwrap());
+        values(linear.weight.grad(&gradients).unwrap());
+        device.device.sync().unwrap();
+        assert_eq!(device.report().fp8_runs() - before, expected, "{shape:?}");
+    }
+}
+
+/// Fp8 saturates, and with it an overflow of 16 bits before a layer: what a loss scaler must not rely on.
+#[test]
+fn an_infinite_gradient_leaves_a_layer_finite_and_nan_does_not() {
+    let device = fp8(CurrentScaling::new(), Device::flex());
+    let on = device.device.clone().autodiff();
+    for (value, finite) in [(f32::INFINITY, true), (f32::NAN, false)] {
+        let linear = linear([16, 16], &on);
+        let x = wave([4, 16], 0.4, &on).require_grad();
+        let mut gradient = vec![1e-3; 4 * 16];
+        gradient[5] = value;
+        let gradient = Tensor::<2>::from_data(TensorData::new(gradient, [4, 16]), &on);
+        let gradients = (linear.forward(x.clone()) * gradient).sum().backward();
+        for gradient in [x.grad(&gradients), linear.weight.grad(&gradients)] {
+            let all = values(gradient.unwrap()).iter().all(|x| x.is_finite());
+            assert_eq!(all, finite, "{value}");
+        }
+        // The gradient of the bias is in high precision.
+        let bias = linear.bias.as_ref().unwrap().grad(&gradients).unwrap();
+        assert!(!values(bias)[5].is_finite());
+    }
 }
 
 /// The scales of a step come from the amaxes of the steps before, in e4m3 and e5m2; those of the first from its own. The

@@ -7,7 +7,7 @@ pub use amax::amax;
 pub use scaled_matmul::{scaled_matmul, scaled_matmul_with_amax};
 
 use burn::backend::Dispatch;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::{Fp8Error, Fp8Format, Fp8Ops, recipe::ScaleUpdate};
 
@@ -29,6 +29,16 @@ pub(crate) fn check_dtype(device: &Device, dtype: FloatDType) -> Result<(), Fp8E
     Ok(())
 }
 
+/// Refuses what is not one f32: kernels would read other bits as one. Both are known without waiting for the device.
+#[track_caller]
+pub(crate) fn assert_scalar(caller: &str, name: &str, tensor: &Tensor<1>) {
+    let ([length], dtype) = (tensor.dims(), tensor.dtype());
+    assert!(
+        length == 1 && dtype == DType::F32,
+        "{caller}: the {name} must be one F32, but is {length} x {dtype:?}; cast it, or take one element"
+    );
+}
+
 /// The scales of amaxes.
 pub(crate) fn scales(amax: Tensor<1>, format: Fp8Format, power_of_two: bool) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fp8_scales(
@@ -39,12 +49,20 @@ pub(crate) fn scales(amax: Tensor<1>, format: Fp8Format, power_of_two: bool) -> 
 }
 
 /// See [`ScaleUpdate::apply`].
+#[track_caller]
 pub(crate) fn update_scale(
     history: Tensor<1>,
     scale: Tensor<1>,
     amax: Tensor<1>,
     update: ScaleUpdate,
 ) -> (Tensor<1>, Tensor<1>) {
+    assert_scalar("ScaleUpdate::apply", "scale", &scale);
+    assert_scalar("ScaleUpdate::apply", "amax", &amax);
+    let ([length], dtype) = (history.dims(), history.dtype());
+    assert!(
+        length > 0 && dtype == DType::F32,
+        "ScaleUpdate::apply: the history must have one F32 or more, but is {length} x {dtype:?}"
+    );
     let (history, scale) = Dispatch::fp8_update_scale(
         history.into_dispatch(),
         scale.into_dispatch(),

@@ -111,9 +111,38 @@ pub(in crate::kernels) fn amax(client: &Client, amax: &Option<CubeTensor>) -> Bu
 
 /// All elements of a tensor, row by row, in its own dtype.
 pub(in crate::kernels) fn elements(tensor: CubeTensor) -> BufferArg {
-    let tensor = into_contiguous(tensor);
+    whole(&into_contiguous(tensor))
+}
+
+/// All elements of an f32 tensor, row by row.
+///
+/// # Panics
+/// For another dtype, whose bits a kernel would take for f32.
+pub(in crate::kernels) fn floats(tensor: CubeTensor) -> BufferArg {
+    assert_f32(&tensor);
+    elements(tensor)
+}
+
+/// The element of an f32 tensor that has one.
+///
+/// # Panics
+/// For another dtype or number of elements.
+pub(in crate::kernels) fn scalar(tensor: CubeTensor) -> BufferArg {
     let length = tensor.shape().num_elements();
-    raw(tensor.handle, length)
+    assert_eq!(length, 1, "a scale or an amax of {length} elements, not 1");
+    floats(tensor)
+}
+
+/// Refuses what is no f32: scales, amaxes and histories are.
+pub(in crate::kernels) fn assert_f32(tensor: &CubeTensor) {
+    let dtype = tensor.dtype;
+    assert_eq!(dtype, DType::F32, "scales and amaxes are f32; cast them");
+}
+
+/// All elements of a tensor that lies row by row, such as a new one.
+pub(in crate::kernels) fn whole(tensor: &CubeTensor) -> BufferArg {
+    let length = tensor.shape().num_elements();
+    array(tensor.handle.clone(), length, tensor.dtype.size())
 }
 
 /// With the last two dimensions swapped, where it is.
@@ -139,7 +168,7 @@ pub(in crate::kernels) fn into_row(tensor: CubeTensor) -> CubeTensor {
 
 /// A tensor in its own dtype, as it lies.
 pub(in crate::kernels) fn as_it_lies(tensor: &CubeTensor) -> BufferArg {
-    raw(tensor.handle.clone(), extent(tensor))
+    array(tensor.handle.clone(), extent(tensor), tensor.dtype.size())
 }
 
 /// A buffer of codes as words.
@@ -158,18 +187,40 @@ pub(in crate::kernels) fn word(client: &Client) -> BufferArg {
     raw(client.empty(4), 1)
 }
 
-/// A handle as an array of `length` elements.
-#[allow(unsafe_code)]
+/// A handle as an array of `length` words of four bytes.
 pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
-    // SAFETY: `length` counts elements that lie in the allocation. For codes it is rounded up to a whole word, and
-    // allocations are: the runtimes align and pad them to more than 4 bytes.
+    array(handle, length, 4)
+}
+
+/// A handle as an array of `length` elements of `size` bytes.
+///
+/// # Panics
+/// Where they do not lie in the allocation.
+#[allow(unsafe_code)]
+fn array(handle: Handle, length: usize, size: usize) -> BufferArg {
+    // The last word of codes may have less than four; allocations are whole words.
+    let allocated = handle.size_in_used().next_multiple_of(4) as usize;
+    assert!(
+        length * size <= allocated,
+        "{length} elements of {size} bytes in {allocated}"
+    );
+    // SAFETY: the elements lie in the allocation, which the runtimes align and pad to more than 4 bytes.
     unsafe { BufferArg::from_raw_parts(handle, length) }
 }
 
 /// A handle as a matrix of bytes, `pitch` of them from a row to the next.
+///
+/// # Panics
+/// Where the rows do not lie in the allocation.
 #[allow(unsafe_code)]
 pub(in crate::kernels) fn matrix(handle: Handle, shape: [usize; 2], pitch: usize) -> TensorArg {
-    debug_assert!((shape[0] - 1) * pitch + shape[1] <= handle.size_in_used() as usize);
+    let [rows, columns] = shape;
+    let end = rows.checked_sub(1).map_or(0, |last| last * pitch + columns);
+    let allocated = handle.size_in_used() as usize;
+    assert!(
+        columns <= pitch && end <= allocated,
+        "{rows} rows of {columns} bytes, {pitch} apart, in {allocated}"
+    );
     // SAFETY: the rows lie in the allocation.
     unsafe { TensorArg::from_raw_parts(handle, [pitch, 1].into(), shape.into()) }
 }

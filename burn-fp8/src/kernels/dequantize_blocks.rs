@@ -68,7 +68,7 @@ pub(in crate::kernels) fn dequantize(
             client.create_from_slice(bytemuck::cast_slice(&starts)),
             2 * starts.len(),
         ),
-        buffer::raw(output.handle.clone(), length),
+        buffer::whole(&output),
         scales.grid(),
         shape[rank - 2] as u32,
         shape[rank - 1] as u32,

@@ -30,7 +30,7 @@ pub(crate) fn quantize(
         count,
         dim,
         buffer::elements(input),
-        buffer::elements(scale),
+        buffer::scalar(scale),
         buffer::code_words(&codes),
         buffer::raw(amax.handle.clone(), 1),
         cube_format(format),

@@ -48,7 +48,7 @@ pub(crate) fn quantize_transposed(
         count,
         dim,
         buffer::elements(input),
-        buffer::elements(scale),
+        buffer::scalar(scale),
         buffer::code_words(&codes),
         buffer::code_words(&transposed),
         buffer::raw(amax.handle.clone(), 1),

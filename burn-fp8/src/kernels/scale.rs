@@ -19,8 +19,8 @@ pub(crate) fn scales(amax: CubeTensor, format: Fp8Format, power_of_two: bool) ->
         &client,
         count,
         dim,
-        buffer::elements(amax),
-        buffer::raw(output.handle.clone(), length),
+        buffer::floats(amax),
+        buffer::whole(&output),
         format.max(),
         power_of_two,
     );

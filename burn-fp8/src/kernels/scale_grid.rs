@@ -70,6 +70,7 @@ impl Scales {
 
     /// The scales, as a kernel's argument.
     pub(in crate::kernels) fn elements(&self) -> BufferArg {
+        buffer::assert_f32(&self.tensor);
         buffer::as_it_lies(&self.tensor)
     }
 

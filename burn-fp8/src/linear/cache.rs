@@ -5,45 +5,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::backend::Dispatch;
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    ParamId,
 };
 use burn::tensor::Device;
 
-use crate::{Fp8Tensor, Operand};
+use crate::{Fp8Cast, Operand, recipe::Fp8Recipe};
 
-/// A weight in fp8, and its transpose: the two ways in which a layer's products read it.
-#[derive(Clone, Debug)]
-pub(super) struct CastWeight {
-    pub(super) codes: Fp8Tensor<2>,
-    pub(super) transposed: Fp8Tensor<2>,
+/// What tells one cast of a weight from another. Equal casts may have other scales under another recipe.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct CastKey {
+    pub(super) weight: ParamId,
+    pub(super) recipe: Fp8Recipe,
+    pub(super) cast: Fp8Cast,
 }
 
-impl From<CastWeight> for Operand<Dispatch> {
-    fn from(CastWeight { codes, transposed }: CastWeight) -> Self {
-        Self {
-            scale: codes.scale().reshape([1]).into_dispatch(),
-            granularity: codes.granularity(),
-            format: codes.format(),
-            codes: codes.codes().into_dispatch(),
-            transposed: transposed.codes().into_dispatch(),
-        }
-    }
-}
+type Casts = Vec<(CastKey, Operand<Dispatch>)>;
 
 /// Forgets its content whenever the module that holds it may get another weight: when it is mapped (as by an optimizer or
 /// a record) or moved. Clones start empty.
 #[derive(Debug, Default)]
-pub(super) struct WeightCache(Arc<Mutex<Option<CastWeight>>>);
+pub(super) struct WeightCache(Arc<Mutex<Casts>>);
 
 impl WeightCache {
-    pub(super) fn get(&self) -> Option<CastWeight> {
-        self.lock().clone()
+    pub(super) fn get(&self, key: &CastKey) -> Option<Operand<Dispatch>> {
+        let casts = self.lock();
+        let (_, operand) = casts.iter().find(|(kept, _)| kept == key)?;
+        Some(operand.clone())
     }
 
-    pub(super) fn set(&self, weight: Option<CastWeight>) {
-        *self.lock() = weight;
+    pub(super) fn keep(&self, key: CastKey, operand: Operand<Dispatch>) {
+        self.lock().push((key, operand));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<CastWeight>> {
+    pub(super) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Casts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,9 @@
 //! A linear layer in fp8.
 
+mod buffers;
 mod cache;
 mod config;
+mod forward;
 mod grad_amax;
 mod share;
 mod state;
@@ -12,17 +14,15 @@ pub use share::share_amaxes;
 
 use std::sync::Arc;
 
-use burn::backend::Dispatch;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Linear;
 use burn::tensor::{Tensor, assert_shape, module::linear};
 
 use crate::{
-    Bias, BlockLinearSpec, Fp8Error, Fp8Format, Fp8Ops, Fp8Scope, Fp8Tensor, LinearSpec,
-    Microbatch, Operand, functions,
+    Bias, Fp8Error, Fp8Scope, Microbatch,
     recipe::{AmaxReducer, Fp8Recipe},
 };
-use cache::{CastWeight, WeightCache};
+use cache::WeightCache;
 use state::Fp8State;
 
 /// A linear layer whose three matrix products (forward, input gradient, weight gradient) run in fp8.
@@ -40,8 +40,11 @@ use state::Fp8State;
 /// [`calibrate`](crate::calibrate) sets the scales of a model that was trained without it, and [`Fp8Scope`] says which
 /// passes of a step may share the cast weight.
 ///
-/// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*` besides; to load the record of a `Linear`,
-/// load it there and convert, or allow a partial record.
+/// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*` besides. To load the record of a `Linear`, load it
+/// there and convert, or allow a partial record; to load this one into a `Linear`, allow unused tensors. Histories have the
+/// recipe's length in it (see [`with_recipe`](Self::with_recipe)); scales fit whatever formats the recipe has. What averages a
+/// model's parameters, such as an EMA, averages this state with them: its scales are between those of the steps that it
+/// averages.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -76,20 +79,15 @@ impl Fp8Linear {
     /// See [`Fp8Recipe::validate`].
     pub fn from_linear(linear: Linear, recipe: impl Into<Fp8Recipe>) -> Result<Self, Fp8Error> {
         let recipe = recipe.into();
-        recipe.validate()?;
-        let device = linear.weight.lazy_device().without_autodiff();
-        let fp8 = match &recipe {
-            Fp8Recipe::Delayed(recipe) => Fp8State::new(recipe, &device),
-            _ => Fp8State::default(),
-        };
-        Ok(Self {
+        let layer = Self {
             weight: linear.weight,
             bias: linear.bias,
-            fp8,
+            fp8: Fp8State::default(),
             cache: WeightCache::default(),
             recipe,
             reducer: None,
-        })
+        };
+        layer.with_recipe(recipe)
     }
 
     /// The layer without fp8, with the same parameters.
@@ -110,6 +108,38 @@ impl Fp8Linear {
     pub fn with_amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
         self.reducer = Some(reducer);
         self
+    }
+
+    /// The layer by another recipe, from now on. With delayed scaling it goes on with the histories that it has, as in a
+    /// scope ([`Fp8Scope::with_recipe`]), of which the newest amaxes stay.
+    ///
+    /// A record has histories as long as its recipe's, and loads into a layer with the same `amax_history_len`: load it, then
+    /// change the length.
+    ///
+    /// # Errors
+    /// See [`Fp8Recipe::validate`].
+    ///
+    /// ```
+    /// use burn::{module::Module, tensor::Device};
+    /// use burn_fp8::{Fp8LinearConfig, recipe::DelayedScaling};
+    ///
+    /// let device = Device::flex();
+    /// let short = DelayedScaling::new().with_amax_history_len(16);
+    /// let config = Fp8LinearConfig::new(4, 2).with_recipe(short.into());
+    /// let record = config.init(&device).into_record();
+    /// let layer = config.init(&device).load_record(record);
+    /// let layer = layer.with_recipe(short.with_amax_history_len(1024))?;
+    /// assert_eq!(layer.scaling_state().unwrap()[0].history.len(), 1024);
+    /// # Ok::<(), burn_fp8::Fp8Error>(())
+    /// ```
+    pub fn with_recipe(mut self, recipe: impl Into<Fp8Recipe>) -> Result<Self, Fp8Error> {
+        self.recipe = recipe.into();
+        self.recipe.validate()?;
+        if let Fp8Recipe::Delayed(recipe) = &self.recipe {
+            let device = self.weight.lazy_device().without_autodiff();
+            self.fp8.follow(recipe, &device);
+        }
+        Ok(self)
     }
 
     /// The recipe that the layer was made with. A scope may have [another](Fp8Scope::with_recipe).
@@ -141,7 +171,7 @@ impl Fp8Linear {
         let scope = Fp8Scope::current();
         let recipe = scope.recipe().unwrap_or(self.recipe);
         let filled = d_input * d_output > 0;
-        if scope.calibrating() && filled {
+        if scope.calibrating() && !scope.enabled() && filled {
             self.gather(&recipe, input.clone(), weight.clone());
         }
         if !scope.enabled() || !filled {
@@ -152,6 +182,9 @@ impl Fp8Linear {
         if rows == 0 {
             return linear(input, weight, bias);
         }
+        if scope.microbatch() != Microbatch::Later {
+            self.cache.clear();
+        }
         let input = input.reshape([rows, d_input]);
         dims[D - 1] = d_output;
 
@@ -161,154 +194,10 @@ impl Fp8Linear {
         };
         let output = match scales {
             Some(scales) => self.forward_scaled(&recipe, input, weight, bias, scales),
-            None => forward_blocks(&recipe, input, weight, bias),
+            None => self.forward_blocks(&recipe, input, weight, bias),
         };
         output.reshape(dims)
     }
-
-    /// With one scale a tensor.
-    fn forward_scaled(
-        &self,
-        recipe: &Fp8Recipe,
-        input: Tensor<2>,
-        weight: Tensor<2>,
-        bias: Bias<Dispatch>,
-        scales: Scales,
-    ) -> Tensor<2> {
-        let training = weight.is_autodiff();
-        let device = weight.device().without_autodiff();
-        let format = recipe.format();
-        let spec = LinearSpec {
-            forward: format.forward(),
-            gradient: format.gradient(),
-            current_gradient_scale: !matches!(recipe, Fp8Recipe::Delayed(_)),
-            power_of_two: recipe.power_of_two(),
-            gradient_amax: scales.gradient_amax,
-        };
-        let weight_scale = || {
-            let current = || current_scale(recipe, functions::amax(weight.clone()));
-            scales.weight.unwrap_or_else(current)
-        };
-        let (codes, weight_amax) = self.weight_codes(&weight, weight_scale, spec.forward);
-        let (output, input_amax) = Dispatch::fp8_linear(
-            input.into_dispatch(),
-            weight.into_dispatch(),
-            codes,
-            scales.input.into_dispatch(),
-            scales.gradient.into_dispatch(),
-            bias,
-            spec,
-        );
-        if let (Fp8Recipe::Delayed(recipe), true) = (recipe, training) {
-            let input_amax = Tensor::<1>::from_dispatch(input_amax).without_autodiff();
-            self.fp8.stage(recipe, &device, input_amax, weight_amax);
-        }
-        Tensor::from_dispatch(output)
-    }
-
-    /// The weight in fp8, and its amax if it was cast just now.
-    fn weight_codes(
-        &self,
-        weight: &Tensor<2>,
-        scale: impl FnOnce() -> Tensor<1>,
-        format: Fp8Format,
-    ) -> (Operand<Dispatch>, Option<Tensor<1>>) {
-        let microbatch = Fp8Scope::current().microbatch();
-        if let (Microbatch::Later, Some(cast)) = (microbatch, self.cache.get()) {
-            return (cast.into(), None);
-        }
-        let (codes, transposed, amax) =
-            Fp8Tensor::quantize_with_transpose(weight.clone(), scale(), format);
-        let cast = CastWeight { codes, transposed };
-        let keep = microbatch != Microbatch::Only;
-        self.cache.set(keep.then(|| cast.clone()));
-        (cast.into(), Some(amax))
-    }
-
-    /// Take the amaxes of input and weight into the scales at once.
-    fn gather<const D: usize>(&self, recipe: &Fp8Recipe, input: Tensor<D>, weight: Tensor<2>) {
-        if let Fp8Recipe::Delayed(recipe) = recipe {
-            let device = weight.device().without_autodiff();
-            let reducer = self.reducer.as_deref();
-            let (input, weight) = (functions::amax(input), functions::amax(weight));
-            self.fp8.update(recipe, &device, reducer);
-            self.fp8.stage(recipe, &device, input, Some(weight));
-            self.fp8.update(recipe, &device, reducer);
-        }
-    }
-
-    /// The scales of a pass, in training those that its ranks agree on; `None` for a recipe with many a tensor.
-    fn scales<const D: usize>(
-        &self,
-        recipe: &Fp8Recipe,
-        input: &Tensor<D>,
-        weight: &Tensor<2>,
-    ) -> Option<Scales> {
-        let training = weight.is_autodiff();
-        let reducer = self.reducer.as_deref().filter(|_| training);
-        match recipe {
-            Fp8Recipe::Delayed(recipe) => {
-                let device = weight.device().without_autodiff();
-                if training {
-                    self.fp8.update(recipe, &device, reducer);
-                }
-                let [input, weight, gradient] = self.fp8.scales(recipe, &device);
-                Some(Scales {
-                    input,
-                    weight: Some(weight),
-                    gradient,
-                    gradient_amax: self.fp8.gradient_amax(),
-                })
-            }
-            Fp8Recipe::Current(_) => {
-                let amax = functions::amax(input.clone());
-                let amax = match reducer {
-                    Some(reducer) => state::reduce(reducer, amax),
-                    None => amax,
-                };
-                let input = current_scale(recipe, amax);
-                Some(Scales {
-                    // Not used: the gradient's is computed in backward.
-                    gradient: input.clone(),
-                    input,
-                    weight: None,
-                    gradient_amax: GradAmaxSlot::default(),
-                })
-            }
-            Fp8Recipe::Rowwise(_) | Fp8Recipe::Block(_) => None,
-        }
-    }
-}
-
-/// The scales of a pass with one scale a tensor.
-struct Scales {
-    input: Tensor<1>,
-    /// `None` where it is that of the weight's own amax, found when the weight is cast.
-    weight: Option<Tensor<1>>,
-    gradient: Tensor<1>,
-    gradient_amax: GradAmaxSlot,
-}
-
-fn current_scale(recipe: &Fp8Recipe, amax: Tensor<1>) -> Tensor<1> {
-    functions::scales(amax, recipe.format().forward(), recipe.power_of_two())
-}
-
-/// With many scales a tensor.
-fn forward_blocks(
-    recipe: &Fp8Recipe,
-    input: Tensor<2>,
-    weight: Tensor<2>,
-    bias: Bias<Dispatch>,
-) -> Tensor<2> {
-    let format = recipe.format();
-    let spec = BlockLinearSpec {
-        forward: format.forward(),
-        gradient: format.gradient(),
-        casts: recipe.casts(),
-        power_of_two: recipe.power_of_two(),
-    };
-    let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
-    Tensor::from_dispatch(Dispatch::fp8_linear_blocks(input, weight, bias, spec))
 }
 
 /// Delayed scaling's state of one tensor, on the host.

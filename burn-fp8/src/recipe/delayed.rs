@@ -91,6 +91,7 @@ impl ScaleUpdate {
     ///
     /// # Panics
     /// Where the tensors are not f32, `scale` or `amax` not of one element, or `history` empty.
+    #[track_caller]
     pub fn apply(
         &self,
         history: Tensor<1>,

@@ -69,12 +69,17 @@ impl<const D: usize> Fp8Tensor<D> {
     }
 
     /// Quantize with a scale that is on the device already (f32, of shape `[1]`), and return the tensor's amax (of shape
-    /// `[1]`) from the same read. The scale is not checked: that would wait for the device.
+    /// `[1]`) from the same read. The scale's value is not checked: that would wait for the device.
+    ///
+    /// # Panics
+    /// Where the scale is not one f32.
+    #[track_caller]
     pub fn quantize_with_device_scale(
         tensor: Tensor<D>,
         scale: Tensor<1>,
         format: Fp8Format,
     ) -> (Self, Tensor<1>) {
+        functions::assert_scalar("quantize_with_device_scale", "scale", &scale);
         let (codes, amax) = Dispatch::fp8_quantize(
             tensor.without_autodiff().into_dispatch(),
             scale.clone().into_dispatch(),
@@ -92,7 +97,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// [`transpose`](Self::transpose)'s, which costs nothing.
     ///
     /// # Panics
-    /// For tensors of rank 1.
+    /// For tensors of rank 1, and where the scale is not one f32.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -104,6 +109,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// assert_eq!((q.dims(), transposed.dims()), ([1, 3], [3, 1]));
     /// assert_eq!(amax.into_scalar::<f32>(), 2.0);
     /// ```
+    #[track_caller]
     pub fn quantize_with_transpose(
         tensor: Tensor<D>,
         scale: Tensor<1>,
@@ -113,6 +119,7 @@ impl<const D: usize> Fp8Tensor<D> {
             D > 1,
             "quantize_with_transpose: a tensor of rank 1 has no transpose"
         );
+        functions::assert_scalar("quantize_with_transpose", "scale", &scale);
         let (codes, transposed, amax) = Dispatch::fp8_quantize_transposed(
             tensor.without_autodiff().into_dispatch(),
             scale.clone().into_dispatch(),

@@ -1,5 +1,6 @@
 //! The scaled matrix product against a sum in f64 over the values of the codes.
 
+use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_fp8::{
     Fp8Cast, Fp8Error, Fp8Format, Fp8Tensor, Granularity, amax, scaled_matmul,
@@ -151,7 +152,7 @@ fn batches_and_broadcast() {
 }
 
 #[test]
-fn transposed_operands_need_no_copy() {
+fn transposed_operands() {
     for device in devices() {
         let mut generator = Random::new(5);
         let a = Fp8Tensor::quantize(random(&mut generator, [6, 11], &device), Fp8Format::E4M3);
@@ -163,6 +164,24 @@ fn transposed_operands_need_no_copy() {
         );
         let actual = scaled_matmul(&at, &bt, None, FloatDType::F32).unwrap();
         assert_close(&values(actual), &expected, 1e-5);
+    }
+}
+
+/// A transposition is other strides over the same codes.
+#[test]
+fn a_transposition_copies_nothing() {
+    let codes = |tensor: Fp8Tensor<2>| tensor.codes().try_into_primitive::<Flex>().unwrap();
+    let x = random(&mut Random::new(19), [6, 11], &Device::flex());
+    for cast in [Granularity::Tensor, Granularity::Row] {
+        let cast = Fp8Cast::new(cast, Fp8Format::E4M3);
+        let tensor = Fp8Tensor::quantize_as(x.clone(), cast).unwrap();
+        let (before, after) = (codes(tensor.clone()), codes(tensor.transpose()));
+        assert_eq!(after.layout().shape().as_slice(), [11, 6]);
+        assert_eq!(after.layout().strides(), [1, 11]);
+        assert_eq!(
+            before.storage::<u8>().as_ptr(),
+            after.storage::<u8>().as_ptr()
+        );
     }
 }
 
@@ -286,6 +305,44 @@ fn the_amax_is_not_differentiated() {
     assert_eq!(values(plain), [3.0]);
 }
 
+/// It is the sum of the gradient's rows, whatever the scales of the factors are.
+#[test]
+fn the_gradient_of_a_bias() {
+    for device in devices() {
+        let dtypes = float_dtypes(&device);
+        let device = device.autodiff();
+        let mut generator = Random::new(23);
+        let x: Tensor<2> = random(&mut generator, [3, 8], &device);
+        let y: Tensor<2> = random(&mut generator, [8, 5], &device);
+        let gradient: Tensor<2> = random(&mut generator, [3, 5], &device);
+        let expected = values(gradient.clone().sum_dim(0));
+        let square = Granularity::Block {
+            rows: 4,
+            columns: 4,
+        };
+        for granularity in [Granularity::Tensor, Granularity::Row, square] {
+            let cast = Fp8Cast::new(granularity, Fp8Format::E4M3);
+            let [a, b] =
+                [&x, &y].map(|tensor| Fp8Tensor::quantize_as(tensor.clone(), cast).unwrap());
+            for &dtype in &dtypes {
+                let bias = random::<1>(&mut generator, [5], &device).require_grad();
+                let output = scaled_matmul(&a, &b, Some(bias.clone()), dtype).unwrap();
+                let loss = (output.cast(FloatDType::F32) * gradient.clone()).sum();
+                let found = bias.grad(&loss.backward()).unwrap();
+                assert_eq!(found.dtype(), DType::F32);
+                for (found, expected) in values(found).iter().zip(&expected) {
+                    // Each of three terms is rounded once.
+                    let bound = 8.0 * precision(dtype) as f32;
+                    assert!(
+                        (found - expected).abs() < bound,
+                        "{found} is not {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_product_without_terms_is_the_bias() {
     for device in devices() {
@@ -294,6 +351,26 @@ fn a_product_without_terms_is_the_bias() {
         let bias = Tensor::from_floats([1.0, -2.0, 0.5], &device);
         let actual = scaled_matmul(&empty([2, 0]), &empty([0, 3]), Some(bias), FloatDType::F32);
         assert_eq!(values(actual.unwrap()), [1.0, -2.0, 0.5, 1.0, -2.0, 0.5]);
+        // Along the sum there are no scales either.
+        let block = |rows, columns| Granularity::Block { rows, columns };
+        for [left, right] in [
+            [Granularity::Row, Granularity::Column],
+            [Granularity::Column, Granularity::Row],
+            [Granularity::Tensor, Granularity::Row],
+            [block(1, 4), block(4, 4)],
+            [block(4, 4), Granularity::Tensor],
+        ] {
+            let empty = |shape, granularity| {
+                let cast = Fp8Cast::new(granularity, Fp8Format::E4M3);
+                Fp8Tensor::quantize_as(Tensor::<2>::zeros(shape, &device), cast).unwrap()
+            };
+            let (a, b) = (empty([2, 0], left), empty([0, 3], right));
+            let bias = Tensor::from_floats([1.0, -2.0, 0.5], &device);
+            let actual = scaled_matmul(&a, &b, Some(bias), FloatDType::F32).unwrap();
+            assert_eq!(values(actual), [1.0, -2.0, 0.5, 1.0, -2.0, 0.5]);
+            let actual = scaled_matmul(&a, &b, None, FloatDType::F32).unwrap();
+            assert_eq!(values(actual), [0.0; 6]);
+        }
         let none = scaled_matmul(&empty([0, 4]), &empty([4, 3]), None, FloatDType::F32).unwrap();
         assert_eq!(none.dims(), [0, 3]);
     }

@@ -2,7 +2,10 @@
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, remote::RemoteHost};
-use burn_fp8::recipe::{AmaxCompute, CurrentScaling, DelayedScaling, RecipeFormat};
+use burn_fp8::recipe::{
+    AmaxCompute, BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat,
+    RowwiseScaling,
+};
 use burn_fp8::{
     Fp8Cast, Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Scope, Fp8Tensor, Granularity, Microbatch,
     amax, custom_ops, register_fp8_ops, register_portable_fp8_ops, scaled_matmul,
@@ -232,6 +235,48 @@ fn no_product_of_a_layer_copies_an_operand() {
     assert_eq!(products.len(), 6);
     for (_, along) in products {
         assert_eq!(along, &[true, true]);
+    }
+    runtime.shutdown_background();
+}
+
+/// Of what three micro-batches cast, a later one leaves out the weight and nothing else, whatever the recipe is.
+#[test]
+fn later_microbatches_do_not_cast_the_weight() {
+    static CASTS: Mutex<usize> = Mutex::new(0);
+    fn register(registry: &mut CustomOpRegistry<Flex>) {
+        for (id, handler) in custom_ops::<Flex>() {
+            registry.register(id, move |handles, desc, device| {
+                if desc.id.starts_with("fp8::quantize") {
+                    *CASTS.lock().unwrap() += 1;
+                }
+                handler(handles, desc, device)
+            });
+        }
+    }
+    let (runtime, remote) = serve(register);
+    let device = remote.autodiff();
+    let recipes: [(Fp8Recipe, _); 4] = [
+        // Input, weight and gradient, both ways at once.
+        (DelayedScaling::new().into(), [3, 2, 2]),
+        (CurrentScaling::new().into(), [3, 2, 2]),
+        // Each of them by rows and by columns.
+        (RowwiseScaling::new().into(), [6, 4, 4]),
+        // The weight by squares, which are the same both ways.
+        (BlockScaling::new().with_size(4).into(), [5, 4, 4]),
+    ];
+    for (recipe, expected) in recipes {
+        let config = Fp8LinearConfig::new(8, 4).with_recipe(recipe);
+        let layer = config.init(&device);
+        let microbatches = [Microbatch::First, Microbatch::Later, Microbatch::Later];
+        let casts = microbatches.map(|microbatch| {
+            let x = Random::new(34).matrix([6, 8], &device).require_grad();
+            let scope = Fp8Scope::current().with_microbatch(microbatch);
+            let gradients = scope.run(|| layer.forward(x.clone())).sum().backward();
+            values(x.grad(&gradients).unwrap());
+            values(layer.weight.val().grad(&gradients).unwrap());
+            core::mem::take(&mut *CASTS.lock().unwrap())
+        });
+        assert_eq!(casts, expected, "{recipe:?}");
     }
     runtime.shutdown_background();
 }

@@ -10,7 +10,7 @@ use burn::tensor::{DType, FloatDType, TensorData};
 use burn_backend::try_read_sync;
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use burn_dispatch::DispatchDevice;
-use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_by};
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_by, matmul_policy};
 use burn_fp8::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
 use burn_std::Metadata;
 
@@ -326,4 +326,29 @@ fn routines_have_names() {
     }
     let unknown = "qmma".parse::<MatmulRoutine>();
     assert_eq!(unknown, Err(UnknownRoutine("qmma".to_string())));
+}
+
+/// It is read once, so each value has a process of its own: this test again.
+#[test]
+fn the_environment_names_a_policy() {
+    const EXPECTED: &str = "BURN_FP8_TEST_POLICY";
+    if let Ok(expected) = std::env::var(EXPECTED) {
+        assert_eq!(format!("{:?}", matmul_policy()), expected);
+        return;
+    }
+    for (name, policy) in [
+        ("", MatmulPolicy::Automatic),
+        ("measured", MatmulPolicy::Measured),
+        ("wgmma-tma", MatmulPolicy::Only(MatmulRoutine::WgmmaTma)),
+        ("no such routine", MatmulPolicy::Automatic),
+    ] {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "suite::routines::the_environment_names_a_policy"])
+            .env("BURN_FP8_MATMUL", name)
+            .env(EXPECTED, format!("{policy:?}"))
+            .output()
+            .unwrap();
+        let found = String::from_utf8_lossy(&output.stdout);
+        assert!(found.contains("1 passed"), "{name}: {found}");
+    }
 }

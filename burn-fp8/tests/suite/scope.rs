@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
-use burn_fp8::recipe::{CurrentScaling, DelayedScaling};
+use burn_fp8::recipe::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RowwiseScaling};
 use burn_fp8::{Fp8Linear, Fp8LinearConfig, Fp8Scope, Microbatch, calibrate, fp8_autocast};
 
 use super::device::{Random, devices, sqnr, values};
@@ -115,19 +115,57 @@ fn later_microbatches_use_the_weight_of_the_first() {
     }
 }
 
+fn recipes() -> [Fp8Recipe; 4] {
+    [
+        DelayedScaling::new().with_amax_history_len(4).into(),
+        CurrentScaling::new().into(),
+        RowwiseScaling::new().into(),
+        BlockScaling::new().with_size(4).into(),
+    ]
+}
+
+fn in_microbatch(microbatch: Microbatch, layer: &Fp8Linear, x: &Tensor<2>) -> Vec<f32> {
+    let scope = Fp8Scope::current().with_microbatch(microbatch);
+    values(scope.run(|| layer.forward(x.clone())))
+}
+
 #[test]
 fn a_kept_weight_gives_the_same_output() {
     let device = Device::flex();
-    let layer = Fp8LinearConfig::new(6, 3)
-        .with_recipe(CurrentScaling::new().into())
-        .init(&device);
-    let x = Random::new(53).matrix([4, 6], &device);
-    let outputs = [Microbatch::Only, Microbatch::First, Microbatch::Later].map(|microbatch| {
-        let scope = Fp8Scope::current().with_microbatch(microbatch);
-        values(scope.run(|| layer.forward(x.clone())))
-    });
-    assert_eq!(outputs[1], outputs[0]);
-    assert_eq!(outputs[2], outputs[0]);
-    let moved = layer.clone().to_device(&device);
-    assert_eq!(values(moved.forward(x)), outputs[0]);
+    for recipe in recipes() {
+        let layer = Fp8LinearConfig::new(6, 3).with_recipe(recipe).init(&device);
+        let x = Random::new(53).matrix([4, 6], &device);
+        let outputs = [Microbatch::Only, Microbatch::First, Microbatch::Later]
+            .map(|microbatch| in_microbatch(microbatch, &layer, &x));
+        assert_eq!(outputs[1], outputs[0]);
+        assert_eq!(outputs[2], outputs[0]);
+        let moved = layer.clone().to_device(&device);
+        assert_eq!(values(moved.forward(x)), outputs[0]);
+    }
+}
+
+/// A later micro-batch has the weight of the first only where that is the same parameter, cast by the same recipe.
+#[test]
+fn another_weight_or_recipe_is_cast_anew() {
+    let device = Device::flex();
+    let x = Random::new(54).matrix([4, 6], &device);
+    for recipe in recipes() {
+        let config = Fp8LinearConfig::new(6, 3).with_recipe(recipe);
+        let (mut layer, other) = (config.init(&device), config.init(&device));
+        in_microbatch(Microbatch::First, &layer, &x);
+        layer.weight = other.weight.clone();
+        layer.bias = other.bias.clone();
+        let later = in_microbatch(Microbatch::Later, &layer, &x);
+        assert_eq!(later, values(other.forward(x.clone())), "{recipe:?}");
+    }
+    for first in recipes() {
+        for later in recipes() {
+            let layer = layer(&device);
+            fp8_autocast(true, first, || in_microbatch(Microbatch::First, &layer, &x));
+            let [found, expected] = [Microbatch::Later, Microbatch::Only].map(|microbatch| {
+                fp8_autocast(true, later, || in_microbatch(microbatch, &layer, &x))
+            });
+            assert_eq!(found, expected, "{later:?} after {first:?}");
+        }
+    }
 }

@@ -27,6 +27,9 @@ fn quantize_fills_the_range() {
                 .map(|x| format.encode(x * (format.max() / amax)))
                 .collect();
             assert_eq!(data.codes, expected);
+            let codes = q.codes();
+            assert_eq!((codes.dtype(), codes.dims()), (DType::U8, [7, 13]));
+            assert_eq!(codes.into_data().try_to_vec::<u8>().unwrap(), expected);
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::panic::AssertUnwindSafe;
 
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_fp8::recipe::DelayedScaling;
 use burn_fp8::{Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity, scaled_matmul};
 
 use super::device::{devices, values};
@@ -182,4 +183,62 @@ fn blocks_without_elements_and_of_vectors_are_errors() {
         assert_eq!(read.unwrap_err(), error);
     }
     assert!(Fp8Tensor::<1>::from_data(data(Granularity::Row, &[4]), &device).is_ok());
+}
+
+/// A kernel would read the bits of another dtype as f32, and the first of several scales for all.
+#[test]
+fn device_scales_that_are_not_one_f32_are_refused() {
+    let refused = |run: &mut dyn FnMut()| {
+        let panic = std::panic::catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+        let panic = panic.downcast::<String>().unwrap();
+        assert!(panic.contains("F32"), "{panic}");
+    };
+    for device in devices() {
+        let x = Tensor::<2>::ones([2, 2], &device);
+        let one = Tensor::<1>::ones([1], (&device, DType::F32));
+        let half = one.clone().cast(FloatDType::F16);
+        let two = Tensor::<1>::ones([2], (&device, DType::F32));
+        let update = DelayedScaling::new().update(Fp8Format::E4M3);
+        for bad in [half.clone(), two.clone()] {
+            let format = Fp8Format::E4M3;
+            refused(&mut || {
+                Fp8Tensor::quantize_with_device_scale(x.clone(), bad.clone(), format);
+            });
+            refused(&mut || {
+                Fp8Tensor::quantize_with_transpose(x.clone(), bad.clone(), format);
+            });
+            refused(&mut || {
+                update.apply(two.clone(), bad.clone(), one.clone());
+            });
+            refused(&mut || {
+                update.apply(two.clone(), one.clone(), bad.clone());
+            });
+        }
+        for bad in [half, Tensor::<1>::ones([0], (&device, DType::F32))] {
+            refused(&mut || {
+                update.apply(bad.clone(), one.clone(), one.clone());
+            });
+        }
+        let (history, scale) = update.apply(two.clone(), one.clone(), one.clone());
+        assert_eq!(
+            (values(history), values(scale)),
+            (vec![0.0, 1.0], vec![448.0])
+        );
+    }
+}
+
+/// As above, on a device that every machine has.
+#[cfg(feature = "cpu")]
+#[test]
+fn the_cpu_runtime_has_no_flex32() {
+    let ones = Tensor::<2>::ones([2, 2], &Device::cpu());
+    let tensor = Fp8Tensor::quantize_with_scale(ones, 1.0, Fp8Format::E4M3).unwrap();
+    let decode = AssertUnwindSafe(|| tensor.dequantize(FloatDType::Flex32));
+    let panic = *std::panic::catch_unwind(decode)
+        .unwrap_err()
+        .downcast::<String>()
+        .unwrap();
+    assert!(panic.starts_with("dequantize: "), "{panic}");
+    let advice = "cannot compute in Flex32; it can in F32, BF16, F16";
+    assert!(panic.ends_with(advice), "{panic}");
 }

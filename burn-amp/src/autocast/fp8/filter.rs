@@ -1,6 +1,7 @@
 //! [`Fp8Filter`]: which linear layers run in fp8.
 
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroUsize;
 
 /// Which linear layers [`Autocast::fp8`](crate::Autocast::fp8) runs in fp8; the others run as the policy says.
 ///
@@ -14,6 +15,9 @@ use serde::{Deserialize, Serialize};
 /// | a layer or block by name | [`except_name`](Self::except_name) and [`named`](crate::named) |
 /// | a part of the program | [`autocast(&Policy::bf16(), ..)`](crate::autocast), [`full_precision`](crate::full_precision) |
 ///
+/// A layer whose input has four dimensions or more, all but the last two of them 1, is not told from the products of an attention
+/// of one head and one sequence, and is not taken.
+///
 /// ```
 /// use burn_amp::{Autocast, Fp8Filter, recipe::CurrentScaling};
 ///
@@ -24,7 +28,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use = "a filter does nothing until autocast has it"]
 pub struct Fp8Filter {
-    multiple_of: usize,
+    multiple_of: NonZeroUsize,
     min_size: [usize; 2],
     except_sizes: Vec<[usize; 2]>,
     except_names: Vec<String>,
@@ -34,7 +38,7 @@ impl Fp8Filter {
     /// Multiples of 16.
     pub fn new() -> Self {
         Self {
-            multiple_of: 16,
+            multiple_of: const { NonZeroUsize::new(16).unwrap() },
             min_size: [1, 1],
             except_sizes: Vec::new(),
             except_names: Vec::new(),
@@ -47,11 +51,8 @@ impl Fp8Filter {
     ///
     /// When it is 0.
     pub fn multiple_of(mut self, multiple_of: usize) -> Self {
-        assert!(
-            multiple_of > 0,
-            "no size is a multiple of 0; 1 takes all layers"
-        );
-        self.multiple_of = multiple_of;
+        self.multiple_of =
+            NonZeroUsize::new(multiple_of).expect("no size is a multiple of 0; 1 takes all layers");
         self
     }
 
@@ -75,8 +76,9 @@ impl Fp8Filter {
 
     /// Whether a layer of these inputs and outputs, in blocks of these names, runs in fp8.
     pub fn takes<'a>(&self, size: [usize; 2], names: impl IntoIterator<Item = &'a str>) -> bool {
-        let fits =
-            |(size, min): (&usize, &usize)| size.is_multiple_of(self.multiple_of) && size >= min;
+        let fits = |(size, min): (&usize, &usize)| {
+            size.is_multiple_of(self.multiple_of.get()) && size >= min
+        };
         size.iter().zip(&self.min_size).all(fits)
             && !self.except_sizes.contains(&size)
             && !names

@@ -20,10 +20,13 @@ pub(super) struct InputOf(pub(super) Vec<([usize; 2], Descent)>);
 
 /// The product that an op is, and the numbers of inputs and outputs of its layer.
 ///
-/// A layer's products may arrive as ops of their own; Burn 0.22 sends plain products. Those are known by their right factor,
-/// one matrix for the whole batch, and by what is transposed. Where the input is multiplied as a batch, the gradient of the
-/// weight is a sum of products of two batches. Those are known from the ones of attention by their left factor: it is the
-/// transposition of what was the input of a layer of that size, as `was_input` tells.
+/// A layer's products may arrive as ops of their own; Burn 0.22 sends plain products. Output and gradient of the input are known by
+/// their right factor, one matrix for the whole batch, and by what is transposed. The gradient of the weight, of one matrix
+/// or a sum of products of two batches, is known by its left factor: it is the transposition of what was the input of a
+/// layer of that size, as `was_input` tells.
+///
+/// Attention has a matrix for each sequence and head. With one of each it multiplies `[1, 1, length, features]`, which a layer
+/// does as well, but seldom: these are left to the attention, so that its precision does not hang on the size of a batch.
 pub(super) fn of(
     op: Op,
     shapes: &[Shape],
@@ -41,14 +44,15 @@ pub(super) fn of(
             let weight = [rows(right)?, last(right)?];
             let gradient = [rows(left)?, last(right)?];
             match (is_matrix(left), is_matrix(right)) {
-                (true, true) if left_transposed => (Product::WeightGradient, gradient),
-                (_, true) if right_transposed => (Product::InputGradient, [weight[1], weight[0]]),
-                (_, true) => (Product::Output, weight),
-                (false, false)
-                    if left_transposed && is_batch_like(left, right) && was_input(&gradient) =>
-                {
+                (true, true) if left.num_dims() > 3 => return None,
+                (true, true) | (false, false) if left_transposed => {
+                    if !(is_batch_like(left, right) && was_input(&gradient)) {
+                        return None;
+                    }
                     (Product::WeightGradient, gradient)
                 }
+                (_, true) if right_transposed => (Product::InputGradient, [weight[1], weight[0]]),
+                (_, true) => (Product::Output, weight),
                 _ => return None,
             }
         }

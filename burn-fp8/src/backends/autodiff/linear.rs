@@ -12,7 +12,6 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 
-use super::add_bias;
 use crate::{Bias, Fp8Format, Fp8Ops, LinearSpec, MatmulSpec, Operand, ops::output_dtype};
 
 type Float<B, C> = FloatTensor<Autodiff<B, C>>;
@@ -22,7 +21,7 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     weight: Float<B, C>,
     weight_codes: Operand<Autodiff<B, C>>,
     scales: [Float<B, C>; 2],
-    bias: Bias<Autodiff<B, C>>,
+    bias: Bias<B>,
     spec: LinearSpec,
 ) -> (Float<B, C>, Float<B, C>) {
     let weight_wanted = weight.is_tracked();
@@ -39,7 +38,7 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
         B::int_swap_dims(weight_codes.transposed, 0, 1),
         input_scale.clone(),
         weight_scale.clone(),
-        Bias::None,
+        bias,
         MatmulSpec::new(spec.forward, spec.forward, input_dtype).with_fast_accumulation(true),
     );
     let state = LinearState::<B> {
@@ -57,10 +56,7 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
         OpsKind::Tracked(prep) => prep.finish(state, product),
         OpsKind::UnTracked(prep) => prep.finish(product),
     };
-    (
-        add_bias::<B, C>(product, bias),
-        Autodiff::<B, C>::from_inner(input_amax),
-    )
+    (product, Autodiff::<B, C>::from_inner(input_amax))
 }
 
 #[derive(Debug)]

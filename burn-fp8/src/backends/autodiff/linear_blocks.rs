@@ -9,42 +9,47 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 
-use super::add_bias;
 use crate::{Bias, BlockLinearSpec, Fp8Ops, Operand, ops::output_dtype};
 
 pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     input: FloatTensor<Autodiff<B, C>>,
     weight: FloatTensor<Autodiff<B, C>>,
-    bias: Bias<Autodiff<B, C>>,
+    [output_weight, gradient_weight]: [Operand<Autodiff<B, C>>; 2],
+    bias: Bias<B>,
     spec: BlockLinearSpec,
 ) -> FloatTensor<Autodiff<B, C>> {
+    let [input_wanted, weight_wanted] = [input.is_tracked(), weight.is_tracked()];
     let (input, input_node) = input.into_parts();
     let (weight, weight_node) = weight.into_parts();
     let dtypes = [output_dtype(&input), output_dtype(&weight)];
-    let [row_granularity, column_granularity] = spec.casts.output;
-    let rows = Operand::<B>::cast(input.clone(), spec.forward_cast(row_granularity));
-    let columns = Operand::<B>::cast(weight.clone(), spec.forward_cast(column_granularity));
-    let product = rows.matmul(columns.clone(), Bias::None, dtypes[0]);
+    let rows = Operand::<B>::cast(input.clone(), spec.forward_cast(spec.casts.output[0]));
+    let product = rows.matmul(inner(output_weight), bias, dtypes[0]);
     let prepared = LinearBlocks.prepare::<C>([input_node, weight_node]);
-    let product = match prepared.compute_bound().stateful() {
+    match prepared.compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            // Cast again, for the other products sum along other dimensions; square blocks are the same along both.
-            let [_, weight_granularity] = spec.casts.input_gradient;
-            let [input_granularity, _] = spec.casts.weight_gradient;
+            // The input is cast again: the weight's gradient sums along another dimension.
+            let cast = spec.forward_cast(spec.casts.weight_gradient[0]);
             let state = State::<B> {
                 dtypes,
-                input: Operand::cast(input, spec.forward_cast(input_granularity)),
-                weight: match weight_granularity == column_granularity {
-                    true => columns,
-                    false => Operand::cast(weight, spec.forward_cast(weight_granularity)),
-                },
+                input: weight_wanted.then(|| Operand::cast(input, cast)),
+                weight: input_wanted.then(|| inner(gradient_weight)),
                 spec,
             };
             prep.finish(state, product)
         }
         OpsKind::UnTracked(prep) => prep.finish(product),
-    };
-    add_bias::<B, C>(product, bias)
+    }
+}
+
+/// An operand of the backend below: the casts carry no gradient.
+fn inner<B: Backend, C: CheckpointStrategy>(operand: Operand<Autodiff<B, C>>) -> Operand<B> {
+    Operand {
+        codes: operand.codes,
+        transposed: operand.transposed,
+        scale: operand.scale.into_primitive(),
+        granularity: operand.granularity,
+        format: operand.format,
+    }
 }
 
 #[derive(Debug)]
@@ -54,8 +59,10 @@ struct LinearBlocks;
 struct State<B: Backend> {
     /// Of input and weight as they came.
     dtypes: [FloatDType; 2],
-    input: Operand<B>,
-    weight: Operand<B>,
+    /// If the weight has a gradient.
+    input: Option<Operand<B>>,
+    /// If the input has one.
+    weight: Option<Operand<B>>,
     spec: BlockLinearSpec,
 }
 
@@ -77,12 +84,12 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for LinearBlocks {
         } = ops.state;
         let grad = grads.consume::<B>(&ops.node);
         let cast = |granularity| Operand::cast(grad.clone(), spec.gradient_cast(granularity));
-        if let Some(node) = input_node {
+        if let (Some(node), Some(weight)) = (input_node, weight) {
             let grad = cast(spec.casts.input_gradient[0]);
             let grad = grad.matmul(weight.transpose(), Bias::None, input_dtype);
             grads.register::<B>(node.id, grad);
         }
-        if let Some(node) = weight_node {
+        if let (Some(node), Some(input)) = (weight_node, input) {
             let grad = cast(spec.casts.weight_gradient[1]);
             let grad = input.transpose().matmul(grad, Bias::None, weight_dtype);
             grads.register::<B>(node.id, grad);

@@ -1,20 +1,21 @@
 //! Autodiff: casts carry no gradient; the linear layer has a backward pass of its own, in fp8.
 
+mod bias;
 mod linear;
 mod linear_blocks;
 
 use burn::backend::{
-    AutodiffBackend, Backend, TensorMetadata,
-    ops::FloatTensorOps,
+    AutodiffBackend, Backend,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{FloatDType, Shape};
+use burn::tensor::FloatDType;
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::{
     Bias, BlockLinearSpec, Fp8Cast, Fp8Format, Fp8Ops, Granularity, LinearSpec, MatmulSpec,
     Operand, linear::GradAmaxSlot, recipe::ScaleUpdate,
 };
+use bias::with_bias;
 
 impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -70,10 +71,12 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
         bias: Bias<Self>,
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
-        let scales = [lhs_scale.into_primitive(), rhs_scale.into_primitive()];
-        let [lhs_scale, rhs_scale] = scales;
-        let product = B::fp8_matmul(lhs, rhs, lhs_scale, rhs_scale, Bias::None, spec);
-        add_bias::<B, C>(Self::from_inner(product), bias)
+        let [lhs_scale, rhs_scale] = [lhs_scale, rhs_scale].map(|scale| scale.into_primitive());
+        let (product, ()) = with_bias::<B, C, _>(bias, |bias| {
+            let product = B::fp8_matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+            (Self::from_inner(product), ())
+        });
+        product
     }
 
     fn fp8_matmul_amax(
@@ -84,22 +87,11 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
         bias: Bias<Self>,
         spec: MatmulSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (product, amax) = match bias {
-            Bias::None => {
-                let scales = [lhs_scale.into_primitive(), rhs_scale.into_primitive()];
-                let [lhs_scale, rhs_scale] = scales;
-                let (product, amax) =
-                    B::fp8_matmul_amax(lhs, rhs, lhs_scale, rhs_scale, Bias::None, spec);
-                (Self::from_inner(product), amax)
-            }
-            // The bias carries a gradient, so it is added apart.
-            bias => {
-                let product = Self::fp8_matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
-                let amax = B::fp8_amax(product.clone().into_primitive());
-                (product, amax)
-            }
-        };
-        (product, Self::from_inner(amax))
+        let [lhs_scale, rhs_scale] = [lhs_scale, rhs_scale].map(|scale| scale.into_primitive());
+        with_bias::<B, C, _>(bias, |bias| {
+            let (product, amax) = B::fp8_matmul_amax(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+            (Self::from_inner(product), Self::from_inner(amax))
+        })
     }
 
     fn fp8_update_scale(
@@ -151,18 +143,12 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
         granularities: [Granularity; 2],
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
-        let scales = [lhs_scale.into_primitive(), rhs_scale.into_primitive()];
-        let [lhs_scale, rhs_scale] = scales;
-        let product = B::fp8_matmul_blocks(
-            lhs,
-            rhs,
-            lhs_scale,
-            rhs_scale,
-            Bias::None,
-            granularities,
-            spec,
-        );
-        add_bias::<B, C>(Self::from_inner(product), bias)
+        let [left, right] = [lhs_scale, rhs_scale].map(|scale| scale.into_primitive());
+        let (product, ()) = with_bias::<B, C, _>(bias, |bias| {
+            let product = B::fp8_matmul_blocks(lhs, rhs, left, right, bias, granularities, spec);
+            (Self::from_inner(product), ())
+        });
+        product
     }
 
     fn fp8_linear(
@@ -175,16 +161,25 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
         spec: LinearSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let scales = [input_scale, gradient_scale];
-        linear::forward::<B, C>(input, weight, weight_codes, scales, bias, spec)
+        with_bias::<B, C, _>(bias, |bias| {
+            linear::forward::<B, C>(input, weight, weight_codes, scales, bias, spec)
+        })
     }
 
     fn fp8_linear_blocks(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
+        output_weight: Operand<Self>,
+        gradient_weight: Operand<Self>,
         bias: Bias<Self>,
         spec: BlockLinearSpec,
     ) -> FloatTensor<Self> {
-        linear_blocks::forward::<B, C>(input, weight, bias, spec)
+        let weights = [output_weight, gradient_weight];
+        let (product, ()) = with_bias::<B, C, _>(bias, |bias| {
+            let product = linear_blocks::forward::<B, C>(input, weight, weights, bias, spec);
+            (product, ())
+        });
+        product
     }
 
     fn fp8_gradient_amax(
@@ -194,23 +189,4 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         Self::from_inner(B::fp8_gradient_amax(like.into_primitive(), slot, take))
     }
-}
-
-/// Add a bias by Burn's own addition, whose gradient is the sum over the rows, in high precision.
-fn add_bias<B: Backend, C: CheckpointStrategy>(
-    product: FloatTensor<Autodiff<B, C>>,
-    bias: Bias<Autodiff<B, C>>,
-) -> FloatTensor<Autodiff<B, C>> {
-    let Bias::Row(bias) = bias else {
-        return product;
-    };
-    let shape = product.shape();
-    let mut row = vec![1; shape.num_dims()];
-    row[shape.num_dims() - 1] = bias.shape().num_elements();
-    let bias = Autodiff::<B, C>::float_reshape(bias, Shape::from(row));
-    let bias = match bias.dtype() == product.dtype() {
-        true => bias,
-        false => Autodiff::<B, C>::float_cast(bias, product.dtype().into()),
-    };
-    Autodiff::<B, C>::float_add(product, bias)
 }

@@ -103,7 +103,7 @@ fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
             2 * starts.len(),
         ),
         buffer::elements(bias),
-        buffer::raw(output.handle.clone(), length),
+        buffer::whole(&output),
         buffer::amax(&client, &amax),
         lhs_scales.grid(),
         rhs_scales.grid(),

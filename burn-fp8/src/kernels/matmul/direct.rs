@@ -81,7 +81,7 @@ fn matmul(product: Product) -> CubeTensor {
             client.create_from_slice(bytemuck::cast_slice(&starts)),
             4 * batches,
         ),
-        buffer::raw(output.handle.clone(), shape.num_elements()),
+        buffer::whole(&output),
         MatrixLaunch::new(lhs_row, lhs_column),
         MatrixLaunch::new(rhs_row, rhs_column),
         lhs_scales.grid(),

@@ -31,6 +31,19 @@ fn the_record_of_a_linear_loads() {
     assert_eq!(values(layer.weight.val()), values(linear.weight.val()));
 }
 
+/// The state of delayed scaling is what a `Linear` has no use for.
+#[test]
+fn a_linear_loads_the_record() {
+    let device = Device::flex();
+    let layer = Fp8LinearConfig::new(3, 2).init(&device);
+    let weight = values(layer.weight.val());
+    let linear = || LinearConfig::new(3, 2).init(&device);
+    let error = linear().try_load_record(layer.clone().into_record());
+    assert!(error.unwrap_err().to_string().contains("fp8.input.scale"));
+    let record = layer.into_record().allow_unused(true);
+    assert_eq!(values(linear().load_record(record).weight.val()), weight);
+}
+
 #[test]
 #[should_panic(expected = "Fp8LinearConfig: E5M2 alone")]
 fn a_bad_recipe_panics_in_init() {

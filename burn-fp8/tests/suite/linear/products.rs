@@ -1,13 +1,13 @@
 //! The products of a layer and their gradients.
 
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData, activation::relu};
 use burn_fp8::recipe::{
     BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat, RowwiseScaling,
 };
 use burn_fp8::{Fp8Cast, Fp8Format, Fp8Linear, Fp8Tensor, Granularity, scaled_matmul};
 
-use super::super::device::{Random, compiles_for_long, devices, sqnr, values};
+use super::super::device::{Random, compiles_for_long, devices, float_dtypes, sqnr, values};
 use super::{assert_near, linear, pass, pass_fp8};
 
 /// All with their defaults, and then the same with others.
@@ -237,17 +237,86 @@ fn a_frozen_weight_passes_the_gradient_on() {
     for device in devices() {
         let mut random = Random::new(33);
         let device = device.autodiff();
-        let layer = Fp8Linear::from(linear(&mut random, 20, 9, &device));
-        let frozen = layer.clone().no_grad();
-        let gradient = |layer: &Fp8Linear| {
-            let x = Random::new(34).matrix([7, 20], &device).require_grad();
-            let loss = layer.forward(x.clone()).powf_scalar(2.0).sum();
-            let gradients = loss.backward();
-            let weight = layer.weight.val().grad(&gradients).is_some();
-            (values(x.grad(&gradients).unwrap()), weight)
+        let linear = linear(&mut random, 20, 9, &device);
+        for recipe in recipes().into_iter().take(4) {
+            let layer = Fp8Linear::from_linear(linear.clone(), recipe).unwrap();
+            let frozen = layer.clone().no_grad();
+            let gradient = |layer: &Fp8Linear| {
+                let x = Random::new(34).matrix([7, 20], &device).require_grad();
+                let loss = layer.forward(x.clone()).powf_scalar(2.0).sum();
+                let gradients = loss.backward();
+                let weight = layer.weight.val().grad(&gradients).is_some();
+                (values(x.grad(&gradients).unwrap()), weight)
+            };
+            let (trained, wanted) = gradient(&layer);
+            assert!(wanted && trained.iter().any(|&x| x != 0.0));
+            assert_eq!(gradient(&frozen), (trained, false), "{recipe:?}");
+        }
+    }
+}
+
+/// Nor what is trained before it: the weight of a model's first layer.
+#[test]
+fn an_input_without_gradient_leaves_the_weights() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(37);
+    let linear = linear(&mut random, 20, 9, &device);
+    let x = random.matrix([7, 20], &device);
+    for recipe in recipes() {
+        let layer = Fp8Linear::from_linear(linear.clone(), recipe).unwrap();
+        let gradient = |layer: Fp8Linear, x: Tensor<2>| {
+            let loss = layer.forward(x).powf_scalar(2.0).sum();
+            values(layer.weight.val().grad(&loss.backward()).unwrap())
         };
-        let (trained, wanted) = gradient(&layer);
-        assert!(wanted && trained.iter().any(|&x| x != 0.0));
-        assert_eq!(gradient(&frozen), (trained, false));
+        let expected = gradient(layer.clone(), x.clone().require_grad());
+        assert_eq!(gradient(layer, x.clone()), expected, "{recipe:?}");
+    }
+}
+
+/// The bias is added before the output is rounded, whether the layer is trained or not.
+#[test]
+fn training_and_evaluation_give_the_same_numbers() {
+    for device in devices() {
+        let mut random = Random::new(38);
+        let linear = linear(&mut random, 24, 40, &device.clone().autodiff());
+        let x = random.matrix([30, 24], &device);
+        for dtype in float_dtypes(&device) {
+            let x = x.clone().cast(dtype);
+            for recipe in recipes().into_iter().take(4) {
+                let layer = Fp8Linear::from_linear(linear.clone(), recipe).unwrap();
+                let trained = layer.forward(x.clone().to_device(&device.clone().autodiff()));
+                let evaluated = layer.valid().forward(x.clone());
+                assert_eq!(trained.dtype(), evaluated.dtype());
+                assert_eq!(values(trained), values(evaluated), "{recipe:?} {dtype:?}");
+            }
+        }
+    }
+}
+
+/// What is computed again for backward is the same, and the layer itself is not.
+#[test]
+fn gradient_checkpointing_changes_nothing() {
+    let mut random = Random::new(39);
+    let [x, g] = [[7, 12], [7, 5]].map(|shape| random.normals(shape[0] * shape[1]));
+    for recipe in recipes() {
+        let [plain, checkpointed] = [
+            Device::flex().autodiff(),
+            Device::flex().autodiff().gradient_checkpointing(),
+        ]
+        .map(|device| {
+            let linear = linear(&mut Random::new(40), 12, 5, &device);
+            let layer = Fp8Linear::from_linear(linear, recipe).unwrap();
+            let tensor = |values: &[f32], width| {
+                let data = TensorData::new(values.to_vec(), [7, width]);
+                Tensor::<2>::from_data(data, &device)
+            };
+            let run = |x: Tensor<2>| relu(layer.forward(relu(x) * 2.0));
+            let bias = layer.bias.as_ref().unwrap().val();
+            let parameters = (&layer.weight.val(), &bias);
+            let gradients =
+                [(); 2].map(|()| pass(run, parameters, &tensor(&x, 12), &tensor(&g, 5)));
+            (gradients, layer.scaling_state())
+        });
+        assert_eq!(plain, checkpointed, "{recipe:?}");
     }
 }

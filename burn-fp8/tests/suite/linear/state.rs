@@ -3,8 +3,8 @@
 use burn::module::Module;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
-use burn_fp8::recipe::DelayedScaling;
-use burn_fp8::{Fp8Linear, Fp8LinearConfig, ScalingState};
+use burn_fp8::recipe::{DelayedScaling, RecipeFormat};
+use burn_fp8::{Fp8Linear, Fp8LinearConfig, ScalingState, calibrate, fp8_autocast};
 
 use super::super::device::{Random, compiles_for_long, devices, values};
 use super::{linear, pass_fp8};
@@ -133,4 +133,98 @@ fn a_resumed_run_continues_bit_for_bit() {
             assert_eq!(values(resumed.weight.val()), values(layer.weight.val()));
         }
     }
+}
+
+/// A history has the length of its recipe in the record too.
+#[test]
+fn a_record_fits_a_layer_of_its_history_length() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(35);
+    let recipe = DelayedScaling::new().with_amax_history_len(4);
+    let layer = Fp8Linear::from_linear(linear(&mut random, 4, 4, &device), recipe).unwrap();
+    let amaxes = [3.0, 2.0, 1.0].map(|amax| {
+        let x = Tensor::<2>::full([2, 4], amax, &device);
+        layer.forward(x);
+        amax
+    });
+    let config = |length: usize| {
+        let recipe = recipe.with_amax_history_len(length);
+        Fp8LinearConfig::new(4, 4).with_recipe(recipe.into())
+    };
+    let error = config(3)
+        .init(&device)
+        .try_load_record(layer.clone().into_record());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("shape mismatch"), "{error}");
+
+    let read = config(4).init(&device).load_record(layer.into_record());
+    for (length, expected) in [(2, vec![0.0, amaxes[1]]), (3, vec![0.0, 0.0, amaxes[1]])] {
+        let read = read.clone().with_recipe(recipe.with_amax_history_len(2));
+        let read = read
+            .unwrap()
+            .with_recipe(recipe.with_amax_history_len(length));
+        let [input, ..] = read.unwrap().scaling_state().unwrap();
+        assert_eq!((input.history, input.amax), (expected, amaxes[2]));
+    }
+    let e5m2 = recipe.with_format(RecipeFormat::E5M2);
+    assert!(read.with_recipe(e5m2).is_err());
+}
+
+/// A scale maps the same amax to the end of another format's range, even where it does not change for long.
+#[test]
+fn a_record_fits_a_layer_of_other_formats() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(36);
+    let hybrid = DelayedScaling::new()
+        .with_amax_history_len(2)
+        .with_interval(100);
+    let e4m3 = hybrid.with_format(RecipeFormat::E4M3);
+    let linear = linear(&mut random, 4, 4, &device);
+    let scales = |layer: &Fp8Linear| layer.scaling_state().unwrap().map(|state| state.scale);
+    for [from, to] in [[hybrid, e4m3], [e4m3, hybrid], [hybrid, hybrid]] {
+        let layer = Fp8Linear::from_linear(linear.clone(), from).unwrap();
+        let [x, g] = [(); 2].map(|()| random.matrix([3, 4], &device));
+        for _ in 0..2 {
+            pass_fp8(&layer, &x, &g);
+        }
+        let largest = values(g.abs().max())[0];
+        let end = |recipe: DelayedScaling| recipe.format.gradient().max();
+        let [input, weight, gradient] = scales(&layer);
+        assert_eq!(gradient, end(from) / largest);
+        let config = Fp8LinearConfig::new(4, 4).with_recipe(to.into());
+        let read = config.init(&device).load_record(layer.into_record());
+        assert_eq!(scales(&read), [input, weight, end(to) / largest]);
+    }
+}
+
+#[test]
+fn calibration_does_not_wait_for_the_interval() {
+    let device = Device::flex();
+    let recipe = DelayedScaling::new()
+        .with_amax_history_len(8)
+        .with_interval(4);
+    let config = Fp8LinearConfig::new(4, 2).with_recipe(recipe.into());
+    let layer = config.init(&device);
+    for amax in [1.0, 2.0, 7.0, 3.5] {
+        calibrate(|| layer.forward(Tensor::<2>::full([3, 4], amax, &device)));
+    }
+    let [input, ..] = layer.scaling_state().unwrap();
+    assert_eq!(input.scale, 448.0 / 7.0);
+}
+
+/// A layer that runs in fp8 takes its amaxes itself.
+#[test]
+fn calibration_is_for_layers_in_high_precision() {
+    let device = Device::flex().autodiff();
+    let recipe = DelayedScaling::new().with_amax_history_len(4);
+    let config = Fp8LinearConfig::new(4, 2).with_recipe(recipe.into());
+    let layer = config.init(&device);
+    let pass = |amax: f32| {
+        let x = Tensor::<2>::full([3, 4], amax, &device);
+        calibrate(|| fp8_autocast(true, None, || layer.forward(x)));
+    };
+    pass(2.0);
+    pass(3.0);
+    let [input, ..] = layer.scaling_state().unwrap();
+    assert_eq!((input.history, input.amax), (vec![0.0, 0.0, 0.0, 2.0], 3.0));
 }

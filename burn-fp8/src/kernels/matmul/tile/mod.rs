@@ -176,7 +176,7 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     let lhs_scale = lhs_scales.elements();
     let rhs_scale = rhs_scales.elements();
     let bias = buffer::elements(bias);
-    let result = buffer::raw(output.handle.clone(), shape.num_elements());
+    let result = buffer::whole(&output);
     let bf16 = output.dtype == DType::BF16;
     let dtype = dtype_to_storage_type(output.dtype);
 

@@ -1,0 +1,78 @@
+//! The gradient of a bias that a product's kernel adds.
+
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{FloatDType, Shape};
+use burn_autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+
+use crate::Bias;
+
+/// A product and what comes with it, made by a kernel that adds the bias in f32, before the output is rounded: training and
+/// evaluation give the same numbers. The gradient of the bias is the sum over the rows, in the bias's own dtype.
+pub(super) fn with_bias<B: Backend, C: CheckpointStrategy, T>(
+    bias: Bias<Autodiff<B, C>>,
+    product: impl FnOnce(Bias<B>) -> (FloatTensor<Autodiff<B, C>>, T),
+) -> (FloatTensor<Autodiff<B, C>>, T) {
+    let Bias::Row(bias) = bias else {
+        return product(Bias::None);
+    };
+    let state = (bias.shape(), bias.dtype().into());
+    let (bias, bias_node) = bias.into_parts();
+    let (product, rest) = product(Bias::Row(bias));
+    let (product, product_node) = product.into_parts();
+    let prepared = AddedBias.prepare::<C>([product_node, bias_node]);
+    let product = match prepared.compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(state, product),
+        OpsKind::UnTracked(prep) => prep.finish(product),
+    };
+    (product, rest)
+}
+
+/// From a product without its bias to the product with it.
+#[derive(Debug)]
+struct AddedBias;
+
+impl<B: Backend> Backward<B, 2> for AddedBias {
+    /// Of the bias as it came.
+    type State = (Shape, FloatDType);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let [product_node, bias_node] = ops.parents;
+        let (shape, dtype) = ops.state;
+        let grad = grads.consume::<B>(&ops.node);
+        if let Some(node) = bias_node {
+            grads.register::<B>(node.id, sum_of_rows::<B>(grad.clone(), shape, dtype));
+        }
+        if let Some(node) = product_node {
+            grads.register::<B>(node.id, grad);
+        }
+    }
+}
+
+/// The sum of all rows, in the shape and the dtype of a bias.
+fn sum_of_rows<B: Backend>(
+    grad: FloatTensor<B>,
+    shape: Shape,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let all = grad.shape();
+    if all.num_elements() == 0 {
+        return B::float_zeros(shape, &grad.device(), dtype);
+    }
+    let columns = shape.num_elements();
+    let grad = match FloatDType::from(grad.dtype()) == dtype {
+        true => grad,
+        false => B::float_cast(grad, dtype),
+    };
+    let rows = B::float_reshape(grad, Shape::new([all.num_elements() / columns, columns]));
+    B::float_reshape(B::float_sum_dim(rows, 0), shape)
+}
