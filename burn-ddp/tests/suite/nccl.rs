@@ -94,7 +94,7 @@ fn one_rank_that_asks_for_nccl_gets_it_or_the_reason() {
     assert_eq!(group.all_gather(&own).unwrap(), own);
     assert_eq!(group.all_gather_uneven(&own).unwrap(), [own]);
     assert_eq!(group.all_to_all(&own).unwrap(), own);
-    assert_eq!(group.all_gather::<i64>(&[]).unwrap(), []);
+    assert!(group.all_gather::<i64>(&[]).unwrap().is_empty());
     let large: Vec<f32> = (0..1 << 20).map(|i| i as f32).collect();
     let mut sums = large.clone();
     group.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
