@@ -24,6 +24,7 @@ mod suite {
     mod pytorch_lists;
     mod region;
     mod squares;
+    mod training;
     mod transparent;
     mod underflow;
 }
