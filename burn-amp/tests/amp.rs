@@ -8,6 +8,7 @@ mod suite {
     mod fp8;
     mod fp8_state;
     mod learner;
+    mod logged;
     mod loss_scaler;
     mod loss_scaler_device;
     mod loss_scaler_device_optimizers;
@@ -23,6 +24,7 @@ mod suite {
     mod pytorch_lists;
     mod region;
     mod squares;
+    mod training;
     mod transparent;
     mod underflow;
 }

@@ -72,9 +72,11 @@ pub(crate) type Lifted<B> = HashMap<String, CustomOpHandler<Layered<B>>>;
 fn lift<B: BackendIr>(handler: CustomOpHandler<B>) -> CustomOpHandler<Layered<B>> {
     Arc::new(move |handles, ir, device| {
         let mut base = HandleContainer::new();
+        let mut gradient = false;
         for input in &ir.inputs {
             match handles.get_tensor_handle(input).handle {
                 HandleKind::Float(tensor) => {
+                    gradient |= tensor.is_gradient();
                     base.register_float_tensor::<B>(&input.id, tensor.into_nominal());
                 }
                 HandleKind::Int(tensor) => {
@@ -103,11 +105,11 @@ fn lift<B: BackendIr>(handler: CustomOpHandler<B>) -> CustomOpHandler<Layered<B>
                 DType::Bool(_) => {
                     HandleKind::Bool(LayeredTensor::new(base.get_bool_tensor::<B>(&taken), layer))
                 }
-                dtype if dtype.is_float() => HandleKind::Float(LayeredFloat::new(
-                    base.get_float_tensor::<B>(&taken),
-                    dtype,
-                    layer,
-                )),
+                dtype if dtype.is_float() => {
+                    let tensor = base.get_float_tensor::<B>(&taken);
+                    let tensor = LayeredFloat::new(tensor, dtype, layer);
+                    HandleKind::Float(tensor.with_gradient(gradient))
+                }
                 _ => HandleKind::Int(LayeredTensor::new(base.get_int_tensor::<B>(&taken), layer)),
             };
             handles.register_handle(output.id, handle);

@@ -136,9 +136,11 @@ pub struct Cast {
 pub struct Made<'a> {
     /// The op.
     pub op: Op,
-    /// The float inputs, in the dtypes that the op ran in.
+    /// The dtype that the output was computed in.
+    pub dtype: DType,
+    /// The float inputs, as they are stored: before the casts that the plan asked for.
     pub inputs: Vec<FloatView<'a>>,
-    /// The output, as it was computed.
+    /// The output, as it is stored: after them.
     pub output: FloatView<'a>,
     pub(crate) scope: Option<&'a Scope>,
 }

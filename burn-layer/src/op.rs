@@ -101,21 +101,31 @@ impl Op {
         self.name().ends_with("_backward")
     }
 
+    /// The ops that are the backward of this one by their names. None for ops whose backward is made of ops that occur in
+    /// forward as well, as a matrix product's is.
+    ///
+    /// ```
+    /// use burn_layer::Op;
+    ///
+    /// let of_linear = [Op::linear_x_backward, Op::linear_weight_backward, Op::linear_bias_backward];
+    /// assert!(Op::linear.backward().eq(of_linear));
+    /// assert_eq!(Op::float_matmul.backward().count(), 0);
+    /// ```
+    pub fn backward(self) -> impl Iterator<Item = Op> {
+        let of_this = move |op: &Op| {
+            let parts = op.name().strip_prefix(self.name());
+            matches!(
+                parts,
+                Some("_backward" | "_x_backward" | "_weight_backward" | "_bias_backward")
+            )
+        };
+        Op::ALL.iter().copied().filter(of_this)
+    }
+
     /// Whether backward of the op is ops of its own, or matrix products.
     pub(crate) fn has_backward(self) -> bool {
         static HAVE: LazyLock<Vec<bool>> = LazyLock::new(|| {
-            let backward: Vec<&str> = Op::ALL
-                .iter()
-                .filter_map(|op| op.name().strip_suffix("_backward"))
-                .collect();
-            let has = |op: &Op| {
-                let name = op.name();
-                let of = |backward: &&str| {
-                    let rest = backward.strip_prefix(name);
-                    rest.is_some_and(|rest| matches!(rest, "" | "_x" | "_weight" | "_bias"))
-                };
-                *op == Op::float_matmul || backward.iter().any(of)
-            };
+            let has = |op: &Op| *op == Op::float_matmul || op.backward().next().is_some();
             Op::ALL.iter().map(has).collect()
         });
         HAVE[self.index()]

@@ -26,6 +26,12 @@ pub struct Inputs {
     pub same: bool,
     /// Whether the first or the last of them is the transposition of the other: `x x^T`.
     pub mirrored: bool,
+    /// Whether the second of two is the maximum of the first along a dimension: `x - max(x)`, as the softmax of a model in
+    /// training begins.
+    pub shifted: bool,
+    /// Of a product or convolution of backward that makes the gradient of the forward's first float input: the dtype that this
+    /// one was stored in. `None` for every other op.
+    pub gradient_of: Option<DType>,
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
     /// The rows of the first float input.

@@ -20,10 +20,14 @@ type Value = Arc<dyn Any + Send + Sync>;
 
 /// Runs `body`; the layers of every op that it starts [see](crate::Inputs::scope) `value`.
 ///
-/// Scopes nest, belong to the calling thread, and reach into backward: the backward of an op is in
-/// the scope of its forward, wherever `backward` is called. (Of a plain matrix product, backward is
-/// plain products as well. They are recognized by the transposed operand that they share with the
-/// forward.)
+/// Scopes nest, belong to the calling thread, and reach into backward: the backward of a matrix product, and of every op
+/// whose [backward is ops of its own](crate::Op::backward), is in the scope of its forward, wherever `backward` is called, in
+/// another scope too. The rest of backward (elementwise ops, sums, moves) is in the scope that `backward` is called in, and so
+/// is what gradient checkpointing computes again.
+///
+/// Backward is told from forward by its tensors: those made of the one that `backward` begins with, for a loss of one element.
+/// (After a loss of more elements, the backward of products counts as forward.) The forward is the last one that its weight,
+/// or its other factor, was used in.
 ///
 /// A value should be one of few that live long, such as a static: what is needed to recognize it
 /// is kept as long as the process lives, once for each value and thread.

@@ -3,7 +3,7 @@
 use crate::{Cast, Descent, LayerSet, LayeredDevice, kept::KeptValues, scope::Scope};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use core::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// The layers of a tensor, which are not taken off their device while it lives.
 struct Held(Arc<LayerSet>);
@@ -73,7 +73,7 @@ enum Source<P: TensorMetadata> {
 }
 
 /// What the clones of a tensor share.
-struct Shared<P> {
+pub(crate) struct Shared<P> {
     /// A copy in another dtype: a parameter is cast once and not once an op, and the copy goes when
     /// the parameter does.
     copy: Mutex<Option<(DType, P)>>,
@@ -82,12 +82,32 @@ struct Shared<P> {
 /// What the clones of a tensor share with its reshapes that keep the last dimension: its rows are theirs.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// The scope that they were last used in, which their backward belongs to.
-    used_in: Mutex<Option<Arc<Scope>>>,
+    /// How they were last used, which their backward goes by.
+    used: Mutex<Option<Used>>,
     /// What layers keep with them.
     pub(crate) kept: KeptValues,
     /// What layers keep with them and what optimizers make of them.
     pub(crate) descent: OnceLock<Descent>,
+}
+
+/// How a tensor was used in an op whose backward is ops of their own.
+#[derive(Clone, Debug)]
+pub(crate) struct Used {
+    /// The scope, if it was in one.
+    pub(crate) scope: Option<Arc<Scope>>,
+    /// The dtype that the first float input of the op was stored in.
+    pub(crate) first: DType,
+}
+
+impl Rows {
+    /// How they were last used.
+    pub(crate) fn used(&self) -> Option<Used> {
+        lock(&self.used).clone()
+    }
+
+    pub(crate) fn set_used(&self, used: &Used) {
+        *lock(&self.used) = Some(used.clone());
+    }
 }
 
 impl<P> Default for Shared<P> {
@@ -111,8 +131,15 @@ pub struct LayeredFloat<B: Backend> {
     rows: Arc<Rows>,
     /// The rows of the tensor that it is the transposition of, if it is.
     columns: Option<Arc<Rows>>,
+    /// What it is the maximum of along a dimension, if it is.
+    maximum_of: Option<MaximumOf<B>>,
+    /// Whether it is a gradient.
+    gradient: bool,
     layer: Held,
 }
+
+/// The tensor that another one is the maximum of. Its number is no other tensor's while this lives.
+pub(crate) type MaximumOf<B> = Weak<Shared<FloatTensor<B>>>;
 
 impl<B: Backend> LayeredFloat<B> {
     pub(crate) fn new(primitive: FloatTensor<B>, nominal: DType, layer: Arc<LayerSet>) -> Self {
@@ -141,6 +168,8 @@ impl<B: Backend> LayeredFloat<B> {
             shared: Arc::default(),
             rows: Arc::default(),
             columns: None,
+            maximum_of: None,
+            gradient: false,
             layer: Held::new(layer),
         }
     }
@@ -161,13 +190,33 @@ impl<B: Backend> LayeredFloat<B> {
         Self { rows, ..self }
     }
 
-    /// The scope that the tensor was last used in.
-    pub(crate) fn used_in(&self) -> Option<Arc<Scope>> {
-        lock(&self.rows.used_in).clone()
+    /// What this tensor's maximum along a dimension is to be known by.
+    pub(crate) fn for_maximum(&self) -> MaximumOf<B> {
+        Arc::downgrade(&self.shared)
     }
 
-    pub(crate) fn set_used_in(&self, scope: &Arc<Scope>) {
-        *lock(&self.rows.used_in) = Some(scope.clone());
+    /// What the tensor is the maximum of along a dimension.
+    pub(crate) fn maximum_of(&self) -> Option<&MaximumOf<B>> {
+        self.maximum_of.as_ref()
+    }
+
+    /// Whether the tensor is the maximum along a dimension of the one with that identity.
+    pub(crate) fn is_maximum_of(&self, identity: usize) -> bool {
+        let of = self.maximum_of.as_ref();
+        of.is_some_and(|of| of.as_ptr() as usize == identity)
+    }
+
+    pub(crate) fn with_maximum_of(self, maximum_of: Option<MaximumOf<B>>) -> Self {
+        Self { maximum_of, ..self }
+    }
+
+    /// Whether the tensor is a gradient: made of the one that a backward pass begins with.
+    pub(crate) fn is_gradient(&self) -> bool {
+        self.gradient
+    }
+
+    pub(crate) fn with_gradient(self, gradient: bool) -> Self {
+        Self { gradient, ..self }
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -245,6 +294,8 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             shared: self.shared.clone(),
             rows: self.rows.clone(),
             columns: self.columns.clone(),
+            maximum_of: self.maximum_of.clone(),
+            gradient: self.gradient,
             layer: self.layer.clone(),
         }
     }

@@ -9,6 +9,7 @@ mod suite {
     mod made;
     mod op_table;
     mod own;
+    mod panics;
     mod reduce;
     mod scope;
     mod service;

@@ -3,6 +3,11 @@
 //!
 //! The programs themselves lie beside this folder: `cargo run --release --example cifar_resnet_ddp -- --help`.
 
+/// The samples of the workspace's README, which compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 pub mod batch;
 pub mod digits;
 pub mod images;

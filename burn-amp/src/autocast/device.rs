@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
 /// suits it.
 ///
-/// The program sees f32 everywhere: tensors, parameters, gradients, optimizer state and records are
-/// as without autocast. Underneath, matrix products and convolutions run in bf16 or fp16, and what
+/// The program sees f32 everywhere, and parameters, their gradients, optimizer state and records are f32 underneath too (the
+/// gradient of a loss of one element, that is). Between them, matrix products and convolutions run in bf16 or fp16, and what
 /// needs the precision runs in f32, by the rules of the [`Policy`].
 ///
 /// ```
@@ -43,6 +43,13 @@ pub struct Autocast {
     policy: Policy,
     fp8: Option<Fp8Settings>,
     guard: Option<NanGuard>,
+}
+
+#[cfg(feature = "fp8")]
+fn for_nothing(what: &str) {
+    log::warn!(
+        "Autocast::{what} changes nothing: no layer runs in fp8 here. Begin with Autocast::fp8(recipe)"
+    );
 }
 
 /// A device that [`Autocast::device`] made.
@@ -143,11 +150,12 @@ impl Autocast {
         self
     }
 
-    /// Which linear layers run in fp8, if any do.
+    /// Which linear layers run in fp8. Without [`Autocast::fp8`] none does, and the log says that the filter is for nothing.
     #[cfg(feature = "fp8")]
     pub fn fp8_filter(mut self, filter: Fp8Filter) -> Self {
-        if let Some(fp8) = &mut self.fp8 {
-            fp8.filter = filter;
+        match &mut self.fp8 {
+            Some(fp8) => fp8.filter = filter,
+            None => for_nothing("fp8_filter"),
         }
         self
     }
@@ -158,8 +166,9 @@ impl Autocast {
     /// It is one call a layer and backward pass, on the thread on which the device runs its ops, which waits for the other ranks:
     /// all of them run the same layers in the same order, each with rows in its part of the batch. A pass without a backward, as
     /// in evaluation, makes no call and leaves the histories as they are. Scales of the first step are each rank's own, and so are
-    /// those of all steps by other recipes. When the reducer fails, the log says so, each rank goes on by its own amaxes, and
-    /// [`AutocastDevice::fp8_state`] is an error from then on.
+    /// those of all steps by other recipes. When the reducer fails, or answers with a tensor of another shape or device, the log
+    /// says so, each rank goes on by its own amaxes, and [`AutocastDevice::fp8_state`] is an error from then on. Without
+    /// [`Autocast::fp8`] the log says that the reducer is for nothing.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
@@ -184,8 +193,9 @@ impl Autocast {
     /// ```
     #[cfg(feature = "fp8")]
     pub fn amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
-        if let Some(fp8) = &mut self.fp8 {
-            fp8.share(reducer);
+        match &mut self.fp8 {
+            Some(fp8) => fp8.share(reducer),
+            None => for_nothing("amax_reducer"),
         }
         self
     }
@@ -251,7 +261,7 @@ impl Autocast {
     /// # Ok::<(), burn_layer::LayerError>(())
     /// ```
     pub fn with_report(self, device: Device) -> Result<AutocastDevice, LayerError> {
-        let (layers, layer) = self.layers(device)?;
+        let (layers, layer) = self.stack(device)?;
         Ok(layer.on(layers.serve()?))
     }
 
@@ -271,7 +281,7 @@ impl Autocast {
     /// # Ok::<(), burn_layer::LayerError>(())
     /// ```
     pub fn lease(self, device: Device) -> Result<AutocastLease, LayerError> {
-        let (layers, layer) = self.layers(device)?;
+        let (layers, layer) = self.stack(device)?;
         let lease = layers.lease()?;
         Ok(AutocastLease {
             lease,
@@ -281,7 +291,28 @@ impl Autocast {
         })
     }
 
-    fn layers(self, device: Device) -> Result<(Layers, AutocastLayer), LayerError> {
+    /// The device as it is before it is served, for other layers over autocast and custom ops of other crates:
+    /// burn-ddp's overlapped averaging and `SyncBatchNorm`, for instance.
+    ///
+    /// # Errors
+    ///
+    /// As [`device`](Self::device).
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_amp::{Autocast, NanGuard};
+    ///
+    /// let guard = NanGuard::new(); // any layer
+    /// let device = Autocast::bf16().layers(Device::flex())?.layer(guard.clone()).serve()?.autodiff();
+    /// Tensor::<1>::from_floats([-1.0], &device).log().into_data();
+    /// assert!(guard.first().is_some());
+    /// # Ok::<(), burn_amp::LayerError>(())
+    /// ```
+    pub fn layers(self, device: Device) -> Result<Layers, LayerError> {
+        self.stack(device).map(|(layers, _)| layers)
+    }
+
+    fn stack(self, device: Device) -> Result<(Layers, AutocastLayer), LayerError> {
         let guard = self.guard.clone();
         let layer = self.layer(&device)?;
         let layers = fp8::with_fp8_ops(Layers::on(device).layer(layer.clone()));
@@ -292,7 +323,7 @@ impl Autocast {
         Ok((layers, layer))
     }
 
-    /// The layer alone, to be [stacked](Layers) with others over `device`, or to be served with
+    /// The layer alone, to be [stacked](Layers) with others over `device` in an order of your own, or to be served with
     /// custom ops of a backend extension. Those see plain tensors in the dtype that the program
     /// sees.
     ///

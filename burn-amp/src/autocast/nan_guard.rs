@@ -12,8 +12,8 @@ use std::{
 };
 
 /// Looks at what every op computes, forward and backward, and remembers the first that made a NaN
-/// or an infinity of finite inputs. Every op then waits for the device, so this is for the search
-/// and not for the training.
+/// or an infinity of finite inputs: in computing, or in the casts before and after it, as where an input of 1e5 does not
+/// fit fp16. Every op then waits for the device, so this is for the search and not for the training.
 ///
 /// Infinities that the program put there itself (as data, or to mask attention) are no find; a NaN
 /// in the data is.
@@ -88,8 +88,8 @@ impl Shared {
     }
 }
 
-/// Gives the ops that `body` starts, and their backward as far as it can be told, a name in what a
-/// [`NanGuard`] finds, and to the filter and the delayed scaling of `Autocast::fp8`. Names nest: give blocks theirs, and
+/// Gives the ops that `body` starts, and the backward of its products, convolutions and other ops
+/// [as in regions](crate::full_precision), a name in what a [`NanGuard`] finds, and to the filter and the delayed scaling of `Autocast::fp8`. Names nest: give blocks theirs, and
 /// the path of the block is found.
 pub fn named<R>(name: &str, body: impl FnOnce() -> R) -> R {
     static NAMES: LazyLock<Mutex<HashMap<String, Arc<Name>>>> = LazyLock::new(Mutex::default);
@@ -113,6 +113,8 @@ pub struct NonFinite {
     pub nan: bool,
     /// The dtype that it ran in.
     pub dtype: DType,
+    /// The dtype that what it made is stored in.
+    pub stored: DType,
     /// The shape of what it made.
     pub shape: Shape,
     /// The shapes of its float inputs.
@@ -127,7 +129,11 @@ impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.nan { "a NaN" } else { "an infinity" };
         let Self { op, dtype, ops, .. } = self;
-        write!(f, "{op} in {dtype:?} made {what} of finite inputs")?;
+        write!(f, "{op} in {dtype:?}")?;
+        if self.stored != self.dtype {
+            write!(f, ", stored in {:?},", self.stored)?;
+        }
+        write!(f, " made {what} of finite inputs")?;
         if !self.path.is_empty() {
             write!(f, " in {}", self.path.join("."))?;
         }
@@ -173,7 +179,8 @@ impl Layer for NanGuard {
         let found = NonFinite {
             op: made.op,
             nan,
-            dtype: made.output.dtype(),
+            dtype: made.dtype,
+            stored: made.output.dtype(),
             shape: made.output.shape(),
             inputs: made.inputs.iter().map(FloatView::shape).collect(),
             path: names.map(|name| name.0.clone()).collect(),

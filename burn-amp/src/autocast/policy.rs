@@ -61,7 +61,8 @@ impl Policy {
     }
 
     /// Apex's `O2`: activations are kept in fp16 everywhere. Softmax and norms still compute in
-    /// f32, but their results are stored low, which halves the memory of activations.
+    /// f32, but their results are stored low, which halves the memory of activations. (In training Burn sends softmax and
+    /// norms as their parts. What sums and differences with f32 make of low tensors stays f32.)
     pub fn o2() -> Self {
         let builder = Self::builder(FloatDType::F16).name("O2");
         builder.low_outputs(true).build()
@@ -138,10 +139,13 @@ impl Policy {
 
     /// The plan for one run of `op`.
     pub(super) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
-        // Burn sends a square as a product. It is a power all the same, which fp16 cannot hold from
-        // 256 on.
         let op = match op {
+            // Burn sends a square as a product. It is a power all the same, which fp16 cannot hold from
+            // 256 on.
             Op::float_mul if inputs.same => Op::float_powi_scalar,
+            // In training, Burn sends a softmax as its parts. The first is a difference, which bf16 cannot hold to more
+            // than three digits.
+            Op::float_sub if inputs.shifted => Op::softmax,
             op => op,
         };
         let Some(rule) = self.rule(op) else {
@@ -156,9 +160,13 @@ impl Policy {
             Rule::Lower if op == Op::float_matmul && inputs.first_transposed => {
                 Plan::compute(low).store(DType::F32)
             }
+            // The gradient of a tensor that was cast for a product: as PyTorch's, in the dtype before the cast.
+            Rule::Lower if inputs.gradient_of == Some(DType::F32) => {
+                Plan::compute(low).store(DType::F32)
+            }
             Rule::Lower => Plan::compute(low),
             Rule::WeightGrad => Plan::compute(low).store(DType::F32),
-            Rule::Full if self.low_outputs && inputs.stored_low() => {
+            Rule::Full if self.low_outputs && inputs.stored_low() && !inputs.shifted => {
                 Plan::compute(DType::F32).store(low)
             }
             Rule::Full | Rule::Accumulate => Plan::compute(DType::F32),
@@ -210,7 +218,21 @@ impl PolicyBuilder {
         self
     }
 
-    /// Run `op` under `rule`.
+    /// Run `op` under `rule`, and with it the [ops that are its backward](Op::backward): gradients of weights are
+    /// computed as the rule says and stored in f32. A rule of their own comes after.
+    ///
+    /// A rule is for the op as it reaches the device. In training Burn takes some ops apart: a softmax is a difference,
+    /// which the rule of [`Op::softmax`] is for, an exponential, a sum and a quotient, each with its own; norms are sums,
+    /// differences and quotients; attention is products and a softmax.
+    ///
+    /// ```
+    /// use burn::tensor::FloatDType;
+    /// use burn_amp::{Op, Policy, Rule};
+    ///
+    /// let policy = Policy::builder(FloatDType::BF16).rule(Op::conv2d, Rule::Full).build();
+    /// assert_eq!(policy.rule(Op::conv2d_x_backward), Some(Rule::Full));
+    /// assert_eq!(policy.rule(Op::conv2d_weight_backward), Some(Rule::Accumulate));
+    /// ```
     ///
     /// # Panics
     ///
@@ -221,11 +243,15 @@ impl PolicyBuilder {
             "{op} takes no float tensor: no precision rule applies to it"
         );
         self.policy.rules[op.index()] = Some(rule);
+        for backward in op.backward() {
+            self.policy.rules[backward.index()] = Some(rule.of_backward(backward));
+        }
         self
     }
 
     /// Store the results of f32 ops (softmax, norms, losses; not sums) in the low dtype, as far as
-    /// their inputs were low. Halves the memory of activations.
+    /// their inputs were low. Halves the memory of activations, but of a softmax or norm in training, which Burn sends as its
+    /// parts: see [`Policy::o2`].
     pub fn low_outputs(mut self, low: bool) -> Self {
         self.policy.low_outputs = low;
         self
@@ -257,13 +283,21 @@ fn enabled() -> bool {
 
 impl From<Policy> for PolicyRecord {
     fn from(policy: Policy) -> Self {
-        let differs = |op: &&Op| policy.rules[op.index()] != TABLE[op.index()];
-        let rules = Op::ALL.iter().filter(differs).filter_map(|op| {
-            let rule = policy.rules[op.index()]?;
-            Some((String::from(op.name()), rule))
-        });
+        // By name, as the rules will be read: an op comes before its backward, which has its rule if nothing else is said.
+        let mut ops: Vec<Op> = Op::ALL.to_vec();
+        ops.sort_by_key(|op| op.name());
+        let mut read = Policy::builder(policy.low);
+        let mut rules = BTreeMap::new();
+        for op in ops {
+            if let Some(rule) = policy.rule(op)
+                && read.policy.rule(op) != Some(rule)
+            {
+                read = read.rule(op, rule);
+                rules.insert(String::from(op.name()), rule);
+            }
+        }
         Self {
-            rules: rules.collect(),
+            rules,
             name: policy.name,
             enabled: policy.enabled,
             low: policy.low,

@@ -16,8 +16,10 @@ pub(super) enum Region {
 /// Runs the ops that `body` starts on autocast devices as without autocast, in the precision that
 /// the program sees: `torch.autocast(enabled=False)`.
 ///
-/// Regions nest and belong to the calling thread. The backward of an op runs at the precision of
-/// its forward, wherever `backward` is called.
+/// Regions nest and belong to the calling thread. The backward of matrix products, convolutions and every other op whose
+/// [backward is ops of its own](crate::Op::backward) runs at the precision of its forward, wherever `backward` is called, in
+/// another region too. (The rest of backward is elementwise ops, sums and moves; they run where `backward` is called.
+/// [`scoped`](burn_layer::scoped) says how backward is known.)
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

@@ -1,5 +1,6 @@
 //! [`Rule`]: the precision that an op runs in.
 
+use burn_layer::Op;
 use serde::{Deserialize, Serialize};
 
 /// The precision that an op runs in. Float64 inputs are left alone under every rule.
@@ -19,6 +20,19 @@ pub enum Rule {
     FullKeep,
     /// Compute in the widest dtype that an input is stored in. With one input: as it is stored.
     Promote,
+}
+
+impl Rule {
+    /// The rule of an op that is the backward of one under this rule: gradients of weights and biases are stored in f32.
+    pub(super) fn of_backward(self, op: Op) -> Self {
+        let of_weight = ["_weight_backward", "_bias_backward"];
+        match self {
+            rule if !of_weight.iter().any(|end| op.name().ends_with(end)) => rule,
+            Rule::Lower => Rule::WeightGrad,
+            Rule::Full | Rule::FullKeep => Rule::Accumulate,
+            rule => rule,
+        }
+    }
 }
 
 impl core::fmt::Display for Rule {

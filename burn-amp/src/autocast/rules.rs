@@ -12,14 +12,16 @@
 //! | `ctc_loss` | not listed, and refuses half precision | full | as a loss |
 //! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel of one dtype |
 //! | `deform_conv2d` | torchvision: full | full | as torchvision |
-//! | gradients of weights | low, then cast to f32 by the leaf's cast | low, stored f32 | the same values |
+//! | softmax in training | full | its parts: `x - max(x)` by the rule of `softmax`, stored f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax. The same values |
+//! | gradients of what a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored f32 | the same values: every tensor that is stored in f32, parameters among them, has its gradient in f32 |
 //! | `x * x` | promote | full, as the square of `x` | Burn sends `square` and `powi_scalar(2)` as that product |
 //! | losses, norms and distances that Burn makes of other ops | full | by the rules of their parts | the device sees only the parts: differences of two low tensors are low, what is exponentiated, summed or averaged is full |
 //! | `dot` | promote | a low product, summed in full | the same |
 //!
 //! A weight may also be used in a plain product, whose backward is a plain product again. The one
 //! that makes the weight's gradient has its left factor transposed (`x^T dy`), so that the result
-//! of such a product is stored in f32 as well.
+//! of such a product is stored in f32 as well. (The gradient of a left factor, `dy w^T`, is told from a product of
+//! forward, and is stored in f32 where the factor was.)
 //!
 //! PyTorch's autocast decides forward; its backward ops run in the dtype of their forward. Burn's
 //! backward is made of ops as well, so they stand in the table beside their forward.
@@ -98,7 +100,7 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_powf_scalar_impl,
         ],
     ),
-    // prod, sum, cumsum, cumprod (and mean)
+    // prod, sum, cumsum, cumprod (and mean); gradients of weights that are computed in f32
     (
         Rule::Accumulate,
         &[
@@ -112,6 +114,8 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_cumsum,
             Op::float_cumprod,
             Op::linear_bias_backward,
+            Op::batch_norm_train_backward,
+            Op::deform_conv2d_backward,
         ],
     ),
     // softmax, log_softmax, softplus; losses
@@ -128,24 +132,12 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
         ],
     ),
     // layer_norm, native_layer_norm; batch norm
-    (
-        Rule::Full,
-        &[
-            Op::layer_norm,
-            Op::batch_norm_train,
-            Op::batch_norm_train_backward,
-        ],
-    ),
+    (Rule::Full, &[Op::layer_norm, Op::batch_norm_train]),
     (Rule::FullKeep, &[Op::batch_norm]),
     // upsample_*; torchvision's deform_conv2d
     (
         Rule::Full,
-        &[
-            Op::interpolate,
-            Op::interpolate_backward,
-            Op::deform_conv2d,
-            Op::deform_conv2d_backward,
-        ],
+        &[Op::interpolate, Op::interpolate_backward, Op::deform_conv2d],
     ),
     // atan2, cross, grid_sampler, index_put, scatter_add, dot
     (

@@ -26,8 +26,8 @@ pub struct LossScalerConfig {
     /// Steps without overflow before the scale grows.
     #[config(default = 2000)]
     pub growth_interval: u32,
-    /// The scale never falls below (Apex, DeepSpeed). PyTorch has none and can fall to zero, where
-    /// every gradient is NaN.
+    /// The scale never falls below (Apex, DeepSpeed); one that is below already stays. PyTorch has none
+    /// and can fall to zero, where every gradient is NaN.
     #[config(default = "None")]
     pub min_scale: Option<f64>,
     /// The scale never grows above (Apex).

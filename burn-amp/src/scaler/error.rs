@@ -20,14 +20,18 @@ pub enum LossScalerError {
          step at least one optimizer, then update with what the steps returned"
     )]
     NothingChecked,
-    /// An update with a step that was unscaled before the scale last changed.
+    /// An update with a step that was unscaled before the last one, or with another scale.
     #[error(
-        "a step unscaled with the loss scale {step} says nothing about the scale {current}: update \
-         the scale once after all steps of one backward pass, and before the next one"
+        "step {step}, unscaled with the loss scale {scale}, says nothing about step {next} and the scale {current}: \
+         update the scale once after all steps of one backward pass, and before the next one"
     )]
     Stale {
-        /// The scale that the step was unscaled with.
-        step: f32,
+        /// The number of the step.
+        step: u64,
+        /// The scale that it was unscaled with.
+        scale: f32,
+        /// The number of the step that the scaler is at.
+        next: u64,
         /// The scale of the scaler.
         current: f32,
     },

@@ -119,6 +119,31 @@ impl Factor {
     }
 }
 
+/// Every gradient of `module` times `factor`, unchecked.
+pub(super) fn scale<M: Module>(
+    grads: GradientsParams,
+    module: &M,
+    factor: Factor,
+) -> GradientsParams {
+    let mut scale = Scale { grads, factor };
+    module.visit(&mut scale);
+    scale.grads
+}
+
+struct Scale {
+    grads: GradientsParams,
+    factor: Factor,
+}
+
+impl ModuleVisitor for Scale {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.remove::<D>(param.id) {
+            let grad = self.factor.times(grad);
+            self.grads.register::<D>(param.id, grad);
+        }
+    }
+}
+
 struct Multiply {
     factor: Factor,
     path: Vec<String>,

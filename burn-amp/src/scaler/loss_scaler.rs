@@ -43,8 +43,8 @@ use burn::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// To clip gradients, give the optimizer a clipping configuration: it clips what the scaler has
-/// unscaled. To accumulate, add up the gradients of the scaled losses and call
+/// To clip by the norm of all gradients together, [`Unscaled::clip_norm`]; to clip each by itself, give the optimizer a
+/// clipping configuration, which clips what the scaler has unscaled. To accumulate, add up the gradients of the scaled losses and call
 /// [`step`](Self::step) once for all of them.
 ///
 /// **In parts**, as `unscale_`, `step` and `update` of PyTorch: [`unscale`](Self::unscale) gives
@@ -134,22 +134,24 @@ impl LossScaler {
     ///
     /// When a gradient is f16, as PyTorch's does: what scaling saved would be lost again.
     pub fn unscale<M: Module>(&self, grads: GradientsParams, module: &M) -> Unscaled {
-        let scale = self.current_scale();
+        let mut step = self.next_step();
         if !self.config.enabled {
-            let step = ScaledStep {
-                scale,
-                overflow: None,
-            };
             return Unscaled { grads, step };
         }
-        let pass = gradients::multiply(grads, module, Factor::host(scale.recip()));
-        let step = ScaledStep {
-            scale,
-            overflow: pass.overflow(),
-        };
+        let pass = gradients::multiply(grads, module, Factor::host(step.scale.recip()));
+        step.overflow = pass.overflow();
         Unscaled {
             grads: pass.grads,
             step,
+        }
+    }
+
+    /// The step that the next update is about, without overflow so far.
+    pub(super) fn next_step(&self) -> ScaledStep {
+        ScaledStep {
+            step: self.state.steps + 1,
+            scale: self.current_scale(),
+            overflow: None,
         }
     }
 
@@ -177,18 +179,20 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// When there is no step, and when one was unscaled with another scale than the current one.
+    /// When there is no step, and when one was unscaled before the last update or with another scale than the current one.
     pub fn update_after<'a>(
         &mut self,
         steps: impl IntoIterator<Item = &'a ScaledStep>,
     ) -> Result<(), LossScalerError> {
-        let current = self.current_scale();
+        let next = self.next_step();
         let mut overflow = None;
         for step in steps {
-            if step.scale != current {
+            if (step.step, step.scale) != (next.step, next.scale) {
                 return Err(LossScalerError::Stale {
-                    step: step.scale,
-                    current,
+                    step: step.step,
+                    scale: step.scale,
+                    next: next.step,
+                    current: next.scale,
                 });
             }
             *overflow.get_or_insert(false) |= step.overflow.is_some();

@@ -1,5 +1,6 @@
 //! Loss scaling.
 
+mod clip;
 mod config;
 mod error;
 mod gradients;

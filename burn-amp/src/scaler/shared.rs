@@ -123,10 +123,7 @@ impl SharedLossScaler {
         grads: MultiGradientsParams,
     ) -> (M, ScaledStep) {
         self.with(|scaler| {
-            let mut step = ScaledStep {
-                scale: scaler.current_scale(),
-                overflow: None,
-            };
+            let mut step = scaler.next_step();
             let mut unscaled = Vec::with_capacity(grads.grads.len());
             for (grads, device) in grads.grads {
                 let (grads, part) = scaler.unscale(grads, &module).into_parts();

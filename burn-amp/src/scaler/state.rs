@@ -106,7 +106,8 @@ impl LossScalerState {
         }
         let (min, _) = config.bounds();
         let scale = f64::from(self.scale) * config.backoff_factor;
-        self.scale = (scale as f32).max(min);
+        // A scale below the minimum stays where it is: no overflow raises it.
+        self.scale = (scale as f32).max(min.min(self.scale));
     }
 
     fn grow(&mut self, config: &LossScalerConfig) {

@@ -1,6 +1,6 @@
 //! [`Unscaled`]: gradients that are divided by the scale and checked, not yet stepped with.
 
-use super::Overflow;
+use super::{Overflow, clip};
 use burn::{
     module::Module,
     optim::{
@@ -10,7 +10,7 @@ use burn::{
 
 /// Gradients divided by the loss scale, for one step of one optimizer.
 ///
-/// They are gradients of the loss itself: the place to clip them, to add a penalty, or to
+/// They are gradients of the loss itself: the place to [clip](Self::clip_norm) them, to add a penalty, or to
 /// [agree](Self::agree) with other ranks. What PyTorch keeps as a state per optimizer (ready,
 /// unscaled, stepped) is a type here: `Unscaled` cannot be unscaled again,
 ///
@@ -48,6 +48,8 @@ pub struct Unscaled {
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a step that overflowed was skipped, and the scale is to be updated"]
 pub struct ScaledStep {
+    /// The number of the step, from 1: how often the scale is updated with it.
+    pub step: u64,
     /// The scale that the step's loss had.
     pub scale: f32,
     /// What overflowed, if the step was skipped for it.
@@ -65,7 +67,41 @@ impl Unscaled {
         &self.grads
     }
 
-    /// Change the gradients, to clip them by their norm for instance. They are not checked again.
+    /// Scale the gradients down so that the Euclidean norm of all of them together is at most `max_norm`, and tell the norm
+    /// that they had: PyTorch's `clip_grad_norm_` after `unscale_`. (The clipping of Burn's optimizers takes the norm of each
+    /// gradient by itself.) The host waits for the device once. Gradients that overflowed have a norm that is not finite,
+    /// and their step is skipped all the same.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
+    /// use burn_amp::LossScalerConfig;
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let mut model = LinearConfig::new(4, 1).with_bias(false).init(&device);
+    /// let mut optim = SgdConfig::new().init();
+    /// let mut scaler = LossScalerConfig::new().init()?;
+    /// let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum(); // four gradients of 1
+    /// let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
+    ///
+    /// let (unscaled, norm) = scaler.unscale(grads, &model).clip_norm(&model, 1.0);
+    /// assert_eq!(norm, 2.0);
+    /// let step;
+    /// (model, step) = unscaled.step(&mut optim, 0.1, model);
+    /// scaler.update_after([&step])?;
+    /// # let _ = model;
+    /// # Ok::<(), burn_amp::LossScalerError>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// When `max_norm` is not positive.
+    pub fn clip_norm<M: Module>(self, module: &M, max_norm: f64) -> (Self, f64) {
+        let (grads, norm) = clip::on_host(self.grads, module, max_norm);
+        let step = self.step;
+        (Self { grads, step }, norm)
+    }
+
+    /// Change the gradients. They are not checked again.
     pub fn map(self, change: impl FnOnce(GradientsParams) -> GradientsParams) -> Self {
         Self {
             grads: change(self.grads),

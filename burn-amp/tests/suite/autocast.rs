@@ -60,38 +60,46 @@ fn policies_and_devices<const N: usize>(policies: [Policy; N]) -> Vec<(Policy, D
     devices().into_iter().flat_map(of).flatten().collect()
 }
 
-#[derive(Default)]
-struct DTypes(Vec<DType>);
-impl ModuleVisitor for DTypes {
+/// Has an op run on every parameter that runs as the parameter is stored.
+struct Sign;
+impl ModuleVisitor for Sign {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.push(param.val().dtype());
+        assert_eq!(param.val().dtype(), DType::F32);
+        param.val().sign().into_data();
     }
 }
 
+/// And what outlives a step is f32 underneath.
 #[test]
 fn the_program_sees_f32() {
     for (policy, plain) in policies_and_devices([Policy::bf16(), Policy::fp16(), Policy::o2()]) {
-        let device = Autocast::new(policy).device(plain).unwrap().autodiff();
+        let low = DType::from(policy.low_dtype());
+        let autocast = Autocast::new(policy).with_report(plain).unwrap();
+        let device = autocast.device.clone().autodiff();
         let mut net = Net::new(&device);
         let mut optim = AdamConfig::new().init();
-        let x = Tensor::random([4, 2, 4, 4], Distribution::Default, &device);
-        let out = net.forward(x);
-        assert_eq!(out.dtype(), DType::F32);
-        assert_eq!(out.to_data().dtype(), DType::F32);
-        let grads = GradientsParams::from_grads(out.powi_scalar(2).mean().backward(), &net);
-        let grad = grads.get::<2>(net.linear.weight.id).unwrap();
-        assert_eq!(
-            (grad.dtype(), grad.into_data().dtype()),
-            (DType::F32, DType::F32)
-        );
-        net = optim.step(1e-3, net, grads);
-        let mut seen = DTypes::default();
-        net.visit(&mut seen);
-        assert!(
-            seen.0.iter().all(|dtype| *dtype == DType::F32),
-            "{:?}",
-            seen.0
-        );
+        for _ in 0..2 {
+            let x = Tensor::random([4, 2, 4, 4], Distribution::Default, &device);
+            let out = net.forward(x);
+            assert_eq!(out.dtype(), DType::F32);
+            assert_eq!(out.to_data().dtype(), DType::F32);
+            let grads = GradientsParams::from_grads(out.powi_scalar(2).mean().backward(), &net);
+            let grad = grads.get::<2>(net.linear.weight.id).unwrap();
+            assert_eq!(
+                (grad.dtype(), grad.into_data().dtype()),
+                (DType::F32, DType::F32)
+            );
+            let squares = |dtype| autocast.report().runs_of(Op::float_mul_scalar, dtype);
+            let before = squares(low);
+            net = optim.step(1e-3, net, grads);
+            device.sync().unwrap();
+            // Gradients and moments are what an optimizer multiplies by its factors.
+            assert_eq!(squares(low), before);
+        }
+        net.visit(&mut Sign);
+        let report = autocast.report();
+        let parameters = [DType::F32, low].map(|dtype| report.runs_of(Op::float_sign, dtype));
+        assert_eq!(parameters, [6, 0]);
     }
 }
 

@@ -1,9 +1,9 @@
 //! Which device an autocast device is, and how long.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_amp::{Autocast, LayerError, Op, Policy};
+use burn_amp::{Autocast, Fp8Filter, LayerError, Op, Policy, recipe::CurrentScaling};
 
-use super::devices::devices;
+use super::{devices::devices, logged::logged};
 
 #[test]
 fn the_same_policy_over_the_same_device_is_the_same_device() {
@@ -63,4 +63,14 @@ fn a_dtype_that_the_device_cannot_hold_is_refused_with_those_that_it_can() {
     for dtype in ["Flex32", "F64", "F32", "F16", "BF16"] {
         assert!(text.contains(dtype), "{text}");
     }
+}
+
+#[test]
+fn a_filter_that_changes_nothing_is_logged() {
+    let filter = |autocast: Autocast| logged(|| drop(autocast.fp8_filter(Fp8Filter::new())));
+    let warned = filter(Autocast::bf16());
+    assert_eq!(warned.len(), 1, "{warned:?}");
+    assert!(warned[0].contains("Begin with Autocast::fp8"), "{warned:?}");
+    let fp8 = Autocast::fp8(CurrentScaling::new()).unwrap();
+    assert_eq!(filter(fp8), [""; 0]);
 }

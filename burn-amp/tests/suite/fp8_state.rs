@@ -269,32 +269,46 @@ fn ranks_share_scales() {
     assert_ne!(run(autocast(), half(0), false), whole);
 }
 
-/// A group without its second rank.
+/// A group that fails, each in its way.
 #[derive(Debug)]
-struct Broken;
+enum Broken {
+    Gone,
+    OnAnotherDevice,
+    OfAnotherShape,
+}
 
 impl AmaxReducer for Broken {
-    fn max(&self, _: Tensor<1>) -> Result<Tensor<1>, Box<dyn Error + Send + Sync>> {
-        Err("the second rank is gone".into())
+    fn max(&self, amaxes: Tensor<1>) -> Result<Tensor<1>, Box<dyn Error + Send + Sync>> {
+        match self {
+            Broken::Gone => Err("the second rank is gone".into()),
+            Broken::OnAnotherDevice => {
+                let device = Autocast::bf16().device(Device::flex())?;
+                Ok(Tensor::from_data(amaxes.into_data(), &device))
+            }
+            Broken::OfAnotherShape => Ok(amaxes.repeat(&[2])),
+        }
     }
 }
 
 /// The device goes on, as its thread is not the one to stop the program.
 #[test]
 fn a_reducer_that_fails_is_heard() {
-    let autocast = Autocast::fp8(recipe()).unwrap();
-    let (lease, device) = lease(autocast.amax_reducer(Arc::new(Broken)));
-    let model = Model::new(&device);
-    assert_eq!(lease.fp8_state().unwrap(), Fp8State::default());
-    for step in 0..2 {
-        let gradients = model.loss(step, &device).backward();
-        let gradient = model.first.weight.grad(&gradients).unwrap();
-        let gradient = gradient.into_data().try_to_vec::<f32>().unwrap();
-        assert!(gradient.iter().all(|value| value.is_finite()));
+    for (broken, expected) in [
+        (Broken::Gone, "the second rank is gone"),
+        (Broken::OnAnotherDevice, "the reducer's answer is"),
+        (Broken::OfAnotherShape, "the reducer's answer is"),
+    ] {
+        let autocast = Autocast::fp8(recipe()).unwrap();
+        let (lease, device) = lease(autocast.amax_reducer(Arc::new(broken)));
+        let model = Model::new(&device);
+        assert_eq!(lease.fp8_state().unwrap(), Fp8State::default());
+        for step in 0..2 {
+            let gradients = model.loss(step, &device).backward();
+            let gradient = model.first.weight.grad(&gradients).unwrap();
+            let gradient = gradient.into_data().try_to_vec::<f32>().unwrap();
+            assert!(gradient.iter().all(|value| value.is_finite()));
+        }
+        let error = lease.fp8_state().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
-    let error = lease.fp8_state().unwrap_err();
-    assert!(
-        error.to_string().contains("the second rank is gone"),
-        "{error}"
-    );
 }

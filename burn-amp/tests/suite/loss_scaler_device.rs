@@ -59,6 +59,8 @@ fn every_option_is_that_of_the_host() {
         bounded().with_hysteresis(2),
         // A first scale above the maximum stays where it is.
         bounded().with_max_scale(Some(4.0)),
+        // And so does one below the minimum.
+        bounded().with_init_scale(1.0),
         config().with_init_scale(2f64.powi(127)),
         config().with_dynamic(false),
         config().with_enabled(false),

@@ -1,8 +1,8 @@
 //! What a scaler remembers and tells: its state in checkpoints, its history, its warning.
 
+use super::logged::logged;
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn_amp::{LossScalerConfig, LossScalerError, ScaleChange, ScaleHistory};
-use std::{cell::RefCell, sync::Once};
 
 #[test]
 fn the_state_survives_a_checkpoint() {
@@ -53,6 +53,17 @@ fn the_state_survives_burns_record() {
     assert_eq!(error, LossScalerError::Record { missing });
 }
 
+/// PyTorch's scale only falls at an overflow. A minimum above it does not raise it.
+#[test]
+fn an_overflow_never_raises_the_scale() {
+    let config = LossScalerConfig::new()
+        .with_init_scale(1.0)
+        .with_min_scale(Some(128.0));
+    let mut scaler = config.init().unwrap();
+    scaler.update(true);
+    assert_eq!(scaler.current_scale(), 1.0);
+}
+
 #[test]
 fn the_history_is_every_overflow_and_every_change() {
     let config = LossScalerConfig::new()
@@ -97,39 +108,10 @@ fn the_history_is_bounded() {
     assert_eq!(changes.next().unwrap().step, 11);
 }
 
-thread_local! {
-    static LOGGED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Keeps the warnings of each thread, which is to say of each test.
-struct Capture;
-
-impl log::Log for Capture {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if self.enabled(record.metadata()) {
-            LOGGED.with_borrow_mut(|logged| logged.push(record.args().to_string()));
-        }
-    }
-
-    fn flush(&self) {}
-}
-
 fn warnings(config: &LossScalerConfig, overflows: impl IntoIterator<Item = bool>) -> Vec<String> {
-    static SET: Once = Once::new();
-    SET.call_once(|| {
-        log::set_logger(&Capture).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
-    });
     let mut scaler = config.init().unwrap();
-    LOGGED.take();
-    overflows
-        .into_iter()
-        .for_each(|overflow| scaler.update(overflow));
-    LOGGED.take()
+    let overflows = overflows.into_iter();
+    logged(|| overflows.for_each(|overflow| scaler.update(overflow)))
 }
 
 #[test]

@@ -241,10 +241,84 @@ fn an_update_wants_the_steps_of_its_scale() {
     assert_eq!(
         stale,
         LossScalerError::Stale {
-            step: 8.0,
+            step: 1,
+            scale: 8.0,
+            next: 2,
             current: 4.0
         }
     );
     assert!(stale.to_string().contains("the loss scale 8"), "{stale}");
     assert_eq!(scaler.state().steps, 1);
+}
+
+/// PyTorch refuses an update after no new step, also where the scale stays as it is.
+#[test]
+fn a_step_counts_once() {
+    let (model, grads) = bias_gradient(1.0, &Device::flex().autodiff());
+    let mut scaler = LossScalerConfig::new().init().unwrap();
+    let (_, step) = scaler.unscale(grads, &model).into_parts();
+    scaler.update_after([&step]).unwrap();
+    assert_eq!(scaler.current_scale(), step.scale);
+    let stale = scaler.update_after([&step]).unwrap_err();
+    assert!(
+        matches!(
+            stale,
+            LossScalerError::Stale {
+                step: 1,
+                next: 2,
+                ..
+            }
+        ),
+        "{stale}"
+    );
+    assert_eq!(scaler.state().growth_tracker, 1);
+}
+
+/// PyTorch's `clip_grad_norm_`: all gradients times `max_norm / (norm + 1e-6)`, if that is below 1.
+#[test]
+fn gradients_are_clipped_by_the_norm_of_all() {
+    let device = Device::flex().autodiff();
+    let (model, x) = problem(&device);
+    let config = LossScalerConfig::new().with_init_scale(256.0);
+    let (host, on_device) = (config.init().unwrap(), config.init_on(&device).unwrap());
+    let flat = |grads: &GradientsParams| {
+        let weight = grads.get::<2>(model.weight.id).unwrap().into_data();
+        let bias = grads.get::<1>(model.bias.as_ref().unwrap().id).unwrap();
+        let all = [weight, bias.into_data()];
+        all.iter()
+            .flat_map(|data| data.iter::<f64>())
+            .collect::<Vec<_>>()
+    };
+    let plain = flat(&gradients(loss(&model, &x, false), &model));
+    let norm = plain.iter().map(|value| value * value).sum::<f64>().sqrt();
+    for max_norm in [0.25 * norm, 4.0 * norm] {
+        let factor = (max_norm / (norm + 1e-6)).min(1.0);
+        let expected = plain.iter().map(|value| value * factor);
+        let scaled = |loss| gradients(loss, &model);
+        let grads = scaled(host.scale(loss(&model, &x, false)));
+        let (clipped, found) = host.unscale(grads, &model).clip_norm(&model, max_norm);
+        let grads = scaled(on_device.scale(loss(&model, &x, false)));
+        let (there, found_there) = on_device.unscale(grads, &model).clip_norm(&model, max_norm);
+        let found_there: f32 = found_there.unwrap().into_scalar();
+        assert!((found / norm - 1.0).abs() < 1e-6);
+        assert!((f64::from(found_there) / norm - 1.0).abs() < 1e-6);
+        let mut kept = None;
+        let there = there.map(|grads| {
+            kept = Some(flat(&grads));
+            grads
+        });
+        drop(there);
+        for found in [flat(clipped.grads()), kept.unwrap()] {
+            for (found, expected) in found.iter().zip(expected.clone()) {
+                assert!(
+                    (found - expected).abs() <= 1e-6 * expected.abs(),
+                    "{max_norm}"
+                );
+            }
+        }
+    }
+    // What overflowed stays an overflow.
+    let grads = gradients(host.scale(loss(&model, &x, true)), &model);
+    let (clipped, norm) = host.unscale(grads, &model).clip_norm(&model, 1.0);
+    assert!(clipped.overflow().is_some() && !norm.is_finite());
 }

@@ -1,7 +1,7 @@
 //! What the NaN guard finds, and what it does not take for a find.
 
 use burn::tensor::{DType, Device, Shape, Tensor, activation};
-use burn_amp::{Autocast, NanGuard, Op, named};
+use burn_amp::{Autocast, NanGuard, Op, Policy, named};
 
 fn guarded(autocast: Autocast) -> (NanGuard, Device) {
     let guard = NanGuard::new();
@@ -32,6 +32,35 @@ fn it_names_the_first_op_that_overflowed_in_fp16() {
         "{text}"
     );
     assert!(text.contains("in block.attention"), "{text}");
+}
+
+/// 1e5 is no fp16 number: a product of it overflows in the cast before it.
+#[test]
+fn it_names_the_op_whose_cast_overflowed() {
+    let (guard, device) = guarded(Autocast::fp16());
+    let x = Tensor::<2>::full([2, 2], 1e5, &device);
+    x.matmul(Tensor::eye(2, &device)).exp().into_data();
+    let found = guard.first().unwrap();
+    assert_eq!((found.op, found.dtype), (Op::float_matmul, DType::F16));
+}
+
+/// O2 computes powers in f32 and stores them in fp16, which holds nothing above 65504.
+#[test]
+fn it_names_the_op_that_was_stored_as_an_infinity() {
+    let (guard, device) = guarded(Autocast::new(Policy::o2()));
+    let low = Tensor::<2>::full([2, 2], 300.0, &device).matmul(Tensor::eye(2, &device));
+    low.powf_scalar(2.0).add_scalar(1.0).into_data();
+    let found = guard.first().unwrap();
+    assert_eq!(
+        (found.nan, found.dtype, found.stored),
+        (false, DType::F32, DType::F16),
+        "{found}"
+    );
+    let text = found.to_string();
+    assert!(
+        text.contains("in F32, stored in F16, made an infinity"),
+        "{text}"
+    );
 }
 
 /// The derivative of a square root is infinite at 0, where the square root itself is finite.

@@ -48,6 +48,34 @@ fn a_policy_survives_writing() {
     assert!(error.contains("float_expp"), "{error}");
 }
 
+/// PyTorch's backward runs in the dtype of its forward.
+#[test]
+fn a_rule_covers_the_backward_of_its_op() {
+    let builder = || Policy::builder(FloatDType::BF16).rule(Op::conv2d, Rule::Full);
+    let policy = builder().build();
+    let rules = Op::conv2d.backward().map(|op| policy.rule(op).unwrap());
+    let full = [Rule::Full, Rule::Accumulate, Rule::Accumulate];
+    assert_eq!(rules.collect::<Vec<_>>(), full);
+    // Back to low, weights' gradients are stored in f32 as before.
+    let back = builder().rule(Op::conv2d, Rule::Lower).name("bf16").build();
+    assert_eq!(back, Policy::bf16());
+    // What is said of one alone holds, and is written.
+    let alone = builder().rule(Op::conv2d_x_backward, Rule::Lower).build();
+    assert_eq!(alone.rule(Op::conv2d_x_backward), Some(Rule::Lower));
+    assert_eq!(
+        alone.rule(Op::conv2d_weight_backward),
+        Some(Rule::Accumulate)
+    );
+    for policy in [policy, alone] {
+        let written = serde_json::to_string(&policy).unwrap();
+        let read: Policy = serde_json::from_str(&written).unwrap();
+        assert_eq!(read, policy, "{written}");
+    }
+    let by_hand = r#"{"name":"custom","low":"BF16","rules":{"conv2d":"full"}}"#;
+    let read: Policy = serde_json::from_str(by_hand).unwrap();
+    assert_eq!(read, builder().build());
+}
+
 #[test]
 fn a_policy_prints_its_table() {
     let printed = Policy::bf16().to_string();

@@ -5,7 +5,10 @@ use burn::{
     nn::{Linear, LinearConfig},
     tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData},
 };
-use burn_amp::{Autocast, AutocastDevice, Op, Policy, autocast, full_precision};
+use burn_amp::{
+    Autocast, AutocastDevice, Fp8Filter, Op, Policy, autocast, full_precision, named,
+    recipe::CurrentScaling,
+};
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().unwrap()
@@ -123,6 +126,46 @@ fn backward_runs_at_the_precision_of_its_forward() {
         let low = [Op::linear_weight_backward, Op::float_matmul];
         assert!(low.iter().any(|op| report.runs_of(*op, DType::BF16) > 0));
     }
+}
+
+/// A whole step in one region, with a head in another.
+#[test]
+fn backward_in_another_region_runs_at_the_precision_of_its_forward() {
+    let device = bf16();
+    let autodiff = device.device.clone().autodiff();
+    let head = linear(&data([6, 6]), None, &autodiff);
+    let x = Tensor::<2>::from_data(data([5, 6]), &autodiff).require_grad();
+    autocast(&Policy::fp16(), || {
+        let loss = full_precision(|| head.forward(x)).sum();
+        loss.backward();
+    });
+    device.device.sync().unwrap();
+    let report = device.report();
+    let runs = |dtype| report.runs_of(Op::float_matmul, dtype);
+    assert_eq!((runs(DType::F32), runs(DType::F16)), (3, 0));
+}
+
+/// A head that is kept out of fp8 by name stays out in backward, though backward has a name of its own.
+#[test]
+fn a_filter_keeps_out_backward_in_another_block() {
+    let filter = Fp8Filter::new().except_name("head");
+    let autocast = Autocast::fp8(CurrentScaling::new()).unwrap();
+    let device = autocast
+        .fp8_filter(filter)
+        .with_report(Device::flex())
+        .unwrap();
+    let autodiff = device.device.clone().autodiff();
+    let linear = || LinearConfig::new(16, 16).init(&autodiff);
+    let (body, head) = (linear(), linear());
+    let x = Tensor::<2>::ones([4, 16], &autodiff);
+    let y = body.forward(x);
+    let loss = named("head", || head.forward(y)).sum();
+    named("step", || loss.backward());
+    device.device.sync().unwrap();
+    let report = device.report();
+    // The body's output and the gradient of its weight, and of the head nothing.
+    assert_eq!(report.fp8_runs(), 2);
+    assert_eq!(report.runs_of(Op::float_matmul, DType::BF16), 3);
 }
 
 #[test]

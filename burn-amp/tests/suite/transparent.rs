@@ -275,7 +275,7 @@ fn records_are_byte_compatible_both_ways() {
     assert_eq!(on, step(optim, model, &device));
 }
 
-/// Running statistics are f32 and near the plain device's.
+/// Running statistics are stored in f32, as an op on them tells that runs as they are stored, and near the plain device's.
 #[test]
 fn running_statistics_are_kept_in_f32() {
     let run = |device: Device| {
@@ -287,7 +287,13 @@ fn running_statistics_are_kept_in_f32() {
         let norm = norm.valid();
         (norm.running_mean.value(), norm.running_var.value())
     };
-    let (mean, variance) = run(bf16());
+    let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
+    let (mean, variance) = run(autocast.device.clone());
+    for statistic in [&mean, &variance] {
+        statistic.clone().sign().into_data();
+    }
+    let stored = |dtype| autocast.report().runs_of(Op::float_sign, dtype);
+    assert_eq!((stored(DType::F32), stored(DType::BF16)), (2, 0));
     let (plain_mean, plain_variance) = run(Device::flex());
     assert_eq!((mean.dtype(), variance.dtype()), (DType::F32, DType::F32));
     for (low, exact) in [(mean, plain_mean), (variance, plain_variance)] {

@@ -1,16 +1,6 @@
 //! The plain devices that the tests run on.
 
-#[path = "../../../burn-layer/tests/suite/wgpu.rs"]
-mod wgpu;
+#[path = "../../../burn-layer/tests/suite/cube.rs"]
+mod cube;
 
-use burn::tensor::Device;
-pub(crate) use wgpu::wgpu;
-
-/// CubeCL's: its CPU runtime where the feature is on, and wgpu.
-pub(crate) fn cube_devices() -> Vec<Device> {
-    #[allow(unused_mut)]
-    let mut devices = Vec::from_iter(wgpu());
-    #[cfg(feature = "cpu")]
-    devices.push(Device::cpu());
-    devices
-}
+pub(crate) use cube::{cube_devices, wgpu};

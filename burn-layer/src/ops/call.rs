@@ -1,8 +1,11 @@
 //! One op on its way through a layer.
 
+use super::lineage::Lineage;
 use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
-    reduce::Viewed, scope, scope::Scope, tensor::Rows,
+    reduce::Viewed,
+    scope::Scope,
+    tensor::{MaximumOf, Rows},
 };
 use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -17,12 +20,12 @@ pub(crate) struct Call<B: BackendIr> {
     /// The first float input's [identity](LayeredFloat::identity), while all are that tensor.
     only: Option<usize>,
     plan: Plan,
-    /// The scope that the op was started in.
+    /// The scope that the op is in: at first the one it was started in.
     scope: Option<Arc<Scope>>,
-    /// Otherwise the scope of the forward that it is the backward of.
-    forward: Option<Arc<Scope>>,
-    /// The scopes that the float inputs were used in before, once there are any.
-    used_in: Vec<Option<Arc<Scope>>>,
+    /// What tells whether it is part of backward.
+    lineage: Lineage,
+    /// What the result is the maximum of along a dimension, if it is.
+    maximum_of: Option<MaximumOf<B>>,
     /// The rows of a tensor that is reshaped or transposed.
     rows: Option<Arc<Rows>>,
     /// What is kept for what the op makes of its first float input.
@@ -31,8 +34,8 @@ pub(crate) struct Call<B: BackendIr> {
     dims: Vec<usize>,
     /// Whether a layer watches what ops make.
     watched: bool,
-    /// The float inputs as the op gets them, when watched.
-    lowered: Vec<Viewed<B>>,
+    /// The float inputs as they are stored, when watched.
+    stored: Vec<Viewed<B>>,
 }
 
 impl<B: BackendIr> Call<B> {
@@ -44,13 +47,13 @@ impl<B: BackendIr> Call<B> {
             only: None,
             plan: Plan::default(),
             scope,
-            forward: None,
-            used_in: Vec::new(),
+            lineage: Lineage::new(op),
+            maximum_of: None,
             rows: None,
             descent: None,
             dims: Vec::new(),
             watched: false,
-            lowered: Vec::new(),
+            stored: Vec::new(),
         }
     }
 
@@ -58,10 +61,19 @@ impl<B: BackendIr> Call<B> {
         let identity = Some(tensor.identity());
         match &mut self.inputs {
             Some(inputs) => {
+                inputs.shifted = self.only.is_some_and(|first| tensor.is_maximum_of(first));
                 self.only = self.only.filter(|_| self.only == identity);
                 inputs.add(tensor, self.only.is_some());
             }
             None => {
+                self.maximum_of = match self.op {
+                    Op::float_max_dim | Op::float_max_dim_with_indices => {
+                        Some(tensor.for_maximum())
+                    }
+                    // A quiet softmax replaces infinite maxima.
+                    Op::float_mask_fill => tensor.maximum_of().cloned(),
+                    _ => None,
+                };
                 self.only = identity;
                 if steps(self.op) {
                     self.descent = tensor.rows().descent.get().cloned();
@@ -77,6 +89,8 @@ impl<B: BackendIr> Call<B> {
                     mixed: false,
                     same: false,
                     mirrored: false,
+                    shifted: false,
+                    gradient_of: None,
                     scope: None,
                     first_rows: tensor.rows().clone(),
                     first_columns: tensor.columns().cloned(),
@@ -87,34 +101,7 @@ impl<B: BackendIr> Call<B> {
         if self.op == Op::float_reshape || transposes(self.op) {
             self.rows = Some(tensor.rows().clone());
         }
-        if scope::any() {
-            self.see_scope(tensor);
-        }
-    }
-
-    fn see_scope(&mut self, tensor: &LayeredFloat<B>) {
-        match &self.scope {
-            // What backward needs of a forward is used in the forward's scope.
-            Some(scope) if self.op.has_backward() => tensor.set_used_in(scope),
-            Some(_) => {}
-            None => {
-                let counts = self.op != Op::float_matmul || tensor.columns().is_some();
-                let used_in = counts.then(|| tensor.used_in()).flatten();
-                self.used_in.push(used_in);
-            }
-        }
-    }
-
-    /// The scope of the forward that this op is the backward of.
-    fn scope_of_forward(&mut self) -> Option<Arc<Scope>> {
-        let mut used_in = core::mem::take(&mut self.used_in);
-        if self.op == Op::float_matmul || transposes(self.op) {
-            return used_in.into_iter().flatten().next();
-        }
-        // The last input of a backward op is a gradient, the others belong to the forward.
-        used_in.pop();
-        let all = self.op.is_backward() && used_in.iter().all(Option::is_some);
-        all.then(|| used_in.into_iter().flatten().next())?
+        self.lineage.see(tensor);
     }
 
     pub(crate) fn see_dims(&mut self, dims: &[usize]) {
@@ -135,9 +122,12 @@ impl<B: BackendIr> Call<B> {
     }
 
     pub(crate) fn plan(&mut self) {
-        let forward = self.scope_of_forward();
-        let scope = self.scope.clone().or_else(|| forward.clone());
-        self.forward = forward;
+        let forward = self.lineage.forward();
+        let gradient_of = forward.as_ref().and_then(|forward| forward.gradient_of);
+        match forward {
+            Some(forward) => self.scope = forward.scope,
+            None => self.lineage.used_in(self.scope.as_ref()),
+        }
         let Some(layer) = &self.layer else {
             return;
         };
@@ -145,7 +135,8 @@ impl<B: BackendIr> Call<B> {
         let Some(inputs) = &mut self.inputs else {
             return;
         };
-        inputs.scope = scope;
+        inputs.scope = self.scope.clone();
+        inputs.gradient_of = gradient_of;
         self.plan = match self.op {
             // What the program reads is in the dtype that it sees.
             Op::float_into_data => Plan::compute(inputs.nominal),
@@ -184,21 +175,20 @@ impl<B: BackendIr> Call<B> {
             let seen = tensors
                 .into_iter()
                 .map(|tensor| Viewed(tensor.into_storage()));
-            self.lowered.extend(seen);
+            self.stored.extend(seen);
         }
         let tensor = ran.0.downcast::<FloatTensor<B>>();
         Some(self.float(*tensor.expect("the kernel is of the backend underneath")))
     }
 
     pub(crate) fn lower(&mut self, tensor: LayeredFloat<B>) -> FloatTensor<B> {
-        let tensor = match self.plan.compute {
+        if self.watched {
+            self.stored.push(Viewed(tensor.clone().into_storage()));
+        }
+        match self.plan.compute {
             Some(dtype) => tensor.into_dtype(dtype),
             None => tensor.into_storage(),
-        };
-        if self.watched {
-            self.lowered.push(Viewed(tensor.clone()));
         }
-        tensor
     }
 
     /// A float result: the program sees the dtype of the inputs, or without any what was computed.
@@ -218,23 +208,21 @@ impl<B: BackendIr> Call<B> {
 
     fn wrap(&self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
-        if self.watched {
-            self.made(&tensor);
-        }
+        let ran_in = tensor.dtype();
         let tensor = match self.plan.store {
             Some(dtype) if dtype != tensor.dtype() => {
                 LayeredFloat::<B>::new(tensor, nominal, layer.clone()).into_dtype(dtype)
             }
             _ => tensor,
         };
+        if self.watched {
+            self.made(&tensor, ran_in);
+        }
         layer.stored(tensor.dtype(), nominal, tensor.shape().num_elements());
         let shape = tensor.shape();
-        let tensor = LayeredFloat::new(tensor, nominal, layer);
-        if transposes(self.op)
-            && let Some(scope) = &self.forward
-        {
-            tensor.set_used_in(scope);
-        }
+        let tensor = LayeredFloat::new(tensor, nominal, layer)
+            .with_maximum_of(self.maximum_of.clone())
+            .with_gradient(self.lineage.makes_gradient(&shape));
         if let (Some(descent), Some(inputs)) = (&self.descent, &self.inputs)
             && inputs.shapes[0] == shape
         {
@@ -293,13 +281,14 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    fn made(&self, output: &FloatTensor<B>) {
+    fn made(&self, output: &FloatTensor<B>, ran_in: DType) {
         let output = Viewed::<B>(output.clone());
         self.layer().made(&Made {
             op: self.op,
-            inputs: self.lowered.iter().map(Viewed::view).collect(),
+            dtype: ran_in,
+            inputs: self.stored.iter().map(Viewed::view).collect(),
             output: output.view(),
-            scope: self.scope.as_deref().or(self.forward.as_deref()),
+            scope: self.scope.as_deref(),
         });
     }
 

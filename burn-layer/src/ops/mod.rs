@@ -3,5 +3,6 @@
 pub(crate) mod call;
 mod delegate;
 mod distributed;
+mod lineage;
 pub(crate) mod table;
 mod transaction;

@@ -5,7 +5,7 @@ use std::process::Command;
 /// Whether this is the process that runs all tests. Then `test` has passed in one of its own, made as `prepare` says;
 /// otherwise this is that one.
 pub(crate) fn of(test: &str, prepare: impl FnOnce(&mut Command)) -> bool {
-    const CHILD: &str = "BURN_LAYER_TEST_CHILD";
+    const CHILD: &str = "BURN_TEST_CHILD";
     if std::env::var_os(CHILD).is_some() {
         return false;
     }

@@ -35,19 +35,40 @@ fn frames_are_larger_than_burns() {
     assert_eq!(ops_in_a_frame(), 32);
 }
 
-#[test]
-fn a_file_of_the_program_settles_it() {
+/// Whether a process in a folder with that `burn.toml` has that many ops in a frame.
+fn settles(test: &str, file: &str, ops: usize) -> bool {
     let folder = tempfile::tempdir().unwrap();
-    let file = "[remote]\nflush_threshold = 7\n[fusion.beam_search]\nmax_blocks = 3\n";
     std::fs::write(folder.path().join("burn.toml"), file).unwrap();
     let there = |command: &mut std::process::Command| {
         command.current_dir(&folder);
     };
-    if child::of("suite::frames::a_file_of_the_program_settles_it", there) {
-        return;
+    if child::of(test, there) {
+        return false;
     }
-    assert_eq!(ops_in_a_frame(), 7);
-    assert_eq!(BurnConfig::get().fusion().beam_search.max_blocks, 3);
+    assert_eq!(ops_in_a_frame(), ops);
+    true
+}
+
+#[test]
+fn a_file_of_the_program_settles_it() {
+    let file = "[remote]\nflush_threshold = 7\n[fusion.beam_search]\nmax_blocks = 3\n";
+    if settles("suite::frames::a_file_of_the_program_settles_it", file, 7) {
+        assert_eq!(BurnConfig::get().fusion().beam_search.max_blocks, 3);
+    }
+}
+
+/// Also where it says what Burn has anyway.
+#[test]
+fn a_file_with_burns_own_number_settles_it() {
+    let test = "suite::frames::a_file_with_burns_own_number_settles_it";
+    settles(test, "[remote]\nflush_threshold = 4\n", 4);
+}
+
+/// And not where it is about something else.
+#[test]
+fn a_file_about_something_else_settles_nothing() {
+    let test = "suite::frames::a_file_about_something_else_settles_nothing";
+    settles(test, "[remote]\nflush_bytes_threshold = 4096\n", 32);
 }
 
 #[test]

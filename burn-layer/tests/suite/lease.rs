@@ -2,12 +2,8 @@
 
 use super::child;
 use burn::tensor::{Device, Tensor};
-use burn_flex::Flex;
-use burn_layer::{CustomOpHandler, Layer, Layers, Lease};
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use burn_layer::{Layer, Layers, Lease};
+use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 struct Nothing;
@@ -106,21 +102,6 @@ fn leases_live_side_by_side() {
         ),
         (-4.0, 4.0)
     );
-}
-
-#[test]
-fn a_device_that_went_is_refused() {
-    // Of a kind of its own, so that no other test's device takes its place.
-    let alone: CustomOpHandler<Flex> = Arc::new(|_, _, _| ());
-    let layers = Layers::on(Device::flex()).layer(Nothing);
-    let lease = layers
-        .custom_ops::<Flex>([("alone", alone)])
-        .lease()
-        .unwrap();
-    let device = lease.device();
-    drop(lease);
-    let late = move || Tensor::<1>::ones([1], &device).into_data();
-    assert!(std::panic::catch_unwind(late).is_err());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::sync::{
 struct Watch {
     off: Arc<AtomicBool>,
     #[allow(clippy::type_complexity)]
-    made: Arc<Mutex<Vec<(Op, DType, bool, usize, String)>>>,
+    made: Arc<Mutex<Vec<(Op, [DType; 2], bool, usize, String)>>>,
     stored: Arc<Mutex<Vec<(DType, DType, usize)>>>,
 }
 
@@ -30,7 +30,7 @@ impl Layer for Watch {
         let names: Vec<_> = names.map(String::as_str).collect();
         self.made.lock().unwrap().push((
             made.op,
-            made.output.dtype(),
+            [made.dtype, made.output.dtype()],
             made.output.is_finite().unwrap(),
             made.inputs.len(),
             names.join("."),
@@ -55,15 +55,16 @@ fn a_layer_is_shown_what_ops_make_of_what() {
     let y = scoped(&outer, || scoped(&inner, || x.clone() * x.clone()));
     y.log().into_data();
     let made: Vec<_> = watch.made.lock().unwrap().drain(..).collect();
+    // As computed, and as stored.
+    let (f32, bf16) = (DType::F32, DType::BF16);
     assert_eq!(
         made,
         [
-            (Op::float_from_data, DType::F32, true, 0, String::new()),
-            (Op::float_mul, DType::BF16, true, 2, "outer.inner".into()),
-            (Op::float_log, DType::F32, false, 1, String::new()),
+            (Op::float_from_data, [f32; 2], true, 0, String::new()),
+            (Op::float_mul, [bf16, f32], true, 2, "outer.inner".into()),
+            (Op::float_log, [f32; 2], false, 1, String::new()),
         ]
     );
-    // As computed, and then as stored.
     let stored = watch.stored.lock().unwrap().clone();
     assert_eq!(stored, [(DType::F32, DType::F32, 3); 3]);
 

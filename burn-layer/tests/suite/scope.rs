@@ -139,3 +139,45 @@ fn backward_of_products_is_in_the_scope_of_its_forward() {
         assert_eq!((count("inner"), count("")), (3, 3), "bias: {bias}");
     }
 }
+
+/// Of a linear layer in one scope and one outside of all, backward called in a third.
+#[test]
+fn backward_in_another_scope_is_in_the_scope_of_its_forward() {
+    let recorder = Recorder::default();
+    let device = recorder.device().autodiff();
+    let x = Tensor::<2>::random([2, 3], Distribution::Default, &device).require_grad();
+    let linear = || LinearConfig::new(3, 3).init(&device);
+    let (inside, outside) = (linear(), linear());
+    let images = Tensor::<4>::random([1, 2, 5, 5], Distribution::Default, &device).require_grad();
+    let conv = || Conv2dConfig::new([2, 2], [3, 3]).init(&device);
+    let (conv_inside, conv_outside) = (conv(), conv());
+    let (y, z) = scoped(&INNER, || (inside.forward(x), conv_inside.forward(images)));
+    let loss = outside.forward(y).sum() + conv_outside.forward(z).sum();
+    scoped(&OUTER, || loss.backward());
+    device.sync().unwrap();
+    let products = recorder.scopes_of(Op::float_matmul);
+    let count = |scope: &str| products.iter().filter(|ran| **ran == scope).count();
+    assert_eq!((count("inner"), count("outer"), count("")), (3, 0, 3));
+    for op in Op::conv2d.backward() {
+        assert_eq!(recorder.scopes_of(op), ["", "inner"], "{op}");
+    }
+}
+
+/// A weight that is used again, transposed: forward, though it looks as backward does.
+#[test]
+fn a_tied_weight_is_in_the_scope_that_it_is_used_in() {
+    let recorder = Recorder::default();
+    let device = recorder.device().autodiff();
+    let random = |shape: [usize; 2]| Tensor::<2>::random(shape, Distribution::Default, &device);
+    let weight = random([3, 4]).require_grad();
+    let code = scoped(&INNER, || {
+        random([2, 3]).require_grad().matmul(weight.clone())
+    });
+    let decoded = code.matmul(weight.transpose());
+    decoded.clone().into_data();
+    assert_eq!(recorder.scopes_of(Op::float_matmul), ["inner", ""]);
+    decoded.sum().backward();
+    device.sync().unwrap();
+    let backward = recorder.scopes_of(Op::float_matmul).split_off(2);
+    assert_eq!(backward, ["", "", "inner", "inner"]);
+}

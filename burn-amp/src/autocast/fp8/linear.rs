@@ -4,7 +4,7 @@ use super::{
     Fp8,
     history::{Histories, Known},
     product::{self, InputOf, Product},
-    ranks::{Lift, Reducer},
+    ranks::Lift,
     state::{LayerName, lock},
 };
 use crate::autocast::nan_guard::Name;
@@ -139,21 +139,18 @@ impl Fp8 {
     /// Share what a layer's passes left, now that one is known to be a step's: evaluation has no backward.
     fn share<B: Backend + Fp8Ops>(&self, layer: &Layer<B>, lift: Lift<B>) {
         let settings = &self.settings;
-        if let (Some(layer), Some(Reducer(reducer)), Fp8Recipe::Delayed(recipe)) =
+        if let (Some(layer), Some(reducer), Fp8Recipe::Delayed(recipe)) =
             (layer, &settings.reducer, &settings.recipe)
         {
             lock(layer).share(recipe, |own| {
                 if self.failure.get().is_some() {
                     return own;
                 }
-                match reducer.max((lift.up)(own.clone())) {
-                    Ok(all) => (lift.down)(all),
-                    Err(error) => {
-                        log::error!("Autocast::fp8: amaxes are not shared any more: {error}");
-                        let _ = self.failure.set(error.to_string());
-                        own
-                    }
-                }
+                reducer.max(own.clone(), lift).unwrap_or_else(|error| {
+                    log::error!("Autocast::fp8: amaxes are not shared any more: {error}");
+                    let _ = self.failure.set(error);
+                    own
+                })
             });
         }
     }

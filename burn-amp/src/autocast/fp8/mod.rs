@@ -38,10 +38,7 @@ macro_rules! lift {
     ($backend:ty) => {
         Lift {
             up: Tensor::from_primitive::<$backend>,
-            down: |tensor| {
-                let primitive = tensor.try_into_primitive::<$backend>();
-                primitive.expect("a reducer's answer is on the device of the question")
-            },
+            down: |tensor| tensor.try_into_primitive::<$backend>().ok(),
         }
     };
 }

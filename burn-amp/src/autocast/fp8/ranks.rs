@@ -21,5 +21,25 @@ impl PartialEq for Reducer {
 #[derive(Clone, Copy)]
 pub(super) struct Lift<B: Backend> {
     pub(super) up: fn(FloatTensor<B>) -> Tensor<1>,
-    pub(super) down: fn(Tensor<1>) -> FloatTensor<B>,
+    /// `None` for a tensor of another backend.
+    pub(super) down: fn(Tensor<1>) -> Option<FloatTensor<B>>,
+}
+
+impl Reducer {
+    /// The largest of all ranks' amaxes, or what is wrong.
+    pub(super) fn max<B: Backend>(
+        &self,
+        own: FloatTensor<B>,
+        lift: Lift<B>,
+    ) -> Result<FloatTensor<B>, String> {
+        let asked = (lift.up)(own);
+        let (device, shape) = (asked.device(), asked.shape());
+        let answer = self.0.max(asked).map_err(|error| error.to_string())?;
+        let is = format!("{} on {:?}", answer.shape(), answer.device());
+        let fits = answer.device() == device && answer.shape() == shape;
+        let primitive = (lift.down)(answer).filter(|_| fits);
+        primitive.ok_or_else(|| {
+            format!("the reducer's answer is {is}; expected {shape} on {device:?}, as it was asked")
+        })
+    }
 }

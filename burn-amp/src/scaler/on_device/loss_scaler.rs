@@ -166,11 +166,12 @@ impl DeviceLossScaler {
         let fallen = self.scale.clone().mul_scalar(config.backoff_factor);
         let grown = self.scale.clone().mul_scalar(config.growth_factor);
         let can_grow = grows.clone().bool_and(grown.clone().is_finite());
+        let least = self.scale.clone().clamp_max(min);
         let most = self.scale.clone().clamp_min(max);
         self.scale = self
             .scale
             .clone()
-            .mask_where(falls, fallen.clamp_min(min))
+            .mask_where(falls, fallen.max_pair(least))
             .mask_where(can_grow, grown.min_pair(most));
         self.growth_tracker = tracker.mask_fill(overflow.bool_or(full), 0);
         let refills = if config.consecutive_hysteresis {

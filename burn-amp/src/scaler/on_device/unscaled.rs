@@ -1,10 +1,13 @@
 //! [`DeviceUnscaled`].
 
 use super::DeviceOptimizer;
-use crate::scaler::gradients::Factor;
+use crate::scaler::{
+    clip,
+    gradients::{self, Factor},
+};
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ModuleVisitor, Param},
+    module::Module,
     optim::GradientsParams,
     tensor::{Bool, Tensor},
 };
@@ -49,7 +52,18 @@ impl DeviceUnscaled {
         self.overflow.clone()
     }
 
-    /// Change the gradients, to clip them for instance. They are not checked again.
+    /// Clip the gradients as [`Unscaled::clip_norm`](crate::Unscaled::clip_norm) does, on the device. The norm that they had is
+    /// one element there; `None` without gradients.
+    ///
+    /// # Panics
+    ///
+    /// When `max_norm` is not positive.
+    pub fn clip_norm<M: Module>(self, module: &M, max_norm: f64) -> (Self, Option<Tensor<1>>) {
+        let (grads, norm) = clip::on_device(self.grads, module, max_norm);
+        (Self { grads, ..self }, norm)
+    }
+
+    /// Change the gradients. They are not checked again.
     pub fn map(self, change: impl FnOnce(GradientsParams) -> GradientsParams) -> Self {
         Self {
             grads: change(self.grads),
@@ -75,27 +89,10 @@ impl DeviceUnscaled {
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> M {
+        // All gradients are NaN if one overflowed, which tells each parameter's optimizer to skip.
         let one = self.overflow.clone().float().ones_like();
-        let mut mark = Mark {
-            grads: self.grads,
-            factor: Factor::device(one.mask_fill(self.overflow, f32::NAN)),
-        };
-        module.visit(&mut mark);
-        optimizer.step(lr, module, mark.grads)
-    }
-}
-
-/// Makes all gradients NaN if one overflowed, which tells each parameter's optimizer to skip.
-struct Mark {
-    grads: GradientsParams,
-    factor: Factor,
-}
-
-impl ModuleVisitor for Mark {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.remove::<D>(param.id) {
-            let grad = self.factor.times(grad);
-            self.grads.register::<D>(param.id, grad);
-        }
+        let factor = Factor::device(one.mask_fill(self.overflow, f32::NAN));
+        let grads = gradients::scale(self.grads, &module, factor);
+        optimizer.step(lr, module, grads)
     }
 }
