@@ -4,9 +4,11 @@
 mod cube;
 
 use burn::tensor::Device;
+use cube::cuda;
 pub(crate) use cube::{cube_devices, wgpu};
 
-/// Flex and wgpu. Not CubeCL's CPU runtime, which compiles kernels for long.
+/// Flex, wgpu and CUDA. Not CubeCL's CPU runtime, which compiles kernels for long.
 pub(crate) fn devices() -> Vec<Device> {
-    [Device::flex()].into_iter().chain(wgpu()).collect()
+    let gpus = wgpu().into_iter().chain(cuda());
+    [Device::flex()].into_iter().chain(gpus).collect()
 }

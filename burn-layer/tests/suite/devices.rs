@@ -1,12 +1,16 @@
 //! The plain devices that the tests run on.
 
+#[path = "cuda.rs"]
+mod cuda;
 #[path = "wgpu.rs"]
 mod wgpu;
 
 use burn::tensor::Device;
+use cuda::cuda;
 use wgpu::wgpu;
 
-/// Flex, and wgpu's default adapter where its feature is on and there is one.
+/// Flex, and wgpu's default adapter and an NVIDIA GPU, each where its feature is on and there is one.
 pub(crate) fn devices() -> Vec<Device> {
-    [Device::flex()].into_iter().chain(wgpu()).collect()
+    let gpus = wgpu().into_iter().chain(cuda());
+    [Device::flex()].into_iter().chain(gpus).collect()
 }
