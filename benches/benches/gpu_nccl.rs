@@ -4,11 +4,14 @@
 //! newer). Both ways give a new tensor. Arguments choose sizes by name.
 
 use benches::{Comparison, Partner, is_selected};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_ddp::{Backend, LocalGroup, ProcessGroup, ReduceOp, TensorOp};
 use cudarc::{
     driver::{CudaContext, CudaSlice, CudaStream},
-    nccl::safe::{self, Comm, Id},
+    nccl::{
+        result::get_nccl_version,
+        safe::{self, Comm, Id},
+    },
 };
 use std::sync::Arc;
 
@@ -20,10 +23,18 @@ const SIZES: [(usize, usize, &str); 4] = [
     (1 << 26, 50, "256 MB"),
 ];
 
+/// The first version, as NCCL writes it, that lets ranks share a GPU.
+const SHARING: i32 = 23_000;
+
 fn main() {
-    let shared = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
+    let version = get_nccl_version().expect("NCCL is there");
+    let allowed = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
+    let shared = allowed && version >= SHARING;
+    println!("NCCL {version}\n");
     if !shared {
-        println!("skipped: two ranks on one GPU, which NCCL_MULTI_RANK_GPU_ENABLE=1 allows");
+        println!(
+            "Skipped: two ranks on one GPU, for which NCCL {SHARING} and NCCL_MULTI_RANK_GPU_ENABLE=1 are needed\n"
+        );
     }
     for ranks in 1..=1 + usize::from(shared) {
         for (elements, rounds, size) in SIZES {
@@ -105,7 +116,7 @@ fn through_group(ranks: usize, elements: usize) -> impl FnMut() {
     together(ranks, move |rank| {
         let group: ProcessGroup = groups[rank].clone();
         let device = Device::cuda(0);
-        let from = Tensor::<1>::ones([elements], &device);
+        let from = Tensor::<1>::from_data(TensorData::ones::<f32, _>([elements]), &device);
         let all_reduce = move || {
             let op = TensorOp::AllReduce(ReduceOp::Sum);
             let sums = group.collective(op, from.clone()).expect("all-reduce");
