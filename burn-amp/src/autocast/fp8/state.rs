@@ -209,11 +209,19 @@ macro_rules! has_state {
 
             /// Gives layers the histories of a [state](Fp8State) as they run for the first time, in place of what was loaded before.
             /// To be called before the model that goes with it runs. The recipe is to be the same; a history of another length
-            /// keeps its newest amaxes.
+            /// keeps its newest amaxes. On a device without layers in fp8 nothing is loaded, and the log says so.
             pub fn load_fp8_state(&self, state: Fp8State) {
-                if let Some(fp8) = &self.fp8 {
-                    fp8.load(state);
+                match &self.fp8 {
+                    Some(fp8) => fp8.load(state),
+                    None => log::warn!("load_fp8_state loads nothing: no layer runs in fp8 here"),
                 }
+            }
+
+            /// How many layers of the [loaded](Self::load_fp8_state) state did not run yet. After a step of the model that goes
+            /// with it there are none: where some are left, the model has layers of other sizes or names.
+            pub fn fp8_layers_waiting(&self) -> usize {
+                let waiting = |fp8: &Arc<Fp8>| lock(&fp8.registry).waiting.len();
+                self.fp8.as_ref().map_or(0, waiting)
             }
         }
     };
