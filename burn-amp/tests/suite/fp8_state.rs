@@ -116,13 +116,13 @@ fn a_resumed_run_continues_bit_for_bit() {
                 after.load_fp8_state(state.clone());
                 // Nothing ran yet.
                 assert_eq!(after.fp8_state().unwrap(), state);
-                assert_eq!(after.fp8_layers_waiting(), 3);
+                assert_eq!(after.fp8_layers_waiting().unwrap(), 3);
             }
             let mut model = Model::new(&device).load_record(record.clone());
             for step in 3..6 {
                 model = model.step(step, &device);
             }
-            assert_eq!(after.fp8_layers_waiting(), 0);
+            assert_eq!(after.fp8_layers_waiting().unwrap(), 0);
             (model.weights(), after.fp8_state().unwrap())
         };
         let state: Fp8State = serde_json::from_str(&state).unwrap();
@@ -169,7 +169,7 @@ fn layers_of_another_model_wait() {
     after.load_fp8_state(state);
     let linear = LinearConfig::new(48, 80).init(&device);
     linear.forward(wave([16, 48], 0.1, &device)).into_data();
-    assert_eq!(after.fp8_layers_waiting(), 3);
+    assert_eq!(after.fp8_layers_waiting().unwrap(), 3);
 }
 
 /// A history of another length keeps its newest amaxes, as `Fp8Linear`'s does.

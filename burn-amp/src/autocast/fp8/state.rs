@@ -217,11 +217,18 @@ macro_rules! has_state {
                 }
             }
 
-            /// How many layers of the [loaded](Self::load_fp8_state) state did not run yet. After a step of the model that goes
-            /// with it there are none: where some are left, the model has layers of other sizes or names.
-            pub fn fp8_layers_waiting(&self) -> usize {
+            /// How many layers of the [loaded](Self::load_fp8_state) state did not run yet, once the device has done all that it
+            /// was asked to. After a step of the model that goes with it there are none: where some are left, the model has
+            /// layers of other sizes or names.
+            ///
+            /// # Errors
+            ///
+            /// When the device failed.
+            pub fn fp8_layers_waiting(&self) -> Result<usize, ExecutionError> {
+                let sync: fn(&Self) -> Result<(), ExecutionError> = $sync;
+                sync(self)?;
                 let waiting = |fp8: &Arc<Fp8>| lock(&fp8.registry).waiting.len();
-                self.fp8.as_ref().map_or(0, waiting)
+                Ok(self.fp8.as_ref().map_or(0, waiting))
             }
         }
     };
