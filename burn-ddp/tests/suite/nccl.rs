@@ -41,25 +41,29 @@ fn threads_with_gpus() {
     }
 }
 
-/// Nothing else tells that one rank gets NCCL where it asks for it; the calls are NCCL's then.
+/// One rank gets NCCL where it asks for it, and its calls are NCCL's then.
 #[test]
 fn one_rank_with_a_gpu() {
-    if !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
-        return;
-    }
     #[cfg(feature = "cuda")]
-    {
-        let group = LocalGroup::with_backend(1, Backend::Nccl).remove(0);
-        let device = Device::cuda(0);
-        match group.tensor_backend(&device) {
-            Err(DdpError::Nccl {
-                reason: reason @ NcclError::NotFound { .. },
-                ..
-            }) => return eprintln!("skipped: {reason}"),
-            backend => assert_eq!(backend.unwrap(), Backend::Nccl),
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        return one_rank();
+    }
+    eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+}
+
+#[cfg(feature = "cuda")]
+fn one_rank() {
+    let group = LocalGroup::with_backend(1, Backend::Nccl).remove(0);
+    let device = Device::cuda(0);
+    match group.tensor_backend(&device) {
+        Err(DdpError::Nccl {
+            reason: reason @ NcclError::NotFound { .. },
+            ..
+        }) => eprintln!("skipped: {reason}"),
+        backend => {
+            assert_eq!(backend.unwrap(), Backend::Nccl);
+            crate::tensors::check_types(&group, &device);
         }
-        crate::tensors::check_types(&group, &device);
     }
 }
 

@@ -1,12 +1,18 @@
 //! The ops on the backends themselves: CubeCL's without fusion and with it, and a backend without kernels.
 
 use burn::backend::{Backend, Flex, tensor::Device};
-use burn::tensor::{DType, FloatDType, Shape, TensorData};
+use burn::tensor::{FloatDType, Shape, TensorData};
 use burn_backend::try_read_sync;
 use burn_fp8::recipe::DelayedScaling;
-use burn_fp8::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
+use burn_fp8::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+use {
+    super::device::Random,
+    burn::tensor::DType,
+    burn_fp8::{Fp8Cast, Granularity},
+};
 
-use super::{device::Random, fixtures};
+use super::fixtures;
 
 fn floats<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> {
     let data = try_read_sync(B::float_into_data(tensor)).unwrap().unwrap();
