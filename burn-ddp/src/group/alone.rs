@@ -49,3 +49,28 @@ impl Transport for Alone {
         self.fault.get().cloned()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Backend, ProcessGroup, ReduceOp,
+        group::{Settings, TIMEOUT},
+    };
+
+    /// A job of one rank that asks for NCCL makes its calls, with nobody.
+    #[test]
+    fn calls_of_one_rank_need_no_other() {
+        let settings = Settings::new(TIMEOUT, Backend::Nccl);
+        let group = ProcessGroup::new(Box::new(Alone::default()), 0, 1, 0, settings);
+        let mut data = [3.0f32, -1.0];
+        group.all_reduce(&mut data, ReduceOp::Mean).unwrap();
+        group.broadcast(&mut data, 0).unwrap();
+        assert_eq!(data, [3.0, -1.0]);
+        assert_eq!(group.all_gather_uneven(&data).unwrap(), [data]);
+        group.duplicate().unwrap().barrier().unwrap();
+        let flex = burn::tensor::Device::flex();
+        let found = group.tensor_backend(&flex);
+        assert!(matches!(found, Err(DdpError::Nccl { rank: 0, .. })));
+    }
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 use burn_ddp::NcclError;
-use burn_ddp::{Backend, DdpError, LocalGroup, ReduceOp};
+use burn_ddp::{Backend, DdpError, LocalGroup, ProcessGroup, ReduceOp};
 
 use crate::ranks::{meeting_place, start};
 
@@ -70,7 +70,13 @@ fn one_rank() {
 /// One rank that asks for NCCL is a group as others are: what is on the host goes through its calls.
 #[test]
 fn one_rank_that_asks_for_nccl_gets_it_or_the_reason() {
-    let group = LocalGroup::with_backend(1, Backend::Nccl).remove(0);
+    let (_folder, url) = meeting_place();
+    let over_tcp = ProcessGroup::builder().backend(Backend::Nccl);
+    one_rank_without_nccl(over_tcp.connect(&url, 0, 1).unwrap());
+    one_rank_without_nccl(LocalGroup::with_backend(1, Backend::Nccl).remove(0));
+}
+
+fn one_rank_without_nccl(group: ProcessGroup) {
     let found = group.tensor_backend(&Device::flex());
     assert!(
         matches!(found, Err(DdpError::Nccl { rank: 0, .. })),
@@ -151,7 +157,7 @@ pub(crate) fn threads(_process: burn_ddp::ProcessGroup) -> Result<String, burn_d
 #[cfg(feature = "cuda")]
 pub(crate) fn two_ranks(group: burn_ddp::ProcessGroup) -> Result<String, burn_ddp::DdpError> {
     use burn::tensor::{Device, DeviceType};
-    use burn_ddp::{Backend, Compression, DdpConfig, DdpError, NcclError, ProcessGroup};
+    use burn_ddp::{Compression, DdpConfig};
 
     use crate::{
         net::{closest, train_at, train_overlapped},
