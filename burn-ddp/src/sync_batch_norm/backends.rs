@@ -13,7 +13,7 @@ pub(super) type Three<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>);
 /// standard operations.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
-    Cube: cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
+    Cube: cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu")),
     Remote,
     Autodiff
 )]
@@ -53,5 +53,5 @@ pub trait SyncBatchNormOps: Backend {
 #[cfg(feature = "flex")]
 impl SyncBatchNormOps for burn::backend::Flex {}
 
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 impl SyncBatchNormOps for burn::backend::Cube {}

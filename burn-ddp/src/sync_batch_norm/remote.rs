@@ -80,7 +80,7 @@ pub fn register_custom_ops<B: BackendIr + SyncBatchNormOps>(registry: &mut Custo
 pub fn with_custom_ops(layers: Layers) -> Layers {
     #[cfg(feature = "flex")]
     let layers = layers.custom_ops::<burn::backend::Flex>(custom_ops::<burn::backend::Flex>());
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     let layers = layers.custom_ops::<burn::backend::Cube>(custom_ops::<burn::backend::Cube>());
     layers
 }

@@ -14,7 +14,7 @@ pub use filter::Fp8Filter;
 pub use state::Fp8State;
 
 use super::nan_guard::Name;
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
@@ -33,7 +33,13 @@ use state::Registry;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Between the tensors of a backend that Burn has and Burn's.
-#[cfg(any(feature = "flex", feature = "cpu", feature = "cuda", feature = "wgpu"))]
+#[cfg(any(
+    feature = "flex",
+    feature = "cpu",
+    feature = "cuda",
+    feature = "rocm",
+    feature = "wgpu"
+))]
 macro_rules! lift {
     ($backend:ty) => {
         Lift {
@@ -112,7 +118,7 @@ impl Fp8 {
         if let Some(ran) = self.run_on::<Flex>(run, lift!(Flex)) {
             return Some(ran);
         }
-        #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+        #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
         if let Some(ran) = self.run_on::<Cube>(run, lift!(Cube)) {
             return Some(ran);
         }
@@ -143,7 +149,7 @@ impl Fp8 {
 pub fn with_fp8_ops(layers: Layers) -> Layers {
     #[cfg(feature = "flex")]
     let layers = layers.custom_ops::<Flex>(burn_fp8::custom_ops::<Flex>());
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     let layers = layers.custom_ops::<Cube>(burn_fp8::custom_ops::<Cube>());
     layers
 }
