@@ -19,13 +19,13 @@ mod suite {
     #[cfg(feature = "cpu")]
     mod nvrtc;
     mod operand;
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     mod precision;
     mod properties;
     mod recipe;
     #[cfg(feature = "remote")]
     mod remote;
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     mod routines;
     mod scope;
     mod scope_recipe;

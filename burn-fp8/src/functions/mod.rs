@@ -13,7 +13,7 @@ use crate::{Fp8Error, Fp8Format, Fp8Ops, recipe::ScaleUpdate};
 
 /// Refuses a dtype that a device of this process has not. Served devices are not asked: that would wait for them.
 pub(crate) fn check_dtype(device: &Device, dtype: FloatDType) -> Result<(), Fp8Error> {
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     if let burn_dispatch::DispatchDevice::Cube(_) = device.as_dispatch()
         && !device.supports_dtype(dtype)
     {

@@ -1,46 +1,95 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
-use super::{buffer, codec::magnitude_bits, definitions::define};
+use super::{buffer, codec::largest_of, definitions::define, input};
 
 /// See [`Fp8Ops::fp8_amax`](crate::Fp8Ops::fp8_amax).
 pub(crate) fn amax(input: CubeTensor) -> CubeTensor {
     let output = buffer::zero_scalar(&input);
+    raise_to(input, &output);
+    output
+}
+
+/// `amax = max(amax, |input|)`, of one f32.
+pub(in crate::kernels) fn raise_to(input: CubeTensor, amax: &CubeTensor) {
     let length = input.shape().num_elements();
     if length == 0 {
-        return output;
+        return;
     }
+    let input = match buffer::in_memory_order(&input) {
+        Some((turned, _)) => turned,
+        None => into_contiguous(input),
+    };
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
-    let (count, dim) = buffer::grid(&client, length);
+    let (count, dim) = buffer::grid(&client, buffer::words(length));
+    let vector = input::vector(&input, length);
     amax_kernel::launch(
         &client,
         count,
         dim,
-        buffer::elements(input),
-        buffer::raw(output.handle.clone(), 1),
+        vector,
+        input::by(&input, vector),
+        buffer::raw(amax.handle.clone(), 1),
+        together(&client, dim),
         dtype,
     );
-    output
 }
 
-pub(super) fn definition(client: &Client, dtype: ElemType) -> KernelDefinition {
-    define!(
-        client,
-        amax_kernel(buffer::word(client), buffer::word(client), dtype)
-    )
+pub(super) fn definition(client: &Client, vector: usize, dtype: ElemType) -> KernelDefinition {
+    let word = || buffer::word(client);
+    define!(client, amax_kernel(vector, word(), word(), 256, dtype))
 }
 
 #[cube(launch, create_dummy_kernel)]
-fn amax_kernel<F: Numeric>(input: &[F], amax: &[Atomic<u32>], #[define(F)] _dtype: ElemType) {
+fn amax_kernel<F: Numeric, N: Size>(
+    input: &[Vector<F, N>],
+    amax: &[Atomic<u32>],
+    #[comptime] together: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let length = input.len() * N::value();
+    let fours = length.div_ceil(4);
+    let units = CUBE_COUNT * CUBE_DIM as usize;
     let mut max = 0u32;
     let mut index = ABSOLUTE_POS;
-    while index < input.len() {
-        max = u32::max(max, magnitude_bits(f32::cast_from(input[index])));
-        index += CUBE_COUNT * CUBE_DIM as usize;
+    while index < fours {
+        // Two loads on their way: one would not fill the path to a GPU's memory. Behind the end is what does not count.
+        let first = input::four(input, 4 * index, length);
+        let second = input::four(input, 4 * (index + units), length);
+        max = largest_of(second, largest_of(first, max));
+        index += 2 * units;
     }
-    raise(amax, 0usize, max);
+    raise_together(amax, max, together);
+}
+
+/// Units of a cube that find their largest value before one of them raises the amax: all of them, or 1 where units that wait
+/// for each other cost more than they save, as on processors.
+pub(in crate::kernels) fn together(client: &Client, dim: CubeDim) -> usize {
+    match client.properties().hardware.num_cpu_cores {
+        Some(_) => 1,
+        None => dim.num_elems() as usize,
+    }
+}
+
+/// `amax[0] = max(amax[0], bits)` for all units of a cube, which are `together` or 1. All of them call it.
+///
+/// Thousands of units that raise one word would wait for each other longer than they read.
+#[cube]
+pub(in crate::kernels) fn raise_together(
+    amax: &[Atomic<u32>],
+    bits: u32,
+    #[comptime] together: usize,
+) {
+    if comptime!(together > 1) {
+        let largest = largest_of_cube(bits, together);
+        if UNIT_POS == 0 {
+            raise(amax, 0usize, largest);
+        }
+    } else {
+        raise(amax, 0usize, bits);
+    }
 }
 
 /// `amax[index] = max(amax[index], bits)`. Most units find it large enough already.
@@ -49,4 +98,27 @@ pub(in crate::kernels) fn raise(amax: &[Atomic<u32>], index: usize, bits: u32) {
     if bits > amax[index].load() {
         amax[index].fetch_max(bits);
     }
+}
+
+/// The largest of what the units have, for the first of them.
+#[cube]
+pub(in crate::kernels) fn largest_of_cube(value: u32, #[comptime] units: usize) -> u32 {
+    let unit = UNIT_POS as usize;
+    let mut values = Shared::new_slice(units);
+    values[unit] = value;
+    let mut width = CUBE_DIM as usize;
+    while width > 1 {
+        let half = width.div_ceil(2);
+        sync_cube();
+        if unit + half < width {
+            values[unit] = u32::max(values[unit], values[unit + half]);
+        }
+        width = half;
+    }
+    // The others have no barrier between its last write and them.
+    let mut largest = value;
+    if unit == 0 {
+        largest = values[0];
+    }
+    largest
 }

@@ -1,5 +1,7 @@
 //! Tensors as kernel arguments.
 
+use std::cmp::Reverse;
+
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
@@ -153,6 +155,23 @@ pub(crate) fn swapped(tensor: CubeTensor) -> CubeTensor {
     permute(tensor, &axes)
 }
 
+/// A tensor that does not lie row by row, with its dimensions in an order in which it does, and the axes that turn that back. `None`
+/// where it does already, and where nothing but a copy does.
+pub(in crate::kernels) fn in_memory_order(tensor: &CubeTensor) -> Option<(CubeTensor, Vec<usize>)> {
+    if tensor.is_contiguous() {
+        return None;
+    }
+    let strides = tensor.meta.strides();
+    let mut axes: Vec<usize> = (0..tensor.meta.num_dims()).collect();
+    axes.sort_by_key(|&axis| Reverse(strides[axis]));
+    let mut back = vec![0; axes.len()];
+    for (place, &axis) in axes.iter().enumerate() {
+        back[axis] = place;
+    }
+    let turned = permute(tensor.clone(), &axes);
+    turned.is_contiguous().then_some((turned, back))
+}
+
 /// A tensor of one dimension as a row.
 pub(in crate::kernels) fn into_row(tensor: CubeTensor) -> CubeTensor {
     let (length, stride) = (tensor.meta.shape()[0], tensor.meta.strides()[0]);
@@ -182,6 +201,17 @@ pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
     raw(handle, length)
 }
 
+/// Codes in rows of whole chunks, such as [`empty_code_rows`]', as pairs of words, the rest of the last row included.
+pub(in crate::kernels) fn code_pairs(codes: &CubeTensor) -> BufferArg {
+    let mut handle = codes.handle.clone();
+    let bytes = handle.size_in_used();
+    let whole = bytes.next_multiple_of(16);
+    handle.offset_end = handle
+        .offset_end
+        .map(|end| end.saturating_sub(whole - bytes));
+    array(handle, whole as usize / 8, 8)
+}
+
 /// A buffer for a kernel that is only looked at.
 pub(in crate::kernels) fn word(client: &Client) -> BufferArg {
     raw(client.empty(4), 1)
@@ -197,7 +227,7 @@ pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
 /// # Panics
 /// Where they do not lie in the allocation.
 #[allow(unsafe_code)]
-fn array(handle: Handle, length: usize, size: usize) -> BufferArg {
+pub(in crate::kernels) fn array(handle: Handle, length: usize, size: usize) -> BufferArg {
     // The last word of codes may have less than four; allocations are whole words.
     let allocated = handle.size_in_used().next_multiple_of(4) as usize;
     assert!(
@@ -228,7 +258,7 @@ pub(in crate::kernels) fn matrix(handle: Handle, shape: [usize; 2], pitch: usize
 /// Units for `tasks` independent tasks of a kernel that strides over them: enough to fill a device, few enough for
 /// each to have some work.
 pub(in crate::kernels) fn grid(client: &Client, tasks: usize) -> (CubeCount, CubeDim) {
-    const MAX_CUBES: usize = 1024;
+    const MAX_CUBES: usize = 8192;
     let dim = CubeDim::new(client, tasks);
     let cubes = tasks.div_ceil(dim.num_elems() as usize).clamp(1, MAX_CUBES);
     (CubeCount::new_1d(cubes as u32), dim)

@@ -5,7 +5,8 @@ use burn_backend::cubecl::dtype_to_storage_type;
 use cubecl::{client::Client, prelude::KernelDefinition};
 
 use super::{
-    amax, dequantize, dequantize_blocks, matmul, quantize, quantize_blocks, quantize_transposed,
+    amax, codec::by_hand, dequantize, dequantize_blocks, matmul, quantize, quantize_blocks,
+    quantize_transposed,
 };
 use crate::Fp8Format;
 
@@ -25,7 +26,8 @@ macro_rules! define {
 
 pub(in crate::kernels) use define;
 
-/// The kernels that need no tensor cores, by name: casts of floats of `dtype` to `format` and back, and products. As
+/// The kernels that need no tensor cores, by name: casts of floats of `dtype` to `format` and back, for rows that can be read and
+/// written by fours and for others ("one by one"), and products. As
 /// [`matmul_definition`](super::matmul_definition) gives those that do.
 ///
 /// ```
@@ -44,30 +46,50 @@ pub fn portable_definitions(
     format: Fp8Format,
     dtype: FloatDType,
 ) -> Vec<(&'static str, KernelDefinition)> {
-    let bf16 = dtype == FloatDType::BF16;
-    let dtype = dtype_to_storage_type(DType::from(dtype));
-    let [block_amax, block_codes, block_columns] =
-        quantize_blocks::definitions(client, format, dtype);
-    [
-        ("amax", amax::definition(client, dtype)),
-        ("quantize", quantize::definition(client, format, dtype)),
-        (
+    let dtype = DType::from(dtype);
+    let (by_hand, dtype) = (by_hand(client, dtype), dtype_to_storage_type(dtype));
+    let casts = [4, 1].map(|vector| {
+        let [block_amax, block_codes, block_columns] =
+            quantize_blocks::definitions(client, vector, format, dtype);
+        let turned = quantize_transposed::definition(client, vector, format, dtype);
+        [
+            amax::definition(client, vector, dtype),
+            quantize::definition(client, vector, format, dtype),
+            turned,
+            block_amax,
+            block_codes,
+            block_columns,
+        ]
+    });
+    let names = [
+        [
+            "amax",
+            "quantize",
             "quantize_transposed",
-            quantize_transposed::definition(client, format, dtype),
-        ),
-        ("quantize_blocks: amax", block_amax),
-        ("quantize_blocks: codes", block_codes),
-        ("quantize_blocks: codes by columns", block_columns),
-        (
-            "dequantize",
-            dequantize::definition(client, format, dtype, bf16),
-        ),
-        (
-            "dequantize_blocks",
-            dequantize_blocks::definition(client, format, dtype, bf16),
-        ),
-    ]
-    .into_iter()
-    .chain(matmul::definitions(client, format, dtype, bf16))
-    .collect()
+            "quantize_blocks: amax",
+            "quantize_blocks: codes",
+            "quantize_blocks: codes by columns",
+        ],
+        [
+            "amax, one by one",
+            "quantize, one by one",
+            "quantize_transposed, one by one",
+            "quantize_blocks: amax, one by one",
+            "quantize_blocks: codes, one by one",
+            "quantize_blocks: codes by columns, one by one",
+        ],
+    ];
+    let back = [4, 1].map(|vector| dequantize::definition(client, vector, format, dtype, by_hand));
+    let blocks_back = dequantize_blocks::definition(client, format, dtype, by_hand);
+    let names = names.into_iter().flatten();
+    names
+        .zip(casts.into_iter().flatten())
+        .chain(
+            ["dequantize", "dequantize, one by one"]
+                .into_iter()
+                .zip(back),
+        )
+        .chain([("dequantize_blocks", blocks_back)])
+        .chain(matmul::definitions(client, format, dtype, by_hand))
+        .collect()
 }

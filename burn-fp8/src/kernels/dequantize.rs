@@ -3,12 +3,13 @@ use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use burn_std::Metadata;
-use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{
     buffer,
-    codec::{cube_format, float_to, load},
+    codec::{by_hand, decode_word, float_to},
     definitions::define,
+    input,
 };
 use crate::Fp8Format;
 
@@ -34,16 +35,22 @@ pub(crate) fn dequantize(
         codes.device.clone(),
         dtype,
     );
-    let (count, dim) = buffer::grid(&client, length);
+    let (count, dim) = buffer::grid(&client, buffer::words(length));
+    let vector = input::vector(&output, length);
     dequantize_kernel::launch(
         &client,
         count,
         dim,
+        vector,
         buffer::code_words(&codes),
         buffer::scalar(scale),
-        buffer::as_it_lies(&output),
-        cube_format(format),
-        output.dtype == DType::BF16,
+        buffer::array(
+            output.handle.clone(),
+            length / vector,
+            vector * output.dtype.size(),
+        ),
+        format,
+        by_hand(&client, output.dtype),
         dtype_to_storage_type(output.dtype),
     );
     output
@@ -51,31 +58,50 @@ pub(crate) fn dequantize(
 
 pub(super) fn definition(
     client: &Client,
+    vector: usize,
     format: Fp8Format,
     dtype: ElemType,
-    bf16: bool,
+    by_hand: bool,
 ) -> KernelDefinition {
     let word = || buffer::word(client);
-    let format = cube_format(format);
     define!(
         client,
-        dequantize_kernel(word(), word(), word(), format, bf16, dtype)
+        dequantize_kernel(vector, word(), word(), word(), format, by_hand, dtype)
     )
 }
 
+/// A unit makes the values of one word at a time.
 #[cube(launch, create_dummy_kernel)]
-fn dequantize_kernel<F: Numeric>(
+fn dequantize_kernel<F: Numeric, N: Size>(
     codes: &[u32],
     scale: &[f32],
-    output: &mut [F],
-    #[comptime] format: CubeFormat,
-    #[comptime] bf16: bool,
+    output: &mut [Vector<F, N>],
+    #[comptime] format: Fp8Format,
+    #[comptime] by_hand: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    let size = N::value();
     let inverse = 1.0f32 / scale[0];
-    let mut index = ABSOLUTE_POS;
-    while index < output.len() {
-        output[index] = float_to::<F>(load(codes, index, format) * inverse, bf16);
-        index += CUBE_COUNT * CUBE_DIM as usize;
+    let mut word = ABSOLUTE_POS;
+    while word < codes.len() {
+        let values = decode_word(codes[word], format);
+        if comptime!(size == 4) {
+            let mut four = Vector::<F, N>::cast_from(0.0f32);
+            #[unroll]
+            for lane in 0..4usize {
+                four.insert(lane, float_to::<F>(values.extract(lane) * inverse, by_hand));
+            }
+            output[word] = four;
+        } else {
+            #[unroll]
+            for lane in 0..4usize {
+                let index = 4 * word + lane;
+                if index < output.len() {
+                    let value = float_to::<F>(values.extract(lane) * inverse, by_hand);
+                    output[index] = Vector::new(value);
+                }
+            }
+        }
+        word += CUBE_COUNT * CUBE_DIM as usize;
     }
 }

@@ -2,12 +2,12 @@ use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{ops::reshape, tensor::CubeTensor};
-use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{
     batch::tensor_starts,
     buffer,
-    codec::{cube_format, float_to, load},
+    codec::{by_hand, float_to, load},
     definitions::define,
     scale_grid::{ScaleGrid, ScaleGridLaunch, Scales, scale_index},
 };
@@ -74,8 +74,8 @@ pub(in crate::kernels) fn dequantize(
         shape[rank - 1] as u32,
         row_stride as u32,
         column_stride as u32,
-        cube_format(format),
-        output.dtype == DType::BF16,
+        format,
+        by_hand(&client, output.dtype),
         dtype_to_storage_type(output.dtype),
     );
     output
@@ -85,11 +85,10 @@ pub(super) fn definition(
     client: &Client,
     format: Fp8Format,
     dtype: ElemType,
-    bf16: bool,
+    by_hand: bool,
 ) -> KernelDefinition {
     let word = || buffer::word(client);
     let grid = ScaleGridLaunch::new(1, 1, 1, 1);
-    let format = cube_format(format);
     define!(
         client,
         dequantize_kernel(
@@ -103,7 +102,7 @@ pub(super) fn definition(
             1,
             1,
             format,
-            bf16,
+            by_hand,
             dtype
         )
     )
@@ -120,8 +119,8 @@ fn dequantize_kernel<F: Numeric>(
     columns: u32,
     row_stride: u32,
     column_stride: u32,
-    #[comptime] format: CubeFormat,
-    #[comptime] bf16: bool,
+    #[comptime] format: Fp8Format,
+    #[comptime] by_hand: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let (rows, columns) = (rows as usize, columns as usize);
@@ -134,7 +133,7 @@ fn dequantize_kernel<F: Numeric>(
             + column * column_stride as usize;
         let start = starts[2 * batch + 1] as usize;
         let scale = scales[scale_index(&grid, start, row, column)];
-        output[index] = float_to::<F>(load(codes, code, format) / scale, bf16);
+        output[index] = float_to::<F>(load(codes, code, format) / scale, by_hand);
         index += CUBE_COUNT * CUBE_DIM as usize;
     }
 }

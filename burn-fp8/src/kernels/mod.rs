@@ -5,17 +5,21 @@
 
 mod amax;
 mod batch;
+mod blocks;
 mod buffer;
 mod codec;
 mod definitions;
 mod dequantize;
 mod dequantize_blocks;
+mod input;
 mod matmul;
+mod ptx;
 mod quantize;
 mod quantize_blocks;
 mod quantize_transposed;
 mod scale;
 mod scale_grid;
+mod tiles;
 mod update_scale;
 
 pub(crate) use amax::amax;
@@ -24,8 +28,8 @@ pub use definitions::portable_definitions;
 pub(crate) use dequantize::dequantize;
 pub(crate) use dequantize_blocks::dequantize_blocks;
 pub use matmul::{
-    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_blocks_by, matmul_by, matmul_definition,
-    matmul_policy, set_matmul_policy,
+    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_amax_by, matmul_blocks_by, matmul_by,
+    matmul_definition, matmul_policy, set_matmul_policy,
 };
 pub(crate) use matmul::{matmul, matmul_amax, matmul_blocks, products_read_along_sums};
 pub(crate) use quantize::quantize;

@@ -1,13 +1,15 @@
-use burn::backend::TensorMetadata;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
+use burn_cubecl::{CubeBackend, kernel::into_contiguous, ops::permute, tensor::CubeTensor};
+use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{
-    amax::raise,
+    amax::{raise_together, together},
     buffer,
-    codec::{cube_format, encode, magnitude_bits},
+    codec::{Codec, encode, largest_of},
     definitions::define,
+    input,
 };
 use crate::Fp8Format;
 
@@ -17,63 +19,79 @@ pub(crate) fn quantize(
     scale: CubeTensor,
     format: Fp8Format,
 ) -> (CubeTensor, CubeTensor) {
+    // Codes lie as the floats do, for one read of them; where the device can copy bytes, should that be wanted of them.
+    if CubeBackend::supports_dtype(&input.device, DType::U8)
+        && let Some((turned, axes)) = buffer::in_memory_order(&input)
+    {
+        let (codes, amax) = quantize(turned, scale, format);
+        return (permute(codes, &axes), amax);
+    }
     let amax = buffer::zero_scalar(&input);
     let codes = buffer::empty_codes(&input.client, &input.device, input.shape());
     let length = input.shape().num_elements();
     if length == 0 {
         return (codes, amax);
     }
+    let input = into_contiguous(input);
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
     let (count, dim) = buffer::grid(&client, buffer::words(length));
+    let vector = input::vector(&input, length);
     quantize_kernel::launch(
         &client,
         count,
         dim,
-        buffer::elements(input),
+        vector,
+        input::by(&input, vector),
         buffer::scalar(scale),
         buffer::code_words(&codes),
         buffer::raw(amax.handle.clone(), 1),
-        cube_format(format),
+        Codec::of(&client, format),
+        together(&client, dim),
         dtype,
     );
     (codes, amax)
 }
 
-pub(super) fn definition(client: &Client, format: Fp8Format, dtype: ElemType) -> KernelDefinition {
+pub(super) fn definition(
+    client: &Client,
+    vector: usize,
+    format: Fp8Format,
+    dtype: ElemType,
+) -> KernelDefinition {
     let word = || buffer::word(client);
-    let format = cube_format(format);
+    let codec = Codec::of(client, format);
     define!(
         client,
-        quantize_kernel(word(), word(), word(), word(), format, dtype)
+        quantize_kernel(vector, word(), word(), word(), word(), codec, 256, dtype)
     )
 }
 
-/// A unit makes one word of four codes at a time.
+/// A unit makes two words of four codes at a time.
 #[cube(launch, create_dummy_kernel)]
-fn quantize_kernel<F: Numeric>(
-    input: &[F],
+fn quantize_kernel<F: Numeric, N: Size>(
+    input: &[Vector<F, N>],
     scale: &[f32],
     codes: &mut [u32],
     amax: &[Atomic<u32>],
-    #[comptime] format: CubeFormat,
+    #[comptime] codec: Codec,
+    #[comptime] together: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let scale = scale[0];
+    let scale = Vector::new(scale[0]);
+    let length = input.len() * N::value();
+    let units = CUBE_COUNT * CUBE_DIM as usize;
     let mut max = 0u32;
     let mut word = ABSOLUTE_POS;
     while word < codes.len() {
-        let mut packed = 0u32;
-        #[unroll]
-        for byte in 0..4usize {
-            let index = word * 4 + byte;
-            if index < input.len() {
-                let value = f32::cast_from(input[index]);
-                max = u32::max(max, magnitude_bits(value));
-                packed |= encode(value * scale, format) << comptime!(8 * byte as u32);
-            }
+        let next = word + units;
+        let first = input::four(input, 4 * word, length);
+        let second = input::four(input, 4 * next, length);
+        max = largest_of(second, largest_of(first, max));
+        codes[word] = encode(first * scale, codec);
+        if next < codes.len() {
+            codes[next] = encode(second * scale, codec);
         }
-        codes[word] = packed;
-        word += CUBE_COUNT * CUBE_DIM as usize;
+        word += 2 * units;
     }
-    raise(amax, 0usize, max);
+    raise_together(amax, max, together);
 }

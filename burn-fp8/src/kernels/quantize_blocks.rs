@@ -1,25 +1,23 @@
 use burn::backend::TensorMetadata;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{kernel::into_contiguous, ops::numeric::zeros_client, tensor::CubeTensor};
-use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, prelude::*, std::FastDivmod};
 
 use super::{
     amax::raise,
+    blocks::{Blocks, Grid, block, four_scales},
     buffer,
-    codec::{cube_format, encode, magnitude_bits},
+    codec::{Codec, Four, encode, largest_of},
     definitions::define,
+    input,
     scale::scales,
+    tiles::{self, Tiles},
 };
-use crate::{Fp8Cast, Fp8Format, Granularity, custom::scale_shape};
+use crate::{Fp8Cast, Fp8Format, custom::scale_shape};
 
-/// Elements, at most, that a unit looks for an amax in.
-const PIECE: usize = 32;
-
-/// Tiles side by side, and one below the other, that neighbouring units make of codes that lie by columns: together they
-/// read 32 elements of a row, and fill 16 bytes of a column.
-const ACROSS: u32 = 8;
-const DOWN: u32 = 4;
+/// Elements, at most, that a unit looks for an amax in: few enough for those of its neighbours to be near.
+const PIECE: usize = 16;
 
 /// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks). The codes of the matrices of a tensor can lie
 /// `by_columns`, each beginning at a multiple of 16 bytes, instead of row by row.
@@ -45,266 +43,252 @@ pub(crate) fn quantize_blocks(
         scale_shape(&shape, granularity),
         DType::F32,
     );
-    if shape.num_elements() == 0 {
+    let length = shape.num_elements();
+    if length == 0 {
         return (codes, scales(amax, format, power_of_two));
     }
     let input = into_contiguous(input);
     let blocks = Blocks::of(&shape, granularity);
+    let columns = blocks.matrix[1];
+    let vector = input::vector(&input, columns);
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
-    let (count, dim) = buffer::grid(&client, blocks.pieces(shape.num_elements()));
+
+    // Loads that have elements of two blocks would give each the other's amax.
+    let own = match blocks.by_fours() {
+        true => vector,
+        false => 1,
+    };
+    let (pieces, count) = pieces(&blocks, blocks.matrices(length));
+    let (count, dim) = buffer::grid(&client, count);
     amax_kernel::launch(
         &client,
         count,
         dim,
-        buffer::as_it_lies(&input),
+        own,
+        input::by(&input, own),
         buffer::as_it_lies(&amax),
         blocks.launch(),
+        pieces,
         dtype,
     );
     let scale = scales(amax, format, power_of_two);
-    let (launch, units): (Launch, _) = match by_columns {
-        true => (columns_kernel::launch, blocks.tiles(shape.num_elements())),
-        false => (quantize_kernel::launch, buffer::words(shape.num_elements())),
-    };
-    let (count, dim) = buffer::grid(&client, units);
-    launch(
-        &client,
-        count,
-        dim,
-        buffer::as_it_lies(&input),
-        buffer::as_it_lies(&scale),
-        buffer::code_words(&codes),
-        blocks.launch(),
-        cube_format(format),
-        dtype,
-    );
+    let codec = Codec::of(&client, format);
+    if by_columns {
+        let (tiles, count) = tiles::tiles(blocks.matrices(length), blocks.matrix);
+        let (count, dim) = buffer::grid(&client, count);
+        columns_kernel::launch(
+            &client,
+            count,
+            dim,
+            vector,
+            input::by(&input, vector),
+            buffer::as_it_lies(&scale),
+            buffer::code_pairs(&codes),
+            blocks.launch(),
+            tiles,
+            blocks.by_fours(),
+            codec,
+            dtype,
+        );
+    } else {
+        let (count, dim) = buffer::grid(&client, buffer::words(length));
+        quantize_kernel::launch(
+            &client,
+            count,
+            dim,
+            vector,
+            input::by(&input, vector),
+            buffer::as_it_lies(&scale),
+            buffer::code_words(&codes),
+            blocks.launch(),
+            columns / vector,
+            blocks.by_fours(),
+            codec,
+            dtype,
+        );
+    }
     (codes, scale)
 }
 
-/// How the kernels that make codes are launched.
-type Launch = fn(
-    &Client,
-    CubeCount,
-    CubeDim,
-    BufferArg,
-    BufferArg,
-    BufferArg,
-    GridLaunch,
-    CubeFormat,
-    ElemType,
-);
-
 pub(super) fn definitions(
     client: &Client,
+    vector: usize,
     format: Fp8Format,
     dtype: ElemType,
 ) -> [KernelDefinition; 3] {
     let word = || buffer::word(client);
-    let grid = || GridLaunch::new(1, 1, 1, 1, 1, 1);
-    let format = cube_format(format);
+    let blocks = Blocks {
+        matrix: [1, 1],
+        block: [1, 1],
+    };
+    let grid = || blocks.launch();
+    let (codec, by_fours) = (Codec::of(client, format), vector == 4);
+    let (pieces, _) = pieces(&blocks, 1);
+    let (tiles, _) = tiles::tiles(1, blocks.matrix);
     [
-        define!(client, amax_kernel(word(), word(), grid(), dtype)),
         define!(
             client,
-            quantize_kernel(word(), word(), word(), grid(), format, dtype)
+            amax_kernel(vector, word(), word(), grid(), pieces, dtype)
         ),
         define!(
             client,
-            columns_kernel(word(), word(), word(), grid(), format, dtype)
+            quantize_kernel(
+                vector,
+                word(),
+                word(),
+                word(),
+                grid(),
+                1,
+                by_fours,
+                codec,
+                dtype
+            )
+        ),
+        define!(
+            client,
+            columns_kernel(
+                vector,
+                word(),
+                word(),
+                word(),
+                grid(),
+                tiles,
+                by_fours,
+                codec,
+                dtype
+            )
         ),
     ]
 }
 
-/// The elements of a matrix that share a scale, and those of them that are one unit's.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct Grid {
-    rows: u32,
-    columns: u32,
-    block_rows: u32,
-    block_columns: u32,
-    piece_rows: u32,
-    piece_columns: u32,
+/// The parts of blocks that are one unit's: neighbours in a row, so that neighbouring units read them, and as many rows as it
+/// takes.
+#[derive(CubeType, CubeLaunch)]
+struct Pieces {
+    pieces: usize,
+    rows: usize,
+    columns: usize,
+    /// Of the blocks side by side.
+    line: FastDivmod<usize>,
+    across: FastDivmod<usize>,
+    down: FastDivmod<usize>,
 }
 
-/// The same on the host.
-struct Blocks {
-    matrix: [usize; 2],
-    /// As far as the matrix goes.
-    block: [usize; 2],
-    /// A piece of a block: neighbours in a row, so that neighbouring units read them, and as many rows as it takes.
-    piece: [usize; 2],
-}
-
-impl Blocks {
-    /// Of a tensor that has elements. One of a single dimension is a row.
-    fn of(shape: &Shape, granularity: Granularity) -> Self {
-        let rank = shape.num_dims();
-        let rows = if rank > 1 { shape[rank - 2] } else { 1 };
-        let columns = shape[rank - 1];
-        let block_rows = granularity.rows().map_or(rows, |size| size.min(rows));
-        let block_columns = granularity
-            .columns()
-            .map_or(columns, |size| size.min(columns));
-        let piece_rows = block_rows.min(PIECE / block_columns.min(4));
-        Self {
-            matrix: [rows, columns],
-            block: [block_rows, block_columns],
-            piece: [piece_rows, block_columns.min(PIECE / piece_rows)],
-        }
-    }
-
-    /// Pieces of a tensor of `elements`.
-    fn pieces(&self, elements: usize) -> usize {
-        let along = |dim: usize| {
-            self.matrix[dim].div_ceil(self.block[dim]) * self.block[dim].div_ceil(self.piece[dim])
-        };
-        elements / (self.matrix[0] * self.matrix[1]) * along(0) * along(1)
-    }
-
-    /// Tiles of 4 by 4 of a tensor of `elements`, with those that fill up the last ones' neighbours.
-    fn tiles(&self, elements: usize) -> usize {
-        let [rows, columns] = self.matrix;
-        let down = rows.next_multiple_of(4 * DOWN as usize) / 4;
-        let across = columns.next_multiple_of(4 * ACROSS as usize) / 4;
-        elements / (rows * columns) * down * across
-    }
-
-    fn launch(&self) -> GridLaunch {
-        GridLaunch::new(
-            self.matrix[0] as u32,
-            self.matrix[1] as u32,
-            self.block[0] as u32,
-            self.block[1] as u32,
-            self.piece[0] as u32,
-            self.piece[1] as u32,
-        )
-    }
+/// The pieces of matrices, and how many there are.
+fn pieces(blocks: &Blocks, matrices: usize) -> (PiecesLaunch, usize) {
+    let [rows, columns] = blocks.block;
+    let piece_rows = rows.min(PIECE / columns.min(4));
+    let piece_columns = match PIECE / piece_rows {
+        most if most >= columns => columns,
+        most => most / 4 * 4,
+    };
+    let (down, across) = (rows.div_ceil(piece_rows), columns.div_ceil(piece_columns));
+    let line = across * blocks.along(1);
+    let pieces = matrices * blocks.along(0) * down * line;
+    let launch = PiecesLaunch::new(pieces, piece_rows, piece_columns, line, across, down);
+    (launch, pieces)
 }
 
 /// The amax of every block; a unit finds that of one piece at a time.
 #[cube(launch, create_dummy_kernel)]
-fn amax_kernel<F: Numeric>(
-    input: &[F],
+fn amax_kernel<F: Numeric, N: Size>(
+    input: &[Vector<F, N>],
     amax: &[Atomic<u32>],
     grid: Grid,
+    pieces: Pieces,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (rows, columns) = (grid.rows as usize, grid.columns as usize);
-    let (block_rows, block_columns) = (grid.block_rows as usize, grid.block_columns as usize);
-    let (piece_rows, piece_columns) = (grid.piece_rows as usize, grid.piece_columns as usize);
-    let (down, across) = (rows.div_ceil(block_rows), columns.div_ceil(block_columns));
-    let pieces_down = block_rows.div_ceil(piece_rows);
-    let pieces_across = block_columns.div_ceil(piece_columns);
-    let pieces = amax.len() * pieces_down * pieces_across;
-    let mut piece = ABSOLUTE_POS;
-    while piece < pieces {
+    let (rows, columns) = (grid.rows, grid.columns);
+    let mut number = ABSOLUTE_POS;
+    while number < pieces.pieces {
         // Pieces in the order of their rows, over all blocks side by side.
-        let place = piece % (across * pieces_across);
-        let line = piece / (across * pieces_across);
-        let block_column = place / pieces_across;
-        let block_row = line / pieces_down % down;
-        let batch = line / pieces_down / down;
-        let first_column = block_column * block_columns + place % pieces_across * piece_columns;
-        let first_row = block_row * block_rows + line % pieces_down * piece_rows;
-        let block_end = usize::min((block_column + 1) * block_columns, columns);
-        let end_column = usize::min(first_column + piece_columns, block_end);
-        let block_end = usize::min((block_row + 1) * block_rows, rows);
-        let end_row = usize::min(first_row + piece_rows, block_end);
+        let (line, place) = pieces.line.div_mod(number);
+        let (block_column, piece_column) = pieces.across.div_mod(place);
+        let (block_line, piece_row) = pieces.down.div_mod(line);
+        let (matrix, block_row) = grid.by_down.div_mod(block_line);
+        let first_column = block_column * grid.block_columns + piece_column * pieces.columns;
+        let first_row = block_row * grid.block_rows + piece_row * pieces.rows;
+        let block_end = usize::min((block_column + 1) * grid.block_columns, columns);
+        let end_column = usize::min(first_column + pieces.columns, block_end);
+        let block_end = usize::min((block_row + 1) * grid.block_rows, rows);
+        let end_row = usize::min(first_row + pieces.rows, block_end);
         let mut max = 0u32;
         for row in first_row..end_row {
-            for column in first_column..end_column {
-                let value = f32::cast_from(input[(batch * rows + row) * columns + column]);
-                max = u32::max(max, magnitude_bits(value));
+            let start = (matrix * rows + row) * columns;
+            let mut column = first_column;
+            while column < end_column {
+                max = largest_of(input::four(input, start + column, start + end_column), max);
+                column += 4;
             }
         }
-        raise(
-            amax,
-            (batch * down + block_row) * across + block_column,
-            max,
-        );
-        piece += CUBE_COUNT * CUBE_DIM as usize;
+        raise(amax, block_line * grid.across + block_column, max);
+        number += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
 
 /// A unit makes one word of four codes at a time.
 #[cube(launch, create_dummy_kernel)]
-fn quantize_kernel<F: Numeric>(
-    input: &[F],
+fn quantize_kernel<F: Numeric, N: Size>(
+    input: &[Vector<F, N>],
     scales: &[f32],
     codes: &mut [u32],
     grid: Grid,
-    #[comptime] format: CubeFormat,
+    loads: FastDivmod<usize>,
+    #[comptime] by_fours: bool,
+    #[comptime] codec: Codec,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (rows, columns) = (grid.rows as usize, grid.columns as usize);
-    let (block_rows, block_columns) = (grid.block_rows as usize, grid.block_columns as usize);
-    let (down, across) = (rows.div_ceil(block_rows), columns.div_ceil(block_columns));
+    let size = N::value();
+    let length = input.len() * size;
     let mut word = ABSOLUTE_POS;
     while word < codes.len() {
-        let mut packed = 0u32;
-        #[unroll]
-        for byte in 0..4usize {
-            let index = word * 4 + byte;
-            if index < input.len() {
-                let (line, column) = (index / columns, index % columns);
-                let block_row = line / rows * down + line % rows / block_rows;
-                let scale = scales[block_row * across + column / block_columns];
-                let value = f32::cast_from(input[index]) * scale;
-                packed |= encode(value, format) << comptime!(8 * byte as u32);
+        let values = input::four(input, 4 * word, length);
+        if comptime!(size == 4) {
+            let (line, load) = loads.div_mod(word);
+            let (matrix, row) = grid.by_rows.div_mod(line);
+            let factors = four_scales(scales, &grid, matrix, row, 4 * load, by_fours);
+            codes[word] = encode(values * factors, codec);
+        } else {
+            // Words that can have codes of two rows.
+            let mut factors = Four::new(0.0f32);
+            #[unroll]
+            for lane in 0..4usize {
+                let (line, column) = loads.div_mod(usize::min(4 * word + lane, length - 1));
+                let (matrix, row) = grid.by_rows.div_mod(line);
+                factors.insert(lane, scales[block(&grid, matrix, row, column)]);
             }
+            codes[word] = encode(values * factors, codec);
         }
-        codes[word] = packed;
         word += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
 
-/// The codes by columns: a unit makes a tile of 4 by 4 of them, a word of each column.
+/// The codes by columns: a unit makes a tile of them, two words of each column.
 #[cube(launch, create_dummy_kernel)]
-fn columns_kernel<F: Numeric>(
-    input: &[F],
+fn columns_kernel<F: Numeric, N: Size>(
+    input: &[Vector<F, N>],
     scales: &[f32],
-    codes: &mut [u32],
+    codes: &mut [Vector<u32, Const<2>>],
     grid: Grid,
-    #[comptime] format: CubeFormat,
+    tiles: Tiles,
+    #[comptime] by_fours: bool,
+    #[comptime] codec: Codec,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (rows, columns) = (grid.rows as usize, grid.columns as usize);
-    let (block_rows, block_columns) = (grid.block_rows as usize, grid.block_columns as usize);
-    let (down, across) = (rows.div_ceil(block_rows), columns.div_ceil(block_columns));
-    let column_words = rows.div_ceil(16) * 4;
-    let tiles_across = columns.div_ceil(comptime!(4 * ACROSS as usize));
-    let tiles_down = rows.div_ceil(comptime!(4 * DOWN as usize));
-    let batches = input.len() / (rows * columns);
-    let tiles = batches * tiles_down * tiles_across * comptime!((ACROSS * DOWN) as usize);
-    let mut tile = ABSOLUTE_POS;
-    while tile < tiles {
-        let group = tile / comptime!((ACROSS * DOWN) as usize);
-        let place = tile % comptime!((ACROSS * DOWN) as usize);
-        let batch = group / (tiles_down * tiles_across);
-        let row = (group / tiles_across % tiles_down * comptime!(DOWN as usize)
-            + place / comptime!(ACROSS as usize))
-            * 4;
-        let column = (group % tiles_across * comptime!(ACROSS as usize)
-            + place % comptime!(ACROSS as usize))
-            * 4;
+    let (rows, columns) = (grid.rows, grid.columns);
+    let mut number = ABSOLUTE_POS;
+    while number < tiles::count(&tiles) {
+        let tile = tiles::tile(&tiles, number);
+        let values = tiles::load(input, &tile, rows, columns);
+        let mut words = Array::<u32>::new(tiles::ROWS);
         #[unroll]
-        for j in 0..4usize {
-            if row < rows && column + j < columns {
-                let mut packed = 0u32;
-                #[unroll]
-                for i in 0..4usize {
-                    if row + i < rows {
-                        let block_row = batch * down + (row + i) / block_rows;
-                        let scale = scales[block_row * across + (column + j) / block_columns];
-                        let value = input[(batch * rows + row + i) * columns + column + j];
-                        let code = encode(f32::cast_from(value) * scale, format);
-                        packed |= code << comptime!(8 * i as u32);
-                    }
-                }
-                codes[(batch * columns + column + j) * column_words + row / 4] = packed;
-            }
+        for i in 0..tiles::ROWS {
+            let row = tile.row + i;
+            let factors = four_scales(scales, &grid, tile.matrix, row, tile.column, by_fours);
+            words[i] = encode(values[i] * factors, codec);
         }
-        tile += CUBE_COUNT * CUBE_DIM as usize;
+        tiles::store_columns(codes, &words, &tile, rows, columns);
+        number += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
 
@@ -316,6 +300,7 @@ mod tests {
     use burn_std::reader::try_read_sync;
 
     use super::*;
+    use crate::Granularity;
 
     /// Sizes on both sides of a word, a tile and their groups; batches; blocks that end within a tile. The peer is the cast
     /// row by row.

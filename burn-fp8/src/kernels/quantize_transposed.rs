@@ -1,20 +1,17 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{
-    amax::raise,
+    amax::{raise_together, together},
     buffer,
-    codec::{cube_format, encode, magnitude_bits},
+    codec::{Codec, encode, largest_of},
     definitions::define,
+    input,
+    tiles::{self, Tiles},
 };
 use crate::Fp8Format;
-
-/// Tiles side by side, and one below the other, that neighbouring units make: together they fill 32 bytes of a row of the
-/// codes, and 16 of a row of the transposed ones.
-const ACROSS: u32 = 8;
-const DOWN: u32 = 4;
 
 /// The codes, those of the transpose as a copy of its own, both in rows that begin at multiples of 16 bytes, and the amax:
 /// [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed) where products read along their sums.
@@ -26,6 +23,11 @@ pub(crate) fn quantize_transposed(
     let shape = input.shape();
     let rank = shape.num_dims();
     let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
+    let turned = buffer::swapped(input.clone());
+    if !input.is_contiguous() && turned.is_contiguous() {
+        let (codes, transposed, amax) = quantize_transposed(turned, scale, format);
+        return (transposed, codes, amax);
+    }
     let mut swapped = shape.clone();
     swapped[rank - 2] = columns;
     swapped[rank - 1] = rows;
@@ -37,120 +39,95 @@ pub(crate) fn quantize_transposed(
     if length == 0 {
         return (codes, transposed, amax);
     }
-    let batches = length / (rows * columns);
-    let blocks = batches
-        * buffer::words(rows).div_ceil(DOWN as usize)
-        * buffer::words(columns).div_ceil(ACROSS as usize);
+    let input = into_contiguous(input);
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
-    let (count, dim) = buffer::grid(&client, blocks * (ACROSS * DOWN) as usize);
+    let (tiles, count) = tiles::tiles(length / (rows * columns), [rows, columns]);
+    let (count, dim) = buffer::grid(&client, count);
+    let vector = input::vector(&input, columns);
     quantize_kernel::launch(
         &client,
         count,
         dim,
-        buffer::elements(input),
+        vector,
+        input::by(&input, vector),
         buffer::scalar(scale),
         buffer::code_words(&codes),
-        buffer::code_words(&transposed),
+        buffer::code_pairs(&transposed),
         buffer::raw(amax.handle.clone(), 1),
-        batches as u32,
-        rows as u32,
-        columns as u32,
-        cube_format(format),
+        tiles,
+        rows,
+        columns,
+        Codec::of(&client, format),
+        together(&client, dim),
         dtype,
     );
     (codes, transposed, amax)
 }
 
-pub(super) fn definition(client: &Client, format: Fp8Format, dtype: ElemType) -> KernelDefinition {
+pub(super) fn definition(
+    client: &Client,
+    vector: usize,
+    format: Fp8Format,
+    dtype: ElemType,
+) -> KernelDefinition {
     let word = || buffer::word(client);
-    let format = cube_format(format);
+    let (tiles, _) = tiles::tiles(1, [1, 1]);
+    let codec = Codec::of(client, format);
     define!(
         client,
         quantize_kernel(
+            vector,
             word(),
             word(),
             word(),
             word(),
             word(),
+            tiles,
             1,
             1,
-            1,
-            format,
+            codec,
+            256,
             dtype
         )
     )
 }
 
-/// A unit makes a tile of 4 by 4 codes: a word of each of its rows, and a word of each of its columns.
+/// A unit makes a word of each row of a tile, and two of each of its columns.
 #[cube(launch, create_dummy_kernel)]
-fn quantize_kernel<F: Numeric>(
-    input: &[F],
+fn quantize_kernel<F: Numeric, N: Size>(
+    input: &[Vector<F, N>],
     scale: &[f32],
     codes: &mut [u32],
-    transposed: &mut [u32],
+    transposed: &mut [Vector<u32, Const<2>>],
     amax: &[Atomic<u32>],
-    batches: u32,
-    rows: u32,
-    columns: u32,
-    #[comptime] format: CubeFormat,
+    tiles: Tiles,
+    rows: usize,
+    columns: usize,
+    #[comptime] codec: Codec,
+    #[comptime] together: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let scale = scale[0];
-    let row_words = (columns.div_ceil(16u32) * 4u32) as usize;
-    let column_words = (rows.div_ceil(16u32) * 4u32) as usize;
-    let blocks_across = columns.div_ceil(4u32 * ACROSS) as usize;
-    let blocks_down = rows.div_ceil(4u32 * DOWN) as usize;
-    let (rows, columns) = (rows as usize, columns as usize);
-    let tiles =
-        batches as usize * blocks_down * blocks_across * comptime!((ACROSS * DOWN) as usize);
-
+    let scale = Vector::new(scale[0]);
+    let row_words = columns.div_ceil(16) * 4;
     let mut max = 0u32;
-    let mut tile = ABSOLUTE_POS;
-    while tile < tiles {
-        let block = tile / comptime!((ACROSS * DOWN) as usize);
-        let place = tile % comptime!((ACROSS * DOWN) as usize);
-        let batch = block / (blocks_down * blocks_across);
-        let row = (block / blocks_across % blocks_down * comptime!(DOWN as usize)
-            + place / comptime!(ACROSS as usize))
-            * 4;
-        let column = (block % blocks_across * comptime!(ACROSS as usize)
-            + place % comptime!(ACROSS as usize))
-            * 4;
-
-        let mut row_codes = Array::<u32>::new(4usize);
-        let mut column_codes = Array::<u32>::new(4usize);
+    let mut number = ABSOLUTE_POS;
+    while number < tiles::count(&tiles) {
+        let tile = tiles::tile(&tiles, number);
+        let line = tile.matrix * rows + tile.row;
+        let values = tiles::load(input, &tile, rows, columns);
+        let mut words = Array::<u32>::new(tiles::ROWS);
         #[unroll]
-        for i in 0..4usize {
-            row_codes[i] = 0u32;
-            column_codes[i] = 0u32;
-        }
-        #[unroll]
-        for i in 0..4usize {
-            #[unroll]
-            for j in 0..4usize {
-                if row + i < rows && column + j < columns {
-                    let index = (batch * rows + row + i) * columns + column + j;
-                    let value = f32::cast_from(input[index]);
-                    max = u32::max(max, magnitude_bits(value));
-                    let code = encode(value * scale, format);
-                    row_codes[i] |= code << comptime!(8 * j as u32);
-                    column_codes[j] |= code << comptime!(8 * i as u32);
-                }
+        for i in 0..tiles::ROWS {
+            max = largest_of(values[i], max);
+            words[i] = encode(values[i] * scale, codec);
+            if tile.row + i < rows && tile.column < columns {
+                codes[(line + i) * row_words + tile.column / 4] = words[i];
             }
         }
-        #[unroll]
-        for i in 0..4usize {
-            if row + i < rows && column < columns {
-                codes[(batch * rows + row + i) * row_words + column / 4] = row_codes[i];
-            }
-            if column + i < columns && row < rows {
-                transposed[(batch * columns + column + i) * column_words + row / 4] =
-                    column_codes[i];
-            }
-        }
-        tile += CUBE_COUNT * CUBE_DIM as usize;
+        tiles::store_columns(transposed, &words, &tile, rows, columns);
+        number += CUBE_COUNT * CUBE_DIM as usize;
     }
-    raise(amax, 0usize, max);
+    raise_together(amax, max, together);
 }
 
 #[cfg(all(test, feature = "cpu"))]
@@ -196,9 +173,14 @@ mod tests {
                 assert_eq!(amax(both_amax), amax(expected_amax));
                 let [batches, rows, columns] = shape;
                 assert_eq!(transposed.shape(), [batches, columns, rows].into());
+                // Of the transpose of the input, which is a view, the other way round.
+                let view = swapped(input());
+                let (turned, same, _) = quantize_transposed(view, scale(), format);
+                assert_eq!(same.shape(), [batches, rows, columns].into());
                 if count > 0 {
-                    assert_eq!(codes(both), codes(expected.clone()));
-                    assert_eq!(codes(transposed), codes(swapped(expected)));
+                    let [there, back] = [expected.clone(), swapped(expected)].map(codes);
+                    assert_eq!([codes(both), codes(same)], [there.clone(), there]);
+                    assert_eq!([codes(transposed), codes(turned)], [back.clone(), back]);
                 }
             }
         }

@@ -3,7 +3,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{buffer, codec::magnitude_bits, scale::bounded};
+use super::{amax::largest_of_cube, buffer, codec::magnitude_bits, scale::bounded};
 use crate::recipe::{AmaxCompute, ScaleUpdate};
 
 /// See [`Fp8Ops::fp8_update_scale`](crate::Fp8Ops::fp8_update_scale).
@@ -94,24 +94,6 @@ fn update_kernel(
 fn amax_bits(amax: f32) -> u32 {
     let bits = u32::reinterpret(amax);
     select(bits <= 0x7F80_0000u32, bits, 0u32)
-}
-
-/// The largest of what the units have, for the first of them.
-#[cube]
-fn largest_of_cube(value: u32, #[comptime] units: usize) -> u32 {
-    let unit = UNIT_POS as usize;
-    let mut values = Shared::new_slice(units);
-    values[unit] = value;
-    let mut width = CUBE_DIM as usize;
-    while width > 1 {
-        let half = width.div_ceil(2);
-        sync_cube();
-        if unit + half < width {
-            values[unit] = u32::max(values[unit], values[unit + half]);
-        }
-        width = half;
-    }
-    values[0]
 }
 
 #[cfg(all(test, feature = "cpu"))]

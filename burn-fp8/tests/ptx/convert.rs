@@ -1,13 +1,20 @@
 //! From a type to another, and from an address in a space to a generic one.
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{
     decode::Function,
+    fp8::Fp8,
     thread::{PARAMETER_WINDOW, SHARED_WINDOW, WINDOW},
 };
 
 pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
+    // The first operand becomes the upper code.
+    match opcode {
+        "cvt.rn.satfinite.e4m3x2.f32" => return Some((2, |x| codes(Fp8::E4m3, x))),
+        "cvt.rn.satfinite.e5m2x2.f32" => return Some((2, |x| codes(Fp8::E5m2, x))),
+        _ => {}
+    }
     let function: Function = match opcode {
         "cvt.u16.u32" => |x| Some(x[0] & 0xFFFF),
         "cvt.u32.u64" => |x| Some(x[0] & 0xFFFF_FFFF),
@@ -26,6 +33,15 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
             };
             Some(u64::from(half))
         },
+        "cvt.rn.bf16.f32" => |x| {
+            let value = float(x[0]);
+            let brain = if value.is_nan() {
+                0x7FFF
+            } else {
+                bf16::from_f32(value).to_bits()
+            };
+            Some(u64::from(brain))
+        },
         "cvta.to.global.u64" => |x| (x[0] < PARAMETER_WINDOW).then_some(x[0]),
         "cvta.to.shared.u64" => |x| within(SHARED_WINDOW, x[0]),
         "cvta.shared.u64" => |x| (x[0] < WINDOW).then_some(SHARED_WINDOW + x[0]),
@@ -40,6 +56,11 @@ pub(super) fn within(window: u64, address: u64) -> Option<u64> {
     address
         .checked_sub(window)
         .filter(|offset| *offset < WINDOW)
+}
+
+fn codes(format: Fp8, x: &[u64; 4]) -> Option<u64> {
+    let [upper, lower] = [x[0], x[1]].map(|bits| u64::from(format.nearest(float(bits))));
+    Some(upper << 8 | lower)
 }
 
 fn float(bits: u64) -> f32 {

@@ -41,6 +41,24 @@ impl Fp8 {
         }
     }
 
+    /// What `cvt.rn.satfinite` makes of a value: the code of the nearest finite one, with an even mantissa where two are; of NaN
+    /// the canonical one.
+    pub(super) fn nearest(self, value: f32) -> u8 {
+        if value.is_nan() {
+            return 0x7F;
+        }
+        let finite = || (0..0x80u8).filter(|code| self.values()[usize::from(*code)].is_finite());
+        let largest = self.values()[usize::from(finite().next_back().unwrap())];
+        let magnitude = f64::from(value.abs()).min(largest);
+        let distance = |code: u8| (self.values()[usize::from(code)] - magnitude).abs();
+        let code = finite().min_by(|&one, &other| {
+            let order = distance(one).partial_cmp(&distance(other)).unwrap();
+            order.then((one % 2).cmp(&(other % 2)))
+        });
+        let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+        code.unwrap() | sign
+    }
+
     /// The value of every code.
     pub(super) fn values(self) -> &'static [f64; 256] {
         static VALUES: [LazyLock<[f64; 256]>; 2] = [

@@ -46,6 +46,19 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
             (3, |x| u32(if x[2] != 0 { x[0] } else { x[1] }))
         }
         "selp.b64" | "selp.u64" | "selp.s64" => (3, |x| Some(if x[2] != 0 { x[0] } else { x[1] })),
+        // Four of the eight bytes of two registers, or their signs.
+        "prmt.b32" => (3, |x| {
+            let bytes = low(x[0]) | low(x[1]) << 32;
+            let byte = |place: u64| {
+                let selector = x[2] >> (4 * place);
+                let byte = (bytes >> (8 * (selector & 7))) as u8;
+                u64::from(match selector & 8 {
+                    0 => byte,
+                    _ => ((byte as i8) >> 7) as u8,
+                })
+            };
+            Some((0..4).fold(0, |word, place| word | byte(place) << (8 * place)))
+        }),
         // Some low bits of a value, put into another from a position on.
         "bfi.b32" => (4, |x| {
             let (position, length) = (x[2] & 0xFF, x[3] & 0xFF);

@@ -5,7 +5,7 @@ use burn::tensor::{FloatDType, Shape, TensorData};
 use burn_backend::try_read_sync;
 use burn_fp8::recipe::DelayedScaling;
 use burn_fp8::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 use {
     super::device::Random,
     burn::tensor::DType,
@@ -97,11 +97,11 @@ fn check<B: Fp8Ops>(device: Device<B>) {
 }
 
 /// Of rows: very different ones, one of zeros, one whose scale is the largest.
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 const SIZES: [f32; 5] = [1.0, 1e3, 0.0, 1e-5, 1e-42];
 
 /// Codes, scales, values and product of operands with a scale for each row, column or block.
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u32>, Vec<f32>) {
     let (mut codes, mut bits, mut products) = (vec![], vec![], vec![]);
     let block = |rows, columns| Granularity::Block { rows, columns };
@@ -183,7 +183,7 @@ fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u3
 }
 
 /// What is bit-exact, and products to the last bits of f32, by whatever kernels.
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 fn check_scaled_apart<B: Fp8Ops>(device: Device<B>, dtypes: &[DType]) {
     for &dtype in dtypes {
         if !B::supports_dtype(&device, dtype) {
@@ -211,7 +211,7 @@ fn flex() {
     check::<Flex>(Default::default());
 }
 
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 mod cube {
     use burn::tensor::DType;
     use burn_cubecl::CubeBackend;

@@ -90,6 +90,9 @@ fn arithmetic_is_that_of_the_isa() {
         ("shr.s64 %rd2, -8, 1; cvt.u32.u64 %r9, %rd2;", -4i32 as u32),
         ("bfi.b32 %r9, 0xFF, 0x12345678, 8, 4;", 0x1234_5F78),
         ("bfi.b32 %r9, 5, 3, 3, 29;", 5 << 3 | 3),
+        // The ISA: "the bytes in the two source registers are numbered from 0 to 7: {b, a} = {{b7, b6, b5, b4}, {b3, b2, b1, b0}}".
+        ("prmt.b32 %r9, 0x33221100, 0x77665544, 0x7531;", 0x7755_3311),
+        ("prmt.b32 %r9, 0x33228100, 0x77665544, 0x09C9;", 0x00FF_00FF),
         ("max.u32 %r9, 1, -1;", u32::MAX),
         ("max.s32 %r9, 1, -1;", 1),
         ("setp.lt.s32 %p0, -1, 0; selp.b32 %r9, 7, 8, %p0;", 7),
@@ -123,6 +126,20 @@ fn arithmetic_is_that_of_the_isa() {
         (
             "cvt.rn.f16.f32 %r2, 0f45001000; cvt.f32.f16 %f0, %r2; mov.b32 %r9, %f0;",
             2048f32.to_bits(),
+        ),
+        // 1 + 2^-8, a tie in bf16.
+        (
+            "cvt.rn.bf16.f32 %r2, 0f3F808000; cvt.f32.bf16 %f0, %r2; mov.b32 %r9, %f0;",
+            1f32.to_bits(),
+        ),
+        // 17 is a tie between 16 and 18 in e4m3, -1e9 saturates; 2.5 is one of e5m2, NaN canonical.
+        (
+            "cvt.rn.satfinite.e4m3x2.f32 %r9, 0f41880000, 0fCE6E6B28;",
+            0x58FE,
+        ),
+        (
+            "cvt.rn.satfinite.e5m2x2.f32 %r9, 0f40200000, 0fFFC00000;",
+            0x417F,
         ),
         (
             "mov.b32 %r2, 0x40490FDB; mov.b32 %r9, {0, %r2};",

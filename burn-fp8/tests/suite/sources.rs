@@ -15,7 +15,10 @@ use cubecl_cpp::{
     target::Cuda,
 };
 
-use super::nvrtc::{cubin, missing, toolkit};
+use super::{
+    gpu::Gpu,
+    nvrtc::{cubin, missing, toolkit},
+};
 
 /// The CUDA C++ that CubeCL makes of a kernel.
 fn source(definition: KernelDefinition) -> String {
@@ -41,7 +44,9 @@ fn product(
     granularities: [Granularity; 2],
     has_bias: bool,
 ) -> String {
-    source(matmul_definition(&client(), routine, spec, granularities, has_bias).unwrap())
+    let has_amax = !has_bias;
+    let definition = matmul_definition(&client(), routine, spec, granularities, has_bias, has_amax);
+    source(definition.unwrap())
 }
 
 /// The instructions of machine code, if there is a disassembler.
@@ -162,6 +167,35 @@ fn each_instruction_is_for_its_gpus() {
     }
 }
 
+/// What decides whether a cast is as fast as memory: elements are read by fours, and made codes by an instruction.
+#[test]
+fn casts_are_native_from_ada_on() {
+    let Some(toolkit) = toolkit() else { return };
+    for (gpu, architecture, native) in [
+        (Gpu::Ampere, "80", false),
+        (Gpu::Ada, "89", true),
+        (Gpu::Hopper, "90a", true),
+    ] {
+        let client = gpu.client().unwrap();
+        for (name, definition) in portable_definitions(&client, Fp8Format::E4M3, FloatDType::BF16) {
+            let binary = cubin(&source(definition), architecture, &toolkit).unwrap();
+            let Some(code) = disassemble(&binary, &toolkit) else {
+                return;
+            };
+            let by_fours = !name.ends_with("one by one");
+            let makes_codes = name.starts_with("quantize") && !name.contains("amax");
+            if makes_codes {
+                let found = code.contains("F2FP.SATFINITE.E4M3.F32");
+                assert_eq!(found, native, "{name} for {architecture}");
+            }
+            if makes_codes || name.contains("amax") {
+                assert_eq!(code.contains("LDG.E.64"), by_fours, "{name}");
+                assert_eq!(code.contains("LDG.E.U16"), !by_fours, "{name}");
+            }
+        }
+    }
+}
+
 /// Casts, products that decode, and what goes before tensor cores.
 #[test]
 fn portable_kernels_compile() {
@@ -172,7 +206,7 @@ fn portable_kernels_compile() {
         ("90a", Fp8Format::E4M3, FloatDType::F32),
     ] {
         let kernels = portable_definitions(&client(), format, dtype);
-        assert_eq!(kernels.len(), 12);
+        assert_eq!(kernels.len(), 19);
         for (name, definition) in kernels {
             let compiled = cubin(&source(definition), architecture, &toolkit);
             assert!(compiled.is_ok(), "{name} for {architecture}: {compiled:?}");

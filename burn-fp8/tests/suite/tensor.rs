@@ -34,6 +34,51 @@ fn quantize_fills_the_range() {
     }
 }
 
+/// Views, whose elements lie in another order, apart from each other, or once for many.
+#[test]
+fn a_view_is_cast_as_what_it_shows() {
+    let format = Fp8Format::E4M3;
+    for device in devices() {
+        for columns in [12, 7] {
+            let size = [4, 6, columns];
+            let x = Random::new(9).matrix([24, columns], &device).reshape(size);
+            let views = [
+                x.clone().swap_dims(1, 2),
+                x.clone().permute([1, 0, 2]),
+                x.clone().permute([2, 1, 0]),
+                x.clone().slice([0..4, 0..6, 4..7]),
+                x.clone().slice([1..3, 0..6, 0..columns]),
+                x.clone().slice([0..4, 0..1, 0..columns]).expand(size),
+            ];
+            for (number, view) in views.into_iter().enumerate() {
+                let shown = values(view.clone());
+                let largest = shown.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+                let q = Fp8Tensor::quantize(view.clone(), format);
+                assert_eq!(q.dims(), view.dims());
+                assert_eq!(values(q.scale()), [format.max() / largest], "view {number}");
+                let code = |x: &f32| format.encode(x * (format.max() / largest));
+                let expected: Vec<u8> = shown.iter().map(code).collect();
+                assert_eq!(q.clone().into_data().codes, expected, "view {number}");
+                // And goes on as any other.
+                let values_of = |code: &u8| format.decode(*code) * largest / format.max();
+                let back = values(q.clone().dequantize(FloatDType::F32));
+                for (found, code) in back.iter().zip(&expected) {
+                    let value = values_of(code);
+                    assert!((found - value).abs() <= value.abs() * 1e-6, "view {number}");
+                }
+                let count = expected.len();
+                if moves_bytes(&device) {
+                    assert_eq!(
+                        q.reshape([count]).into_data().codes,
+                        expected,
+                        "view {number}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn an_amax_without_a_scale_gives_one() {
     for device in devices() {

@@ -21,7 +21,7 @@ use crate::{
     kernels::{
         amax::raise,
         buffer,
-        codec::{float_to, magnitude_bits},
+        codec::{by_hand, float_to, magnitude_bits},
         definitions::define,
         dequantize,
         dequantize_blocks::dequantize as dequantize_scaled,
@@ -112,7 +112,7 @@ fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
         whole,
         has_bias,
         amax.is_some(),
-        output.dtype == DType::BF16,
+        by_hand(&client, output.dtype),
         dtype_to_storage_type(output.dtype),
     );
     output
@@ -127,7 +127,7 @@ fn operand_dtype(device: &CubeDevice) -> FloatDType {
     }
 }
 
-pub(super) fn definition(client: &Client, dtype: ElemType, bf16: bool) -> KernelDefinition {
+pub(super) fn definition(client: &Client, dtype: ElemType, by_hand: bool) -> KernelDefinition {
     let word = || buffer::word(client);
     let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
     define!(
@@ -147,7 +147,7 @@ pub(super) fn definition(client: &Client, dtype: ElemType, bf16: bool) -> Kernel
             false,
             true,
             true,
-            bf16,
+            by_hand,
             dtype
         )
     )
@@ -169,7 +169,7 @@ fn scale_kernel<F: Numeric>(
     #[comptime] whole: bool,
     #[comptime] has_bias: bool,
     #[comptime] has_amax: bool,
-    #[comptime] bf16: bool,
+    #[comptime] by_hand: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut lhs_inverse = 1.0f32 / lhs_scale[0];
@@ -189,7 +189,7 @@ fn scale_kernel<F: Numeric>(
         if has_bias {
             value += bias[index % bias.len()];
         }
-        let value = float_to::<F>(value, bf16);
+        let value = float_to::<F>(value, by_hand);
         output[index] = value;
         if has_amax {
             max = u32::max(max, magnitude_bits(f32::cast_from(value)));

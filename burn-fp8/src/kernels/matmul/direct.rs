@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{kernel::cast, tensor::CubeTensor};
-use cubecl::{CubeKernel, client::Client, ir::types::Fp8Format as CubeFormat, prelude::*};
+use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{Product, Size, routine::Routine};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
         amax::raise,
         batch::tensor_starts,
         buffer,
-        codec::{cube_format, float_to, load, magnitude_bits},
+        codec::{by_hand, float_to, load, magnitude_bits},
         definitions::define,
         scale_grid::{ScaleGrid, ScaleGridLaunch, scale_index},
     },
@@ -93,9 +93,9 @@ fn matmul(product: Product) -> CubeTensor {
         together.clamp(1, k.max(1)) as u32,
         has_bias,
         amax.is_some(),
-        cube_format(spec.lhs),
-        cube_format(spec.rhs),
-        output.dtype == DType::BF16,
+        spec.lhs,
+        spec.rhs,
+        by_hand(&client, output.dtype),
         dtype_to_storage_type(output.dtype),
     );
     output
@@ -114,7 +114,7 @@ pub(super) fn definition(
     client: &Client,
     [lhs, rhs]: [Fp8Format; 2],
     dtype: ElemType,
-    bf16: bool,
+    by_hand: bool,
 ) -> KernelDefinition {
     let word = || buffer::word(client);
     let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
@@ -139,9 +139,9 @@ pub(super) fn definition(
             1,
             true,
             true,
-            cube_format(lhs),
-            cube_format(rhs),
-            bf16,
+            lhs,
+            rhs,
+            by_hand,
             dtype
         )
     )
@@ -176,9 +176,9 @@ fn matmul_kernel<F: Numeric>(
     together: u32,
     #[comptime] has_bias: bool,
     #[comptime] has_amax: bool,
-    #[comptime] lhs_format: CubeFormat,
-    #[comptime] rhs_format: CubeFormat,
-    #[comptime] bf16: bool,
+    #[comptime] lhs_format: Fp8Format,
+    #[comptime] rhs_format: Fp8Format,
+    #[comptime] by_hand: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let tile_rows = m.div_ceil(TILE as u32) as usize;
@@ -259,7 +259,7 @@ fn matmul_kernel<F: Numeric>(
                     if has_bias {
                         value += bias[column];
                     }
-                    let value = float_to::<F>(value, bf16);
+                    let value = float_to::<F>(value, by_hand);
                     output[(batch * m + row) * n + column] = value;
                     if has_amax {
                         max = u32::max(max, magnitude_bits(f32::cast_from(value)));

@@ -34,8 +34,7 @@ pub(super) struct Product {
     pub(super) rhs_scales: Scales,
     pub(super) bias: Bias<CubeBackend>,
     pub(super) spec: MatmulSpec,
-    /// Where the output's amax goes, if it is asked for: one f32, its bits 0. The direct and the decoded routine put it
-    /// there; no other gets such a product.
+    /// Where the output's amax goes, if it is asked for: one f32, its bits 0.
     pub(super) amax: Option<CubeTensor>,
 }
 
@@ -90,25 +89,8 @@ pub(crate) fn matmul_amax(
     bias: Bias<CubeBackend>,
     spec: MatmulSpec,
 ) -> (CubeTensor, CubeTensor) {
-    let whole = [Granularity::Tensor; 2];
-    let product = product([lhs, rhs], [lhs_scale, rhs_scale], bias, whole, spec);
-    match choose(matmul_policy(), &product) {
-        // These find it on the way.
-        Choice::Routine(routine @ (MatmulRoutine::Direct | MatmulRoutine::Decoded)) => {
-            let amax = buffer::zero_scalar(&product.lhs);
-            let product = Product {
-                amax: Some(amax.clone()),
-                ..product
-            };
-            (routine.matmul(product), amax)
-        }
-        // The others' output is read for it.
-        choice => {
-            let output = choice.matmul(product);
-            let amax = super::amax(output.clone());
-            (output, amax)
-        }
-    }
+    let policy = matmul_policy();
+    matmul_amax_by(policy, [lhs, rhs], [lhs_scale, rhs_scale], bias, spec)
 }
 
 /// See [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks).
@@ -232,6 +214,47 @@ pub fn matmul_blocks_by(
     choose(policy, &product).matmul(product)
 }
 
+/// [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax) of two operands: [`matmul_by`], and the product's amax. All routines but
+/// cuBLASLt find it before they store the product.
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use burn::backend::ops::FloatTensorOps;
+/// use burn::tensor::{FloatDType, TensorData};
+/// use burn_cubecl::{CubeBackend, CubeDevice, cubecl::cpu::CpuDevice};
+/// use burn_fp8::kernels::{MatmulPolicy, matmul_amax_by};
+/// use burn_fp8::{Bias, Fp8Format::E4M3, Fp8Ops, MatmulSpec};
+///
+/// let device = CubeDevice::Cpu(CpuDevice);
+/// let float = |data: TensorData| CubeBackend::float_from_data(data, &device);
+/// let one = || float([1f32].into());
+/// let codes = |data: TensorData| CubeBackend::fp8_quantize(float(data), one(), E4M3).0;
+/// let (_, amax) = matmul_amax_by(
+///     MatmulPolicy::Automatic,
+///     [codes([[1f32, 2.0]].into()), codes([[3f32, 0.0], [-4.0, 1.0]].into())],
+///     [one(), one()],
+///     Bias::None,
+///     MatmulSpec::new(E4M3, E4M3, FloatDType::F32),
+/// );
+/// let data = burn_backend::try_read_sync(CubeBackend::float_into_data(amax));
+/// assert_eq!(data.unwrap().unwrap().try_to_vec::<f32>().unwrap(), [5.0]); // of -5 and 2
+/// # }
+/// ```
+pub fn matmul_amax_by(
+    policy: MatmulPolicy,
+    operands: [CubeTensor; 2],
+    scales: [CubeTensor; 2],
+    bias: Bias<CubeBackend>,
+    spec: MatmulSpec,
+) -> (CubeTensor, CubeTensor) {
+    let amax = buffer::zero_scalar(&operands[0]);
+    let product = Product {
+        amax: Some(amax.clone()),
+        ..product(operands, scales, bias, [Granularity::Tensor; 2], spec)
+    };
+    (choose(policy, &product).matmul(product), amax)
+}
+
 fn product(
     [lhs, rhs]: [CubeTensor; 2],
     [lhs_scale, rhs_scale]: [CubeTensor; 2],
@@ -310,15 +333,15 @@ pub(super) fn definitions(
     client: &Client,
     format: Fp8Format,
     dtype: ElemType,
-    bf16: bool,
+    by_hand: bool,
 ) -> [(&'static str, KernelDefinition); 4] {
     let [copy_rows, turn_rows] = tile::copy_definitions(client);
     [
         (
             "direct",
-            direct::definition(client, [format; 2], dtype, bf16),
+            direct::definition(client, [format; 2], dtype, by_hand),
         ),
-        ("decoded", decoded::definition(client, dtype, bf16)),
+        ("decoded", decoded::definition(client, dtype, by_hand)),
         ("copy_rows", copy_rows),
         ("turn_rows", turn_rows),
     ]
@@ -340,8 +363,8 @@ pub(super) fn definitions(
 /// let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::BF16);
 /// let client = CubeDevice::Cpu(CpuDevice).client();
 /// let whole = [Granularity::Tensor; 2];
-/// assert!(matmul_definition(&client, MatmulRoutine::Wgmma, spec, whole, true).is_some());
-/// assert!(matmul_definition(&client, MatmulRoutine::Direct, spec, whole, true).is_none());
+/// assert!(matmul_definition(&client, MatmulRoutine::Wgmma, spec, whole, true, false).is_some());
+/// assert!(matmul_definition(&client, MatmulRoutine::Direct, spec, whole, true, false).is_none());
 /// # }
 /// ```
 pub fn matmul_definition(
@@ -350,9 +373,10 @@ pub fn matmul_definition(
     spec: MatmulSpec,
     granularities: [Granularity; 2],
     has_bias: bool,
+    has_amax: bool,
 ) -> Option<KernelDefinition> {
     let tile = routine.tile()?;
-    Some(tile.definition(client, spec, granularities, has_bias))
+    Some(tile.definition(client, spec, granularities, has_bias, has_amax))
 }
 
 #[cfg(test)]

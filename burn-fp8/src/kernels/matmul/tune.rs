@@ -3,7 +3,7 @@
 use burn_cubecl::{CubeTuneId, tensor::CubeTensor};
 use cubecl::tune::{LocalTuner, Tunable, TunableSet, local_tuner};
 
-use super::{Key, MatmulRoutine, Product};
+use super::{Key, MatmulRoutine, Product, buffer};
 
 /// Multiplications above which the direct routine is not worth a measurement.
 const DIRECT: usize = 1 << 24;
@@ -19,7 +19,7 @@ pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
         MatmulRoutine::ALL.into_iter().fold(
             TunableSet::new(
                 |keyed: &Keyed| keyed.key.clone(),
-                |_: &Key, keyed: &Keyed| keyed.clone(),
+                |_: &Key, keyed: &Keyed| keyed.measured(),
             ),
             |set, routine| {
                 set.with(Tunable::new(
@@ -41,6 +41,16 @@ pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
 struct Keyed {
     key: Key,
     product: Product,
+}
+
+impl Keyed {
+    /// For a measurement, which finds an amax of its own.
+    fn measured(&self) -> Self {
+        let mut keyed = self.clone();
+        let amax = &mut keyed.product.amax;
+        *amax = amax.as_ref().map(buffer::zero_scalar);
+        keyed
+    }
 }
 
 /// Decided by key and device alone: the tuner runs what was the fastest for one product on all others of the same key.

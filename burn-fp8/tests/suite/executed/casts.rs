@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::super::{
     fixtures,
-    gpu::{Gpu, elements, tensor},
+    gpu::{Gpu, elements, launched, tensor},
 };
 
 fn floats(client: &Client, values: &[f32], shape: &[usize]) -> CubeTensor {
@@ -27,54 +27,66 @@ fn single(tensor: &CubeTensor) -> f32 {
     f32::from_le_bytes(value)
 }
 
+/// By operations on bits before Ada, by an instruction from then on.
+const CODERS: [Gpu; 3] = [Gpu::Ampere, Gpu::Ada, Gpu::Hopper];
+
 #[test]
 fn codes_of_every_half_float_are_ml_dtypes() {
-    let Some(client) = Gpu::Ada.client() else {
-        return;
-    };
-    let one = || floats(&client, &[1.0], &[1]);
-    let (inputs, expected) = fixtures::from_bf16(Fp8Format::E4M3);
-    let input = tensor(
-        &client,
-        bytemuck::cast_slice(&inputs),
-        &[inputs.len()],
-        DType::BF16,
-    );
-    let (found, amax) = CubeBackend::fp8_quantize(input, one(), Fp8Format::E4M3);
-    fixtures::assert_codes::<bf16>(Fp8Format::E4M3, &inputs, &codes(&found), &expected);
-    assert!(single(&amax).is_nan());
-    let (inputs, expected) = fixtures::from_f16(Fp8Format::E5M2);
-    let input = tensor(
-        &client,
-        bytemuck::cast_slice(&inputs),
-        &[inputs.len()],
-        DType::F16,
-    );
-    let (found, amax) = CubeBackend::fp8_quantize(input, one(), Fp8Format::E5M2);
-    fixtures::assert_codes::<f16>(Fp8Format::E5M2, &inputs, &codes(&found), &expected);
-    assert!(single(&amax).is_nan());
+    for client in CODERS.into_iter().filter_map(Gpu::client) {
+        let one = || floats(&client, &[1.0], &[1]);
+        let quantize = |bytes: &[u8], dtype, format| {
+            let input = tensor(&client, bytes, &[bytes.len() / 2], dtype);
+            let (found, amax) = CubeBackend::fp8_quantize(input, one(), format);
+            assert!(single(&amax).is_nan());
+            codes(&found)
+        };
+        for format in Fp8Format::ALL {
+            let (inputs, expected) = fixtures::from_bf16(format);
+            let found = quantize(bytemuck::cast_slice(&inputs), DType::BF16, format);
+            fixtures::assert_codes::<bf16>(format, &inputs, &found, &expected);
+            let (inputs, expected) = fixtures::from_f16(format);
+            let found = quantize(bytemuck::cast_slice(&inputs), DType::F16, format);
+            fixtures::assert_codes::<f16>(format, &inputs, &found, &expected);
+        }
+    }
 }
 
-/// Ties, subnormals, infinities and NaN among them; by the plain cast, and by the one that writes the transpose as well.
+/// Ties, subnormals, infinities and NaN among them.
 #[test]
 fn codes_of_sampled_floats_are_ml_dtypes() {
+    for client in CODERS.into_iter().filter_map(Gpu::client) {
+        for format in Fp8Format::ALL {
+            let (inputs, expected) = fixtures::from_f32(format);
+            let input = floats(&client, &inputs, &[inputs.len()]);
+            let one = floats(&client, &[1.0], &[1]);
+            let (found, _) = CubeBackend::fp8_quantize(input, one, format);
+            fixtures::assert_codes(format, &inputs, &codes(&found), &expected);
+        }
+    }
+}
+
+/// A batch in rows that chunks do not fill, read by fours and one by one.
+#[test]
+fn codes_and_those_of_the_transpose_are_ml_dtypes() {
     let Some(client) = Gpu::Hopper.client() else {
         return;
     };
-    let one = || floats(&client, &[1.0], &[1]);
-    for format in Fp8Format::ALL {
-        let (inputs, expected) = fixtures::from_f32(format);
-        let length = inputs.len();
-        let (found, _) =
-            CubeBackend::fp8_quantize(floats(&client, &inputs, &[length]), one(), format);
-        fixtures::assert_codes(format, &inputs, &codes(&found), &expected);
-        // Rows that neither words nor chunks fill, in a batch.
+    for (format, columns) in [
+        (Fp8Format::E4M3, 76),
+        (Fp8Format::E5M2, 76),
+        (Fp8Format::E4M3, 35),
+    ] {
+        let (all, expected) = fixtures::from_f32(format);
         let [batch, rows] = [2, 27];
-        let columns = length / (batch * rows);
         let count = batch * rows * columns;
-        let input = floats(&client, &inputs[..count], &[batch, rows, columns]);
-        let (found, turned, amax) = CubeBackend::fp8_quantize_transposed(input, one(), format);
-        fixtures::assert_codes(format, &inputs[..count], &codes(&found), &expected[..count]);
+        // From all over them.
+        let step = all.len() / count;
+        let inputs: Vec<f32> = all.iter().copied().step_by(step).take(count).collect();
+        let expected: Vec<u8> = expected.iter().copied().step_by(step).take(count).collect();
+        let input = floats(&client, &inputs, &[batch, rows, columns]);
+        let one = floats(&client, &[1.0], &[1]);
+        let (found, turned, amax) = CubeBackend::fp8_quantize_transposed(input, one, format);
+        fixtures::assert_codes(format, &inputs, &codes(&found), &expected);
         assert_eq!(turned.shape(), Shape::new([batch, columns, rows]));
         let turned = codes(&turned);
         for index in 0..count {
@@ -91,11 +103,11 @@ fn codes_of_sampled_floats_are_ml_dtypes() {
                 &expected[index..=index],
             );
         }
-        let largest = inputs[..count]
-            .iter()
-            .map(|x| x.to_bits() & 0x7FFF_FFFF)
-            .max();
+        let largest = inputs.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max();
         assert_eq!(single(&amax).to_bits(), largest.unwrap());
+        let by = if columns % 4 == 0 { "n_4" } else { "n_1" };
+        let kernels = launched(&client);
+        assert!(kernels.iter().any(|name| name.contains(by)), "{kernels:?}");
     }
 }
 

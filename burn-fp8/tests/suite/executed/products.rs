@@ -3,7 +3,7 @@
 use burn::backend::ops::IntTensorOps;
 use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_blocks_by};
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_amax_by, matmul_blocks_by};
 use burn_fp8::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 use half::{bf16, f16};
 
@@ -113,14 +113,16 @@ fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
             DType::BF16,
         )),
     };
-    let product = matmul_blocks_by(
-        MatmulPolicy::Only(routine),
-        [lhs_codes, rhs_codes],
-        [lhs_scales, rhs_scales],
-        row,
-        case.granularities,
-        MatmulSpec::new(case.formats[0], case.formats[1], case.output),
-    );
+    let (policy, operands) = (MatmulPolicy::Only(routine), [lhs_codes, rhs_codes]);
+    let scales = [lhs_scales, rhs_scales];
+    let spec = MatmulSpec::new(case.formats[0], case.formats[1], case.output);
+    let (product, amax) = if case.granularities == WHOLE && case.bias {
+        let (product, amax) = matmul_amax_by(policy, operands, scales, row, spec);
+        (product, Some(amax))
+    } else {
+        let product = matmul_blocks_by(policy, operands, scales, row, case.granularities, spec);
+        (product, None)
+    };
     let kernel = match routine {
         // A single row has no distance to the next, which a tensor map must have.
         MatmulRoutine::WgmmaTma if m > 1 => "tma_kernel",
@@ -147,6 +149,10 @@ fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
         _ => 2f64.powi(-8),
     };
     assert_eq!(found.len(), batch * m * n);
+    if let Some(amax) = amax {
+        let largest = found.iter().fold(0f64, |max, value| max.max(value.abs()));
+        assert_eq!(numbers(&amax), [largest], "{routine}, {:?}", case.size);
+    }
     for (index, &found) in found.iter().enumerate() {
         let (matrix, row, column) = (index / (m * n), index / n % m, index % n);
         let terms =

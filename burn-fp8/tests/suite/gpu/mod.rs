@@ -32,6 +32,8 @@ use server::{LAUNCHES, Machine};
 /// A GPU by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Gpu {
+    /// 8.0.
+    Ampere,
     /// 8.9.
     Ada,
     /// 9.0.
@@ -43,13 +45,14 @@ impl Gpu {
     pub(crate) fn client(self) -> Option<Client> {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
         nvrtc::toolkit()?;
-        let number = 2 * NUMBER.fetch_add(1, Ordering::Relaxed) + self as u16;
+        let number = 3 * NUMBER.fetch_add(1, Ordering::Relaxed) + self as u16;
         Some(Client::load::<Machine>(DeviceId::new(0, number)))
     }
 
     fn of(device: DeviceId) -> Self {
-        match device.index_id % 2 {
-            0 => Self::Ada,
+        match device.index_id % 3 {
+            0 => Self::Ampere,
+            1 => Self::Ada,
             _ => Self::Hopper,
         }
     }
@@ -57,6 +60,7 @@ impl Gpu {
     /// As NVRTC has it; CubeCL adds the `a` from 9.0 on.
     fn architecture(self) -> &'static str {
         match self {
+            Self::Ampere => "80",
             Self::Ada => "89",
             Self::Hopper => "90a",
         }
@@ -83,6 +87,7 @@ impl Gpu {
             cube_mma_reserved_shared_memory: 0,
         };
         let fingerprint = match self {
+            Self::Ampere => "ptx_sm80",
             Self::Ada => "ptx_sm89",
             Self::Hopper => "ptx_sm90",
         };
@@ -127,6 +132,7 @@ impl Gpu {
     /// Shared memory of a block, by the CUDA C++ programming guide's table of compute capabilities.
     fn shared_memory(self) -> usize {
         match self {
+            Self::Ampere => 163 << 10,
             Self::Ada => 99 << 10,
             Self::Hopper => 227 << 10,
         }

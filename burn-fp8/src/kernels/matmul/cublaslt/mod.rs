@@ -14,6 +14,8 @@ mod tests;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{Key, MatmulRoutine, Product, accelerated};
+#[cfg(feature = "cuda")]
+use crate::kernels::amax::raise_to;
 
 /// Whether the device of `tensor` has it.
 pub(super) fn is_there(tensor: &CubeTensor) -> bool {
@@ -41,6 +43,10 @@ pub(super) fn takes(product: &Product) -> bool {
 pub(super) fn matmul(product: Product) -> CubeTensor {
     #[cfg(feature = "cuda")]
     if let Some(output) = matmul::try_matmul(&product) {
+        if let Some(amax) = &product.amax {
+            // The library finds that of fp8 outputs alone.
+            raise_to(output.clone(), amax);
+        }
         return output;
     }
     let key = Key {

@@ -7,10 +7,10 @@ use super::{
         ROW_WORDS, ROWS, STAGE_WORDS, SUMS, described_word, descriptor, left_row, left_word,
         right_column, right_word, sum_column, sum_row, tile_word,
     },
-    plan::{Instruction, Plan, ptx_name},
+    plan::{Instruction, Plan},
     scaling::{Part, Strides, factor},
 };
-use crate::kernels::codec::{cube_format, decode};
+use crate::kernels::codec::{decode, ptx_name};
 
 /// Adds one unit's part of the product of the tiles of a step, 128 of the inner dimension, to its sums.
 ///
@@ -284,8 +284,8 @@ fn accumulated(sum: f32) -> f32 {
 fn dot(x: u32, y: u32, #[comptime] plan: Plan) -> f32 {
     let mut sum = 0.0f32;
     for byte in 0..4u32 {
-        let left = decode(x >> (8u32 * byte), comptime!(cube_format(plan.lhs)));
-        let right = decode(y >> (8u32 * byte), comptime!(cube_format(plan.rhs)));
+        let left = decode(x >> (8u32 * byte), plan.lhs);
+        let right = decode(y >> (8u32 * byte), plan.rhs);
         sum += left * right;
     }
     sum

@@ -7,7 +7,10 @@ use super::{
     plan::Plan,
     scaling::{Part, Scaling, Strides, factor, part},
 };
-use crate::kernels::codec::float_to;
+use crate::kernels::{
+    amax::{raise, raise_together},
+    codec::{float_to, magnitude_bits},
+};
 
 /// A cube computes 128 rows and columns of a product. Operands have the inner dimension innermost, in chunks of 16 codes;
 /// tiles of 128 codes are copied ahead, in as many stages as shared memory holds. Scales are inverse, unless there is one for
@@ -20,6 +23,7 @@ pub(super) fn tile_kernel<F: Numeric>(
     rhs_scale: &[f32],
     bias: &[f32],
     starts: &[u32],
+    amax: &[Atomic<u32>],
     output: &mut [F],
     lhs_pitch: u32,
     rhs_pitch: u32,
@@ -28,8 +32,6 @@ pub(super) fn tile_kernel<F: Numeric>(
     n: u32,
     k: u32,
     #[comptime] plan: Plan,
-    #[comptime] has_bias: bool,
-    #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let batch = CUBE_POS_Z as usize;
@@ -72,10 +74,12 @@ pub(super) fn tile_kernel<F: Numeric>(
                     unit,
                     plan,
                 );
-                store_sums(
+                let max = store_sums(
                     &sums, unit, lhs_scale, rhs_scale, bias, output, &part, &strides, plan,
-                    has_bias, bf16,
                 );
+                if comptime!(plan.has_amax) {
+                    raise(amax, 0usize, max);
+                }
             }
         }
     } else {
@@ -93,10 +97,12 @@ pub(super) fn tile_kernel<F: Numeric>(
             UNIT_POS,
             plan,
         );
-        store_sums(
-            &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, &part, &strides, plan, has_bias,
-            bf16,
+        let max = store_sums(
+            &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, &part, &strides, plan,
         );
+        if comptime!(plan.has_amax) {
+            raise_together(amax, max, comptime!(plan.units() as usize));
+        }
     }
 }
 
@@ -174,7 +180,8 @@ fn sum_tiles(
     sums
 }
 
-/// Scales a unit's sums, adds the bias, and stores those that are part of the product.
+/// Scales a unit's sums, adds the bias, and stores those that are part of the product. Gives the bits of their largest magnitude,
+/// if that is asked for.
 #[cube]
 pub(super) fn store_sums<F: Numeric>(
     sums: &Array<f32>,
@@ -186,9 +193,8 @@ pub(super) fn store_sums<F: Numeric>(
     part: &Part,
     strides: &Strides,
     #[comptime] plan: Plan,
-    #[comptime] has_bias: bool,
-    #[comptime] bf16: bool,
-) {
+) -> u32 {
+    let mut max = 0u32;
     let (m, n) = (part.rows, part.columns);
     let lhs_inverse = 1.0f32 / lhs_scale[0];
     let rhs_inverse = 1.0f32 / rhs_scale[0];
@@ -203,12 +209,16 @@ pub(super) fn store_sums<F: Numeric>(
             } else if comptime!(!plan.scales_steps()) {
                 value *= factor(lhs_scale, rhs_scale, part, strides, unit, index, 0u32, plan);
             }
-            if has_bias {
+            if comptime!(plan.has_bias) {
                 value += bias[column as usize];
             }
             let matrix = CUBE_POS_Z as usize * m as usize * n as usize;
-            output[matrix + row as usize * n as usize + column as usize] =
-                float_to::<F>(value, bf16);
+            let value = float_to::<F>(value, plan.by_hand);
+            output[matrix + row as usize * n as usize + column as usize] = value;
+            if comptime!(plan.has_amax) {
+                max = u32::max(max, magnitude_bits(f32::cast_from(value)));
+            }
         }
     }
+    max
 }

@@ -24,7 +24,7 @@ use super::{Product, Size, routine::Routine};
 use crate::{
     Bias, Granularity, MatmulSpec,
     granular::scaled_together,
-    kernels::{buffer, scale_grid::Scales},
+    kernels::{buffer, codec::by_hand, ptx, scale_grid::Scales},
 };
 use kernel::tile_kernel;
 use layout::{COLUMNS, ROWS, STEP};
@@ -70,20 +70,11 @@ impl Routine for Tile {
 
 /// The instruction that multiplies fp8 on a device, if its runtime compiles inline PTX.
 fn native_instruction(client: &Client) -> Option<Instruction> {
-    #[cfg(feature = "cuda")]
-    {
-        use cubecl::cuda::compiler::CudaBackend;
-
-        if CudaBackend::default() != CudaBackend::Cpp {
-            return None;
-        }
-    }
-    instruction_of(&client.properties().identity.fingerprint)
+    instruction_of(ptx::capability(client)?)
 }
 
-/// The same by what a device compiles for: `ptx_sm90` for compute capability 9.0.
-fn instruction_of(fingerprint: &str) -> Option<Instruction> {
-    match fingerprint.strip_prefix("ptx_sm")?.parse().ok()? {
+fn instruction_of(capability: u32) -> Option<Instruction> {
+    match capability {
         // 8.9 is Ada, 12.x Blackwell's desktop parts. Hopper unpacks the operands of `mma.sync` for bf16.
         89 | 120..130 => Some(Instruction::Mma),
         90 => Some(Instruction::Wgmma),
@@ -91,19 +82,17 @@ fn instruction_of(fingerprint: &str) -> Option<Instruction> {
     }
 }
 
-fn plan(
-    client: &Client,
-    instruction: Instruction,
-    spec: MatmulSpec,
-    granularities: [Granularity; 2],
-    k: usize,
-) -> Plan {
+fn plan(instruction: Instruction, emulated: bool, product: &Product) -> Plan {
+    let output = DType::from(product.spec.output);
     Plan {
         instruction,
-        emulated: native_instruction(client) != Some(instruction),
-        lhs: spec.lhs,
-        rhs: spec.rhs,
-        scaling: scaling(granularities, k),
+        emulated,
+        lhs: product.spec.lhs,
+        rhs: product.spec.rhs,
+        scaling: scaling(product.granularities(), product.size().k),
+        has_bias: matches!(product.bias, Bias::Row(_)),
+        has_amax: product.amax.is_some(),
+        by_hand: by_hand(&product.lhs.client, output),
     }
 }
 
@@ -133,7 +122,9 @@ fn inverse(scales: Scales, scaling: Scaling) -> Scales {
 fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     let shape = product.shape();
     let Size { m, n, k, batches } = product.size();
-    let granularities = product.granularities();
+    let client = product.lhs.client.clone();
+    let emulated = native_instruction(&client) != Some(tile.instruction);
+    let plan = plan(tile.instruction, emulated, &product);
     let Product {
         lhs,
         rhs,
@@ -141,19 +132,17 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
         rhs_scales,
         bias,
         spec,
-        amax: _,
+        amax,
     } = product;
     let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
-    let client = lhs.client.clone();
-    let plan = plan(&client, tile.instruction, spec, granularities, k);
     let lhs_scales = inverse(lhs_scales, plan.scaling);
     let rhs_scales = inverse(rhs_scales, plan.scaling);
 
     let left = Operand::left(&lhs, &shape);
     let right = Operand::right(&rhs, &shape);
-    let (has_bias, bias) = match bias {
-        Bias::None => (false, lhs_scales.tensor.clone()),
-        Bias::Row(bias) => (true, cast(bias, DType::F32)),
+    let bias = match bias {
+        Bias::None => lhs_scales.tensor.clone(),
+        Bias::Row(bias) => cast(bias, DType::F32),
     };
     let count = CubeCount::Static(
         n.div_ceil(COLUMNS as usize) as u32,
@@ -177,7 +166,7 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     let rhs_scale = rhs_scales.elements();
     let bias = buffer::elements(bias);
     let result = buffer::whole(&output);
-    let bf16 = output.dtype == DType::BF16;
+    let amax = buffer::amax(&client, &amax);
     let dtype = dtype_to_storage_type(output.dtype);
 
     if tile.tma
@@ -195,14 +184,13 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
             rhs_scale,
             bias,
             starts(&left_rows, &right_rows),
+            amax,
             result,
             scale_strides,
             m as u32,
             n as u32,
             k as u32,
             plan,
-            has_bias,
-            bf16,
             dtype,
         );
     } else {
@@ -216,6 +204,7 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
             rhs_scale,
             bias,
             starts(&left.starts, &right.starts),
+            amax,
             result,
             left.pitch,
             right.pitch,
@@ -224,8 +213,6 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
             n as u32,
             k as u32,
             plan,
-            has_bias,
-            bf16,
             dtype,
         );
     }
@@ -244,15 +231,22 @@ impl Tile {
         spec: MatmulSpec,
         granularities: [Granularity; 2],
         has_bias: bool,
+        has_amax: bool,
     ) -> KernelDefinition {
         let plan = Plan {
+            instruction: self.instruction,
             emulated: false,
-            ..plan(client, self.instruction, spec, granularities, usize::MAX)
+            lhs: spec.lhs,
+            rhs: spec.rhs,
+            scaling: scaling(granularities, usize::MAX),
+            has_bias,
+            has_amax,
+            by_hand: false,
         };
         let strides = StridesLaunch::new(1, 1, 1, 1, 1, 1);
         let dtype = DType::from(spec.output);
         let words = || buffer::raw(client.empty(4), 1);
-        let (bf16, elements) = (dtype == DType::BF16, dtype_to_storage_type(dtype));
+        let elements = dtype_to_storage_type(dtype);
         let count = CubeCount::new_single();
         let (device, target) = (
             client.properties_shared(),
@@ -272,13 +266,12 @@ impl Tile {
                 words(),
                 words(),
                 words(),
+                words(),
                 strides,
                 1,
                 1,
                 1,
                 plan,
-                has_bias,
-                bf16,
                 elements,
             )
             .define()
@@ -295,6 +288,7 @@ impl Tile {
                 words(),
                 words(),
                 words(),
+                words(),
                 1,
                 1,
                 strides,
@@ -302,8 +296,6 @@ impl Tile {
                 1,
                 1,
                 plan,
-                has_bias,
-                bf16,
                 elements,
             )
             .define()
@@ -323,16 +315,15 @@ mod tests {
     /// By NVIDIA's table of compute capabilities: Ada is 8.9, Hopper 9.0, RTX Blackwell 12.0 and 12.1.
     #[test]
     fn gpus_have_their_instruction() {
-        for (fingerprint, instruction) in [
-            ("ptx_sm80", None),
-            ("ptx_sm89", Some(Instruction::Mma)),
-            ("ptx_sm90", Some(Instruction::Wgmma)),
-            ("ptx_sm100", None),
-            ("ptx_sm120", Some(Instruction::Mma)),
-            ("ptx_sm121", Some(Instruction::Mma)),
-            ("cpu_x86_64_load-256", None),
+        for (capability, instruction) in [
+            (80, None),
+            (89, Some(Instruction::Mma)),
+            (90, Some(Instruction::Wgmma)),
+            (100, None),
+            (120, Some(Instruction::Mma)),
+            (121, Some(Instruction::Mma)),
         ] {
-            assert_eq!(instruction_of(fingerprint), instruction);
+            assert_eq!(instruction_of(capability), instruction);
         }
     }
 }

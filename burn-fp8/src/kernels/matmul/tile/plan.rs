@@ -39,6 +39,11 @@ pub(super) struct Plan {
     pub(super) lhs: Fp8Format,
     pub(super) rhs: Fp8Format,
     pub(super) scaling: Scaling,
+    pub(super) has_bias: bool,
+    /// Find the output's amax.
+    pub(super) has_amax: bool,
+    /// See [`by_hand`](crate::kernels::codec::by_hand).
+    pub(super) by_hand: bool,
 }
 
 impl Plan {
@@ -58,13 +63,5 @@ impl Plan {
     /// Units of a cube of the launch: emulated, one plays all.
     pub(super) fn units(self) -> u32 {
         if self.emulated { 1 } else { UNITS }
-    }
-}
-
-/// A format as PTX names it.
-pub(super) fn ptx_name(format: Fp8Format) -> &'static str {
-    match format {
-        Fp8Format::E4M3 => "e4m3",
-        Fp8Format::E5M2 => "e5m2",
     }
 }

@@ -13,6 +13,7 @@ use super::{
     plan::Plan,
     scaling::{Strides, part},
 };
+use crate::kernels::amax::raise_together;
 
 /// Bytes of a row of a tile.
 const ROW_BYTES: u32 = 4 * ROW_WORDS;
@@ -29,14 +30,13 @@ pub(super) fn tma_kernel<F: Numeric>(
     rhs_scale: &[f32],
     bias: &[f32],
     starts: &[u32],
+    amax: &[Atomic<u32>],
     output: &mut [F],
     strides: Strides,
     m: u32,
     n: u32,
     k: u32,
     #[comptime] plan: Plan,
-    #[comptime] has_bias: bool,
-    #[comptime] bf16: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let batch = CUBE_POS_Z as usize;
@@ -116,9 +116,12 @@ pub(super) fn tma_kernel<F: Numeric>(
             }
         }
     }
-    store_sums(
-        &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, &part, &strides, plan, has_bias, bf16,
+    let max = store_sums(
+        &sums, UNIT_POS, lhs_scale, rhs_scale, bias, output, &part, &strides, plan,
     );
+    if comptime!(plan.has_amax) {
+        raise_together(amax, max, comptime!(plan.units() as usize));
+    }
 }
 
 /// Asks for the tiles of a step, into a stage whose barrier will tell that they are there.

@@ -1,0 +1,121 @@
+//! Matrices whose codes are turned: 8 rows by 4 columns of them are one unit's, and 32 by 32 those of 32 neighbouring ones.
+//! Together these read 32 elements of each row, and fill the same of each row and each column: whole sectors of a GPU's memory.
+
+use cubecl::{prelude::*, std::FastDivmod};
+
+use super::{codec::Four, input};
+
+/// Rows of a unit's tile.
+pub(in crate::kernels) const ROWS: usize = 8;
+
+/// Units side by side, and one below the other.
+const ACROSS: usize = 8;
+const DOWN: usize = 4;
+
+/// Rows and columns of neighbouring units.
+const BLOCK: usize = 32;
+
+/// How matrices are divided into tiles.
+#[derive(CubeType, CubeLaunch)]
+pub(in crate::kernels) struct Tiles {
+    tiles: usize,
+    down: FastDivmod<usize>,
+    across: FastDivmod<usize>,
+}
+
+/// The first row and column of a tile, which can lie beyond the edges of its matrix.
+#[derive(CubeType, Clone, Copy)]
+pub(in crate::kernels) struct Tile {
+    pub(in crate::kernels) matrix: usize,
+    pub(in crate::kernels) row: usize,
+    pub(in crate::kernels) column: usize,
+}
+
+/// The tiles of `matrices`, and how many there are.
+pub(in crate::kernels) fn tiles(
+    matrices: usize,
+    [rows, columns]: [usize; 2],
+) -> (TilesLaunch, usize) {
+    let (down, across) = (rows.div_ceil(BLOCK), columns.div_ceil(BLOCK));
+    let tiles = matrices * down * across * ACROSS * DOWN;
+    (TilesLaunch::new(tiles, down, across), tiles)
+}
+
+/// How many there are.
+#[cube]
+pub(in crate::kernels) fn count(tiles: &Tiles) -> usize {
+    tiles.tiles
+}
+
+#[cube]
+pub(in crate::kernels) fn tile(tiles: &Tiles, number: usize) -> Tile {
+    let (block, place) = (number / (ACROSS * DOWN), number % (ACROSS * DOWN));
+    let (line, across) = tiles.across.div_mod(block);
+    let (matrix, down) = tiles.down.div_mod(line);
+    Tile {
+        matrix,
+        row: (down * DOWN + place / ACROSS) * ROWS,
+        column: (across * ACROSS + place % ACROSS) * 4,
+    }
+}
+
+/// The elements of a tile of matrices of `rows` and `columns`, row by row; 0 beyond their edges. All loads are on their way before
+/// the first is waited for.
+#[cube]
+pub(in crate::kernels) fn load<F: Numeric, N: Size>(
+    input: &[Vector<F, N>],
+    tile: &Tile,
+    rows: usize,
+    columns: usize,
+) -> Array<Four> {
+    let line = tile.matrix * rows + tile.row;
+    let mut values = Array::<Four>::new(ROWS);
+    #[unroll]
+    for i in 0..ROWS {
+        let end = select(tile.row + i < rows, (line + i + 1) * columns, 0);
+        values[i] = input::four(input, (line + i) * columns + tile.column, end);
+    }
+    values
+}
+
+/// Stores the words of a tile's rows turned: two words of each of its columns, which begin at multiples of 16 bytes.
+#[cube]
+pub(in crate::kernels) fn store_columns(
+    columns_of: &mut [Vector<u32, Const<2>>],
+    words: &Array<u32>,
+    tile: &Tile,
+    rows: usize,
+    columns: usize,
+) {
+    let pairs = rows.div_ceil(16) * 2;
+    let upper = turn(words[0], words[1], words[2], words[3]);
+    let lower = turn(words[4], words[5], words[6], words[7]);
+    #[unroll]
+    for j in 0..4usize {
+        let column = tile.column + j;
+        if column < columns && tile.row < rows {
+            let mut pair = Vector::<u32, Const<2>>::new(upper.extract(j));
+            pair.insert(1usize, lower.extract(j));
+            columns_of[(tile.matrix * columns + column) * pairs + tile.row / 8] = pair;
+        }
+    }
+}
+
+/// Of words of four rows, the words of their four columns.
+#[cube]
+fn turn(a: u32, b: u32, c: u32, d: u32) -> Vector<u32, Const<4>> {
+    let (even, odd) = (0x00FF_00FFu32, 0xFF00_FF00u32);
+    let first_even = (a & even) | ((b & even) << 8u32);
+    let first_odd = ((a >> 8u32) & even) | (b & odd);
+    let second_even = (c & even) | ((d & even) << 8u32);
+    let second_odd = ((c >> 8u32) & even) | (d & odd);
+    let mut columns =
+        Vector::<u32, Const<4>>::new((first_even & 0xFFFFu32) | (second_even << 16u32));
+    columns.insert(1usize, (first_odd & 0xFFFFu32) | (second_odd << 16u32));
+    columns.insert(
+        2usize,
+        (first_even >> 16u32) | (second_even & 0xFFFF_0000u32),
+    );
+    columns.insert(3usize, (first_odd >> 16u32) | (second_odd & 0xFFFF_0000u32));
+    columns
+}
