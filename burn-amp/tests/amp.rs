@@ -6,6 +6,7 @@ mod suite {
     mod device;
     mod devices;
     mod fp8;
+    mod fp8_accuracy;
     mod fp8_state;
     mod learner;
     mod logged;
