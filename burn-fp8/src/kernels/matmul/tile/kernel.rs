@@ -5,18 +5,16 @@ use super::{
     instruction::multiply_tiles,
     layout::{STEP, SUMS, UNITS, sum_column, sum_row},
     plan::Plan,
-    scaling::{Part, Scaling, Strides, factor, part},
+    scaling::{Part, Strides, part},
+    store::store_sums,
 };
-use crate::kernels::{
-    amax::{raise, raise_together},
-    codec::{float_to, magnitude_bits},
-};
+use crate::kernels::amax::{raise, raise_together};
 
 /// A cube computes 128 rows and columns of a product. Operands have the inner dimension innermost, in chunks of 16 codes;
 /// tiles of 128 codes are copied ahead, in as many stages as shared memory holds. Scales are inverse, unless there is one for
 /// all of an operand.
 #[cube(launch, create_dummy_kernel)]
-pub(super) fn tile_kernel<F: Numeric>(
+pub(super) fn tile_kernel<F: Numeric, N: Size>(
     lhs: &[u32],
     rhs: &[u32],
     lhs_scale: &[f32],
@@ -24,7 +22,7 @@ pub(super) fn tile_kernel<F: Numeric>(
     bias: &[f32],
     starts: &[u32],
     amax: &[Atomic<u32>],
-    output: &mut [F],
+    output: &mut [Vector<F, N>],
     lhs_pitch: u32,
     rhs_pitch: u32,
     strides: Strides,
@@ -178,47 +176,4 @@ fn sum_tiles(
         );
     }
     sums
-}
-
-/// Scales a unit's sums, adds the bias, and stores those that are part of the product. Gives the bits of their largest magnitude,
-/// if that is asked for.
-#[cube]
-pub(super) fn store_sums<F: Numeric>(
-    sums: &Array<f32>,
-    unit: u32,
-    lhs_scale: &[f32],
-    rhs_scale: &[f32],
-    bias: &[f32],
-    output: &mut [F],
-    part: &Part,
-    strides: &Strides,
-    #[comptime] plan: Plan,
-) -> u32 {
-    let mut max = 0u32;
-    let (m, n) = (part.rows, part.columns);
-    let lhs_inverse = 1.0f32 / lhs_scale[0];
-    let rhs_inverse = 1.0f32 / rhs_scale[0];
-    #[unroll(!plan.emulated)]
-    for index in 0..SUMS {
-        let row = part.first_row + sum_row(unit, index, plan.instruction);
-        let column = part.first_column + sum_column(unit, index, plan.instruction);
-        if row < m && column < n {
-            let mut value = sums[index as usize];
-            if comptime!(matches!(plan.scaling, Scaling::Whole)) {
-                value = value * lhs_inverse * rhs_inverse;
-            } else if comptime!(!plan.scales_steps()) {
-                value *= factor(lhs_scale, rhs_scale, part, strides, unit, index, 0u32, plan);
-            }
-            if comptime!(plan.has_bias) {
-                value += bias[column as usize];
-            }
-            let matrix = CUBE_POS_Z as usize * m as usize * n as usize;
-            let value = float_to::<F>(value, plan.by_hand);
-            output[matrix + row as usize * n as usize + column as usize] = value;
-            if comptime!(plan.has_amax) {
-                max = u32::max(max, magnitude_bits(f32::cast_from(value)));
-            }
-        }
-    }
-    max
 }

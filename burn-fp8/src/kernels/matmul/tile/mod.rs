@@ -11,6 +11,7 @@ mod layout;
 mod operand;
 mod plan;
 mod scaling;
+mod store;
 mod tma;
 mod turn;
 
@@ -165,7 +166,9 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     let lhs_scale = lhs_scales.elements();
     let rhs_scale = rhs_scales.elements();
     let bias = buffer::elements(bias);
-    let result = buffer::whole(&output);
+    let vector = store::vector(n);
+    let stored = shape.num_elements() / vector;
+    let result = buffer::array(output.handle.clone(), stored, vector * output.dtype.size());
     let amax = buffer::amax(&client, &amax);
     let dtype = dtype_to_storage_type(output.dtype);
 
@@ -178,6 +181,7 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
             &client,
             count,
             cube_dim(plan),
+            vector,
             tensor_map(left),
             tensor_map(right),
             lhs_scale,
@@ -198,6 +202,7 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
             &client,
             count,
             cube_dim(plan),
+            vector,
             left.words(),
             right.words(),
             lhs_scale,
@@ -259,6 +264,7 @@ impl Tile {
                 target,
                 count,
                 cube_dim(plan),
+                2,
                 map(),
                 map(),
                 words(),
@@ -281,6 +287,7 @@ impl Tile {
                 target,
                 count,
                 cube_dim(plan),
+                2,
                 words(),
                 words(),
                 words(),

@@ -8,10 +8,10 @@ use cubecl::prelude::{barrier::Barrier, *};
 use super::{
     copy::shared_address,
     instruction::add_wgmma,
-    kernel::store_sums,
     layout::{ROW_WORDS, ROWS, STAGE_WORDS, STEP, SUMS, descriptor},
     plan::Plan,
     scaling::{Strides, part},
+    store::store_sums,
 };
 use crate::kernels::amax::raise_together;
 
@@ -23,7 +23,7 @@ const STAGE_BYTES: u32 = 4 * STAGE_WORDS;
 /// As [`tile_kernel`](super::kernel::tile_kernel), of operands that are each one matrix of all rows of a batch: `starts`
 /// counts rows.
 #[cube(launch, create_dummy_kernel)]
-pub(super) fn tma_kernel<F: Numeric>(
+pub(super) fn tma_kernel<F: Numeric, N: Size>(
     lhs: &TensorMap<u8, Tiled>,
     rhs: &TensorMap<u8, Tiled>,
     lhs_scale: &[f32],
@@ -31,7 +31,7 @@ pub(super) fn tma_kernel<F: Numeric>(
     bias: &[f32],
     starts: &[u32],
     amax: &[Atomic<u32>],
-    output: &mut [F],
+    output: &mut [Vector<F, N>],
     strides: Strides,
     m: u32,
     n: u32,

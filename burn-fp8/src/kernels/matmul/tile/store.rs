@@ -1,0 +1,124 @@
+//! What becomes of a unit's sums.
+
+use cubecl::prelude::*;
+
+use super::{
+    layout::{SUMS, sum_column, sum_row},
+    plan::Plan,
+    scaling::{Part, Scaling, Strides, factor},
+};
+use crate::kernels::codec::{float_to, magnitude_bits};
+
+/// Elements that a store of a product of `columns` has: sums lie in pairs of neighbours, which one store can take where every row
+/// begins with a whole pair.
+pub(super) fn vector(columns: usize) -> usize {
+    match columns.is_multiple_of(2) {
+        true => 2,
+        false => 1,
+    }
+}
+
+/// Scales a unit's sums, adds the bias, and stores those that are part of the product. Gives the bits of their largest magnitude,
+/// if that is asked for.
+#[cube]
+pub(super) fn store_sums<F: Numeric, N: Size>(
+    sums: &Array<f32>,
+    unit: u32,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    bias: &[f32],
+    output: &mut [Vector<F, N>],
+    part: &Part,
+    strides: &Strides,
+    #[comptime] plan: Plan,
+) -> u32 {
+    let size = N::value();
+    let (m, n) = (part.rows, part.columns);
+    let lhs_inverse = 1.0f32 / lhs_scale[0];
+    let rhs_inverse = 1.0f32 / rhs_scale[0];
+    let mut max = 0u32;
+    #[unroll(!plan.emulated)]
+    for pair in 0..comptime!(SUMS / 2) {
+        let row = part.first_row + sum_row(unit, 2 * pair, plan.instruction);
+        let column = part.first_column + sum_column(unit, 2 * pair, plan.instruction);
+        if row < m && column < n {
+            let first = finished::<F>(
+                sums,
+                2 * pair,
+                column,
+                unit,
+                lhs_scale,
+                rhs_scale,
+                lhs_inverse,
+                rhs_inverse,
+                bias,
+                part,
+                strides,
+                plan,
+            );
+            // Of the column beside it, which may lie beyond the edge.
+            let second = finished::<F>(
+                sums,
+                2 * pair + 1,
+                column + 1,
+                unit,
+                lhs_scale,
+                rhs_scale,
+                lhs_inverse,
+                rhs_inverse,
+                bias,
+                part,
+                strides,
+                plan,
+            );
+            let matrix = CUBE_POS_Z as usize * m as usize * n as usize;
+            let place = matrix + row as usize * n as usize + column as usize;
+            let is_inside = column + 1 < n;
+            if comptime!(size == 2) {
+                let mut both = Vector::<F, N>::new(first);
+                both.insert(1usize, second);
+                output[place / 2] = both;
+            } else {
+                output[place] = Vector::new(first);
+                if is_inside {
+                    output[place + 1] = Vector::new(second);
+                }
+            }
+            if comptime!(plan.has_amax) {
+                max = u32::max(max, magnitude_bits(f32::cast_from(first)));
+                if is_inside {
+                    max = u32::max(max, magnitude_bits(f32::cast_from(second)));
+                }
+            }
+        }
+    }
+    max
+}
+
+/// A sum as it is stored.
+#[cube]
+fn finished<F: Numeric>(
+    sums: &Array<f32>,
+    index: u32,
+    column: u32,
+    unit: u32,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    lhs_inverse: f32,
+    rhs_inverse: f32,
+    bias: &[f32],
+    part: &Part,
+    strides: &Strides,
+    #[comptime] plan: Plan,
+) -> F {
+    let mut value = sums[index as usize];
+    if comptime!(matches!(plan.scaling, Scaling::Whole)) {
+        value = value * lhs_inverse * rhs_inverse;
+    } else if comptime!(!plan.scales_steps()) {
+        value *= factor(lhs_scale, rhs_scale, part, strides, unit, index, 0u32, plan);
+    }
+    if comptime!(plan.has_bias) {
+        value += bias[u32::min(column, part.columns - 1) as usize];
+    }
+    float_to::<F>(value, plan.by_hand)
+}
