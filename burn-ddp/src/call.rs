@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ElementType, ReduceOp};
+use crate::{ElementType, Flaw, ReduceOp};
 
 /// Which collective (or point-to-point) operation was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -74,6 +74,8 @@ pub struct Call {
     pub root: u32,
     /// Whether the elements go by NCCL, and the ranks only meet here.
     pub by_nccl: bool,
+    /// What is wrong with its arguments, where nothing above shows it. Then nothing travels.
+    pub flaw: Option<Flaw>,
 }
 
 /// Beside the root: what travels are no elements, but shapes.
@@ -83,6 +85,9 @@ impl Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let root = self.root & !ABOUT_SHAPES;
         write!(f, "{}", self.kind.name())?;
+        if let Some(flaw) = self.flaw {
+            return write!(f, " {flaw} #{}", self.sequence);
+        }
         match self.kind {
             CallKind::Barrier | CallKind::Duplicate | CallKind::Backend => {}
             CallKind::Subgroup => write!(f, "({} ranks, list {:08x})", self.len, self.root)?,
@@ -110,21 +115,24 @@ impl Display for Call {
 /// Bytes of an encoded [`Call`].
 pub(crate) const HEADER: usize = 32;
 /// The version of the messages' layout.
-pub(crate) const VERSION: u8 = 2;
+pub(crate) const VERSION: u8 = 3;
 const MAGIC: [u8; 4] = *b"BDDP";
-/// Beside the operator.
+/// Beside the operator: how far to the left a flaw is, or 0 for none, and whether elements go by NCCL.
+const FLAW: u8 = 3;
 const BY_NCCL: u8 = 0x80;
 
 impl Call {
-    /// Encodes the header that precedes each payload: magic, version, kind, dtype, operator,
-    /// sequence, length, root, and the CRC-32 of all these; little-endian.
+    /// Encodes the header that precedes each payload: magic, version, kind, dtype, operator
+    /// (with flaw and way), sequence, length, root, and the CRC-32 of all these; little-endian.
     pub(crate) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
         bytes[5] = self.kind as u8;
         bytes[6] = self.dtype as u8;
-        bytes[7] = self.op as u8 | if self.by_nccl { BY_NCCL } else { 0 };
+        let flaw = self.flaw.map_or(0, |flaw| flaw as u8);
+        let by_nccl = if self.by_nccl { BY_NCCL } else { 0 };
+        bytes[7] = self.op as u8 | flaw << FLAW | by_nccl;
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.len.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.root.to_le_bytes());
@@ -147,6 +155,7 @@ impl Call {
             return Err("its checksum is wrong".into());
         }
         let code = |what: &str, at: usize| format!("unknown {what} {}", bytes[at]);
+        let flaw = (bytes[7] & !BY_NCCL) >> FLAW;
         Ok(Self {
             kind: *CallKind::ALL
                 .get(usize::from(bytes[5]))
@@ -155,12 +164,20 @@ impl Call {
                 .get(usize::from(bytes[6]))
                 .ok_or_else(|| code("element type", 6))?,
             op: *ReduceOp::ALL
-                .get(usize::from(bytes[7] & !BY_NCCL))
+                .get(usize::from(bytes[7] & !(u8::MAX << FLAW)))
                 .ok_or_else(|| code("operator", 7))?,
             sequence: long(8),
             len: long(16),
             root: word(24),
             by_nccl: bytes[7] & BY_NCCL != 0,
+            flaw: match flaw {
+                0 => None,
+                flaw => Some(
+                    *Flaw::ALL
+                        .get(usize::from(flaw) - 1)
+                        .ok_or_else(|| code("flaw", 7))?,
+                ),
+            },
         })
     }
 }
@@ -179,16 +196,20 @@ mod tests {
             any::<u64>(),
             any::<u32>(),
             any::<bool>(),
+            0..=Flaw::ALL.len(),
         )
-            .prop_map(|(sequence, kind, dtype, op, len, root, by_nccl)| Call {
-                sequence,
-                kind: CallKind::ALL[kind],
-                dtype: ElementType::ALL[dtype],
-                op: ReduceOp::ALL[op],
-                len,
-                root,
-                by_nccl,
-            })
+            .prop_map(
+                |(sequence, kind, dtype, op, len, root, by_nccl, flaw)| Call {
+                    sequence,
+                    kind: CallKind::ALL[kind],
+                    dtype: ElementType::ALL[dtype],
+                    op: ReduceOp::ALL[op],
+                    len,
+                    root,
+                    by_nccl,
+                    flaw: flaw.checked_sub(1).map(|flaw| Flaw::ALL[flaw]),
+                },
+            )
     }
 
     #[test]
@@ -202,6 +223,9 @@ mod tests {
         for (code, op) in ReduceOp::ALL.iter().enumerate() {
             assert_eq!(*op as usize, code);
         }
+        for (position, flaw) in Flaw::ALL.iter().enumerate() {
+            assert_eq!(*flaw as usize, position + 1);
+        }
     }
 
     #[test]
@@ -214,6 +238,7 @@ mod tests {
             len: 3,
             root: 1,
             by_nccl: false,
+            flaw: None,
         };
         assert_eq!(call.to_string(), "broadcast(bf16 x 3, root 1) #5");
         let call = Call {
@@ -230,6 +255,11 @@ mod tests {
             call.to_string(),
             "broadcast(bf16 x 3, root 1) of tensors #5"
         );
+        let call = Call {
+            flaw: Some(Flaw::SeveralTypes),
+            ..call
+        };
+        assert_eq!(call.to_string(), "broadcast of tensors of several types #5");
     }
 
     proptest! {

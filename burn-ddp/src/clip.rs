@@ -3,13 +3,11 @@
 use burn::{
     module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
-    tensor::{FloatDType, Tensor},
+    tensor::Tensor,
 };
+use burn_layer::{MaxNorm, gradient_norm};
 
 use crate::{DdpError, widen::widen};
-
-/// PyTorch adds as much to the norm.
-const EPSILON: f64 = 1e-6;
 
 /// Scales gradients down so that the Euclidean norm of all of them together is at most `max_norm`
 /// (Pascanu et al. 2013), and returns the norm that they had: PyTorch's `clip_grad_norm_`. (Burn's own
@@ -18,7 +16,7 @@ const EPSILON: f64 = 1e-6;
 /// To be called after [`Ddp::reduce_gradients`](crate::Ddp::reduce_gradients): all ranks then have the same
 /// gradients, so that each finds the same norm without communication. Clipping before would clip what
 /// is not the gradient of the whole batch. It waits for the device once, and for each gradient where the
-/// sum of the squares overflows `f32`: finite gradients have a finite norm.
+/// squares are more or less than `f32` has: finite gradients have a finite norm.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
@@ -49,27 +47,13 @@ pub fn clip_gradient_norm<M: Module>(
     model: &M,
     max_norm: f64,
 ) -> Result<(GradientsParams, f64), DdpError> {
-    assert!(
-        max_norm > 0.0,
-        "the largest norm, {max_norm}, must be positive"
-    );
-    let mut squares = Squares {
-        gradients: &gradients,
-        sums: Vec::new(),
+    let max_norm = MaxNorm::new(max_norm);
+    let norm = gradient_norm(&gradients, model)?;
+    let gradients = match max_norm.factor(norm) {
+        Some(factor) => scale_gradients(gradients, model, factor),
+        None => gradients,
     };
-    model.visit(&mut squares);
-    if squares.sums.is_empty() {
-        return Ok((gradients, 0.0));
-    }
-    let norm = match number(Tensor::cat(squares.sums, 0).sum())?.sqrt() {
-        f64::INFINITY => scaled_norm(&gradients, model)?,
-        norm => norm,
-    };
-    let factor = max_norm / (norm + EPSILON);
-    if factor >= 1.0 {
-        return Ok((gradients, norm));
-    }
-    Ok((scale_gradients(gradients, model, factor), norm))
+    Ok((gradients, norm))
 }
 
 /// The gradients multiplied by a factor.
@@ -81,63 +65,6 @@ pub(crate) fn scale_gradients<M: Module>(
     let mut scale = Scale { gradients, factor };
     model.visit(&mut scale);
     scale.gradients
-}
-
-fn number(tensor: Tensor<1>) -> Result<f64, DdpError> {
-    Ok(tensor.try_into_data()?.iter::<f64>().sum())
-}
-
-/// Sums the squares of each gradient, in `f32` at least.
-struct Squares<'a> {
-    gradients: &'a GradientsParams,
-    sums: Vec<Tensor<1>>,
-}
-
-impl ModuleVisitor for Squares<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.gradients.get::<D>(param.id) {
-            let squares = widen(gradient).square();
-            self.sums.push(squares.sum().cast(FloatDType::F32));
-        }
-    }
-}
-
-/// The norm where squares overflow: each gradient is divided by its largest number before, as BLAS's
-/// `nrm2` does.
-fn scaled_norm<M: Module>(gradients: &GradientsParams, model: &M) -> Result<f64, DdpError> {
-    struct Norm<'a> {
-        gradients: &'a GradientsParams,
-        norm: Result<f64, DdpError>,
-    }
-
-    impl Norm<'_> {
-        fn of<const D: usize>(gradient: Tensor<D>) -> Result<f64, DdpError> {
-            let gradient = widen(gradient);
-            let largest = number(gradient.clone().abs().max())?;
-            if largest == 0.0 || !largest.is_finite() {
-                return Ok(largest);
-            }
-            let squares = gradient.div_scalar(largest).square();
-            Ok(largest * number(squares.sum())?.sqrt())
-        }
-    }
-
-    impl ModuleVisitor for Norm<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let (Ok(norm), Some(gradient)) = (&mut self.norm, self.gradients.get::<D>(param.id))
-            {
-                let before = *norm;
-                self.norm = Self::of(gradient).map(|norm| before.hypot(norm));
-            }
-        }
-    }
-
-    let mut norm = Norm {
-        gradients,
-        norm: Ok(0.0),
-    };
-    model.visit(&mut norm);
-    norm.norm
 }
 
 struct Scale {

@@ -10,6 +10,7 @@ mod element;
 mod ema;
 mod environment;
 mod error;
+mod flaw;
 #[cfg(feature = "fp8")]
 mod fp8;
 mod group;
@@ -41,6 +42,7 @@ pub use ddp::{
 pub use element::{Element, ElementType, ReduceOp};
 pub use ema::ModelEma;
 pub use error::DdpError;
+pub use flaw::Flaw;
 pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, TensorOp, is_distributed_env};
 pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;

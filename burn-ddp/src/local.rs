@@ -277,6 +277,7 @@ mod tests {
             len: 0,
             root: 0,
             by_nccl: false,
+            flaw: None,
         }
     }
 

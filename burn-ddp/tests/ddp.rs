@@ -38,6 +38,8 @@ mod learner;
 mod loader;
 #[path = "suite/messages.rs"]
 mod messages;
+#[path = "suite/mistakes.rs"]
+mod mistakes;
 #[path = "suite/nan.rs"]
 mod nan;
 #[path = "suite/nccl.rs"]

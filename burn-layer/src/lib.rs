@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 mod backend;
+mod clip;
 mod custom_op;
 mod device;
 mod error;
@@ -23,6 +24,7 @@ mod under;
 
 pub use backend::Layered;
 pub use burn_router::CustomOpHandler;
+pub use clip::{MaxNorm, gradient_norm, gradient_norm_on_device};
 pub use device::LayeredDevice;
 pub use error::LayerError;
 pub use kept::{Descent, Kept};

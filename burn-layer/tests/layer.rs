@@ -2,6 +2,7 @@
 
 mod suite {
     mod child;
+    mod clip;
     mod delegation;
     mod devices;
     mod frames;

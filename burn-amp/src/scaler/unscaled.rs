@@ -69,7 +69,8 @@ impl Unscaled {
 
     /// Scale the gradients down so that the Euclidean norm of all of them together is at most `max_norm`, and tell the norm
     /// that they had: PyTorch's `clip_grad_norm_` after `unscale_`. (The clipping of Burn's optimizers takes the norm of each
-    /// gradient by itself.) The host waits for the device once. Gradients that overflowed have a norm that is not finite,
+    /// gradient by itself.) The host waits for the device once, and for each gradient where squares are more or
+    /// less than f32 has. Gradients that overflowed have a norm that is not finite,
     /// and their step is skipped all the same.
     ///
     /// ```

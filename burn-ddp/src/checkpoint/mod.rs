@@ -312,13 +312,12 @@ impl Checkpoints {
         &self,
         choose: impl FnOnce(Vec<Checkpoint>) -> Option<Checkpoint>,
     ) -> Result<Option<Checkpoint>, DdpError> {
-        let mut chosen = None;
+        let mut text = Vec::new();
         self.on_main(|| {
-            chosen = choose(self.list()?);
+            let chosen = choose(self.list()?);
+            text = serde_json::to_vec(&chosen.as_ref().map(|it| (it, &it.folder)))?;
             Ok(())
         })?;
-        let text = serde_json::to_vec(&chosen.as_ref().map(|it| (it, &it.folder)))
-            .map_err(|error| self.failed(error.to_string().as_bytes()))?;
         let text = self.group.broadcast_bytes(&text, 0)?;
         let chosen: Option<(Checkpoint, PathBuf)> = serde_json::from_slice(&text)
             .map_err(|error| self.failed(error.to_string().as_bytes()))?;

@@ -13,7 +13,7 @@ use std::ops::Range;
 pub(crate) use self::{all_reduce::Way, gather::RING};
 
 use crate::{
-    Call, DdpError,
+    Call, DdpError, Flaw,
     transport::{Deadline, Incoming, Outgoing, Transport},
 };
 
@@ -41,6 +41,12 @@ impl Collective<'_> {
     #[cfg(any(test, feature = "nccl"))]
     pub(crate) fn by_nccl(mut self) -> Self {
         self.call.by_nccl = true;
+        self
+    }
+
+    /// The same call with arguments that cannot work, in which nothing travels.
+    pub(crate) fn flawed(mut self, flaw: Flaw) -> Self {
+        self.call.flaw = Some(flaw);
         self
     }
 

@@ -29,6 +29,22 @@ pub(super) fn check_equal<M: Module>(
     Ok(ours)
 }
 
+/// What this rank has, where every rank has its own; else the first rank that has none, and why. All ranks
+/// call this, those that have nothing too, and go on together.
+pub(super) fn on_all_ranks<T>(group: &ProcessGroup, own: Result<T, String>) -> Result<T, DdpError> {
+    let problem = own.as_ref().err().map_or("", String::as_str);
+    let problems = group.all_gather_bytes(problem.as_bytes())?;
+    let lacking = problems.iter().position(|problem| !problem.is_empty());
+    match (own, lacking) {
+        (Ok(own), None) => Ok(own),
+        (Ok(_), Some(rank)) => {
+            let problem = String::from_utf8_lossy(&problems[rank]);
+            Err(DdpError::InvalidArgument(format!("rank {rank}: {problem}")))
+        }
+        (Err(problem), _) => Err(DdpError::InvalidArgument(problem)),
+    }
+}
+
 /// Checks that all ranks have gradients of the same parameters.
 pub(super) fn check_present(
     group: &ProcessGroup,

@@ -9,7 +9,7 @@ use std::{
 use burn::tensor::DType;
 
 use super::{CommHook, GradientBucket, Values, averager::Averager, presence::Presence};
-use crate::{DdpError, Pending, ProcessGroup};
+use crate::{CallKind, DdpError, Flaw, Pending, ProcessGroup};
 
 /// What one gradient looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,7 +239,8 @@ impl Bucketer {
     ///
     /// # Errors
     ///
-    /// A fault of the group, or [`DdpError::InvalidArgument`] when a slot was not submitted.
+    /// A fault of the group, or [`DdpError::InvalidArgument`] when a slot was not submitted: ranks that submitted
+    /// all then get [`DdpError::Diverged`].
     pub fn finish(&mut self) -> Result<Vec<Option<Values>>, DdpError> {
         let start = Instant::now();
         let complete = self.launched == self.buckets.len();
@@ -272,9 +273,11 @@ impl Bucketer {
         self.waited += start.elapsed();
         match complete {
             true => Ok(averages),
-            false => Err(DdpError::InvalidArgument(
-                "some gradients were not submitted".into(),
-            )),
+            false => {
+                let error = DdpError::InvalidArgument("some gradients were not submitted".into());
+                let group = &self.averager.group;
+                Err(group.refuse(CallKind::AllReduce, Flaw::GradientsMissing, error))
+            }
         }
     }
 }

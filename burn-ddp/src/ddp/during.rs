@@ -37,20 +37,20 @@ pub(super) struct During {
 
 impl During {
     /// The device of a model, if it is one with layers.
-    pub(super) fn device<M: Module>(model: &M) -> Result<Device, DdpError> {
+    pub(super) fn device<M: Module>(model: &M) -> Result<Device, String> {
         let devices = model.devices();
         let [device] = &devices[..] else {
-            return Err(DdpError::InvalidArgument(format!(
+            return Err(format!(
                 "the model is on {} devices; expected one",
                 devices.len()
-            )));
+            ));
         };
         let device = device.clone().autodiff();
         match is_layered(&device) {
             true => Ok(device),
-            false => Err(DdpError::InvalidArgument(format!(
+            false => Err(format!(
                 "the model's device, {device:?}, has no layers; serve it with `Overlap::layer`"
-            ))),
+            )),
         }
     }
 

@@ -29,7 +29,11 @@ use std::{
 use burn::{module::Module, optim::GradientsParams};
 
 use self::{
-    agreement::check_equal, during::During, method::Method, parameters::Signature, step::Step,
+    agreement::{check_equal, on_all_ranks},
+    during::During,
+    method::Method,
+    parameters::Signature,
+    step::Step,
 };
 pub use self::{
     bucketer::{BucketSizes, Bucketer, Slot},
@@ -143,8 +147,8 @@ impl Ddp {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new), and [`DdpError::InvalidArgument`] when the model's device is not an
-    /// autodiff device with layers, or, on all ranks, when a rank's process has another overlapped `Ddp`
+    /// Those of [`new`](Self::new), and [`DdpError::InvalidArgument`], on all ranks, when a rank's model is not on
+    /// one device with layers, or its process has another overlapped `Ddp`
     /// of several ranks: Burn has one gradient server a process, so that ranks that are threads of one
     /// process take [`new`](Self::new).
     pub fn overlapped<M: Module>(
@@ -152,8 +156,8 @@ impl Ddp {
         overlap: Overlap,
         model: &M,
     ) -> Result<Self, DdpError> {
-        let device = During::device(model)?;
         let parameters = check_equal(group, model)?;
+        let device = on_all_ranks(group, During::device(model))?;
         let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
         let mut ddp = Self {
             group: group.clone(),

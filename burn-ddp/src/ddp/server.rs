@@ -9,6 +9,7 @@ use burn::tensor::{
     distributed::{DistributedConfig, DistributedContext, ReduceOperation},
 };
 
+use super::agreement::on_all_ranks;
 use crate::{DdpError, ProcessGroup};
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -30,15 +31,12 @@ impl GradientServer {
             context: None,
         });
         // A rank that goes on alone would wait for the others.
-        let refused = group.all_reduce_any(own.is_none())?;
-        own.filter(|_| !refused).ok_or_else(|| {
-            DdpError::InvalidArgument(
-                "a process has one overlapped Ddp at a time, and a rank's process has another \
-                 already: drop it first, start a process for each rank, or use Ddp::new, which \
-                 averages after backward"
-                    .into(),
-            )
-        })
+        let own = own.ok_or_else(|| {
+            "a process has one overlapped Ddp at a time, and this one has another already: drop it \
+             first, start a process for each rank, or use Ddp::new, which averages after backward"
+                .to_string()
+        });
+        on_all_ranks(group, own)
     }
 
     /// Whether backward submits gradients from now on.

@@ -16,6 +16,7 @@ mod collectives;
 mod order;
 mod pending;
 mod plane;
+mod refuse;
 mod registry;
 mod run;
 mod subgroup;

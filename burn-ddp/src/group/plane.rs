@@ -127,22 +127,18 @@ impl ProcessGroup {
     }
 
     /// The same for a message, before which two of the ranks cannot settle anything: until all have, a
-    /// tensor goes through the host where it never goes any other way.
-    pub(super) fn plane_of_message(&self, location: &Location) -> Result<Plane, DdpError> {
+    /// tensor goes through the host where it never goes any other way, and else there is no telling.
+    pub(super) fn plane_of_message(&self, location: &Location) -> Result<Option<Plane>, DdpError> {
         let settled = self.inner.plane.lock().expect("no panic under lock");
         if settled.is_some() || self.world_size() == 1 {
             drop(settled);
-            return self.plane(location);
+            return self.plane(location).map(Some);
         }
-        match self.inner.settings.backend {
-            Backend::Host => Ok(Plane::Host),
-            Backend::Auto if !location.may_use_nccl() => Ok(Plane::Host),
-            Backend::Auto | Backend::Nccl => Err(DdpError::InvalidArgument(
-                "a message before the ranks have settled how tensors travel; call tensor_backend on \
-                 all of them first"
-                    .into(),
-            )),
-        }
+        Ok(match self.inner.settings.backend {
+            Backend::Host => Some(Plane::Host),
+            Backend::Auto if !location.may_use_nccl() => Some(Plane::Host),
+            Backend::Auto | Backend::Nccl => None,
+        })
     }
 
     fn settle(&self, location: &Location) -> Result<Plane, DdpError> {

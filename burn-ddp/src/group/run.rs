@@ -71,6 +71,7 @@ impl ProcessGroup {
                 len: len as u64,
                 root: root as u32,
                 by_nccl: false,
+                flaw: None,
             }
         })?;
         let Some((_place, call)) = call else {
@@ -186,6 +187,7 @@ pub(super) fn message_of(dtype: ElementType, sequence: u64, len: usize) -> Call 
         len: len as u64,
         root: 0,
         by_nccl: false,
+        flaw: None,
     }
 }
 

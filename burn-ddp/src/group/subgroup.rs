@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{ProcessGroup, Settings};
 use crate::{
-    Call, CallKind, DdpError, ElementType, ReduceOp,
+    Call, CallKind, DdpError, ElementType, Flaw, ReduceOp,
     collective::Collective,
     transport::{Deadline, Incoming, Outgoing, Transport},
 };
@@ -68,18 +68,11 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`DdpError::InvalidArgument`] when the list is empty or names a rank twice or one that does not
-    /// exist; or a fault of the group: [`DdpError::Diverged`] where the ranks' lists differ.
+    /// exist; or a fault of the group: [`DdpError::Diverged`] where the ranks' lists differ, or another's is such a
+    /// one.
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>, DdpError> {
-        let invalid = |problem: String| Err(DdpError::InvalidArgument(problem));
-        if ranks.is_empty() {
-            return invalid("a subgroup of no ranks; name at least one".into());
-        }
-        for (position, rank) in ranks.iter().enumerate() {
-            self.check_rank(*rank)?;
-            if ranks[..position].contains(rank) {
-                return invalid(format!("a subgroup with rank {rank} twice"));
-            }
-        }
+        self.check_list(ranks)
+            .map_err(|(flaw, error)| self.refuse(CallKind::Subgroup, flaw, error))?;
         let inner = &self.inner;
         if inner.world_size == 1 {
             return self.duplicate().map(Some);
@@ -106,6 +99,24 @@ impl ProcessGroup {
         )?;
         let place = place.zip(transport);
         Ok(place.map(|(rank, transport)| self.with_transport(transport, rank, ranks.len())))
+    }
+
+    /// Checks that each rank of a list is one, and named once.
+    fn check_list(&self, ranks: &[usize]) -> Result<(), (Flaw, DdpError)> {
+        let invalid = |flaw, problem: String| Err((flaw, DdpError::InvalidArgument(problem)));
+        if ranks.is_empty() {
+            let problem = "a subgroup of no ranks; name at least one".into();
+            return invalid(Flaw::NoRanks, problem);
+        }
+        for (position, rank) in ranks.iter().enumerate() {
+            self.check_rank(*rank)
+                .map_err(|error| (Flaw::UnknownRank, error))?;
+            if ranks[..position].contains(rank) {
+                let problem = format!("a subgroup with rank {rank} twice");
+                return invalid(Flaw::RankTwice, problem);
+            }
+        }
+        Ok(())
     }
 
     /// A number for a communicator, new to all who take part in the call.

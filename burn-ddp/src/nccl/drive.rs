@@ -205,6 +205,7 @@ pub(super) mod tests {
                 len: 1,
                 root: 0,
                 by_nccl: true,
+                flaw: None,
             },
             deadline: seconds(60),
         };

@@ -1,6 +1,6 @@
 //! Checkpoints: whole or not there, the same for all ranks.
 
-use std::{fs, io, path::Path, thread, time::Duration};
+use std::{ffi::OsStr, fs, io, os::unix::ffi::OsStrExt, path::Path, thread, time::Duration};
 
 use burn_ddp::{Best, Checkpoints, DdpError, ProcessGroup};
 use serde::{Deserialize, Serialize};
@@ -311,4 +311,18 @@ fn a_folder_that_cannot_be_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let error = Checkpoints::new(file.path(), &ProcessGroup::single()).unwrap_err();
     assert!(matches!(error, DdpError::Checkpoint { path, .. } if path == file.path()));
+}
+
+#[test]
+fn a_folder_whose_name_cannot_be_told_is_refused_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join(OsStr::from_bytes(b"no text: \xff"));
+    locally(2, |group| {
+        let checkpoints = Checkpoints::new(&folder, &group).unwrap();
+        assert_eq!(checkpoints.latest().unwrap(), None);
+        checkpoints.save(1, None, |_| Ok(())).unwrap();
+        let error = checkpoints.latest().unwrap_err();
+        assert!(matches!(error, DdpError::Checkpoint { .. }), "{error}");
+        group.barrier().unwrap();
+    });
 }

@@ -35,11 +35,15 @@ fn arguments_that_cannot_work_are_found_out_like_others() {
         },
     ];
     for call in calls {
-        let body = |group: ProcessGroup| {
-            // All are told the same, and nothing else has happened.
+        // All are told the same, and nothing else has happened.
+        let harmless = |group: ProcessGroup| {
             let refused = call(&group, true).unwrap_err();
             assert!(matches!(refused, DdpError::InvalidArgument(_)), "{refused}");
             call(&group, false).unwrap();
+        };
+        over_tcp(3, 1, harmless);
+        locally(3, harmless);
+        let body = |group: ProcessGroup| {
             let odd = group.rank() == 2;
             let end = call(&group, odd)
                 .and_then(|()| group.barrier())

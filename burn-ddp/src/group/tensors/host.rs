@@ -6,18 +6,19 @@ use burn::tensor::{DType, Shape, Tensor, TensorData, kind::Numeric};
 use super::{TensorOp, row, unsupported};
 use crate::{DdpError, Element, ProcessGroup, ReduceOp, group::order::Place};
 
-/// Runs code on the elements of tensor data, in their type.
+/// Runs code on the elements of each of several tensors' data, in their common type.
 macro_rules! with_elements {
     ($data:expr, |$elements:ident| $body:expr) => {{
-        let data = $data;
+        let data: Vec<TensorData> = $data;
         macro_rules! typed {
             ($t:ty) => {{
-                let read = data.try_into_vec::<$t>();
+                let read = data.into_iter().map(TensorData::try_into_vec::<$t>);
+                let read: Result<Vec<Vec<$t>>, _> = read.collect();
                 let $elements = read.map_err(|error| DdpError::Device(format!("{error:?}")))?;
                 $body
             }};
         }
-        match data.dtype() {
+        match data[0].dtype() {
             DType::F64 => typed!(f64),
             DType::F32 => typed!(f32),
             DType::F16 => typed!(half::f16),
@@ -38,23 +39,27 @@ macro_rules! with_elements {
 pub(super) use with_elements;
 
 impl ProcessGroup {
+    /// Makes a call over tensors of one type and device, of which there is one at least.
     pub(super) fn through_host<const D: usize, K: Numeric>(
         &self,
         place: Place,
         op: TensorOp,
-        tensor: Tensor<D, K>,
-    ) -> Result<Tensor<D, K>, DdpError> {
-        let (device, dtype) = (tensor.device().without_autodiff(), tensor.dtype());
-        let shape = tensor.shape();
-        let data = tensor
-            .try_into_data()
-            .map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
+        tensors: Vec<Tensor<D, K>>,
+    ) -> Result<Vec<Tensor<D, K>>, DdpError> {
+        let device = tensors[0].device().without_autodiff();
+        let dtype = tensors[0].dtype();
+        let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
+        let data: Result<Vec<TensorData>, _> =
+            tensors.into_iter().map(Tensor::try_into_data).collect();
+        let data = data.map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
         with_elements!(data, |elements| {
-            let result = self.on_host(place, op, elements, &shape)?;
-            let rows = result.len() / row(&shape).max(1);
-            let shape = op.result(&shape, std::iter::once(rows), self.world_size());
-            let data = TensorData::new(result, shape);
-            Ok(Tensor::from_data(data, (&device, dtype)))
+            let results = self.on_host(place, op, elements, &shapes)?;
+            let results = results.into_iter().zip(&shapes).map(|(result, shape)| {
+                let rows = result.len() / row(shape).max(1);
+                let shape = op.result(shape, std::iter::once(rows), self.world_size());
+                Tensor::from_data(TensorData::new(result, shape), (&device, dtype))
+            });
+            Ok(results.collect())
         })
     }
 
@@ -62,32 +67,33 @@ impl ProcessGroup {
         &self,
         place: Place,
         op: TensorOp,
-        mut data: Vec<T>,
-        shape: &Shape,
-    ) -> Result<Vec<T>, DdpError> {
-        let shapes = std::slice::from_ref(shape);
+        mut tensors: Vec<Vec<T>>,
+        shapes: &[Shape],
+    ) -> Result<Vec<Vec<T>>, DdpError> {
         let reduction = op.reduction().unwrap_or(ReduceOp::Sum);
-        let own = data.len() as u64 * size_of::<T>() as u64;
-        let result = self.run_at(
+        let own: usize = tensors.iter().map(|tensor| size_of_val(&tensor[..])).sum();
+        // Alone, everyone's data are one's own.
+        self.run_at(
             place,
             (op.kind(), reduction, op.len(shapes), op.root()),
             T::TYPE,
             |call| {
                 call.check_shapes(op, shapes)?;
-                match op {
-                    TensorOp::AllReduce(op) => call.all_reduce(&mut data, op)?,
-                    TensorOp::Reduce { op, root } => call.reduce(&mut data, op, root)?,
-                    TensorOp::Broadcast { root } => call.broadcast(&mut data, root)?,
-                    TensorOp::AllGather => data = call.all_gather_uneven(&data)?.concat(),
-                    TensorOp::ReduceScatter(op) => data = call.reduce_scatter(&data, op)?,
-                    TensorOp::AllToAll => data = call.all_to_all(&data)?,
-                }
-                Ok(Some(std::mem::take(&mut data)))
+                tensors.iter_mut().try_for_each(|data| {
+                    match op {
+                        TensorOp::AllReduce(op) => call.all_reduce(data, op)?,
+                        TensorOp::Reduce { op, root } => call.reduce(data, op, root)?,
+                        TensorOp::Broadcast { root } => call.broadcast(data, root)?,
+                        TensorOp::AllGather => *data = call.all_gather_uneven(data)?.concat(),
+                        TensorOp::ReduceScatter(op) => *data = call.reduce_scatter(data, op)?,
+                        TensorOp::AllToAll => *data = call.all_to_all(data)?,
+                    }
+                    Ok(())
+                })
             },
-            || None,
+            || (),
         )?;
-        self.count(op, own);
-        // Alone, everyone's data are one's own.
-        Ok(result.unwrap_or(data))
+        self.count(op, own as u64);
+        Ok(tensors)
     }
 }

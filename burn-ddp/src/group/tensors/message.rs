@@ -7,7 +7,7 @@ use burn::tensor::{
 
 use super::{element_type, host::with_elements, unsupported};
 use crate::{
-    DdpError, Element, ElementType, ProcessGroup,
+    DdpError, Element, ElementType, Flaw, ProcessGroup,
     collective::Collective,
     group::{Pending, order::Place, plane::Location, run::message_of},
 };
@@ -27,6 +27,7 @@ impl ProcessGroup {
     /// A fault of the group. [`DdpError::InvalidArgument`] for a rank that is none or this one, a type that
     /// is neither integers nor floats, and, where the tensor may go by NCCL, before the ranks have settled
     /// whether it does (see [`tensor_backend`](Self::tensor_backend)), which two of them cannot do alone.
+    /// The other rank gets [`DdpError::Diverged`], unless it has made the same mistake.
     pub fn send_tensor<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         tensor: Tensor<D, K>,
@@ -106,8 +107,17 @@ impl ProcessGroup {
         sends: bool,
     ) -> Result<Message<D, K>, DdpError> {
         self.check_peer(peer)?;
-        let dtype = element_type(tensor.dtype())?;
-        let plane = self.plane_of_message(&Location::of_device(&tensor.device()))?;
+        let refuse = |flaw, error| self.refuse_message(peer, sends, flaw, error);
+        let dtype =
+            element_type(tensor.dtype()).map_err(|error| refuse(Flaw::TypeUnsupported, error))?;
+        let Some(plane) = self.plane_of_message(&Location::of_device(&tensor.device()))? else {
+            let error = DdpError::InvalidArgument(
+                "a message before the ranks have settled how tensors travel; call tensor_backend on \
+                 all of them first"
+                    .into(),
+            );
+            return Err(refuse(Flaw::Unsettled, error));
+        };
         let group = self.clone();
         #[cfg(feature = "nccl")]
         if let Plane::Nccl(link) = plane {
@@ -132,8 +142,8 @@ impl ProcessGroup {
         let dtype = tensor.dtype();
         let data = tensor.try_into_data();
         let data = data.map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
-        with_elements!(data, |elements| {
-            let elements = self.elements_by_host(elements, &shape, peer, sends)?;
+        with_elements!(vec![data], |elements| {
+            let elements = self.elements_by_host(elements.concat(), &shape, peer, sends)?;
             let data = TensorData::new(elements, shape);
             Ok(Tensor::from_data(data, (&device, dtype)))
         })
@@ -161,7 +171,7 @@ impl ProcessGroup {
     }
 
     /// The next message to or from a rank.
-    pub(super) fn message_call(
+    pub(in crate::group) fn message_call(
         &self,
         dtype: ElementType,
         len: usize,

@@ -19,7 +19,7 @@ use super::plane::Plane;
 use super::{Pending, ProcessGroup, order::Place, plane::Location};
 #[cfg(feature = "nccl")]
 use crate::nccl::{Link, Source, on_wire, tensor_from_cube, tensor_to_cube};
-use crate::{CallKind, DdpError, ElementType, ReduceOp};
+use crate::{CallKind, DdpError, ElementType, Flaw, ReduceOp};
 
 /// What a collective call does with the ranks' tensors. Parts are counted along the first dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,9 +116,36 @@ fn element_type(dtype: DType) -> Result<ElementType, DdpError> {
     })
 }
 
-/// A call that was submitted, with its inputs.
+/// The type of tensors that are to travel in one call: they have one type and are on one device.
+fn type_of_all<const D: usize, K: Numeric>(
+    tensors: &[Tensor<D, K>],
+) -> Result<ElementType, (Flaw, DdpError)> {
+    let (dtype, device) = (tensors[0].dtype(), tensors[0].device());
+    for tensor in tensors {
+        if tensor.device() != device {
+            let error = DdpError::InvalidArgument(format!(
+                "tensors on {device:?} and {:?} in one call; expected one device",
+                tensor.device()
+            ));
+            return Err((Flaw::SeveralDevices, error));
+        }
+        if tensor.dtype() != dtype {
+            let error = DdpError::InvalidArgument(format!(
+                "tensors of type {dtype:?} and {:?} in one call; expected one type",
+                tensor.dtype()
+            ));
+            return Err((Flaw::SeveralTypes, error));
+        }
+    }
+    element_type(dtype).map_err(|error| (Flaw::TypeUnsupported, error))
+}
+
+/// A call that was submitted, with its inputs and its place in the queue.
 enum Submitted<const D: usize, K: Numeric> {
-    Host(Vec<(Place, Tensor<D, K>)>),
+    Host {
+        place: Place,
+        tensors: Vec<Tensor<D, K>>,
+    },
     #[cfg(feature = "nccl")]
     Nccl {
         place: Place,
@@ -156,7 +183,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// A fault of the group: [`DdpError::Diverged`] where a rank's tensor has another shape, but for the first
-    /// dimension of an all-gather. [`DdpError::InvalidArgument`] for a root that is no rank, the mean of
+    /// dimension of an all-gather, or where a rank cannot make the call. [`DdpError::InvalidArgument`] for a root that is no rank, the mean of
     /// integers, a type that is neither integers nor floats of 16, 32 or 64 bits, a first dimension
     /// that is no multiple of the world size where parts are asked for, or an all-gather of rows without
     /// elements. Those of [`tensor_backend`](Self::tensor_backend).
@@ -201,18 +228,24 @@ impl ProcessGroup {
         }))
     }
 
-    /// The same over several tensors, of one type and on one device, as one call: NCCL gets them as one
-    /// group, which costs less than one after the other. All ranks pass as many.
+    /// The same over several tensors, of one type and on one device, as one call: the ranks compare all shapes
+    /// at once, and NCCL gets the tensors as one group, which costs less than one after the other. All ranks
+    /// pass as many.
     ///
     /// # Errors
     ///
     /// Those of [`collective`](Self::collective), and [`DdpError::InvalidArgument`] when the tensors
-    /// differ in type or device.
+    /// differ in type or device. Where only one rank's do, or only one passes none, the others get
+    /// [`DdpError::Diverged`], which says so.
     pub fn collective_many<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         op: TensorOp,
         tensors: Vec<Tensor<D, K>>,
     ) -> Result<Vec<Tensor<D, K>>, DdpError> {
+        if tensors.is_empty() {
+            let nothing = self.meet_over(op.kind(), Flaw::NoTensors);
+            return nothing.map(|()| Vec::new());
+        }
         let submitted = self.submit(op, tensors)?;
         self.complete(op, submitted)
     }
@@ -222,31 +255,13 @@ impl ProcessGroup {
         op: TensorOp,
         tensors: Vec<Tensor<D, K>>,
     ) -> Result<Submitted<D, K>, DdpError> {
-        let Some(first) = tensors.first() else {
-            return Ok(Submitted::Host(Vec::new()));
-        };
-        let dtype = element_type(first.dtype())?;
-        let device = first.device();
-        for tensor in &tensors {
-            if tensor.device() != device {
-                return Err(DdpError::InvalidArgument(format!(
-                    "tensors on {device:?} and {:?} in one call; expected one device",
-                    tensor.device()
-                )));
-            }
-            if tensor.dtype() != first.dtype() {
-                return Err(DdpError::InvalidArgument(format!(
-                    "tensors of type {:?} and {:?} in one call; expected one type",
-                    first.dtype(),
-                    tensor.dtype()
-                )));
-            }
-        }
+        let dtype =
+            type_of_all(&tensors).map_err(|(flaw, error)| self.refuse(op.kind(), flaw, error))?;
         let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
         if let Err(error) = self.check_tensors(op, dtype, &shapes) {
-            return Err(self.refuse(op, dtype, &shapes, error));
+            return Err(self.refuse_shapes(op, dtype, &shapes, error));
         }
-        let plane = self.plane(&Location::of_device(&device))?;
+        let plane = self.plane(&Location::of_device(&tensors[0].device()))?;
         #[cfg(feature = "nccl")]
         if let Plane::Nccl(link) = &plane
             && on_wire(dtype, op.reduction().is_some()).is_some()
@@ -262,8 +277,8 @@ impl ProcessGroup {
             });
         }
         let _ = (plane, dtype);
-        let place = |tensor| (self.inner.order.take(), tensor);
-        Ok(Submitted::Host(tensors.into_iter().map(place).collect()))
+        let place = self.inner.order.take();
+        Ok(Submitted::Host { place, tensors })
     }
 
     fn complete<const D: usize, K: Numeric>(
@@ -272,12 +287,7 @@ impl ProcessGroup {
         submitted: Submitted<D, K>,
     ) -> Result<Vec<Tensor<D, K>>, DdpError> {
         match submitted {
-            Submitted::Host(tensors) => {
-                let results = tensors.into_iter();
-                results
-                    .map(|(place, tensor)| self.through_host(place, op, tensor))
-                    .collect()
-            }
+            Submitted::Host { place, tensors } => self.through_host(place, op, tensors),
             #[cfg(feature = "nccl")]
             Submitted::Nccl {
                 place,

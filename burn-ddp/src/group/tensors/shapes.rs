@@ -130,7 +130,7 @@ impl ProcessGroup {
     }
 
     /// Refuses tensors when all ranks have come to the call. Those that have others find out.
-    pub(super) fn refuse(
+    pub(super) fn refuse_shapes(
         &self,
         op: TensorOp,
         dtype: ElementType,

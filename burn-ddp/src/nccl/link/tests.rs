@@ -27,6 +27,7 @@ fn collective(transport: &dyn Transport) -> Collective<'_> {
             len: 0,
             root: 0,
             by_nccl: false,
+            flaw: None,
         },
         deadline: Deadline::after(Duration::from_secs(60)),
     }

@@ -1,0 +1,63 @@
+//! Mistakes in the arguments of a call that its numbers do not show.
+
+use std::fmt::{self, Display};
+
+use serde::{Deserialize, Serialize};
+
+/// What is wrong with the arguments of a call where neither their number nor their type shows it.
+///
+/// A rank that is asked for such a call tells the others of it instead, so that they need not wait for what
+/// does not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Flaw {
+    /// There are no tensors.
+    NoTensors = 1,
+    /// The tensors are of several types.
+    SeveralTypes = 2,
+    /// The tensors are on several devices.
+    SeveralDevices = 3,
+    /// The tensors are of a type that no call takes.
+    TypeUnsupported = 4,
+    /// The ranks have not settled yet how tensors travel, which two of them cannot do alone.
+    Unsettled = 5,
+    /// The list of ranks is empty.
+    NoRanks = 6,
+    /// The list of ranks names one that does not exist.
+    UnknownRank = 7,
+    /// The list of ranks names one twice.
+    RankTwice = 8,
+    /// Some gradients were not submitted.
+    GradientsMissing = 9,
+}
+
+impl Flaw {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::NoTensors,
+        Self::SeveralTypes,
+        Self::SeveralDevices,
+        Self::TypeUnsupported,
+        Self::Unsettled,
+        Self::NoRanks,
+        Self::UnknownRank,
+        Self::RankTwice,
+        Self::GradientsMissing,
+    ];
+}
+
+impl Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoTensors => "of no tensors",
+            Self::SeveralTypes => "of tensors of several types",
+            Self::SeveralDevices => "of tensors on several devices",
+            Self::TypeUnsupported => "of tensors of a type that is neither integers nor floats",
+            Self::Unsettled => "before the ranks have settled how tensors travel",
+            Self::NoRanks => "of no ranks",
+            Self::UnknownRank => "of a rank that does not exist",
+            Self::RankTwice => "with a rank named twice",
+            Self::GradientsMissing => "before all gradients were submitted",
+        })
+    }
+}

@@ -1,0 +1,203 @@
+//! The norm by which gradients are clipped, for crates that clip them in their own ways.
+
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    optim::GradientsParams,
+    tensor::{DType, FloatDType, Tensor},
+};
+use burn_std::ExecutionError;
+
+/// PyTorch adds as much to the norm.
+const EPSILON: f64 = 1e-6;
+
+/// A sum of squares below this may lack squares that were too small for `f32`: each of those is below
+/// 1.2e-38, so that above it, 1e10 of them change nothing.
+const SMALLEST: f64 = 1e-20;
+
+/// The Euclidean norm of a module's gradients, all of them together; 0 where there are none.
+///
+/// Sums are taken in `f32` at least, and any finite gradients have their finite norm: where squares are more, or
+/// less, than `f32` has, each gradient is divided by its largest number before, as BLAS's `nrm2` does.
+/// The host waits for a device once, and in that case for each gradient.
+///
+/// # Errors
+///
+/// When a device cannot be read.
+pub fn gradient_norm<M: Module>(
+    gradients: &GradientsParams,
+    module: &M,
+) -> Result<f64, ExecutionError> {
+    let Some(sums) = visit(module, gradients, SumsOfSquares::default()).on_one_device() else {
+        return Ok(0.0);
+    };
+    let sum = number(sums.sum())?;
+    match sum.is_nan() || (SMALLEST..f64::INFINITY).contains(&sum) {
+        true => Ok(sum.sqrt()),
+        false => visit(module, gradients, ScaledNorm(Ok(0.0))).0,
+    }
+}
+
+/// The same, one element on the device of the first gradient, without waiting; `None` where there are no
+/// gradients.
+///
+/// All gradients are divided by the largest of their numbers before they are squared.
+pub fn gradient_norm_on_device<M: Module>(
+    gradients: &GradientsParams,
+    module: &M,
+) -> Option<Tensor<1>> {
+    let largest = visit(module, gradients, Largest::default()).on_one_device()?;
+    // Zeros are divided by something, and infinities stay infinities.
+    let scale = largest.max().clamp(f32::MIN_POSITIVE, f32::MAX);
+    let scaled = SumsOfSquares {
+        scale: Some(scale.clone()),
+        ..SumsOfSquares::default()
+    };
+    let sums = visit(module, gradients, scaled).on_one_device()?;
+    Some(sums.sum().sqrt() * scale)
+}
+
+/// The largest norm that gradients are to have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MaxNorm(f64);
+
+impl MaxNorm {
+    /// # Panics
+    ///
+    /// When it is not positive.
+    pub fn new(max_norm: f64) -> Self {
+        assert!(
+            max_norm > 0.0,
+            "the largest norm, {max_norm}, must be positive"
+        );
+        Self(max_norm)
+    }
+
+    /// What gradients with a norm are multiplied by, if they are to be changed: PyTorch's
+    /// `max_norm / (norm + 1e-6)`, if that is below 1.
+    pub fn factor(self, norm: f64) -> Option<f64> {
+        let factor = self.0 / (norm + EPSILON);
+        (factor < 1.0).then_some(factor)
+    }
+
+    /// The same on the device; 1 where they are not to be changed.
+    pub fn factor_on_device(self, norm: Tensor<1>) -> Tensor<1> {
+        let factor = norm.add_scalar(EPSILON).recip();
+        factor.mul_scalar(self.0).clamp_max(1.0)
+    }
+}
+
+fn number(tensor: Tensor<1>) -> Result<f64, ExecutionError> {
+    Ok(tensor.try_into_data()?.iter::<f64>().sum())
+}
+
+/// In `f32`, or in `f64` as it is.
+fn widen<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
+    match gradient.dtype() {
+        DType::F64 | DType::F32 => gradient,
+        _ => gradient.cast(FloatDType::F32),
+    }
+}
+
+/// Something that is computed of each gradient.
+trait OfEach {
+    fn add<const D: usize>(&mut self, gradient: Tensor<D>);
+}
+
+/// Computes something of each gradient of a module.
+fn visit<M: Module, O: OfEach>(module: &M, gradients: &GradientsParams, of_each: O) -> O {
+    struct Visitor<'a, O> {
+        gradients: &'a GradientsParams,
+        of_each: O,
+    }
+
+    impl<O: OfEach> ModuleVisitor for Visitor<'_, O> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.gradients.get::<D>(param.id) {
+                self.of_each.add(widen(gradient));
+            }
+        }
+    }
+
+    let mut visitor = Visitor { gradients, of_each };
+    module.visit(&mut visitor);
+    visitor.of_each
+}
+
+/// One number of each gradient, in `f32`, on its device.
+#[derive(Default)]
+struct Numbers(Vec<Tensor<1>>);
+
+impl Numbers {
+    fn push(&mut self, number: Tensor<1>) {
+        self.0.push(number.cast(FloatDType::F32));
+    }
+
+    /// All in one tensor, on the device of the first.
+    fn on_one_device(self) -> Option<Tensor<1>> {
+        let device = self.0.first()?.device();
+        let there = self.0.into_iter().map(|number| number.to_device(&device));
+        Some(Tensor::cat(there.collect(), 0))
+    }
+}
+
+/// The largest number of each gradient, whatever its sign.
+#[derive(Default)]
+struct Largest(Numbers);
+
+impl OfEach for Largest {
+    fn add<const D: usize>(&mut self, gradient: Tensor<D>) {
+        self.0.push(gradient.max_abs());
+    }
+}
+
+impl Largest {
+    fn on_one_device(self) -> Option<Tensor<1>> {
+        self.0.on_one_device()
+    }
+}
+
+/// The sum of the squares of each gradient, divided by one element before if there is one.
+#[derive(Default)]
+struct SumsOfSquares {
+    scale: Option<Tensor<1>>,
+    sums: Numbers,
+}
+
+impl OfEach for SumsOfSquares {
+    fn add<const D: usize>(&mut self, gradient: Tensor<D>) {
+        let scaled = match &self.scale {
+            None => gradient,
+            Some(scale) => {
+                let scale = scale.clone().to_device(&gradient.device());
+                let dtype = gradient.dtype();
+                gradient / scale.cast(dtype).reshape([1; D])
+            }
+        };
+        self.sums.push(scaled.square().sum());
+    }
+}
+
+impl SumsOfSquares {
+    fn on_one_device(self) -> Option<Tensor<1>> {
+        self.sums.on_one_device()
+    }
+}
+
+/// The norm of all gradients so far, each divided by its largest number before.
+struct ScaledNorm(Result<f64, ExecutionError>);
+
+impl OfEach for ScaledNorm {
+    fn add<const D: usize>(&mut self, gradient: Tensor<D>) {
+        let norm = |gradient: Tensor<D>| {
+            let largest = number(gradient.clone().max_abs())?;
+            if largest == 0.0 || !largest.is_finite() {
+                return Ok(largest);
+            }
+            let squares = gradient.div_scalar(largest).square();
+            Ok(largest * number(squares.sum())?.sqrt())
+        };
+        if let Ok(before) = self.0 {
+            self.0 = norm(gradient).map(|norm| before.hypot(norm));
+        }
+    }
+}

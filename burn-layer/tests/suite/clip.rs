@@ -1,0 +1,133 @@
+//! The norm of gradients, beside the formula in f64, where f32 has the squares and where it has not.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    optim::GradientsParams,
+    tensor::{DType, Device, Tensor, TensorData},
+};
+use burn_layer::{MaxNorm, gradient_norm, gradient_norm_on_device};
+
+use super::devices::devices;
+
+#[derive(Module, Debug)]
+struct Two {
+    first: Param<Tensor<2>>,
+    second: Param<Tensor<1>>,
+}
+
+/// A model whose gradients are these, if they are some.
+fn model(device: &Device, gradients: [Option<&[f64]>; 2], dtype: DType) -> (Two, GradientsParams) {
+    let two = Two {
+        first: Param::initialized(ParamId::new(), Tensor::zeros([2, 2], device)),
+        second: Param::initialized(ParamId::new(), Tensor::zeros([3], device)),
+    };
+    let tensor = |values: &[f64]| {
+        let data = TensorData::new(values.to_vec(), [values.len()]);
+        Tensor::<1>::from_data(data.convert_dtype(dtype), (device, dtype))
+    };
+    let mut all = GradientsParams::new();
+    if let Some(values) = gradients[0] {
+        all.register(two.first.id, tensor(values).reshape([2, 2]));
+    }
+    if let Some(values) = gradients[1] {
+        all.register(two.second.id, tensor(values));
+    }
+    (two, all)
+}
+
+/// On the host, and on the device.
+fn norms(device: &Device, gradients: [Option<&[f64]>; 2], dtype: DType) -> [f64; 2] {
+    let (model, gradients) = model(device, gradients, dtype);
+    let there = gradient_norm_on_device(&gradients, &model).unwrap();
+    let there = there.into_data().iter::<f64>().next().unwrap();
+    [gradient_norm(&gradients, &model).unwrap(), there]
+}
+
+#[test]
+fn norms_are_those_of_the_formula_whatever_f32_does_to_squares() {
+    let [first, second] = [&[3.0, -1.0, 0.5, 2.0][..], &[-4.0, 0.25, 1.0]];
+    // Of 1e-30 and 1e-23 the squares are 0 in f32, and of 1e30 infinite; numbers up to 2^127 are floats.
+    let magnitudes = [1.0, 1e-6, 1e6, 1e-18, 1e-23, 1e-30, 1e18, 1e20, 1e30, 4e37];
+    for device in devices() {
+        for magnitude in magnitudes {
+            // The second gradient is as large as the first, or much smaller or larger.
+            for other in [1.0, 1e-12, 1e12].map(|factor| magnitude * factor) {
+                if !(1e-30..1e38).contains(&other) {
+                    continue;
+                }
+                let of = |values: &[f64], by: f64| -> Vec<f64> {
+                    values.iter().map(|value| value * by).collect()
+                };
+                let (first, second) = (of(first, magnitude), of(second, other));
+                let squares = first.iter().chain(&second).map(|value| value * value);
+                let expected = squares.sum::<f64>().sqrt();
+                for norm in norms(&device, [Some(&first), Some(&second)], DType::F32) {
+                    assert!(
+                        (norm / expected - 1.0).abs() < 1e-5,
+                        "{device:?} {magnitude} {other}: {norm}, expected {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_of_other_types_are_taken_in_f32_at_least() {
+    let device = Device::flex();
+    let values = [300.0, -300.0, 300.0, 300.0];
+    for dtype in [DType::F16, DType::BF16, DType::F64] {
+        for norm in norms(&device, [Some(&values), None], dtype) {
+            assert!((norm / 600.0 - 1.0).abs() < 4e-3, "{dtype:?}: {norm}");
+        }
+    }
+    // More than any f32 is.
+    let values = [1e200; 3];
+    let [norm, there] = norms(&device, [None, Some(&values)], DType::F64);
+    assert!((norm / (3f64.sqrt() * 1e200) - 1.0).abs() < 1e-6, "{norm}");
+    assert_eq!(there, f64::INFINITY);
+}
+
+#[test]
+fn gradients_that_are_zero_absent_or_not_finite_have_such_norms() {
+    for device in devices() {
+        let norms = |second: Option<&[f64]>| {
+            let first = [0.0; 4];
+            norms(&device, [Some(&first), second], DType::F32)
+        };
+        assert_eq!(norms(None), [0.0; 2]);
+        assert_eq!(norms(Some(&[0.0; 3])), [0.0; 2]);
+        assert_eq!(
+            norms(Some(&[1.0, f64::NEG_INFINITY, 0.0])),
+            [f64::INFINITY; 2]
+        );
+        for values in [[f64::NAN, 1.0, 0.0], [f64::NAN, f64::INFINITY, 1e30]] {
+            let [norm, there] = norms(Some(&values));
+            assert!(norm.is_nan() && there.is_nan(), "{norm} {there}");
+        }
+    }
+    let (model, gradients) = model(&Device::flex(), [None, None], DType::F32);
+    assert_eq!(gradient_norm(&gradients, &model).unwrap(), 0.0);
+    assert!(gradient_norm_on_device(&gradients, &model).is_none());
+}
+
+#[test]
+fn factors_are_those_of_pytorch() {
+    for (norm, max_norm) in [(0.0, 1.0), (3.0, 4.0), (4.0, 1.0), (1e30, 2.0)] {
+        let expected = f64::min(1.0, max_norm / (norm + 1e-6));
+        let factor = MaxNorm::new(max_norm).factor(norm);
+        assert_eq!(factor.is_some(), expected < 1.0);
+        assert_eq!(factor.unwrap_or(1.0), expected);
+        let norm = Tensor::<1>::from_data([norm], (&Device::flex(), DType::F32));
+        let there: f32 = MaxNorm::new(max_norm).factor_on_device(norm).into_scalar();
+        assert!((f64::from(there) / expected - 1.0).abs() < 1e-6, "{there}");
+    }
+    // Nothing is made of a norm that is none.
+    assert_eq!(MaxNorm::new(1.0).factor(f64::NAN), None);
+}
+
+#[test]
+#[should_panic(expected = "must be positive")]
+fn a_largest_norm_is_positive() {
+    MaxNorm::new(0.0);
+}
