@@ -2,7 +2,7 @@
 //!
 //! They run on CubeCL's own stream, in their turn among its kernels: nobody waits.
 
-#[cfg(any(all(test, feature = "cubecl"), feature = "cuda"))]
+#[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
 mod factors;
 #[cfg(feature = "cuda")]
 mod ffi;
