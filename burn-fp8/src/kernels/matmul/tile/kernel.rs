@@ -14,7 +14,7 @@ use crate::kernels::amax::{raise, raise_together};
 /// tiles of 128 codes are copied ahead, in as many stages as shared memory holds. Scales are inverse, unless there is one for
 /// all of an operand.
 #[cube(launch, create_dummy_kernel)]
-pub(super) fn tile_kernel<F: Numeric, N: Size>(
+pub(super) fn tile_kernel<F: Numeric, V: Size>(
     lhs: &[u32],
     rhs: &[u32],
     lhs_scale: &[f32],
@@ -22,7 +22,7 @@ pub(super) fn tile_kernel<F: Numeric, N: Size>(
     bias: &[f32],
     starts: &[u32],
     amax: &[Atomic<u32>],
-    output: &mut [Vector<F, N>],
+    output: &mut [Vector<F, V>],
     lhs_pitch: u32,
     rhs_pitch: u32,
     strides: Strides,

@@ -23,7 +23,7 @@ const STAGE_BYTES: u32 = 4 * STAGE_WORDS;
 /// As [`tile_kernel`](super::kernel::tile_kernel), of operands that are each one matrix of all rows of a batch: `starts`
 /// counts rows.
 #[cube(launch, create_dummy_kernel)]
-pub(super) fn tma_kernel<F: Numeric, N: Size>(
+pub(super) fn tma_kernel<F: Numeric, V: Size>(
     lhs: &TensorMap<u8, Tiled>,
     rhs: &TensorMap<u8, Tiled>,
     lhs_scale: &[f32],
@@ -31,7 +31,7 @@ pub(super) fn tma_kernel<F: Numeric, N: Size>(
     bias: &[f32],
     starts: &[u32],
     amax: &[Atomic<u32>],
-    output: &mut [Vector<F, N>],
+    output: &mut [Vector<F, V>],
     strides: Strides,
     m: u32,
     n: u32,
