@@ -5,7 +5,13 @@
 
 mod server;
 
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::{
+    ops::Deref,
+    sync::{
+        Mutex,
+        atomic::{AtomicU16, Ordering},
+    },
+};
 
 use burn::tensor::DType;
 use burn_cubecl::{
@@ -41,12 +47,31 @@ pub(crate) enum Gpu {
 }
 
 impl Gpu {
-    /// A client of a GPU of its own, if there is NVRTC.
-    pub(crate) fn client(self) -> Option<Client> {
+    /// A GPU for oneself, if there is NVRTC, and the build would have inline PTX on a real one.
+    pub(crate) fn client(self) -> Option<Lease> {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
+        if cfg!(all(feature = "cuda", not(feature = "cuda-cpp"))) {
+            eprintln!(
+                "CUDA here is CubeCL's LLVM backend: skipped (with the feature `cuda-cpp` it is not)"
+            );
+            return None;
+        }
         nvrtc::toolkit()?;
-        let number = 3 * NUMBER.fetch_add(1, Ordering::Relaxed) + self as u16;
-        Some(Client::load::<Machine>(DeviceId::new(0, number)))
+        let idle = IDLE
+            .lock()
+            .unwrap()
+            .extract_if(.., |(gpu, _)| *gpu == self)
+            .next();
+        let (_, client) = idle.unwrap_or_else(|| {
+            let number = 3 * NUMBER.fetch_add(1, Ordering::Relaxed) + self as u16;
+            (self, Client::load::<Machine>(DeviceId::new(0, number)))
+        });
+        let service = client.service_id();
+        LAUNCHES
+            .lock()
+            .unwrap()
+            .retain(|launch| launch.0 != service);
+        Some(Lease { gpu: self, client })
     }
 
     fn of(device: DeviceId) -> Self {
@@ -139,6 +164,32 @@ impl Gpu {
     }
 }
 
+/// GPUs that nobody uses: CubeCL keeps a thread for every one that there was.
+static IDLE: Mutex<Vec<(Gpu, Client)>> = Mutex::new(Vec::new());
+
+/// A client of a GPU that nobody else uses.
+pub(crate) struct Lease {
+    gpu: Gpu,
+    client: Client,
+}
+
+impl Deref for Lease {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // One on which something failed goes on failing.
+        if !std::thread::panicking() {
+            IDLE.lock().unwrap().push((self.gpu, self.client.clone()));
+        }
+    }
+}
+
 /// A tensor on a GPU of this kind.
 pub(crate) fn tensor(client: &Client, bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
     let handle = client.create_from_slice(bytes);
@@ -164,7 +215,7 @@ pub(crate) fn elements<const N: usize>(tensor: &CubeTensor) -> Vec<[u8; N]> {
         .collect()
 }
 
-/// The names of the kernels that a GPU has run.
+/// The names of the kernels that a GPU has run since it was leased.
 pub(crate) fn launched(client: &Client) -> Vec<String> {
     client.flush().unwrap();
     let launches = LAUNCHES.lock().unwrap();
