@@ -37,20 +37,18 @@ pub(in crate::kernels) fn four<F: Numeric, N: Size>(
     end: usize,
 ) -> Four {
     let size = N::value();
+    let mut values = Four::new(0.0f32);
     if comptime!(size == 4) {
-        let mut values = Four::new(0.0f32);
         if first < end {
             values = Four::cast_from(input[first / 4]);
         }
-        values
     } else {
-        let mut values = Four::new(0.0f32);
         #[unroll]
         for lane in 0..4usize {
             if first + lane < end {
                 values.insert(lane, f32::cast_from(input[first + lane].extract(0usize)));
             }
         }
-        values
     }
+    values
 }

@@ -253,7 +253,9 @@ fn quantize_kernel<F: Numeric, N: Size>(
             let mut factors = Four::new(0.0f32);
             #[unroll]
             for lane in 0..4usize {
-                let (line, column) = loads.div_mod(usize::min(4 * word + lane, length - 1));
+                // Of elements there may be more than `FastDivmod` divides, which are 2^31.
+                let index = usize::min(4 * word + lane, length - 1);
+                let (line, column) = (index / grid.columns, index % grid.columns);
                 let (matrix, row) = grid.by_rows.div_mod(line);
                 factors.insert(lane, scales[block(&grid, matrix, row, column)]);
             }
