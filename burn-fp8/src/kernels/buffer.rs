@@ -7,7 +7,10 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::{
     CubeDevice,
     kernel::into_contiguous,
-    ops::{numeric::empty_device_contiguous_dtype, permute},
+    ops::{
+        numeric::{empty_device_contiguous_dtype, zeros_client},
+        permute,
+    },
     tensor::CubeTensor,
 };
 use burn_std::Metadata;
@@ -89,6 +92,15 @@ pub(in crate::kernels) fn empty_floats(
     dtype: DType,
 ) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// A new tensor of f32, row by row without gaps, their bits 0.
+pub(in crate::kernels) fn zeros(like: &CubeTensor, shape: Shape) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    // CUDA's rows have gaps between them, where there is more than one.
+    let row = Shape::new([shape.num_elements()]);
+    let row = zeros_client(client.clone(), device.clone(), row, DType::F32);
+    CubeTensor::new_contiguous(client, device, shape, row.handle, DType::F32)
 }
 
 /// A new tensor of one f32, its bits 0.
@@ -190,14 +202,13 @@ pub(in crate::kernels) fn as_it_lies(tensor: &CubeTensor) -> BufferArg {
     array(tensor.handle.clone(), extent(tensor), tensor.dtype.size())
 }
 
-/// A buffer of codes as words.
+/// A tensor of codes, as it lies, as words.
 pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
     let mut handle = codes.handle.clone();
-    let bytes = handle.size_in_used();
-    let length = words(bytes as usize);
+    let length = words(extent(codes));
     // Show the rest of the last word again.
-    let rest = 4 * length as u64 - bytes;
-    handle.offset_end = handle.offset_end.map(|end| end.saturating_sub(rest));
+    let hidden = (4 * length as u64).saturating_sub(handle.size_in_used());
+    handle.offset_end = handle.offset_end.map(|end| end.saturating_sub(hidden));
     raw(handle, length)
 }
 
@@ -227,13 +238,17 @@ pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
 /// # Panics
 /// Where they do not lie in the allocation.
 #[allow(unsafe_code)]
-pub(in crate::kernels) fn array(handle: Handle, length: usize, size: usize) -> BufferArg {
+pub(in crate::kernels) fn array(mut handle: Handle, length: usize, size: usize) -> BufferArg {
+    let (used, wanted) = (handle.size_in_used(), (length * size) as u64);
     // The last word of codes may have less than four; allocations are whole words.
-    let allocated = handle.size_in_used().next_multiple_of(4) as usize;
     assert!(
-        length * size <= allocated,
-        "{length} elements of {size} bytes in {allocated}"
+        wanted <= used.next_multiple_of(4),
+        "{length} elements of {size} bytes in {used}"
     );
+    // A kernel takes a slice's length from its handle, and CUDA's rows, those of tensors of one too, end in bytes that are nobody's.
+    if used > wanted {
+        handle.offset_end = Some(handle.offset_end.unwrap_or(0) + used - wanted);
+    }
     // SAFETY: the elements lie in the allocation, which the runtimes align and pad to more than 4 bytes.
     unsafe { BufferArg::from_raw_parts(handle, length) }
 }

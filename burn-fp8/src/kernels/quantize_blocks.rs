@@ -1,7 +1,6 @@
 use burn::backend::TensorMetadata;
-use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{kernel::into_contiguous, ops::numeric::zeros_client, tensor::CubeTensor};
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::{CubeKernel, client::Client, prelude::*, std::FastDivmod};
 
 use super::{
@@ -37,12 +36,7 @@ pub(crate) fn quantize_blocks(
         true => buffer::empty_code_columns(&input, &shape),
         false => buffer::empty_codes(&input.client, &input.device, shape.clone()),
     };
-    let amax = zeros_client(
-        input.client.clone(),
-        input.device.clone(),
-        scale_shape(&shape, granularity),
-        DType::F32,
-    );
+    let amax = buffer::zeros(&input, scale_shape(&shape, granularity));
     let length = shape.num_elements();
     if length == 0 {
         return (codes, scales(amax, format, power_of_two));

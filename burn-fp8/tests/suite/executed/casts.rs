@@ -116,13 +116,14 @@ fn values_of_every_code_are_ml_dtypes() {
     let Some(client) = Gpu::Ada.client() else {
         return;
     };
-    for (format, dtype) in [
-        (Fp8Format::E4M3, FloatDType::F32),
-        (Fp8Format::E5M2, FloatDType::BF16),
-        (Fp8Format::E4M3, FloatDType::F16),
+    // With gaps between rows, too, and behind the last one.
+    for (format, dtype, shape) in [
+        (Fp8Format::E4M3, FloatDType::F32, [1, 256]),
+        (Fp8Format::E5M2, FloatDType::BF16, [4, 63]),
+        (Fp8Format::E4M3, FloatDType::F16, [1, 252]),
     ] {
-        let all: Vec<u8> = (0..=u8::MAX).collect();
-        let input = tensor(&client, &all, &[256], DType::U8);
+        let all: Vec<u8> = (0..=u8::MAX).take(shape[0] * shape[1]).collect();
+        let input = tensor(&client, &all, &shape, DType::U8);
         // A power of two: exact.
         let output =
             CubeBackend::fp8_dequantize(input, floats(&client, &[0.5], &[1]), format, dtype);

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::{
     CubeDevice,
     cubecl::{
@@ -26,6 +26,7 @@ use burn_cubecl::{
     },
     tensor::CubeTensor,
 };
+use burn_std::Metadata;
 use cubecl_common::device::DeviceId;
 use cubecl_cpp::{
     register_supported_types,
@@ -190,11 +191,13 @@ impl Drop for Lease {
     }
 }
 
-/// A tensor on a GPU of this kind.
+/// A tensor on a GPU of this kind, as Burn makes one of data: with gaps between its rows.
 pub(crate) fn tensor(client: &Client, bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
-    let handle = client.create_from_slice(bytes);
+    let shape = Shape::from(shape);
+    let memory = client.create_tensor_from_slice(bytes, shape.clone(), dtype.size());
+    let layout = Metadata::new(shape, memory.strides);
     let device = CubeDevice::Cpu(Default::default());
-    CubeTensor::new_contiguous(client.clone(), device, shape.into(), handle, dtype)
+    CubeTensor::new(client.clone(), memory.memory, layout, device, dtype)
 }
 
 /// The elements of a tensor, however it lies.

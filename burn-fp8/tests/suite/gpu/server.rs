@@ -11,7 +11,7 @@ use burn_std::{backtrace::BackTrace, stream::StreamId};
 use cubecl_common::device::{DeviceId, DeviceService, ServiceId};
 use cubecl_cpp::{shared::CppCompiler, target::Cuda};
 use cubecl_server::{
-    allocator::ContiguousMemoryLayoutPolicy,
+    allocator::{Pitch, PitchedMemoryLayoutPolicy},
     dry_run::LaunchMode,
     id::KernelId,
     kernel::CubeKernel,
@@ -55,7 +55,8 @@ impl DeviceService for Machine {
             gpu.properties(),
             Default::default(),
             Arc::new(ServerLogger::default()),
-            ContiguousMemoryLayoutPolicy::new(4),
+            // As CubeCL's CUDA runtime: rows, and tensors of one, end in bytes that are nobody's.
+            PitchedMemoryLayoutPolicy::new(512),
         );
         Self {
             gpu,
@@ -148,6 +149,19 @@ impl Machine {
     }
 }
 
+/// How rows lie, of a tensor without gaps as one row.
+fn pitch(descriptor: &CopyDescriptor) -> Pitch {
+    let (shape, size) = (&descriptor.shape, descriptor.elem_size);
+    Pitch::of(shape, &descriptor.strides, size).unwrap_or_else(|| {
+        let width_bytes = shape.num_elements() * size;
+        Pitch {
+            width_bytes,
+            height: 1,
+            stride_bytes: width_bytes,
+        }
+    })
+}
+
 /// A kernel, compiled.
 struct Ready {
     kernel: Kernel,
@@ -219,9 +233,12 @@ impl Server for Machine {
             None => Ok(descriptors
                 .iter()
                 .map(|descriptor| {
-                    let size = descriptor.handle.size_in_used() as usize;
-                    let bytes = self.global.copy(self.address(&descriptor.handle), size);
-                    Bytes::from_bytes_vec(bytes.unwrap())
+                    let (address, pitch) = (self.address(&descriptor.handle), pitch(descriptor));
+                    let rows = (0..pitch.height).flat_map(|row| {
+                        let start = address + (row * pitch.stride_bytes) as u64;
+                        self.global.copy(start, pitch.width_bytes).unwrap()
+                    });
+                    Bytes::from_bytes_vec(rows.collect())
                 })
                 .collect()),
         };
@@ -230,12 +247,14 @@ impl Server for Machine {
 
     fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {
         for (descriptor, data) in descriptors {
-            // The rest of the last word as well: whole words are read, of which the rest is not used.
-            let mut bytes = data.to_vec();
-            bytes.resize(bytes.len().next_multiple_of(4), 0xCD);
-            self.global
-                .write(self.address(&descriptor.handle), &bytes)
-                .unwrap();
+            let (address, pitch) = (self.address(&descriptor.handle), pitch(&descriptor));
+            for (row, bytes) in data.chunks(pitch.width_bytes.max(1)).enumerate() {
+                // The rest of the last word as well: whole words are read, of which the rest is not used.
+                let mut bytes = bytes.to_vec();
+                bytes.resize(bytes.len().next_multiple_of(4), 0xCD);
+                let start = address + (row * pitch.stride_bytes) as u64;
+                self.global.write(start, &bytes).unwrap();
+            }
         }
     }
 
