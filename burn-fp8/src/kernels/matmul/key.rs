@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use burn::tensor::DType;
+use burn::{backend::TensorMetadata, tensor::DType};
 use cubecl::tune::AutotuneKey;
 use serde::{Deserialize, Serialize};
 
-use super::{Product, Size, cublaslt};
+use super::{Product, Size, cublaslt, tile::is_copied};
 use crate::{Fp8Format, Granularity};
 
 /// What decides which routines can compute a product, and which of them is the fastest.
@@ -18,13 +18,21 @@ pub(super) struct Key {
     pub(super) output: DType,
     /// See [`MatmulSpec::fast_accumulation`](crate::MatmulSpec::fast_accumulation): some routines are faster with it.
     pub(super) fast: bool,
+    /// Which sides routines that read along the sums copy first.
+    pub(super) copied: [bool; 2],
     /// Whether cuBLASLt takes it, which rounded sizes do not tell.
     pub(super) library: bool,
 }
 
 impl Key {
     pub(super) fn of(product: &Product) -> Self {
+        let rank = product.lhs.shape().num_dims();
+        let (outer, inner) = (rank - 2, rank - 1);
         Self {
+            copied: [
+                is_copied(&product.lhs, outer, inner),
+                is_copied(&product.rhs, inner, outer),
+            ],
             size: product.size(),
             formats: [product.spec.lhs, product.spec.rhs],
             granularities: product.granularities(),

@@ -64,7 +64,7 @@ pub enum MatmulRoutine {
     WgmmaTma,
     /// NVIDIA's library, with the feature `cuda`, where it is installed and the GPU has fp8.
     ///
-    /// It takes single matrices with one scale each, all three of whose dimensions are multiples of 16, and not e5m2 by e5m2. What
+    /// It takes single matrices with one scale each, `[m, k]` by `[k, n]` with `k` and `n` multiples of 16, and not e5m2 by e5m2. What
     /// it does not take is left to the other routines, which pad odd sizes as they read them. It runs on CubeCL's own stream, in
     /// its turn among CubeCL's kernels.
     CublasLt,
@@ -196,7 +196,8 @@ pub enum MatmulPolicy {
     /// a size measures every routine that it has for it, cuBLASLt among them; elsewhere large products are decoded.
     #[default]
     Automatic,
-    /// The first product of a size measures every routine that the device has what it takes for.
+    /// The first product of a size, small ones too, measures every routine that the device has what it takes for; the one that
+    /// decodes, where it multiplies fp8 itself, only if the others fail.
     Measured,
     /// This one, wherever it can compute the product.
     Only(MatmulRoutine),

@@ -1,7 +1,7 @@
 //! Measures which routine is the fastest, once for each size of product.
 
 use burn_cubecl::{CubeTuneId, tensor::CubeTensor};
-use cubecl::tune::{LocalTuner, Tunable, TunableSet, local_tuner};
+use cubecl::tune::{LocalTuner, Tunable, TunableSet, TuneGroup, local_tuner};
 
 use super::{Key, MatmulRoutine, Product, buffer};
 
@@ -14,23 +14,19 @@ pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
 
     let client = product.lhs.client.clone();
     let id = CubeTuneId::new(&client, &product.lhs.device);
-    let routines = TUNER.init(&id, || {
-        // A routine that declines is left out of the round.
-        MatmulRoutine::ALL.into_iter().fold(
-            TunableSet::new(
-                |keyed: &Keyed| keyed.key.clone(),
-                |_: &Key, keyed: &Keyed| keyed.measured(),
-            ),
-            |set, routine| {
-                set.with(Tunable::new(
-                    &routine.to_string(),
-                    move |Keyed { key, product }| match competes(routine, &key, &product.lhs) {
-                        true => Ok(routine.matmul(product)),
-                        false => Err("not for this product and device".to_string()),
-                    },
-                ))
-            },
-        )
+    let on = product.lhs.clone();
+    let routines = TUNER.init(&id, move || {
+        let native = native(&on);
+        let one = TuneGroup::new("routines", |_: &Key| 0);
+        let inputs = |_: &Key, keyed: &Keyed| keyed.measured();
+        let mut set = TunableSet::new(|keyed: &Keyed| keyed.key.clone(), inputs);
+        for routine in MatmulRoutine::ALL {
+            let native = native.clone();
+            let run = move |keyed: Keyed| Ok::<_, String>(routine.matmul(keyed.product));
+            let tunable = Tunable::new(&routine.to_string(), run);
+            set = set.with(tunable.group(&one, move |key| rank(routine, key, &native)));
+        }
+        set
     });
     let key = key.rounded();
     TUNER.execute(&id, &client, routines, Keyed { key, product })
@@ -53,9 +49,24 @@ impl Keyed {
     }
 }
 
-/// Decided by key and device alone: the tuner runs what was the fastest for one product on all others of the same key.
-fn competes(routine: MatmulRoutine, key: &Key, on: &CubeTensor) -> bool {
-    suits(routine, key) && routine.is_native(on)
+fn native(on: &CubeTensor) -> Vec<MatmulRoutine> {
+    let mut native = MatmulRoutine::ALL.to_vec();
+    native.retain(|routine| routine.is_native(on));
+    native
+}
+
+/// When a routine is measured for the products of a key, by what is native to the device: in the first round, in the next, should
+/// all of the first fail, or, below 0, never.
+///
+/// Where fp8 is multiplied as it is, decoding it first does not pay, and to measure it is to measure all of Burn's products.
+fn rank(routine: MatmulRoutine, key: &Key, native: &[MatmulRoutine]) -> i8 {
+    let suits = |routine: MatmulRoutine| suits(routine, key) && native.contains(&routine);
+    let accelerated = |&routine: &MatmulRoutine| routine.reads_along_sums() && suits(routine);
+    match routine {
+        _ if !suits(routine) => -1,
+        MatmulRoutine::Decoded if native.iter().any(accelerated) => 0,
+        _ => 1,
+    }
 }
 
 fn suits(routine: MatmulRoutine, key: &Key) -> bool {
@@ -91,21 +102,25 @@ mod tests {
         Key::of(product).rounded()
     }
 
+    /// What is measured first where such routines are native.
+    fn first(key: &Key, native: &[MatmulRoutine]) -> Vec<MatmulRoutine> {
+        let mut first = MatmulRoutine::ALL.to_vec();
+        first.retain(|routine| rank(*routine, key, native) == 1);
+        first
+    }
+
     fn competing(product: &Product) -> Vec<MatmulRoutine> {
-        let key = key(product);
-        let all = MatmulRoutine::ALL.into_iter();
-        all.filter(|routine| competes(*routine, &key, &product.lhs))
-            .collect()
+        first(&key(product), &native(&product.lhs))
     }
 
     /// Else the tuner could run a routine on a product that declines it, and panic.
     #[test]
     fn products_of_one_key_have_the_same_routines() {
         // Less than 2^24 multiplications, and more: by the key that is no product for the direct routine.
-        let (first, second) = (sized(300, 200, 200), sized(512, 256, 256));
+        let (first, second) = (sized(304, 208, 208), sized(512, 256, 256));
         assert_eq!(key(&first), key(&second));
         assert_ne!(key(&sized(4, 0, 4)), key(&sized(4, 1, 4)));
-        let mut fast = sized(300, 200, 200);
+        let mut fast = sized(304, 208, 208);
         fast.spec = fast.spec.with_fast_accumulation(true);
         assert_ne!(key(&fast), key(&first), "another measurement");
         assert!(competing(&sized(256, 256, 256)).contains(&MatmulRoutine::Direct));
@@ -128,5 +143,28 @@ mod tests {
         let suiting = |key: &Key| MatmulRoutine::ALL.map(|routine| suits(routine, key));
         assert_eq!(suiting(&without), [false, true, true, true, true, false]);
         assert_eq!(suiting(&with), [false, true, true, true, true, true]);
+    }
+
+    /// A product is decoded where nothing multiplies it as it is, and where all that would have failed.
+    #[test]
+    fn decoding_is_for_where_there_is_nothing_better() {
+        use MatmulRoutine::{CublasLt, Decoded, Direct, Wgmma, WgmmaTma};
+        let hopper = [Direct, Decoded, Wgmma, WgmmaTma, CublasLt];
+        let large = key(&sized(4096, 4096, 4096));
+        assert_eq!(first(&large, &hopper), [Wgmma, WgmmaTma]);
+        assert_eq!(rank(Decoded, &large, &hopper), 0);
+        assert_eq!(rank(Direct, &large, &hopper), -1);
+        let small = key(&sized(256, 256, 256));
+        assert_eq!(first(&small, &hopper), [Direct, Wgmma, WgmmaTma]);
+        // Scales that change within a step of the tensor cores.
+        let fine = Granularity::Block {
+            rows: 1,
+            columns: 32,
+        };
+        let blocks = Key {
+            granularities: [fine, Granularity::Column],
+            ..large
+        };
+        assert_eq!(first(&blocks, &hopper), [Decoded]);
     }
 }

@@ -80,7 +80,10 @@ mod matmul {
     };
     use crate::{
         Bias, Granularity,
-        kernels::{buffer, matmul::Product},
+        kernels::{
+            buffer,
+            matmul::{Product, tile::along},
+        },
     };
 
     pub(super) fn library(tensor: &CubeTensor) -> Option<Arc<Library>> {
@@ -120,10 +123,10 @@ mod matmul {
         if library.has_refused(&plan, product.spec) {
             return None;
         }
-        let codes = |source: Source, tensor: &CubeTensor, transposed: bool| match source {
+        let rank = product.lhs.shape().num_dims();
+        let codes = |source: Source, tensor: &CubeTensor, [row, inner]: [usize; 2]| match source {
             Source::AsIs { .. } => tensor.clone(),
-            Source::Copied if transposed => into_contiguous(buffer::swapped(tensor.clone())),
-            Source::Copied => into_contiguous(tensor.clone()),
+            Source::Copied => along(tensor, row, inner),
         };
         let dtype = DType::from(product.spec.output);
         let row = |dtype| match &product.bias {
@@ -131,14 +134,13 @@ mod matmul {
             Bias::Row(bias) => Some(into_contiguous(cast(bias.clone(), dtype))),
         };
         let mut shape = product.lhs.shape();
-        let rank = shape.num_dims();
         shape[rank - 1] = plan.n;
         let output = buffer::empty_floats(&product.lhs, shape, dtype);
         let [lhs_factor, rhs_factor] =
             factors(&product.lhs_scales.tensor, &product.rhs_scales.tensor);
         let operands = Operands {
-            lhs: codes(plan.lhs, &product.lhs, false),
-            rhs: codes(plan.rhs, &product.rhs, true),
+            lhs: codes(plan.lhs, &product.lhs, [rank - 2, rank - 1]),
+            rhs: codes(plan.rhs, &product.rhs, [rank - 1, rank - 2]),
             lhs_factor,
             rhs_factor,
             bias: match plan.bias {
@@ -155,14 +157,18 @@ mod matmul {
             }
         }
         let output = operands.output;
-        Some(match (plan.bias, row(dtype)) {
-            (BiasPlan::Afterwards, Some(bias)) => {
+        let after = match plan.bias {
+            BiasPlan::Afterwards => row(dtype),
+            BiasPlan::None | BiasPlan::Epilogue => None,
+        };
+        Some(match after {
+            Some(bias) => {
                 let mut shape = vec![1; rank];
                 shape[rank - 1] = plan.n;
                 let bias = CubeBackend::float_reshape(bias, Shape::from(shape));
                 CubeBackend::float_add(output, bias)
             }
-            _ => output,
+            None => output,
         })
     }
 

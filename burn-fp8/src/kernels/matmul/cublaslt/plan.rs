@@ -11,7 +11,8 @@ use burn::tensor::FloatDType;
 
 use crate::{Fp8Format, MatmulSpec};
 
-/// Dimensions and, in bytes of codes, leading dimensions must be multiples of this.
+/// What dimensions along which codes or products lie, and leading dimensions, must be multiples of. How many columns there are, which
+/// are our rows, does not matter.
 const ALIGNMENT: usize = 16;
 
 /// A matrix of codes in memory.
@@ -109,10 +110,12 @@ pub(super) fn plan(
         (other, _) => return Err(Refusal::Output(other)),
     };
     let (m, n, k) = (lhs.rows, rhs.columns, lhs.columns);
-    for size in [m, n, k] {
-        if size == 0 || !size.is_multiple_of(ALIGNMENT) {
-            return Err(Refusal::Dimension(size));
-        }
+    let wrong = |&size: &usize| size == 0 || !size.is_multiple_of(ALIGNMENT);
+    if m == 0 {
+        return Err(Refusal::Dimension(m));
+    }
+    if let Some(size) = [n, k].into_iter().find(wrong) {
+        return Err(Refusal::Dimension(size));
     }
     Ok(Plan {
         m,
@@ -215,14 +218,16 @@ mod tests {
         }
         let forward = spec(E4M3, E4M3, FloatDType::F32);
         for (m, k, n, wrong) in [
-            (24, 32, 16, 24),
             (16, 8, 16, 8),
+            (16, 32, 24, 24),
             (16, 32, 1, 1),
             (0, 32, 16, 0),
         ] {
             let result = plan(by_rows(m, k), by_rows(k, n), forward, false);
             assert_eq!(result, Err(Refusal::Dimension(wrong)));
         }
+        // Rows are as many as there are.
+        assert!(plan(by_rows(7, 32), by_rows(32, 16), forward, false).is_ok());
         let (a, b) = small();
         let double = plan(a, b, spec(E4M3, E4M3, FloatDType::F64), false);
         assert_eq!(double, Err(Refusal::Output(FloatDType::F64)));

@@ -30,6 +30,9 @@ use crate::{
 use kernel::tile_kernel;
 use layout::{COLUMNS, ROWS, STEP};
 use operand::Operand;
+#[cfg(feature = "cuda")]
+pub(super) use operand::along;
+pub(super) use operand::is_copied;
 pub(super) use plan::Instruction;
 use plan::Plan;
 use scaling::{Scaling, StridesLaunch, strides};

@@ -98,6 +98,25 @@ impl Operand {
     }
 }
 
+/// A copy of the codes of one matrix with the inner dimension innermost, which is whole chunks: its handle is what counts.
+#[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
+pub(in crate::kernels::matmul) fn along(
+    tensor: &CubeTensor,
+    row: usize,
+    inner: usize,
+) -> CubeTensor {
+    let shape = tensor.shape();
+    let shape = Shape::new([shape[row], shape[inner]]);
+    let (handle, _) = copy_rows(tensor, &[0], row, inner);
+    let (client, device) = (tensor.client.clone(), tensor.device.clone());
+    CubeTensor::new_contiguous(client, device, shape, handle, tensor.dtype)
+}
+
+/// Whether an operand has to be copied.
+pub(in crate::kernels::matmul) fn is_copied(tensor: &CubeTensor, row: usize, inner: usize) -> bool {
+    tensor_pitch_in_place(tensor, row, inner).is_none()
+}
+
 fn tensor_pitch_in_place(tensor: &CubeTensor, row: usize, inner: usize) -> Option<usize> {
     let offset = tensor.handle.offset_start.unwrap_or(0);
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
@@ -189,9 +208,14 @@ mod tests {
     use burn::backend::ops::{FloatTensorOps, IntTensorOps};
     use burn::tensor::TensorData;
     use burn_cubecl::{CubeBackend, CubeDevice};
+    use burn_std::reader::try_read_sync;
 
     use super::*;
     use crate::{Fp8Format::E4M3, kernels};
+
+    fn one(like: &CubeTensor) -> CubeTensor {
+        CubeBackend::float_from_data(TensorData::from([1f32]), &like.device)
+    }
 
     /// The three products of a linear layer, sizes that no chunk divides included.
     #[test]
@@ -202,8 +226,11 @@ mod tests {
                 let data = TensorData::zeros::<f32, _>(shape);
                 CubeBackend::float_from_data(data, &device)
             };
-            let one = || buffer::zero_scalar(&float([1, 1]));
-            let cast = |shape| kernels::quantize_transposed(float(shape), one(), E4M3);
+            let cast = |shape| {
+                let float = float(shape);
+                let scale = one(&float);
+                kernels::quantize_transposed(float, scale, E4M3)
+            };
             let (input, input_turned, _) = cast([rows, d_input]);
             let (gradient, gradient_turned, _) = cast([rows, d_output]);
             let (weight, weight_turned, _) = cast([d_input, d_output]);
@@ -228,6 +255,24 @@ mod tests {
             assert_eq!(right(&gradient).is_some(), d_output == 1);
             assert_eq!(right(&weight).is_some(), d_output == 1);
         }
+    }
+
+    /// Of a matrix as it is, and turned.
+    #[test]
+    fn copies_lie_along_the_inner_dimension() {
+        let device = CubeDevice::Cpu(Default::default());
+        let values: Vec<f32> = (0..32 * 48).map(|index| (index % 13) as f32).collect();
+        let data = TensorData::new(values, [32, 48]);
+        let float = CubeBackend::float_from_data(data, &device);
+        let (codes, _) = kernels::quantize(float.clone(), one(&float), E4M3);
+        let bytes = |codes| {
+            let data = try_read_sync(CubeBackend::int_into_data(codes));
+            data.unwrap().unwrap().try_to_vec::<u8>().unwrap()
+        };
+        assert_eq!(bytes(along(&codes, 0, 1)), bytes(codes.clone()));
+        let turned = CubeBackend::int_swap_dims(codes.clone(), 0, 1);
+        assert_eq!(bytes(along(&codes, 1, 0)), bytes(turned));
+        assert!(is_copied(&codes, 1, 0) && !is_copied(&codes, 0, 1));
     }
 
     #[test]

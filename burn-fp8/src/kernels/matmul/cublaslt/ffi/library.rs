@@ -26,8 +26,8 @@ pub(in super::super) struct Library {
     handle: sys::cublasLtHandle_t,
     /// The device's primary context, which is CubeCL's too.
     context: Arc<CudaContext>,
-    /// What the heuristics advise, or that there is nothing.
-    algorithms: Mutex<HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>>,
+    /// What the heuristics advise, or why there is nothing.
+    algorithms: Mutex<HashMap<Shape, Result<sys::cublasLtMatmulAlgo_t, String>>>,
 }
 
 // SAFETY: cuBLASLt's handles may be used from any thread, by several at a time (its documents, "Thread Safety").
@@ -79,7 +79,7 @@ impl Library {
     /// Whether a product of this kind was put to cuBLASLt before, and it has no algorithm for it.
     pub(in super::super) fn has_refused(&self, plan: &Plan, spec: MatmulSpec) -> bool {
         let algorithms = self.algorithms.lock().expect("no panic under lock");
-        matches!(algorithms.get(&Shape::of(plan, spec)), Some(None))
+        matches!(algorithms.get(&Shape::of(plan, spec)), Some(Err(_)))
     }
 
     /// The algorithm that the heuristics advise for a product, asked for once.
@@ -89,10 +89,11 @@ impl Library {
         spec: MatmulSpec,
     ) -> Result<sys::cublasLtMatmulAlgo_t, String> {
         let mut algorithms = self.algorithms.lock().expect("no panic under lock");
-        let known = algorithms
+        algorithms
             .entry(Shape::of(plan, spec))
-            .or_insert_with(|| self.advice(plan, spec).ok());
-        known.ok_or_else(|| "no algorithm for this shape".into())
+            .or_insert_with(|| self.advice(plan, spec))
+            .clone()
+            .map_err(|why| format!("no algorithm: {why}"))
     }
 
     fn advice(&self, plan: &Plan, spec: MatmulSpec) -> Result<sys::cublasLtMatmulAlgo_t, String> {
