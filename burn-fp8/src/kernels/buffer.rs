@@ -16,6 +16,10 @@ use burn_cubecl::{
 use burn_std::Metadata;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
+/// Cubes, and units of a cube, at most, of a [`grid`].
+const MAX_CUBES: usize = 8192;
+const MAX_UNITS: usize = 1024;
+
 /// Words that hold `codes` codes.
 pub(in crate::kernels) fn words(codes: usize) -> usize {
     codes.div_ceil(4)
@@ -236,7 +240,7 @@ pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
 /// A handle as an array of `length` elements of `size` bytes.
 ///
 /// # Panics
-/// Where they do not lie in the allocation.
+/// Where they do not lie in the allocation, or are more than a kernel can count.
 #[allow(unsafe_code)]
 pub(in crate::kernels) fn array(mut handle: Handle, length: usize, size: usize) -> BufferArg {
     let (used, wanted) = (handle.size_in_used(), (length * size) as u64);
@@ -245,12 +249,22 @@ pub(in crate::kernels) fn array(mut handle: Handle, length: usize, size: usize) 
         wanted <= used.next_multiple_of(4),
         "{length} elements of {size} bytes in {used}"
     );
+    assert!(
+        is_countable(length),
+        "{length} elements of {size} bytes: the fp8 kernels take fewer than 2^30, about four billion codes; split the tensor"
+    );
     // A kernel takes a slice's length from its handle, and CUDA's rows, those of tensors of one too, end in bytes that are nobody's.
     if used > wanted {
         handle.offset_end = Some(handle.offset_end.unwrap_or(0) + used - wanted);
     }
     // SAFETY: the elements lie in the allocation, which the runtimes align and pad to more than 4 bytes.
     unsafe { BufferArg::from_raw_parts(handle, length) }
+}
+
+/// Whether kernels, which count in 32 bits, can count the four codes or floats of every element, and of as many more as all units of
+/// a grid read ahead.
+fn is_countable(elements: usize) -> bool {
+    4 * (elements + 2 * MAX_CUBES * MAX_UNITS) <= u32::MAX as usize
 }
 
 /// A handle as a matrix of bytes, `pitch` of them from a row to the next.
@@ -273,8 +287,23 @@ pub(in crate::kernels) fn matrix(handle: Handle, shape: [usize; 2], pitch: usize
 /// Units for `tasks` independent tasks of a kernel that strides over them: enough to fill a device, few enough for
 /// each to have some work.
 pub(in crate::kernels) fn grid(client: &Client, tasks: usize) -> (CubeCount, CubeDim) {
-    const MAX_CUBES: usize = 8192;
     let dim = CubeDim::new(client, tasks);
     let cubes = tasks.div_ceil(dim.num_elems() as usize).clamp(1, MAX_CUBES);
     (CubeCount::new_1d(cubes as u32), dim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A strided walk over as many words of codes as are taken ends before 32 bits do.
+    #[test]
+    fn kernels_count_in_32_bits() {
+        let ahead = 2 * MAX_CUBES * MAX_UNITS;
+        for elements in [1, 1 << 29, (1 << 30) - ahead - 1] {
+            assert!(is_countable(elements));
+            assert!(u32::try_from(4 * (elements + ahead)).is_ok());
+        }
+        assert!(!is_countable(1 << 30));
+    }
 }

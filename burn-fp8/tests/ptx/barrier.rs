@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use super::{
     Result,
-    block::{Block, Flow},
+    block::{Block, Flow, WARP},
     decode::{Operands, Place, Value},
     parse::Register,
+    shared::{Author, Heard},
 };
 
 /// Looks in vain, all other threads having run between them, after which a thread is thought to wait for ever.
@@ -16,6 +17,10 @@ pub(super) enum Operation {
     Initialize {
         place: Place,
         arrivals: Value,
+    },
+    Arrive {
+        place: Place,
+        count: Value,
     },
     /// Arrives, and makes the phase wait for so many bytes.
     Expect {
@@ -45,13 +50,25 @@ struct Mbarrier {
     thread: usize,
     turn: u32,
     fences: u32,
+    /// What the warps that arrived so far tell those who wait.
+    told: Heard,
+    /// The same when each phase was complete.
+    phases: Vec<Heard>,
 }
 
 impl Mbarrier {
+    fn arrive(&mut self, count: u32, warp: usize, time: u64) -> Result<()> {
+        let rest = self.pending.checked_sub(count);
+        self.pending = rest.ok_or("more arrive at a barrier than it waits for")?;
+        self.told.insert(warp, time);
+        Ok(())
+    }
+
     fn complete(&mut self) {
         if self.pending == 0 && self.bytes == 0 {
             self.pending = self.arrivals;
             self.phase += 1;
+            self.phases.push(self.told.clone());
         }
     }
 }
@@ -62,6 +79,13 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
             place: operands.place(0),
             arrivals: operands.value(1),
         },
+        "mbarrier.arrive.shared::cta.b64" => {
+            operands.register(0);
+            Operation::Arrive {
+                place: operands.place(1),
+                count: operands.value(2),
+            }
+        }
         "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64" => {
             // The state, which a wait by parity does not need.
             operands.register(0);
@@ -88,7 +112,8 @@ impl Block<'_> {
                     return Err(format!("a barrier at {address:#x}"));
                 }
                 let index = self.shared.index(address, 2)?;
-                self.shared.make_barrier(index, thread)?;
+                let heard = &self.threads[thread].heard;
+                self.shared.make_barrier(index, &Author { thread, heard })?;
                 let arrivals = self.value(thread, *arrivals)? as u32;
                 let barrier = Mbarrier {
                     arrivals,
@@ -98,18 +123,26 @@ impl Block<'_> {
                     thread,
                     turn: self.shared.turn,
                     fences: self.threads[thread].proxy_fences,
+                    told: Heard::new(),
+                    phases: Vec::new(),
                 };
                 self.mbarriers.0.insert(address, barrier);
             }
             Operation::Expect { place, bytes } => {
                 let address = self.address(thread, place)?;
                 let bytes = self.value(thread, *bytes)?;
+                let time = self.shared.time;
                 let barrier = self.usable(address, thread)?;
-                if barrier.pending == 0 {
-                    return Err("more arrive at a barrier than it waits for".into());
-                }
                 barrier.bytes += bytes as i64;
-                barrier.pending -= 1;
+                barrier.arrive(1, thread / WARP, time)?;
+                barrier.complete();
+            }
+            Operation::Arrive { place, count } => {
+                let address = self.address(thread, place)?;
+                let count = self.value(thread, *count)? as u32;
+                let time = self.shared.time;
+                let barrier = self.usable(address, thread)?;
+                barrier.arrive(count, thread / WARP, time)?;
                 barrier.complete();
             }
             Operation::Try { to, place, parity } => {
@@ -132,7 +165,13 @@ impl Block<'_> {
                 }
                 self.threads[thread].polls = 0;
                 if let Some(complete) = phase.checked_sub(1) {
-                    self.threads[thread].seen.insert(address, complete);
+                    let told = &self.mbarriers.0[&address].phases[complete as usize];
+                    let thread = &mut self.threads[thread];
+                    thread.seen.insert(address, complete);
+                    for (&warp, &time) in told {
+                        let heard = thread.heard.entry(warp).or_insert(time);
+                        *heard = time.max(*heard);
+                    }
                 }
             }
         }

@@ -4,7 +4,7 @@ use super::{
     Result,
     block::Block,
     decode::{Operands, Place, Value},
-    shared::Writer,
+    shared::{Author, Writer},
 };
 
 pub(super) enum Operation {
@@ -59,8 +59,10 @@ impl Block<'_> {
                     return Err(format!("a copy of {size} bytes from {from:#x} to {to:#x}"));
                 }
                 let to = self.shared.index(to, 4)?;
+                let heard = &self.threads[thread].heard;
                 for word in to..to + 4 {
-                    self.shared.announce(word, Some(thread))?;
+                    let author = Author { thread, heard };
+                    self.shared.announce(word, &author, false)?;
                 }
                 let size = size as usize;
                 self.threads[thread]

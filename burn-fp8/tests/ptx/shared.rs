@@ -1,6 +1,9 @@
 //! Shared memory, word by word, with who wrote and read each word last.
 //!
-//! Threads are ordered by barriers of the block: what one wrote (or read) since the last, no other may read (or write).
+//! Threads are ordered by barriers of the block: what one wrote (or read) since the last, no other may read (or write). What
+//! `wgmma` read may be written too by who has heard of it, by barriers in shared memory.
+
+use std::collections::HashMap;
 
 use super::{Result, thread::SHARED_BASE};
 
@@ -22,7 +25,7 @@ pub(super) enum Writer {
     Barrier,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Word {
     value: u32,
     writer: Writer,
@@ -32,6 +35,35 @@ struct Word {
     arriving: u32,
     /// Asynchronous reads on their way.
     leaving: u32,
+    /// Those that are over, of each warpgroup the last.
+    left: Vec<Left>,
+}
+
+/// An asynchronous read by the warpgroup that begins with a warp, after so many barriers of the block, and when it was over.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    warp: usize,
+    turn: u32,
+    time: u64,
+}
+
+/// Until when a thread has heard of other warps, by barriers in shared memory at which they arrived.
+pub(super) type Heard = HashMap<usize, u64>;
+
+/// Who writes.
+pub(super) struct Author<'a> {
+    pub(super) thread: usize,
+    pub(super) heard: &'a Heard,
+}
+
+impl Author<'_> {
+    /// Whether all warps of the warpgroup have told of a read, or are one's own.
+    fn knows_of(&self, read: &Left) -> bool {
+        (read.warp..read.warp + 4).all(|warp| {
+            let heard = self.heard.get(&warp);
+            warp == self.thread / 32 || heard.is_some_and(|time| *time >= read.time)
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +86,8 @@ pub(super) struct Shared {
     words: Vec<Word>,
     /// Barriers of the block so far.
     pub(super) turn: u32,
+    /// Counts the ends of asynchronous reads.
+    pub(super) time: u64,
 }
 
 impl Shared {
@@ -64,10 +98,12 @@ impl Shared {
             reader: (Reader::Several, u32::MAX),
             arriving: 0,
             leaving: 0,
+            left: Vec::new(),
         };
         Self {
             words: vec![word; bytes.div_ceil(4)],
             turn: 0,
+            time: 0,
         }
     }
 
@@ -122,15 +158,20 @@ impl Shared {
                 }
             }
         }
-        word.reader = match word.reader {
-            (reader, then) if then == turn && reader != observer.reader => (Reader::Several, turn),
-            _ => (observer.reader, turn),
-        };
+        // An asynchronous read is over when it is released.
+        if observer.fences.is_none() {
+            word.reader = match word.reader {
+                (reader, then) if then == turn && reader != observer.reader => {
+                    (Reader::Several, turn)
+                }
+                _ => (observer.reader, turn),
+            };
+        }
         Ok(word.value)
     }
 
     /// That nothing else uses a word that is about to be written.
-    fn check_write(&self, index: usize, writer: Option<usize>) -> Result<()> {
+    fn check_write(&self, index: usize, writer: Option<usize>, author: &Author) -> Result<()> {
         let word = &self.words[index];
         let at = || format!("shared memory + {:#x}", 4 * index);
         let own = |reader: Reader| writer.is_some_and(|writer| reader == Reader::Thread(writer));
@@ -148,6 +189,14 @@ impl Shared {
                 "{} is written, and no barrier orders that after {:?} read it",
                 at(),
                 word.reader.0
+            ));
+        }
+        let unknown = |read: &&Left| read.turn == self.turn && !author.knows_of(read);
+        if let Some(read) = word.left.iter().find(unknown) {
+            return Err(format!(
+                "{} is written, and no barrier orders that after wgmma of warps from {} on read it",
+                at(),
+                read.warp
             ));
         }
         match word.writer {
@@ -168,10 +217,11 @@ impl Shared {
         &mut self,
         index: usize,
         value: u32,
-        thread: usize,
+        author: &Author,
         fences: u32,
     ) -> Result<()> {
-        self.check_write(index, Some(thread))?;
+        let thread = author.thread;
+        self.check_write(index, Some(thread), author)?;
         self.words[index].value = value;
         self.words[index].writer = Writer::Thread {
             number: thread,
@@ -181,9 +231,9 @@ impl Shared {
         Ok(())
     }
 
-    /// A copy to the word is on its way: of a thread, or of the TMA.
-    pub(super) fn announce(&mut self, index: usize, thread: Option<usize>) -> Result<()> {
-        self.check_write(index, thread)?;
+    /// A copy to the word is on its way: of a thread, or of the TMA that it asked.
+    pub(super) fn announce(&mut self, index: usize, author: &Author, by_tma: bool) -> Result<()> {
+        self.check_write(index, (!by_tma).then_some(author.thread), author)?;
         self.words[index].arriving += 1;
         Ok(())
     }
@@ -200,16 +250,19 @@ impl Shared {
         self.words[index].leaving += 1;
     }
 
-    pub(super) fn release(&mut self, index: usize) {
-        let turn = self.turn;
+    /// By the warpgroup that begins with a warp.
+    pub(super) fn release(&mut self, index: usize, warp: usize) {
+        let (turn, time) = (self.turn, self.time);
         let word = &mut self.words[index];
         word.leaving -= 1;
-        word.reader = (Reader::Several, turn);
+        word.left
+            .retain(|left| left.turn == turn && left.warp != warp);
+        word.left.push(Left { warp, turn, time });
     }
 
-    pub(super) fn make_barrier(&mut self, index: usize, thread: usize) -> Result<()> {
+    pub(super) fn make_barrier(&mut self, index: usize, author: &Author) -> Result<()> {
         for word in index..index + 2 {
-            self.check_write(word, Some(thread))?;
+            self.check_write(word, Some(author.thread), author)?;
             self.words[word].writer = Writer::Barrier;
         }
         Ok(())

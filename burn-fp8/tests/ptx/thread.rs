@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Result, copy::Copies, parse::Register};
+use super::{Result, copy::Copies, parse::Register, shared::Heard};
 
 /// Where shared memory begins in its own space. Not at zero: what is first belongs to the system.
 pub(super) const SHARED_BASE: u64 = 1024;
@@ -44,6 +44,7 @@ pub(super) struct Thread {
     register_fences: u32,
     /// Of barriers in shared memory, the phases that it saw completed.
     pub(super) seen: HashMap<u64, u32>,
+    pub(super) heard: Heard,
     /// Looks at a barrier that were in vain, one after the other.
     pub(super) polls: u32,
     values: Vec<u64>,
@@ -62,6 +63,7 @@ impl Thread {
             proxy_fences: 0,
             register_fences: 0,
             seen: HashMap::new(),
+            heard: Heard::new(),
             polls: 0,
             values: vec![0; registers],
             marks: vec![Mark::Unwritten; registers],

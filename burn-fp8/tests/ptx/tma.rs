@@ -5,7 +5,7 @@ use super::{
     block::Block,
     convert::within,
     decode::{Operands, Place, Value},
-    shared::Writer,
+    shared::{Author, Writer},
     thread::PARAMETER_WINDOW,
 };
 
@@ -104,8 +104,10 @@ impl Block<'_> {
         }
         let bytes = self.maps[map].tile.iter().product::<u32>() as usize;
         let start = self.shared.index(to, bytes / 4)?;
+        let heard = &self.threads[thread].heard;
+        let author = Author { thread, heard };
         for word in start..start + bytes / 4 {
-            self.shared.announce(word, None)?;
+            self.shared.announce(word, &author, true)?;
         }
         self.loads.0.push(Tile {
             map,

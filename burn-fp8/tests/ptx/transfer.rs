@@ -6,7 +6,7 @@ use super::{
     convert::within,
     decode::{Operands, Place, Value},
     parse::Register,
-    shared::{Observer, Reader},
+    shared::{Author, Observer, Reader},
     thread::{PARAMETER_WINDOW, SHARED_WINDOW},
 };
 
@@ -200,9 +200,11 @@ impl Block<'_> {
                 let words = whole_words(bytes)?;
                 let index = self.shared.index(address, words)?;
                 let fences = self.threads[thread].proxy_fences;
+                let heard = &self.threads[thread].heard;
+                let author = Author { thread, heard };
                 for word in 0..words {
                     let value = (value >> (32 * word)) as u32;
-                    self.shared.write(index + word, value, thread, fences)?;
+                    self.shared.write(index + word, value, &author, fences)?;
                 }
                 Ok(())
             }

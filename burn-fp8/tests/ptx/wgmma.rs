@@ -4,7 +4,7 @@ use std::{collections::HashMap, ops::Range};
 
 use super::{
     Result,
-    block::Block,
+    block::{Block, WARP},
     decode::{Operands, Value},
     fp8::Fp8,
     parse::Register,
@@ -103,9 +103,10 @@ impl Block<'_> {
                 let done: Vec<Group> = flight.groups.drain(..done).collect();
                 let rest = flight.groups.iter().chain([&flight.open]);
                 let busy: Vec<Register> = rest.flat_map(|group| group.registers.clone()).collect();
+                self.shared.time += 1;
                 for finished in done {
                     for word in finished.words {
-                        self.shared.release(word);
+                        self.shared.release(word, group.start / WARP);
                     }
                     let landed = |register: &&Register| !busy.contains(register);
                     for register in finished.registers.iter().filter(landed) {

@@ -307,6 +307,53 @@ fn wgmma_is_fenced_and_waited_for() {
     fails(half, 128, "wait for ever");
 }
 
+/// What a warpgroup has read may be written by a thread that all of its warps told so.
+#[test]
+fn what_wgmma_reads_is_written_when_all_warps_have_arrived() {
+    let body = format!(
+        "mov.u32 %r2, %r0; mov.u32 %r4, 0x38383838; mov.u32 %r6, 4; mov.u32 %r7, 1; mov.u32 %r8, 0;
+         fill: shl.b32 %r3, %r2, 2; add.s32 %r3, %r3, %r1; st.shared.u32 [%r3], %r4;
+         add.s32 %r2, %r2, 128; setp.lt.u32 %p0, %r2, 2304; @%p0 bra fill;
+         add.s32 %r2, %r1, 9216;
+         setp.ne.s32 %p0, %r0, 0;
+         @%p0 bra started;
+         mbarrier.init.shared.b64 [%r2], %r6;
+         started: fence.proxy.async.shared::cta;
+         bar.sync 0;
+         shr.u32 %r5, %r1, 4; cvt.u64.u32 %rd2, %r5;
+         or.b64 %rd2, %rd2, 0x4000004000010000; add.s64 %rd3, %rd2, 512;
+         setp.ne.s32 %p1, %r1, %r1;
+         wgmma.fence.sync.aligned;
+         wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{%f0, %f1, %f2, %f3}}, %rd2, %rd3, %p1, 1, 1;
+         wgmma.commit_group.sync.aligned;
+         wgmma.wait_group.sync.aligned 0;
+         and.b32 %r9, %r0, 31; setp.ne.s32 %p0, %r9, 0; mov.b32 %r9, %f3;
+         @%p0 bra done;
+         mbarrier.arrive.shared::cta.b64 %rd4, [%r2], %r7;
+         setp.ne.s32 %p0, %r0, 0;
+         @%p0 bra done;
+         wait: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], %r8;
+         @!%p1 bra wait;
+         st.shared.u32 [%r1], %r4;
+         done: mov.u32 %r9, %r9;
+         {STORE}"
+    );
+    assert_eq!(run(&body, 128).unwrap()[..128], [32f32.to_bits(); 128]);
+    needs(&body, 128, &[("@!%p1 bra wait;", "after wgmma of warps")]);
+    let with = |from: &str, to: &str| body.replace(from, to);
+    fails(
+        &with("mov.u32 %r6, 4", "mov.u32 %r6, 5"),
+        128,
+        "never completes",
+    );
+    // One warp alone.
+    fails(
+        &with("mov.u32 %r6, 4", "mov.u32 %r6, 1"),
+        128,
+        "after wgmma of warps",
+    );
+}
+
 #[test]
 fn tiles_are_swizzled_and_waited_for() {
     let body = format!(

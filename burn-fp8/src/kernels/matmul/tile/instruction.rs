@@ -8,7 +8,7 @@ use super::{
         right_column, right_word, sum_column, sum_row, tile_word,
     },
     plan::{Instruction, Plan},
-    scaling::{Part, Strides, factor},
+    scaling::{Part, StepScales, Strides, factor, step_factor, step_scales},
 };
 use crate::kernels::codec::{decode, ptx_name};
 
@@ -71,36 +71,26 @@ pub(super) fn multiply_tiles(
                 sums[index as usize] += sum;
             }
         } else {
-            add_wgmma(
-                left, right, sums, lhs_scale, rhs_scale, part, strides, unit, step, plan,
-            );
+            let scales = step_scales(lhs_scale, rhs_scale, part, strides, unit, step, plan);
+            let terms = wgmma(left, right, plan);
+            add_terms(&terms, sums, &scales, plan);
         }
     }
 }
 
-/// Adds a unit's part of the product of 64 rows and 128 columns, which two descriptors tell of, to its sums.
+/// Adds what [`wgmma`] gave a unit in a step to its sums.
 #[cube]
-pub(super) fn add_wgmma(
-    left: u64,
-    right: u64,
+pub(super) fn add_terms(
+    terms: &Vector<f32, Const<64>>,
     sums: &mut Array<f32>,
-    lhs_scale: &[f32],
-    rhs_scale: &[f32],
-    part: &Part,
-    strides: &Strides,
-    unit: u32,
-    step: u32,
+    scales: &StepScales,
     #[comptime] plan: Plan,
 ) {
-    let terms = wgmma(left, right, plan);
     #[unroll]
     for index in 0..comptime!(SUMS as usize) {
         let mut sum = terms.extract(index);
         if comptime!(plan.scales_steps()) {
-            let number = comptime!(index as u32);
-            sum *= factor(
-                lhs_scale, rhs_scale, part, strides, unit, number, step, plan,
-            );
+            sum *= step_factor(scales, index, plan);
         }
         sums[index] += sum;
     }
@@ -223,11 +213,12 @@ fn emulated_mma(
     result
 }
 
-/// The product of 64 rows and 128 columns over 128 of the inner dimension, over the 128 units of a warpgroup.
+/// The product of 64 rows and 128 columns, which two descriptors tell of, over 128 of the inner dimension and the 128 units of a
+/// warpgroup.
 ///
 /// Four instructions, each 32 codes (two units of a descriptor's address) further, the first of which overwrites.
 #[cube]
-fn wgmma(left: u64, right: u64, #[comptime] plan: Plan) -> Vector<f32, Const<64>> {
+pub(super) fn wgmma(left: u64, right: u64, #[comptime] plan: Plan) -> Vector<f32, Const<64>> {
     let lhs = comptime!(ptx_name(plan.lhs));
     let rhs = comptime!(ptx_name(plan.rhs));
     let part: Vector<f32, Const<64>>;

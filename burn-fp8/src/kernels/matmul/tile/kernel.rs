@@ -5,7 +5,7 @@ use super::{
     instruction::multiply_tiles,
     layout::{STEP, SUMS, UNITS, sum_column, sum_row},
     plan::Plan,
-    scaling::{Part, Strides, part},
+    scaling::{Part, Strides, part, start},
     store::store_sums,
 };
 use crate::kernels::amax::{raise, raise_together};
@@ -32,11 +32,10 @@ pub(super) fn tile_kernel<F: Numeric, V: Size>(
     #[comptime] plan: Plan,
     #[define(F)] _dtype: ElemType,
 ) {
-    let batch = CUBE_POS_Z as usize;
-    let part = part(starts, m, n);
+    let part = part(starts, m, n, plan);
     let left = Side {
         address: global_address(lhs, plan),
-        start: starts[4 * batch],
+        start: start(starts, 0usize, plan),
         pitch: lhs_pitch,
         first: part.first_row,
         rows: m,
@@ -44,7 +43,7 @@ pub(super) fn tile_kernel<F: Numeric, V: Size>(
     };
     let right = Side {
         address: global_address(rhs, plan),
-        start: starts[4 * batch + 1],
+        start: start(starts, 1usize, plan),
         pitch: rhs_pitch,
         first: part.first_column,
         rows: n,

@@ -94,6 +94,7 @@ fn plan(instruction: Instruction, emulated: bool, product: &Product) -> Plan {
         lhs: product.spec.lhs,
         rhs: product.spec.rhs,
         scaling: scaling(product.granularities(), product.size().k),
+        batched: product.size().batches > 1,
         has_bias: matches!(product.bias, Bias::Row(_)),
         has_amax: product.amax.is_some(),
         by_hand: by_hand(&product.lhs.client, output),
@@ -155,6 +156,9 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     );
     let scale_starts = [&lhs_scales, &rhs_scales].map(|scales| scales.starts(&shape));
     let starts = |left: &[u32], right: &[u32]| {
+        if !plan.batched {
+            return buffer::word(&client);
+        }
         let starts: Vec<[u32; 4]> = (0..batches)
             .map(|batch| {
                 let [left_scales, right_scales] =
@@ -247,6 +251,7 @@ impl Tile {
             lhs: spec.lhs,
             rhs: spec.rhs,
             scaling: scaling(granularities, usize::MAX),
+            batched: true,
             has_bias,
             has_amax,
             by_hand: false,

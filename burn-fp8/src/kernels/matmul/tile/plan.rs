@@ -39,6 +39,8 @@ pub(super) struct Plan {
     pub(super) lhs: Fp8Format,
     pub(super) rhs: Fp8Format,
     pub(super) scaling: Scaling,
+    /// Several products, each of which starts elsewhere.
+    pub(super) batched: bool,
     pub(super) has_bias: bool,
     /// Find the output's amax.
     pub(super) has_amax: bool,

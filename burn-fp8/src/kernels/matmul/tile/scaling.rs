@@ -81,19 +81,28 @@ pub(super) struct Part {
     right_start: u32,
 }
 
-/// The cube's part of products of `rows` by `columns`. Of every product, `starts` has what is the operands', then what is the
-/// scales'.
+/// Where something of the cube's product starts: of every product of a batch, `starts` has the operands, then the scales. A
+/// product that is none of a batch starts where they do.
 #[cube]
-pub(super) fn part(starts: &[u32], rows: u32, columns: u32) -> Part {
-    let batch = CUBE_POS_Z as usize;
+pub(super) fn start(starts: &[u32], #[comptime] of: usize, #[comptime] plan: Plan) -> u32 {
+    if comptime!(plan.batched) {
+        starts[4 * CUBE_POS_Z as usize + of]
+    } else {
+        0u32.runtime()
+    }
+}
+
+/// The cube's part of products of `rows` by `columns`.
+#[cube]
+pub(super) fn part(starts: &[u32], rows: u32, columns: u32, #[comptime] plan: Plan) -> Part {
     let number = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
     Part {
         first_row: tile_row(number, CUBE_COUNT_X, CUBE_COUNT_Y) * ROWS,
         first_column: tile_column(number, CUBE_COUNT_X, CUBE_COUNT_Y) * COLUMNS,
         rows: rows,
         columns: columns,
-        left_start: starts[4 * batch + 2],
-        right_start: starts[4 * batch + 3],
+        left_start: start(starts, 2usize, plan),
+        right_start: start(starts, 3usize, plan),
     }
 }
 
@@ -109,8 +118,21 @@ pub(super) fn factor(
     step: u32,
     #[comptime] plan: Plan,
 ) -> f32 {
+    row_scale(lhs_scale, part, strides, unit, index, step, plan)
+        * column_scale(rhs_scale, part, strides, unit, index, step, plan)
+}
+
+#[cube]
+fn row_scale(
+    scale: &[f32],
+    part: &Part,
+    strides: &Strides,
+    unit: u32,
+    index: u32,
+    step: u32,
+    #[comptime] plan: Plan,
+) -> f32 {
     let rows = comptime!(plan.scaling.rows());
-    let columns = comptime!(plan.scaling.columns());
     // Where a whole tile shares a scale, all its sums read the same.
     let row = if comptime!(shared_by_tiles(rows)) {
         part.first_row
@@ -118,19 +140,91 @@ pub(super) fn factor(
         let row = part.first_row + sum_row(unit, index, plan.instruction);
         u32::min(row, part.rows - 1u32)
     };
+    let place = part.left_start
+        + row / rows * strides.left
+        + step * STEP / strides.left_terms * strides.left_inner;
+    scale[place as usize]
+}
+
+#[cube]
+fn column_scale(
+    scale: &[f32],
+    part: &Part,
+    strides: &Strides,
+    unit: u32,
+    index: u32,
+    step: u32,
+    #[comptime] plan: Plan,
+) -> f32 {
+    let columns = comptime!(plan.scaling.columns());
     let column = if comptime!(shared_by_tiles(columns)) {
         part.first_column
     } else {
         let column = part.first_column + sum_column(unit, index, plan.instruction);
         u32::min(column, part.columns - 1u32)
     };
-    let left = part.left_start
-        + row / rows * strides.left
-        + step * STEP / strides.left_terms * strides.left_inner;
-    let right = part.right_start
+    let place = part.right_start
         + column / columns * strides.right
         + step * STEP / strides.right_terms * strides.right_inner;
-    lhs_scale[left as usize] * rhs_scale[right as usize]
+    scale[place as usize]
+}
+
+/// The scales of a unit's sums in a step of `wgmma`, read before its product is waited for.
+#[derive(CubeType)]
+pub(super) struct StepScales {
+    /// Of its two rows.
+    rows: Array<f32>,
+    /// Of its 32 columns, or one for all.
+    columns: Array<f32>,
+}
+
+/// The inverse scales of a unit's rows and columns in a step; nothing is read where scales are for the sums alone.
+#[cube]
+pub(super) fn step_scales(
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    part: &Part,
+    strides: &Strides,
+    unit: u32,
+    step: u32,
+    #[comptime] plan: Plan,
+) -> StepScales {
+    let count = comptime!(step_columns(plan));
+    let mut rows = Array::<f32>::new(2usize);
+    let mut columns = Array::<f32>::new(count);
+    if comptime!(plan.scales_steps()) {
+        #[unroll]
+        for half in 0..2usize {
+            let index = comptime!(2 * half as u32);
+            rows[half] = row_scale(lhs_scale, part, strides, unit, index, step, plan);
+        }
+        #[unroll]
+        for column in 0..count {
+            let index = comptime!((column / 2 * 4 + column % 2) as u32);
+            columns[column] = column_scale(rhs_scale, part, strides, unit, index, step, plan);
+        }
+    }
+    StepScales { rows, columns }
+}
+
+/// What sum `index` of a unit is multiplied by.
+#[cube]
+pub(super) fn step_factor(
+    scales: &StepScales,
+    #[comptime] index: usize,
+    #[comptime] plan: Plan,
+) -> f32 {
+    let row = comptime!(index % 4 / 2);
+    let column = comptime!((index / 4 * 2 + index % 2) % step_columns(plan));
+    scales.rows[row] * scales.columns[column]
+}
+
+/// Scales that a unit's columns have in a step of `wgmma`.
+fn step_columns(plan: Plan) -> usize {
+    match shared_by_tiles(plan.scaling.columns()) {
+        true => 1,
+        false => 32,
+    }
 }
 
 fn shared_by_tiles(size: u32) -> bool {
