@@ -14,7 +14,7 @@ use super::{
     scale::scales,
     tiles::{self, Tiles},
 };
-use crate::{Fp8Cast, Fp8Format, custom::scale_shape};
+use crate::{Fp8Cast, Fp8Format};
 
 /// Elements, at most, that a unit looks for an amax in: few enough for those of its neighbours to be near.
 const PIECE: usize = 16;
@@ -40,7 +40,7 @@ pub(crate) fn quantize_blocks(
     let amax = zeros_client(
         input.client.clone(),
         input.device.clone(),
-        scale_shape(&shape, granularity),
+        granularity.scale_shape(&shape).into(),
         DType::F32,
     );
     let length = shape.num_elements();
