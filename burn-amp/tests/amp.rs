@@ -7,6 +7,7 @@ mod suite {
     mod devices;
     mod fp8;
     mod fp8_accuracy;
+    mod fp8_elsewhere;
     mod fp8_state;
     mod learner;
     mod logged;

@@ -18,9 +18,7 @@ use burn_amp::{
     },
     with_fp8_ops,
 };
-use burn_flex::{Flex, FlexDevice};
 use burn_fp8::{Fp8Cast, Fp8Format, Fp8Linear, Fp8Tensor, Granularity, amax, scaled_matmul};
-use burn_layer::{Layered, LayeredDevice};
 
 use super::devices::{cube_devices, wgpu};
 
@@ -458,24 +456,6 @@ fn devices_of_other_settings_are_others() {
     );
     let other = current().fp8_filter(Fp8Filter::new().multiple_of(8));
     assert_ne!(device(current()), device(other));
-}
-
-/// Over a backend for which there are no kernels, such as layers over a backend.
-#[test]
-fn without_kernels_layers_run_by_the_policy() {
-    let layer = Autocast::fp8(CurrentScaling::new()).unwrap();
-    let layer = layer.layer(&Device::flex()).unwrap();
-    let under = LayeredDevice::new(FlexDevice, []);
-    let layers = Layers::over::<Layered<Flex>>(under).layer(layer.clone());
-    let device = layer.on(layers.serve().unwrap());
-    let bf16 = Autocast::bf16().with_report(Device::flex()).unwrap();
-    let [x, gradient] = [[2, 5, 32], [2, 5, 16]].map(|shape| wave(shape, 0.37, &Device::flex()));
-    let [found, expected] = [&device, &bf16].map(|autocast| {
-        let pass = pass(&autocast.device, &x, &gradient);
-        (pass, autocast.report().ops)
-    });
-    assert_eq!(found, expected);
-    assert_eq!(device.report().fp8_runs(), 0);
 }
 
 #[test]
