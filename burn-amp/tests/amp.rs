@@ -7,6 +7,7 @@ mod suite {
     mod devices;
     mod fp8;
     mod fp8_accuracy;
+    mod fp8_elsewhere;
     mod fp8_state;
     mod learner;
     mod logged;
@@ -15,10 +16,13 @@ mod suite {
     mod loss_scaler_device_optimizers;
     mod loss_scaler_learner;
     mod loss_scaler_optimizers;
+    mod loss_scaler_own_optimizer;
     mod loss_scaler_ranks;
     mod loss_scaler_state;
     mod loss_scaler_steps;
     mod loss_scaler_support;
+    mod loss_scaler_tied;
+    mod loss_scaler_unchecked;
     mod modules;
     mod nan_guard;
     mod policy;

@@ -1,7 +1,9 @@
 //! Gradients clipped by the norm of all of them together.
 
+use std::collections::HashSet;
+
 use burn::{
-    module::{Module, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     tensor::Tensor,
 };
@@ -62,7 +64,11 @@ pub(crate) fn scale_gradients<M: Module>(
     model: &M,
     factor: f64,
 ) -> GradientsParams {
-    let mut scale = Scale { gradients, factor };
+    let mut scale = Scale {
+        gradients,
+        factor,
+        seen: HashSet::new(),
+    };
     model.visit(&mut scale);
     scale.gradients
 }
@@ -70,11 +76,15 @@ pub(crate) fn scale_gradients<M: Module>(
 struct Scale {
     gradients: GradientsParams,
     factor: f64,
+    /// A parameter that stands in several places of the model is visited in each of them.
+    seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Scale {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+        if self.seen.insert(param.id)
+            && let Some(gradient) = self.gradients.remove::<D>(param.id)
+        {
             // In 16 bits, a small factor would be rounded, or be 0.
             let dtype = gradient.dtype();
             let gradient = widen(gradient).mul_scalar(self.factor).cast(dtype);

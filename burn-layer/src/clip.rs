@@ -1,11 +1,12 @@
 //! The norm by which gradients are clipped, for crates that clip them in their own ways.
 
 use burn::{
-    module::{Module, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     tensor::{DType, FloatDType, Tensor},
 };
 use burn_std::ExecutionError;
+use std::collections::HashSet;
 
 /// PyTorch adds as much to the norm.
 const EPSILON: f64 = 1e-6;
@@ -103,22 +104,29 @@ trait OfEach {
     fn add<const D: usize>(&mut self, gradient: Tensor<D>);
 }
 
-/// Computes something of each gradient of a module.
+/// Computes something of each gradient of a module: once, if its parameter stands in several places.
 fn visit<M: Module, O: OfEach>(module: &M, gradients: &GradientsParams, of_each: O) -> O {
     struct Visitor<'a, O> {
         gradients: &'a GradientsParams,
+        seen: HashSet<ParamId>,
         of_each: O,
     }
 
     impl<O: OfEach> ModuleVisitor for Visitor<'_, O> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            if self.seen.insert(param.id)
+                && let Some(gradient) = self.gradients.get::<D>(param.id)
+            {
                 self.of_each.add(widen(gradient));
             }
         }
     }
 
-    let mut visitor = Visitor { gradients, of_each };
+    let mut visitor = Visitor {
+        gradients,
+        seen: HashSet::new(),
+        of_each,
+    };
     module.visit(&mut visitor);
     visitor.of_each
 }

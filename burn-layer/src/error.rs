@@ -18,7 +18,7 @@ pub enum LayerError {
     /// No layer can be put over this kind of device in this build.
     #[error(
         "no layer can be put over {device}: layers go over Flex and the CubeCL devices. Enable the device's feature \
-         (flex, cpu, cuda or wgpu) on the crate that you depend on (burn-amp, burn-ddp or burn-layer), not on burn alone"
+         (flex, cpu, cuda, rocm or wgpu) on the crate that you depend on (burn-amp, burn-ddp or burn-layer), not on burn alone"
     )]
     UnsupportedDevice {
         /// The device, as Burn prints it.

@@ -41,7 +41,7 @@ pub trait Layer: Debug + Send + Sync + 'static {
     }
 
     /// Run an op itself, as a [plan](Plan::own) asked for. `None` leaves it to the next layer below, and below the last one
-    /// to the backend, mixed inputs promoted. Called for ops that return one float tensor; the others run on the backend.
+    /// to the backend, in the dtypes of the plan if it has one to compute in, otherwise mixed inputs promoted. Called for ops that return one float tensor; the others run on the backend.
     ///
     /// ```
     /// use burn::{backend::Flex, tensor::{Device, Tensor}};

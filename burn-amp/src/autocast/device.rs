@@ -15,7 +15,7 @@ use burn_fp8::{
     recipe::{AmaxReducer, Fp8Recipe},
 };
 use burn_layer::{Cast, Inputs, Layer, LayerError, Layers, Lease, Op, Plan, Ran, Run};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
 /// suits it.
@@ -134,7 +134,8 @@ impl Autocast {
         })
     }
 
-    /// The policy of all that does not run in fp8, where it is not to be [`Policy::bf16`]: on a device without bf16.
+    /// The policy of all that does not run in fp8, where it is not to be [`Policy::bf16`]: on a device without bf16. Without
+    /// [`Autocast::fp8`] it changes nothing, and the log says so: there [`new`](Self::new) takes the policy.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -146,7 +147,10 @@ impl Autocast {
     /// ```
     #[cfg(feature = "fp8")]
     pub fn rest(mut self, policy: Policy) -> Self {
-        self.policy = policy;
+        match self.fp8 {
+            Some(_) => self.policy = policy,
+            None => for_nothing("rest"),
+        }
         self
     }
 
@@ -312,8 +316,8 @@ impl Autocast {
         self.stack(device).map(|(layers, _)| layers)
     }
 
-    fn stack(self, device: Device) -> Result<(Layers, AutocastLayer), LayerError> {
-        let guard = self.guard.clone();
+    fn stack(mut self, device: Device) -> Result<(Layers, AutocastLayer), LayerError> {
+        let guard = self.guard.take();
         let layer = self.layer(&device)?;
         let layers = fp8::with_fp8_ops(Layers::on(device).layer(layer.clone()));
         let layers = match guard {
@@ -325,7 +329,8 @@ impl Autocast {
 
     /// The layer alone, to be [stacked](Layers) with others over `device` in an order of your own, or to be served with
     /// custom ops of a backend extension. Those see plain tensors in the dtype that the program
-    /// sees.
+    /// sees. A [guard](Self::nan_guard) is a layer of its own, to be put over this one; one given to autocast does not look here,
+    /// and the log says so.
     ///
     /// # Errors
     ///
@@ -366,6 +371,12 @@ impl Autocast {
     /// # Ok::<(), burn_amp::LayerError>(())
     /// ```
     pub fn layer(self, device: &Device) -> Result<AutocastLayer, LayerError> {
+        if self.guard.is_some() {
+            log::warn!(
+                "Autocast::nan_guard changes nothing for Autocast::layer: put the guard over the layer, \
+                 Layers::on(device).layer(autocast).layer(guard)"
+            );
+        }
         let low = DType::from(self.policy.low_dtype());
         let mut supported = vec![DType::F64, DType::F32, DType::F16, DType::BF16];
         supported.retain(|dtype| device.supports_dtype(*dtype));
@@ -381,6 +392,7 @@ impl Autocast {
             fp8: self.fp8.map(|fp8| Arc::new(fp8.into())),
             supported,
             counters: Arc::default(),
+            not_in_fp8: Arc::new(Once::new()),
         })
     }
 }
@@ -433,6 +445,8 @@ pub struct AutocastLayer {
     /// The float dtypes that the device computes in.
     supported: Vec<DType>,
     counters: Arc<Counters>,
+    /// The warning that no layer runs in fp8 after all.
+    not_in_fp8: Arc<Once>,
 }
 
 impl AutocastLayer {
@@ -459,7 +473,13 @@ impl Layer for AutocastLayer {
                 match &self.fp8 {
                     Some(fp8) if fp8.takes(op, inputs) => {
                         let as_computed = plan.compute.unwrap_or(inputs.nominal);
-                        Plan::own().store(plan.store.unwrap_or(as_computed))
+                        let store = Some(plan.store.unwrap_or(as_computed));
+                        // By the policy after all where the backend underneath has no fp8.
+                        Plan {
+                            own: true,
+                            store,
+                            ..plan
+                        }
                     }
                     _ => plan,
                 }
@@ -468,9 +488,17 @@ impl Layer for AutocastLayer {
     }
 
     fn run(&self, run: &Run<'_>) -> Option<Ran> {
-        let ran = self.fp8.as_ref()?.run(run)?;
-        self.counters.ran_in_fp8(run.op());
-        Some(ran)
+        let ran = self.fp8.as_ref()?.run(run);
+        match ran {
+            Some(_) => self.counters.ran_in_fp8(run.op()),
+            None => self.not_in_fp8.call_once(|| {
+                log::warn!(
+                    "Autocast::fp8: no layer runs in fp8 on this device, whose backend is neither Flex nor CubeCL's; they run \
+                     by the policy"
+                );
+            }),
+        }
+        ran
     }
 
     fn ran(&self, op: Op, dtype: DType) {

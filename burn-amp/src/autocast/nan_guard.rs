@@ -91,6 +91,9 @@ impl Shared {
 /// Gives the ops that `body` starts, and the backward of its products, convolutions and other ops
 /// [as in regions](crate::full_precision), a name in what a [`NanGuard`] finds, and to the filter and the delayed scaling of `Autocast::fp8`. Names nest: give blocks theirs, and
 /// the path of the block is found.
+///
+/// A name is kept for as long as the process lives, and a little more for each thread that uses it and each name around it:
+/// name blocks, not steps or batches.
 pub fn named<R>(name: &str, body: impl FnOnce() -> R) -> R {
     static NAMES: LazyLock<Mutex<HashMap<String, Arc<Name>>>> = LazyLock::new(Mutex::default);
     let name = {

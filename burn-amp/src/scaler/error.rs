@@ -14,10 +14,10 @@ pub enum LossScalerError {
         /// What it is.
         found: f64,
     },
-    /// An update after no step at all.
+    /// An update after no step at all, or after steps of modules without gradients.
     #[error(
         "nothing was checked for overflow since the last update of the loss scale: unscale and \
-         step at least one optimizer, then update with what the steps returned"
+         step at least one optimizer, with gradients of its module, then update with what the steps returned"
     )]
     NothingChecked,
     /// An update with a step that was unscaled before the last one, or with another scale.

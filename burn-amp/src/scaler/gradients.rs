@@ -2,10 +2,11 @@
 
 use super::Overflow;
 use burn::{
-    module::{Module, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     tensor::{DType, Device, ElementConversion, FloatDType, Tensor},
 };
+use std::collections::HashSet;
 
 /// Gradients times a factor, and what tells whether they are finite.
 pub(super) struct Pass {
@@ -25,6 +26,7 @@ pub(super) fn multiply<M: Module>(grads: GradientsParams, module: &M, factor: Fa
     let mut visitor = Multiply {
         factor,
         path: Vec::new(),
+        seen: HashSet::new(),
         pass: Pass {
             grads,
             names: Vec::new(),
@@ -36,6 +38,11 @@ pub(super) fn multiply<M: Module>(grads: GradientsParams, module: &M, factor: Fa
 }
 
 impl Pass {
+    /// Whether the module has none of the gradients.
+    pub(super) fn is_empty(&self) -> bool {
+        self.probes.is_empty()
+    }
+
     /// The probes in one tensor, on the first one's device; none without gradients.
     pub(super) fn probes(&self) -> Option<Tensor<1>> {
         let device = self.probes.first()?.device();
@@ -125,7 +132,11 @@ pub(super) fn scale<M: Module>(
     module: &M,
     factor: Factor,
 ) -> GradientsParams {
-    let mut scale = Scale { grads, factor };
+    let mut scale = Scale {
+        grads,
+        factor,
+        seen: HashSet::new(),
+    };
     module.visit(&mut scale);
     scale.grads
 }
@@ -133,10 +144,15 @@ pub(super) fn scale<M: Module>(
 struct Scale {
     grads: GradientsParams,
     factor: Factor,
+    /// A parameter that stands in several places of the module is visited in each of them.
+    seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Scale {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
         if let Some(grad) = self.grads.remove::<D>(param.id) {
             let grad = self.factor.times(grad);
             self.grads.register::<D>(param.id, grad);
@@ -147,6 +163,7 @@ impl ModuleVisitor for Scale {
 struct Multiply {
     factor: Factor,
     path: Vec<String>,
+    seen: HashSet<ParamId>,
     pass: Pass,
 }
 
@@ -160,6 +177,9 @@ impl ModuleVisitor for Multiply {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
         let Some(grad) = self.pass.grads.remove::<D>(param.id) else {
             return;
         };

@@ -4,6 +4,7 @@ use super::{
     LossScalerConfig, LossScalerError, LossScalerState, ScaleChange, ScaleHistory, ScaledStep,
     Unscaled,
     gradients::{self, Factor},
+    unchecked::Unchecked,
 };
 use burn::{
     lr_scheduler::{LrSchedulerRecord, module_lr_scheduler::ModuleLearningRate},
@@ -89,6 +90,7 @@ pub struct LossScaler {
     state: LossScalerState,
     history: ScaleHistory,
     warned: bool,
+    unchecked: Unchecked,
 }
 
 /// So many overflows in a row say that the scale is not the trouble.
@@ -102,6 +104,7 @@ impl LossScaler {
             config,
             state,
             warned: false,
+            unchecked: Unchecked::default(),
         }
     }
 
@@ -125,7 +128,7 @@ impl LossScaler {
 
     /// The gradients of `module` divided by the scale, and whether one overflowed. The host waits
     /// for the device once, for all gradients together. Disabled, the gradients pass unchecked,
-    /// without waiting.
+    /// without waiting. Where the module has none of the gradients, the log says so, once.
     ///
     /// They are checked after the division: with a scale so small that it has no inverse, all of
     /// them overflow.
@@ -139,6 +142,10 @@ impl LossScaler {
             return Unscaled { grads, step };
         }
         let pass = gradients::multiply(grads, module, Factor::host(step.scale.recip()));
+        if pass.is_empty() {
+            self.unchecked.warn(&pass.grads);
+        }
+        step.checked = !pass.is_empty();
         step.overflow = pass.overflow();
         Unscaled {
             grads: pass.grads,
@@ -151,13 +158,17 @@ impl LossScaler {
         ScaledStep {
             step: self.state.steps + 1,
             scale: self.current_scale(),
+            checked: !self.config.enabled,
             overflow: None,
         }
     }
 
     /// Unscale the gradients, step the optimizer unless one overflowed, and update the scale. On
-    /// overflow neither the module nor the optimizer changes. Without gradients nothing does,
-    /// but the step counts.
+    /// overflow neither the module nor the optimizer changes. Where the module has none of the gradients nothing does,
+    /// the scaler included; PyTorch's raises an error then, since they are nearly always those of another module.
+    ///
+    /// A learning rate scheduler is to be stepped with the optimizer: not where
+    /// [`overflow`](ScaledStep::overflow) is something.
     ///
     /// # Panics
     ///
@@ -170,8 +181,15 @@ impl LossScaler {
         grads: GradientsParams,
     ) -> (M, ScaledStep) {
         let (module, step) = self.unscale(grads, &module).step(optimizer, lr, module);
-        self.update(step.overflow.is_some());
+        self.update_with(&step);
         (module, step)
+    }
+
+    /// Adjust the scale after a step, if the step says anything about it.
+    pub(super) fn update_with(&mut self, step: &ScaledStep) {
+        if step.checked {
+            self.update(step.overflow.is_some());
+        }
     }
 
     /// Adjust the scale after the steps of one or more optimizers on one scale: it backs off where
@@ -179,7 +197,8 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// When there is no step, and when one was unscaled before the last update or with another scale than the current one.
+    /// When there is no step, or none whose module had gradients, and when one was unscaled before the last update or with
+    /// another scale than the current one.
     pub fn update_after<'a>(
         &mut self,
         steps: impl IntoIterator<Item = &'a ScaledStep>,
@@ -195,7 +214,9 @@ impl LossScaler {
                     current: next.scale,
                 });
             }
-            *overflow.get_or_insert(false) |= step.overflow.is_some();
+            if step.checked {
+                *overflow.get_or_insert(false) |= step.overflow.is_some();
+            }
         }
         self.update(overflow.ok_or(LossScalerError::NothingChecked)?);
         Ok(())

@@ -8,8 +8,10 @@ mod history;
 mod loss_scaler;
 mod on_device;
 mod overflow;
+mod saved_schedule;
 mod shared;
 mod state;
+mod unchecked;
 mod unscaled;
 
 pub use config::LossScalerConfig;

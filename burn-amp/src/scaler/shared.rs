@@ -1,8 +1,8 @@
 //! [`SharedLossScaler`]: one loss scaler in many hands.
 
-use super::{LossScaler, ScaledStep};
+use super::{LossScaler, ScaledStep, saved_schedule::with_scaler};
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
     module::Module,
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::Tensor,
@@ -56,6 +56,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// }
 /// ```
 ///
+/// A skipped field is not in the model's record: have the `Learner`'s checkpoints keep the scaler by
+/// [`saved_with`](Self::saved_with), or else a resumed training begins at the first scale again.
+///
 /// Not for Burn's own data parallel strategy, where several copies of the model each call
 /// `optimize`: their steps would adjust one scale several times. With burn-ddp's strategy, each rank has its
 /// own, and all of them see the same averages.
@@ -81,6 +84,29 @@ impl SharedLossScaler {
     /// ```
     pub fn with<R>(&self, act: impl FnOnce(&mut LossScaler) -> R) -> R {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// `schedule`, with this scaler's state in its record: the `Learner` saves it in every checkpoint and loads it from there.
+    /// Checkpoints of the schedule alone load too; then the scaler stays as it is, and the log says so.
+    ///
+    /// ```
+    /// use burn::lr_scheduler::constant::ConstantLr;
+    /// use burn_amp::{LossScalerConfig, SharedLossScaler};
+    ///
+    /// let config = LossScalerConfig::new();
+    /// let scaler = SharedLossScaler::from(config.init()?);
+    /// let schedule = scaler.saved_with(ConstantLr::new(1e-3)); // Learner::new(model, optim, schedule)
+    /// scaler.with(|scaler| scaler.update(true)); // training
+    /// let checkpoint = schedule.to_record();
+    ///
+    /// let resumed = SharedLossScaler::from(config.init()?);
+    /// let schedule = resumed.saved_with(ConstantLr::new(1e-3)).load_record(checkpoint);
+    /// # let _ = schedule;
+    /// assert_eq!(resumed.current_scale(), 32768.0);
+    /// # Ok::<(), burn_amp::LossScalerError>(())
+    /// ```
+    pub fn saved_with(&self, schedule: impl Into<ModuleLrScheduler>) -> ModuleLrScheduler {
+        with_scaler(schedule.into(), self.clone())
     }
 
     /// As [`LossScaler::current_scale`].
@@ -127,13 +153,14 @@ impl SharedLossScaler {
             let mut unscaled = Vec::with_capacity(grads.grads.len());
             for (grads, device) in grads.grads {
                 let (grads, part) = scaler.unscale(grads, &module).into_parts();
+                step.checked |= part.checked;
                 if let Some(part) = part.overflow {
                     let overflow = step.overflow.get_or_insert_default();
                     overflow.parameters.extend(part.parameters);
                 }
                 unscaled.push((grads, device));
             }
-            scaler.update(step.overflow.is_some());
+            scaler.update_with(&step);
             let grads = MultiGradientsParams { grads: unscaled };
             match step.overflow {
                 None => (optimizer.step_multi(lr, module, grads), step),
@@ -174,7 +201,7 @@ impl SharedLossScaler {
         let grads = GradientsParams::from_grads(grads, module);
         self.with(|scaler| {
             let parts = scaler.unscale(grads, module).into_parts();
-            scaler.update(parts.1.overflow.is_some());
+            scaler.update_with(&parts.1);
             parts
         })
     }

@@ -52,6 +52,9 @@ pub struct ScaledStep {
     pub step: u64,
     /// The scale that the step's loss had.
     pub scale: f32,
+    /// Whether the step says anything about the scale. Not where the module had no gradient: nothing was checked then,
+    /// and the scale is not updated. Always where the scaler is disabled or the ranks [agreed](Unscaled::agree).
+    pub checked: bool,
     /// What overflowed, if the step was skipped for it.
     pub overflow: Option<Overflow>,
 }
@@ -118,6 +121,7 @@ impl Unscaled {
     /// Needed where ranks hold different gradients (sharded ones, for instance). Averages of scaled
     /// gradients are the same everywhere, and an infinity or a NaN of one rank is in everyone's.
     pub fn agree(mut self, any_rank: bool) -> Self {
+        self.step.checked = true;
         if any_rank {
             self.step.overflow.get_or_insert_default();
         }

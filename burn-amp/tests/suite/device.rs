@@ -1,7 +1,7 @@
 //! Which device an autocast device is, and how long.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_amp::{Autocast, Fp8Filter, LayerError, Op, Policy, recipe::CurrentScaling};
+use burn_amp::{Autocast, Fp8Filter, LayerError, NanGuard, Op, Policy, recipe::CurrentScaling};
 
 use super::{devices::devices, logged::logged};
 
@@ -66,11 +66,31 @@ fn a_dtype_that_the_device_cannot_hold_is_refused_with_those_that_it_can() {
 }
 
 #[test]
-fn a_filter_that_changes_nothing_is_logged() {
-    let filter = |autocast: Autocast| logged(|| drop(autocast.fp8_filter(Fp8Filter::new())));
-    let warned = filter(Autocast::bf16());
+fn settings_for_fp8_that_change_nothing_are_logged() {
+    let settings: [fn(Autocast) -> Autocast; 2] = [
+        |autocast| autocast.fp8_filter(Fp8Filter::new()),
+        |autocast| autocast.rest(Policy::fp16()),
+    ];
+    for set in settings {
+        let warned = logged(|| {
+            let device = |autocast: Autocast| autocast.device(Device::flex()).unwrap();
+            assert_eq!(device(set(Autocast::bf16())), device(Autocast::bf16()));
+        });
+        assert_eq!(warned.len(), 1, "{warned:?}");
+        assert!(warned[0].contains("Begin with Autocast::fp8"), "{warned:?}");
+        let fp8 = Autocast::fp8(CurrentScaling::new()).unwrap();
+        assert_eq!(logged(|| drop(set(fp8))), [""; 0]);
+    }
+}
+
+/// A guard is a layer of its own.
+#[test]
+fn a_guard_that_does_not_look_is_logged() {
+    let guard = NanGuard::new();
+    let guarded = || Autocast::bf16().nan_guard(&guard);
+    let warned = logged(|| drop(guarded().layer(&Device::flex()).unwrap()));
     assert_eq!(warned.len(), 1, "{warned:?}");
-    assert!(warned[0].contains("Begin with Autocast::fp8"), "{warned:?}");
-    let fp8 = Autocast::fp8(CurrentScaling::new()).unwrap();
-    assert_eq!(filter(fp8), [""; 0]);
+    assert!(warned[0].contains("put the guard over"), "{warned:?}");
+    let looks = logged(|| drop(guarded().layers(Device::flex()).unwrap()));
+    assert_eq!(looks, [""; 0]);
 }

@@ -137,6 +137,38 @@ fn adam_equals_the_waiting_mode() {
     }
 }
 
+/// AdamW as Burn has it without any setting, step by step. A gradient of 0 leaves the decay alone, bit for bit; with a rate of
+/// 100, a decay of 1e-4 takes a hundredth.
+#[test]
+fn adamw_has_the_defaults_of_burns() {
+    let device = Device::flex();
+    let (ours, burns) = (
+        DeviceAdamConfig::adamw().build(),
+        AdamWConfig::new().build(),
+    );
+    let start = || Tensor::<1>::from_floats([0.5, -2.0, 3.0], &device);
+    let read = |tensor: &Tensor<1>| tensor.clone().into_data().try_to_vec::<f32>().unwrap();
+    let (mut found, mut expected) = (start(), start());
+    let (mut state, mut burns_state) = (None, None);
+    for step in 1..=5 {
+        let grad = Tensor::zeros([3], &device);
+        (found, state) = ours.step(100.0, found, grad.clone(), state);
+        (expected, burns_state) = burns.step(100.0, expected, grad, burns_state);
+        assert_eq!(read(&found), read(&expected));
+        let decayed = 0.5 * 0.99f32.powi(step);
+        assert!((read(&found)[0] / decayed - 1.0).abs() < 1e-5);
+    }
+    let (mut found, mut expected) = (start(), start());
+    let (mut state, mut burns_state) = (None, None);
+    for step in 0..20 {
+        let grad = (0..3).map(|place| ((step * 3 + place) as f32).sin());
+        let grad = Tensor::<1>::from_floats(grad.collect::<Vec<_>>().as_slice(), &device);
+        (found, state) = ours.step(LR, found, grad.clone(), state);
+        (expected, burns_state) = burns.step(LR, expected, grad, burns_state);
+        assert_close(&[read(&found)], &[read(&expected)], 2e-5);
+    }
+}
+
 /// Kingma and Ba's algorithm in f64, as the paper has it.
 #[test]
 fn adam_is_the_papers() {

@@ -1,13 +1,20 @@
 //! Inside burn-train's `Learner`.
 
-use super::loss_scaler_support::{gradients, input, loss, problem, values};
+use super::{
+    logged::logged,
+    loss_scaler_support::{gradients, input, loss, problem, values},
+};
 use burn::{
     data::{
         dataloader::{DataLoaderBuilder, batcher::Batcher},
         dataset::InMemDataset,
     },
-    lr_scheduler::{constant::ConstantLr, module_lr_scheduler::ModuleLearningRate},
-    module::Module,
+    lr_scheduler::{
+        constant::ConstantLr,
+        cosine::CosineAnnealingLrSchedulerConfig,
+        module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
+    },
+    module::{Module, ParamId},
     nn::Linear,
     optim::{AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::{Device, Tensor},
@@ -238,6 +245,76 @@ fn gradients_of_several_devices_skip_together() {
         assert_eq!(values(&model), values(&control));
     }
     assert_eq!(scaler.current_scale(), 512.0);
+}
+
+/// Stopped after an epoch and resumed from its checkpoint by a new model and a new scaler, training goes on as it was.
+#[test]
+fn a_resumed_learner_goes_on_with_its_scale() {
+    let device = Device::flex().autodiff();
+    let folder = tempfile::tempdir().unwrap();
+    let loader = |overflows: &[bool]| {
+        let dataset = InMemDataset::new(overflows.to_vec());
+        DataLoaderBuilder::new(Inputs).batch_size(1).build(dataset)
+    };
+    let launch = |epochs: usize, from: Option<usize>| {
+        let net = Net::new(problem(&device).0);
+        let schedule = net.scaler.saved_with(ConstantLr::new(0.05));
+        let learner = Learner::new(net.clone(), AdamConfig::new().init(), schedule);
+        let (train, valid) = (loader(&OVERFLOWS), loader(&[false]));
+        let training = SupervisedTraining::new(folder.path(), train, valid)
+            .with_metric_logger(InMemoryMetricLogger::new())
+            .with_application_logger(None)
+            .with_default_checkpointers()
+            .num_epochs(epochs);
+        let training = match from {
+            Some(epoch) => training.checkpoint(epoch),
+            None => training,
+        };
+        assert!(training.launch(learner).error.is_none());
+        let seen = net.seen.lock().unwrap().clone();
+        (seen, net.scaler.with(|scaler| scaler.state().clone()))
+    };
+    let (seen, state) = launch(2, None);
+    assert_eq!((state.steps, state.skipped), (12, 6));
+    let (last, resumed) = launch(2, Some(1));
+    assert_eq!(last, seen[OVERFLOWS.len()..]);
+    assert_eq!(resumed, state);
+}
+
+/// Checkpoints of a schedule alone load, and say what they lack; it loads theirs. The rates are those of the schedule.
+#[test]
+fn schedules_load_with_and_without_a_scaler() {
+    let cosine = || {
+        let cosine = CosineAnnealingLrSchedulerConfig::new(1.0, 10);
+        cosine.init().unwrap()
+    };
+    let rate = |schedule: &mut ModuleLrScheduler| {
+        let rates = schedule.step();
+        let of = rates.lr_from_param(ParamId::new(), Some("linear.weight"));
+        assert_eq!(rates.base(), of);
+        of
+    };
+    let scaler = shared();
+    let (mut plain, mut saved) = (cosine(), scaler.saved_with(cosine()));
+    for _ in 0..3 {
+        assert_eq!(rate(&mut plain), rate(&mut saved));
+    }
+    scaler.with(|scaler| scaler.update(true));
+
+    let new = shared();
+    let load = |record| new.saved_with(cosine()).load_record(record);
+    let warned = logged(|| drop(load(plain.to_record())));
+    assert_eq!(warned.len(), 1, "{warned:?}");
+    assert!(
+        warned[0].contains("goes on with the scale 1024"),
+        "{warned:?}"
+    );
+    assert_eq!(logged(|| drop(load(saved.to_record()))), [""; 0]);
+    assert_eq!(new.current_scale(), 512.0);
+    let mut without = cosine().load_record(saved.to_record());
+    let mut both = load(saved.to_record());
+    let next = rate(&mut plain);
+    assert_eq!([&mut without, &mut both, &mut saved].map(rate), [next; 3]);
 }
 
 /// Clones share: a copy of the model on another thread sees the scale fall.

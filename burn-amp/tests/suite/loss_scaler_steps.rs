@@ -89,22 +89,6 @@ fn scaling_saves_gradients_from_underflow() {
     assert_eq!(grad(&scaler), [2f32.powi(-26); 2]);
 }
 
-/// A module without gradients: nothing to check, nothing to step.
-#[test]
-fn no_gradients_are_no_overflow() {
-    let (model, _) = problem(&Device::flex().autodiff());
-    let mut scaler = LossScalerConfig::new().init().unwrap();
-    let before = values(&model);
-    let (model, step) = scaler.step(
-        &mut SgdConfig::new().init(),
-        0.1,
-        model,
-        GradientsParams::new(),
-    );
-    assert!(step.overflow.is_none());
-    assert_eq!(values(&model), before);
-}
-
 /// Gradients of a linear layer with one element out of order in its bias.
 fn bias_gradient(bad: f32, device: &Device) -> (burn::nn::Linear, GradientsParams) {
     let (model, _) = problem(device);

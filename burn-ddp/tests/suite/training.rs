@@ -207,6 +207,22 @@ fn gradients_are_clipped_by_the_norm_of_all() {
     assert_eq!((none.len(), norm), (0, 0.0));
 }
 
+/// As PyTorch, whose `parameters()` gives a shared one once.
+#[test]
+fn a_parameter_in_two_places_is_clipped_once() {
+    let layer = next(4);
+    let tied = vec![layer.clone(), layer.clone()];
+    let mut gradients = GradientsParams::new();
+    let two = Tensor::<2>::full([4, 3], 2.0, &Device::flex());
+    gradients.register(layer.weight.id, two);
+    let (clipped, norm) = clip_gradient_norm(gradients, &tied, 1.0).unwrap();
+    let expected = 48f64.sqrt();
+    assert!((norm - expected).abs() < 1e-5);
+    let clipped = clipped.get::<2>(layer.weight.id).unwrap();
+    let value = clipped.into_data().iter::<f64>().next().unwrap();
+    assert!((value - 2.0 / expected).abs() < 1e-6, "{value}");
+}
+
 #[test]
 fn a_norm_that_overflows_16_bits_is_found() {
     let model = next(4);

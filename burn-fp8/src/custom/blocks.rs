@@ -1,7 +1,7 @@
 //! The ops with many scales a tensor, for fusion over a backend with kernels of its own. To a remote backend they travel as
 //! the ops that they are made of.
 
-use burn::tensor::{DType, FloatDType, Shape};
+use burn::tensor::{DType, FloatDType};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorId, TensorIr};
 
 use super::{
@@ -16,29 +16,15 @@ const QUANTIZE: &str = "fp8::quantize_blocks";
 const DEQUANTIZE: &str = "fp8::dequantize_blocks";
 const MATMUL: &str = "fp8::matmul_blocks";
 
-/// The shape of the scales of a tensor.
-pub(crate) fn scale_shape(shape: &Shape, granularity: Granularity) -> Shape {
-    let count = |size: Option<usize>, all: usize| size.map_or(1, |size| all.div_ceil(size));
-    let (mut scales, rank) = (shape.clone(), shape.num_dims());
-    scales[rank - 1] = count(granularity.columns(), shape[rank - 1]);
-    if rank > 1 {
-        scales[rank - 2] = count(granularity.rows(), shape[rank - 2]);
-    }
-    scales
-}
-
 pub(crate) fn quantize_blocks(
     input: TensorIr,
     cast: Fp8Cast,
     mut id: impl FnMut() -> TensorId,
 ) -> CustomOpIr {
+    let scales = cast.granularity.scale_shape(&input.shape);
     let outputs = [
         TensorIr::uninit(id(), input.shape.clone(), DType::U8),
-        TensorIr::uninit(
-            id(),
-            scale_shape(&input.shape, cast.granularity),
-            DType::F32,
-        ),
+        TensorIr::uninit(id(), scales.into(), DType::F32),
     ];
     let [rows, columns] = granularity_ir(cast.granularity);
     let scalars = vec![

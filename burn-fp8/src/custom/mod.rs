@@ -8,8 +8,6 @@ mod kernels;
 mod lazy;
 mod scalar;
 
-#[cfg(feature = "cubecl")]
-pub(crate) use blocks::scale_shape;
 pub(crate) use blocks::{dequantize_blocks, lazy_block_ops, matmul_blocks, quantize_blocks};
 #[cfg(feature = "cubecl")]
 pub(crate) use describe::matmul_shape;

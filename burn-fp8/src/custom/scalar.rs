@@ -55,43 +55,12 @@ pub(super) fn spec_of([lhs, rhs, output, fast]: [&ScalarIr; 4]) -> MatmulSpec {
 
 /// The rows and the columns that share a scale, 0 where all of them do.
 pub(super) fn granularity_ir(granularity: Granularity) -> [ScalarIr; 2] {
-    [granularity.rows(), granularity.columns()].map(|size| ScalarIr::UInt(size.unwrap_or(0) as u64))
+    granularity.sides().map(ScalarIr::UInt)
 }
 
 pub(super) fn granularity_of(sizes: [&ScalarIr; 2]) -> Granularity {
-    let sizes = sizes.map(|size| match size {
-        ScalarIr::UInt(size) => *size as usize,
+    Granularity::from_sides(sizes.map(|size| match size {
+        ScalarIr::UInt(size) => *size,
         other => panic!("not a number of rows or columns: {other:?}"),
-    });
-    match sizes {
-        [0, 0] => Granularity::Tensor,
-        [1, 0] => Granularity::Row,
-        [0, 1] => Granularity::Column,
-        [rows, columns] => Granularity::Block { rows, columns },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn granularities_come_back() {
-        for granularity in [
-            Granularity::Tensor,
-            Granularity::Row,
-            Granularity::Column,
-            Granularity::Block {
-                rows: 1,
-                columns: 1,
-            },
-            Granularity::Block {
-                rows: 3,
-                columns: 128,
-            },
-        ] {
-            let [rows, columns] = granularity_ir(granularity);
-            assert_eq!(granularity_of([&rows, &columns]), granularity);
-        }
-    }
+    }))
 }

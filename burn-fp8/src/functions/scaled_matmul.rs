@@ -56,8 +56,9 @@ pub fn scaled_matmul<const D: usize>(
 }
 
 /// [`scaled_matmul`] and the amax of the product as it is returned (f32, of shape `[1]`): what casts it next has its scale.
-/// Between operands with one scale each, Flex and the portable kernels find it on their way; the output of tensor cores, of
-/// cuBLASLt and of operands with more scales is read once more for it.
+/// Between operands with one scale each, Flex and CubeCL find it before they store the output, by every routine but cuBLASLt. The
+/// output of cuBLASLt, of operands with scales per row, column or block, and of a backend without kernels of its own is read once
+/// more for it.
 ///
 /// # Errors
 /// As [`scaled_matmul`].

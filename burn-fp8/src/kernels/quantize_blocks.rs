@@ -13,7 +13,7 @@ use super::{
     scale::scales,
     tiles::{self, Tiles},
 };
-use crate::{Fp8Cast, Fp8Format, custom::scale_shape};
+use crate::{Fp8Cast, Fp8Format};
 
 /// Elements, at most, that a unit looks for an amax in: few enough for those of its neighbours to be near.
 const PIECE: usize = 16;
@@ -36,7 +36,7 @@ pub(crate) fn quantize_blocks(
         true => buffer::empty_code_columns(&input, &shape),
         false => buffer::empty_codes(&input.client, &input.device, shape.clone()),
     };
-    let amax = buffer::zeros(&input, scale_shape(&shape, granularity));
+    let amax = buffer::zeros(&input, granularity.scale_shape(&shape).into());
     let length = shape.num_elements();
     if length == 0 {
         return (codes, scales(amax, format, power_of_two));

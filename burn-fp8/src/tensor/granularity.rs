@@ -60,6 +60,21 @@ impl Granularity {
         }
     }
 
+    /// The rows and the columns that share a scale, 0 where all of them do: what descriptions and records have.
+    pub(crate) fn sides(self) -> [u64; 2] {
+        [self.rows(), self.columns()].map(|side| side.unwrap_or(0) as u64)
+    }
+
+    /// The inverse of [`sides`](Self::sides).
+    pub(crate) fn from_sides(sides: [u64; 2]) -> Self {
+        match sides.map(|side| side as usize) {
+            [0, 0] => Self::Tensor,
+            [1, 0] => Self::Row,
+            [0, 1] => Self::Column,
+            [rows, columns] => Self::Block { rows, columns },
+        }
+    }
+
     /// The shape of the scales of codes of that shape.
     pub(crate) fn scale_shape(self, codes: &[usize]) -> Vec<usize> {
         if self == Self::Tensor {
@@ -89,6 +104,26 @@ impl Granularity {
                 rows: columns,
                 columns: rows,
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn granularities_come_back() {
+        let block = |rows, columns| Granularity::Block { rows, columns };
+        for (granularity, sides) in [
+            (Granularity::Tensor, [0, 0]),
+            (Granularity::Row, [1, 0]),
+            (Granularity::Column, [0, 1]),
+            (block(1, 1), [1, 1]),
+            (block(3, 128), [3, 128]),
+        ] {
+            assert_eq!(granularity.sides(), sides);
+            assert_eq!(Granularity::from_sides(sides), granularity);
         }
     }
 }

@@ -13,28 +13,22 @@ impl<const D: usize> RecordState for Fp8Tensor<D> {
         out.push_tensor(prefix, "codes", TensorData::new(data.codes, data.shape));
         out.push_tensor(prefix, "scale", scales);
         out.push_scalar(prefix, "e5m2", (data.format == Fp8Format::E5M2).into());
-        // Of what shares a scale, where 0 stands for all of them.
-        let side = |length: Option<usize>| (length.unwrap_or(0) as u64).into();
-        out.push_scalar(prefix, "rows", side(data.granularity.rows()));
-        out.push_scalar(prefix, "columns", side(data.granularity.columns()));
+        let [rows, columns] = data.granularity.sides();
+        out.push_scalar(prefix, "rows", rows.into());
+        out.push_scalar(prefix, "columns", columns.into());
     }
 
     fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
         let mut tensor = |leaf| src.take_tensor(prefix, leaf);
         let (codes, scales) = (tensor("codes")?, tensor("scale")?);
-        let mut side = |leaf| usize::try_from(src.take_scalar(prefix, leaf)?).ok();
-        let granularity = match [side("rows")?, side("columns")?] {
-            [0, 0] => Granularity::Tensor,
-            [1, 0] => Granularity::Row,
-            [0, 1] => Granularity::Column,
-            [rows, columns] => Granularity::Block { rows, columns },
-        };
+        let mut side = |leaf| u64::try_from(src.take_scalar(prefix, leaf)?).ok();
+        let sides = [side("rows")?, side("columns")?];
         let data = Fp8Data {
             shape: codes.shape().iter().copied().collect(),
             scale_shape: scales.shape().iter().copied().collect(),
             codes: codes.try_to_vec::<u8>().ok()?,
             scales: scales.try_to_vec::<f32>().ok()?,
-            granularity,
+            granularity: Granularity::from_sides(sides),
             format: match bool::try_from(src.take_scalar(prefix, "e5m2")?).ok()? {
                 false => Fp8Format::E4M3,
                 true => Fp8Format::E5M2,

@@ -167,7 +167,13 @@ impl<B: BackendIr> Call<B> {
             inputs: &tensors,
         });
         let Some(ran) = ran else {
-            self.plan = inputs.promote();
+            self.plan = match self.plan.compute {
+                Some(_) => Plan {
+                    own: false,
+                    ..self.plan
+                },
+                None => inputs.promote(),
+            };
             layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
             return None;
         };

@@ -111,6 +111,28 @@ fn gradients_that_are_zero_absent_or_not_finite_have_such_norms() {
     assert!(gradient_norm_on_device(&gradients, &model).is_none());
 }
 
+/// As PyTorch, whose `parameters()` gives a shared one once.
+#[test]
+fn a_parameter_in_two_places_counts_once() {
+    let device = Device::flex();
+    let mut gradients = GradientsParams::new();
+    let weight = Param::initialized(ParamId::new(), Tensor::<1>::zeros([2], &device));
+    // Squares of the second are more than f32 has: the other way to take the norm.
+    for scale in [1.0, 1e25] {
+        let gradient = Tensor::<1>::from_floats([3.0 * scale, 4.0 * scale], &device);
+        gradients.register(weight.id, gradient);
+        let tied = vec![weight.clone(), weight.clone()];
+        let norm = gradient_norm(&gradients, &tied).unwrap();
+        assert!(
+            (norm / (5.0 * f64::from(scale)) - 1.0).abs() < 1e-6,
+            "{norm}"
+        );
+        let there = gradient_norm_on_device(&gradients, &tied).unwrap();
+        let there: f32 = there.into_scalar();
+        assert!((there / (5.0 * scale) - 1.0).abs() < 1e-6, "{there}");
+    }
+}
+
 #[test]
 fn factors_are_those_of_pytorch() {
     for (norm, max_norm) in [(0.0, 1.0), (3.0, 4.0), (4.0, 1.0), (1e30, 2.0)] {

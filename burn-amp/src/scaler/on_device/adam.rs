@@ -7,7 +7,9 @@ use burn::{
     tensor::{Device, Tensor},
 };
 
-/// [`DeviceAdam`], with the names and the defaults of Burn's `AdamConfig` and `AdamWConfig`.
+/// [`DeviceAdam`], with the names of Burn's `AdamConfig`, and its defaults; [`adamw`](Self::adamw) has those of `AdamWConfig`.
+/// There is no AMSGrad and no cautious weight decay, and gradients are
+/// [clipped](super::DeviceOptimizer::with_grad_clipping) by what the optimizer goes into.
 #[derive(Config, Debug)]
 pub struct DeviceAdamConfig {
     /// How much of the mean gradient is kept at a step.
@@ -19,7 +21,7 @@ pub struct DeviceAdamConfig {
     /// Added to the denominator.
     #[config(default = 1e-5)]
     pub epsilon: f32,
-    /// L2 penalty.
+    /// L2 penalty; 0 for none.
     #[config(default = 0.0)]
     pub weight_decay: f32,
     /// Whether the penalty shrinks the parameters themselves (AdamW, Loshchilov and Hutter 2019)
@@ -29,6 +31,20 @@ pub struct DeviceAdamConfig {
 }
 
 impl DeviceAdamConfig {
+    /// AdamW with the defaults of Burn's `AdamWConfig`: a decoupled weight decay of 1e-4.
+    ///
+    /// ```
+    /// use burn_amp::{DeviceAdamConfig, DeviceOptimizer};
+    ///
+    /// let optim = DeviceOptimizer::from(DeviceAdamConfig::adamw().with_weight_decay(0.01).build());
+    /// # let _ = optim;
+    /// ```
+    pub fn adamw() -> Self {
+        Self::new()
+            .with_weight_decay(1e-4)
+            .with_decoupled_weight_decay(true)
+    }
+
     /// The optimizer.
     pub fn build(&self) -> DeviceAdam {
         DeviceAdam {

@@ -4,6 +4,7 @@ use super::{DeviceOptimizer, DeviceUnscaled};
 use crate::scaler::{
     LossScalerConfig, LossScalerError, LossScalerState,
     gradients::{self, Factor},
+    unchecked::Unchecked,
 };
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
@@ -52,7 +53,7 @@ use burn::{
 /// Factors are applied in f32; those that f32 does not hold exactly, such as 0.7, differ from
 /// `LossScaler`'s f64 in the last place.
 ///
-/// **What the host does not know** it cannot tell: no parameter is named, no warning given, no
+/// **What the host does not know** it cannot tell: no parameter is named, no warning of overflows given, no
 /// history kept. [`state`](Self::state) tells how many steps were skipped.
 #[derive(Clone, Debug)]
 pub struct DeviceLossScaler {
@@ -64,6 +65,7 @@ pub struct DeviceLossScaler {
     overflows_in_a_row: Tensor<1, Int>,
     skipped: Tensor<1, Int>,
     steps: u64,
+    unchecked: Unchecked,
 }
 
 impl DeviceLossScaler {
@@ -83,6 +85,7 @@ impl DeviceLossScaler {
             overflows_in_a_row: int(state.overflows_in_a_row.into()),
             skipped: int(state.skipped),
             steps: state.steps,
+            unchecked: Unchecked::default(),
             device,
         }
     }
@@ -96,24 +99,34 @@ impl DeviceLossScaler {
         loss * scale
     }
 
-    /// The gradients of `module` divided by the scale, and whether one overflowed, on the device.
+    /// The gradients of `module` divided by the scale, and whether one overflowed, on the device. Where the module has none of
+    /// the gradients, the log says so, once.
     ///
     /// # Panics
     ///
     /// When a gradient is f16, as [`LossScaler::unscale`](crate::LossScaler::unscale).
     pub fn unscale<M: Module>(&self, grads: GradientsParams, module: &M) -> DeviceUnscaled {
-        let finite = || Tensor::from_data([false], &self.device);
         if !self.config.enabled {
-            return DeviceUnscaled::new(grads, finite());
+            return DeviceUnscaled::new(grads, self.finite());
         }
         let factor = Factor::device(self.scale.clone().recip());
         let pass = gradients::multiply(grads, module, factor);
-        let overflow = pass.probes().map(|probes| probes.sum().is_nan());
-        DeviceUnscaled::new(pass.grads, overflow.unwrap_or_else(finite))
+        match pass.probes() {
+            Some(probes) => DeviceUnscaled::new(pass.grads, probes.sum().is_nan()),
+            None => {
+                self.unchecked.warn(&pass.grads);
+                DeviceUnscaled::unchecked(pass.grads, self.finite())
+            }
+        }
+    }
+
+    fn finite(&self) -> Tensor<1, Bool> {
+        Tensor::from_data([false], &self.device)
     }
 
     /// Unscale the gradients, step the optimizer unless one overflowed, and update the scale: all
-    /// of it on the device. On overflow parameters and optimizer state keep their values.
+    /// of it on the device. On overflow parameters and optimizer state keep their values; without gradients of the module
+    /// the scaler too.
     ///
     /// # Panics
     ///
@@ -126,13 +139,15 @@ impl DeviceLossScaler {
         grads: GradientsParams,
     ) -> M {
         let unscaled = self.unscale(grads, &module);
-        self.update(unscaled.overflow());
+        if unscaled.checked() {
+            self.update(unscaled.overflow());
+        }
         unscaled.step(optimizer, lr, module)
     }
 
     /// Adjust the scale after the steps on one scale: `overflow`, one element, is true where any of
     /// them [overflowed](DeviceUnscaled::overflow). [`step`](Self::step) does it; this is for
-    /// several optimizers.
+    /// several optimizers, if one of them at least [had gradients](DeviceUnscaled::checked).
     pub fn update(&mut self, overflow: Tensor<1, Bool>) {
         if !self.config.enabled {
             return;

@@ -12,6 +12,38 @@ use burn::{
 ///
 /// Implement it for optimizers of your own that hold to this. Everything that a skipped step must
 /// not change has to be a tensor in the state: a number on the host cannot follow the device.
+///
+/// ```
+/// use burn::{optim::{LearningRate, Optimizer}, tensor::{Device, Tensor}};
+/// use burn_amp::{DeviceOptimizer, SkipsNan};
+///
+/// /// Goes by the sign of the gradient.
+/// #[derive(Clone)]
+/// struct Signs;
+///
+/// impl Optimizer for Signs {
+///     type State<const D: usize> = ();
+///
+///     fn step<const D: usize>(
+///         &self,
+///         lr: LearningRate,
+///         tensor: Tensor<D>,
+///         grad: Tensor<D>,
+///         _state: Option<()>,
+///     ) -> (Tensor<D>, Option<()>) {
+///         let skip = grad.clone().is_nan();
+///         let moved = tensor.clone() - grad.sign().mul_scalar(lr);
+///         (moved.mask_where(skip, tensor), None)
+///     }
+///
+///     fn to_device<const D: usize>(_state: (), _device: &Device) {}
+/// }
+///
+/// impl SkipsNan for Signs {}
+///
+/// let optim = DeviceOptimizer::from(Signs);
+/// # let _ = optim;
+/// ```
 pub trait SkipsNan: Optimizer {}
 
 /// A [`ModuleOptimizer`] made of optimizers that [skip NaN](SkipsNan) only, for

@@ -40,11 +40,30 @@ use burn::{
 pub struct DeviceUnscaled {
     grads: GradientsParams,
     overflow: Tensor<1, Bool>,
+    checked: bool,
 }
 
 impl DeviceUnscaled {
     pub(super) fn new(grads: GradientsParams, overflow: Tensor<1, Bool>) -> Self {
-        Self { grads, overflow }
+        Self {
+            grads,
+            overflow,
+            checked: true,
+        }
+    }
+
+    /// Of a module without gradients.
+    pub(super) fn unchecked(grads: GradientsParams, overflow: Tensor<1, Bool>) -> Self {
+        Self {
+            checked: false,
+            ..Self::new(grads, overflow)
+        }
+    }
+
+    /// Whether the module had gradients, as the host knows. Without them
+    /// [`overflow`](Self::overflow) is false and says nothing about the scale.
+    pub fn checked(&self) -> bool {
+        self.checked
     }
 
     /// Whether a gradient is not finite: one element.
@@ -77,6 +96,7 @@ impl DeviceUnscaled {
     pub fn agree(self, any_rank: Tensor<1, Bool>) -> Self {
         Self {
             overflow: self.overflow.bool_or(any_rank),
+            checked: true,
             ..self
         }
     }

@@ -1,7 +1,7 @@
 //! The products of a layer and their gradients.
 
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData, activation::relu};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, activation::relu};
 use burn_fp8::recipe::{
     BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat, RowwiseScaling,
 };
@@ -228,6 +228,55 @@ fn any_leading_dimensions_and_dtypes() {
         assert!(sqnr(&flat, &values(half)) > 20.0);
         let none = layer.forward(Tensor::<2>::zeros([0, 6], &device));
         assert_eq!(none.dims(), [0, 5]);
+    }
+}
+
+/// f64 tensors are rounded to f32 first: the products are those of f32, and what the program sees is f64 again.
+#[test]
+fn wide_floats_are_rounded_to_f32_first() {
+    let mut random = Random::new(41);
+    // Thirds, which f32 does not hold.
+    let mut thirds = |count: usize| -> Vec<f64> {
+        let normals = random.normals(count).into_iter();
+        normals.map(|value| f64::from(value) / 3.0).collect()
+    };
+    let [weight, bias, x, g] = [9 * 6, 6, 7 * 9, 7 * 6].map(&mut thirds);
+    for device in devices() {
+        if !device.supports_dtype(DType::F64) {
+            continue;
+        }
+        let device = device.autodiff();
+        for recipe in recipes().into_iter().take(4) {
+            let [wide, narrow] = [DType::F64, DType::F32].map(|dtype| {
+                let tensor = |values: &[f64], shape: [usize; 2]| {
+                    let data = TensorData::new(values.to_vec(), shape).convert_dtype(dtype);
+                    Tensor::<2>::from_data(data, (&device, dtype))
+                };
+                let mut linear = linear(&mut Random::new(42), 9, 6, &device);
+                let set = tensor(&weight, [9, 6]).require_grad();
+                linear.weight = linear.weight.map(|_| set);
+                let set = tensor(&bias, [1, 6]).reshape([6]).require_grad();
+                linear.bias = linear.bias.map(|bias| bias.map(|_| set));
+                let layer = Fp8Linear::from_linear(linear, recipe).unwrap();
+                let (x, g) = (tensor(&x, [7, 9]), tensor(&g, [7, 6]));
+                assert_eq!(layer.forward(x.clone()).dtype(), dtype);
+                // Delayed scaling knows its scales from the second step on.
+                let passes = [(); 2].map(|()| pass_fp8(&layer, &x, &g));
+                (passes, layer.scaling_state())
+            });
+            let products = |passes: &[super::Pass; 2]| {
+                let of = |pass: &super::Pass| pass[..3].to_vec();
+                [of(&passes[0]), of(&passes[1])]
+            };
+            assert_eq!(
+                products(&wide.0),
+                products(&narrow.0),
+                "{recipe:?} {device:?}"
+            );
+            assert_eq!(wide.1, narrow.1);
+            // Summed in its own type.
+            assert_near(&wide.0[1][3], &narrow.0[1][3], 1e-4);
+        }
     }
 }
 
