@@ -123,7 +123,7 @@ fn a_panicking_rank_is_named() {
 #[test]
 fn another_call_or_shape_is_found_out_by_all() {
     type Calls = fn(&ProcessGroup) -> Result<(), DdpError>;
-    let pairs: [(Calls, Calls, &str, &str); 4] = [
+    let pairs: [(Calls, Calls, &str, &str); 5] = [
         (
             |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Sum),
             |group| group.all_reduce(&mut [0f32; 11], ReduceOp::Sum),
@@ -141,6 +141,12 @@ fn another_call_or_shape_is_found_out_by_all() {
             |group| group.all_gather(&[1u8]).map(drop),
             "barrier #1",
             "all_gather(u8 x 1) #1",
+        ),
+        (
+            |group| group.all_gather::<u8>(&[]).map(drop),
+            |group| group.all_gather_uneven::<u8>(&[]).map(drop),
+            "all_gather(u8 x 0) #1",
+            "all_gather_uneven(u8) #1",
         ),
         (
             |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Sum),
