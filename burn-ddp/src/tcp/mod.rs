@@ -9,6 +9,7 @@ mod control;
 mod handshake;
 mod mesh;
 mod rendezvous;
+mod stripe;
 mod torch_store;
 
 pub(crate) use rendezvous::Place;
@@ -45,6 +46,18 @@ pub(crate) fn connect(
     sockets: usize,
     deadline: Deadline,
 ) -> Result<Box<dyn Transport>, DdpError> {
+    let mesh = connect_mesh(place, rank, world_size, secret, sockets, deadline)?;
+    Ok(Box::new(mesh))
+}
+
+fn connect_mesh(
+    place: &Place,
+    rank: usize,
+    world_size: usize,
+    secret: &str,
+    sockets: usize,
+    deadline: Deadline,
+) -> Result<Mesh, DdpError> {
     let own = Identity {
         key: Key::from_secret(secret),
         rank,
@@ -57,7 +70,7 @@ pub(crate) fn connect(
     let everyone: Vec<usize> = (0..world_size).collect();
     let lanes = job.connect(0, &everyone, deadline)?;
     let mesh = Mesh::new(job.clone(), 0, lanes);
-    Ok(Box::new(mesh.map_err(|error| job.unprepared(error))?))
+    mesh.map_err(|error| job.unprepared(error))
 }
 
 /// Makes the control connections between all ranks. Until all have theirs, the connections to rank 0 over

@@ -244,6 +244,14 @@ fn scenario_named(name: &str) -> Option<Scenario> {
                 println!("STEP");
             }
         },
+        // The same by a handle whose calls may take an hour.
+        "patient" => |group| {
+            let group = group.with_timeout(Duration::from_secs(3600));
+            loop {
+                group.all_reduce(&mut [1f32; 100], burn_ddp::ReduceOp::Mean)?;
+                println!("STEP");
+            }
+        },
         // Several calls at a time, whose handles all tell the same.
         "pending" => |group| loop {
             let start = |_| group.all_reduce_async(vec![1f32; 1 << 18], burn_ddp::ReduceOp::Mean);
