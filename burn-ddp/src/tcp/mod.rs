@@ -6,9 +6,11 @@ use socket2::SockRef;
 
 mod acceptor;
 mod control;
+mod descriptors;
 mod handshake;
 mod mesh;
 mod rendezvous;
+mod resolve;
 mod stripe;
 mod torch_store;
 
@@ -18,7 +20,7 @@ use self::{
     control::Control,
     handshake::{Identity, Key, Purpose},
     mesh::Mesh,
-    rendezvous::Met,
+    rendezvous::{Met, Unlinked},
 };
 use crate::{
     DdpError,
@@ -58,6 +60,7 @@ fn connect_mesh(
     sockets: usize,
     deadline: Deadline,
 ) -> Result<Mesh, DdpError> {
+    descriptors::make_room(world_size, sockets);
     let own = Identity {
         key: Key::from_secret(secret),
         rank,
@@ -163,16 +166,18 @@ impl Links<'_> {
             let purpose = Purpose::Link { communicator, lane };
             let hello = self.own.hello(purpose, self.met.session);
             let (address, key) = (self.met.addresses[peer], &self.own.key);
-            rendezvous::link(address, key, &hello, self.deadline, interrupted).map_err(
-                |problem| DdpError::Aborted {
+            let linked = rendezvous::link(address, key, &hello, self.deadline, interrupted);
+            linked.map_err(|problem| match problem {
+                Unlinked::NoRoom(error) => error,
+                Unlinked::Because(problem) => DdpError::Aborted {
                     rank: self.own.rank,
                     reason: format!("no connection to rank {peer} at {address}: {problem}"),
                 },
-            )?
+            })?
         } else {
             let acceptor = &self.met.acceptor;
             acceptor
-                .wait_link(peer, communicator, lane, self.deadline, interrupted)
+                .wait_link(peer, communicator, lane, self.deadline, interrupted)?
                 .ok_or_else(|| match communicator {
                     CONTROL => self.missing(vec![peer]),
                     _ => DdpError::Aborted {

@@ -151,6 +151,28 @@ fn a_communicator_may_be_dropped_while_others_are_still_in_their_last_call() {
 }
 
 #[test]
+fn where_descriptors_run_out_the_limit_is_named() {
+    // The one that listens, the one that calls.
+    for scenario in ["few descriptors 0", "few descriptors 1"] {
+        let (_folder, url) = meeting_place();
+        for rank in start(scenario, 2, &url, 60.0) {
+            let (success, output) = rank.finish(Duration::from_secs(40));
+            assert!(!success);
+            assert!(output.contains("ulimit -n"), "{scenario}: {output}");
+        }
+    }
+}
+
+#[test]
+fn more_descriptors_are_taken_where_the_system_allows_it() {
+    let (_folder, url) = meeting_place();
+    for rank in start("a low limit of descriptors", 2, &url, 60.0) {
+        let (success, output) = rank.finish(Duration::from_secs(60));
+        assert!(success && output.contains("RESULT ok 2"), "{output}");
+    }
+}
+
+#[test]
 fn a_panicking_rank_is_named() {
     let (_folder, url) = meeting_place();
     let results: Vec<_> = start("panic", 2, &url, 30.0)
