@@ -22,10 +22,11 @@ pub enum CallKind {
     Duplicate = 8,
     Subgroup = 9,
     Backend = 10,
+    AllGatherUneven = 11,
 }
 
 impl CallKind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Barrier,
         Self::Broadcast,
         Self::Reduce,
@@ -37,6 +38,7 @@ impl CallKind {
         Self::Duplicate,
         Self::Subgroup,
         Self::Backend,
+        Self::AllGatherUneven,
     ];
 
     fn name(self) -> &'static str {
@@ -52,6 +54,7 @@ impl CallKind {
             Self::Duplicate => "duplicate",
             Self::Subgroup => "subgroup",
             Self::Backend => "backend",
+            Self::AllGatherUneven => "all_gather_uneven",
         }
     }
 }
@@ -90,6 +93,8 @@ impl Display for Call {
         }
         match self.kind {
             CallKind::Barrier | CallKind::Duplicate | CallKind::Backend => {}
+            // The ranks' lengths differ.
+            CallKind::AllGatherUneven => write!(f, "({})", self.dtype)?,
             CallKind::Subgroup => write!(f, "({} ranks, list {:08x})", self.len, self.root)?,
             CallKind::AllReduce | CallKind::ReduceScatter => {
                 write!(f, "({}, {} x {})", self.op, self.dtype, self.len)?
@@ -183,7 +188,7 @@ impl Call {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
@@ -210,6 +215,20 @@ mod tests {
                     flaw: flaw.checked_sub(1).map(|flaw| Flaw::ALL[flaw]),
                 },
             )
+    }
+
+    /// The first call of a communicator.
+    pub(crate) fn barrier() -> Call {
+        Call {
+            sequence: 0,
+            kind: CallKind::Barrier,
+            dtype: ElementType::U8,
+            op: ReduceOp::Sum,
+            len: 0,
+            root: 0,
+            by_nccl: false,
+            flaw: None,
+        }
     }
 
     #[test]

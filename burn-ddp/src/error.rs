@@ -71,11 +71,15 @@ pub enum DdpError {
         /// The rank that died.
         rank: usize,
     },
-    /// A rank left the group properly while others still needed it.
-    #[error("rank {rank} left the group, but {call} still needs it")]
+    /// A rank left a communicator properly (its last handle was dropped) while others still needed it there.
+    #[error(
+        "rank {rank} left the group after {calls} calls, but {call} still needs it; ranks make equally many"
+    )]
     RankLeft {
         /// The rank that left.
         rank: usize,
+        /// The calls that it made, not counting messages between two ranks.
+        calls: u64,
         /// The call that needs it.
         call: Call,
     },

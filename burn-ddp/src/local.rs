@@ -1,7 +1,7 @@
 //! The transport between threads of one process.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Condvar, Mutex, MutexGuard},
     time::Duration,
 };
@@ -65,7 +65,7 @@ impl LocalGroup {
         let hub = Arc::new(Hub::default());
         (0..world_size)
             .map(|rank| {
-                let transport = Box::new(Local::new(&hub, rank, 0));
+                let transport = Box::new(Local::new(&hub, rank, 0, world_size));
                 let settings = Settings::new(timeout, backend);
                 ProcessGroup::new(transport, rank, world_size, rank, settings)
             })
@@ -73,19 +73,53 @@ impl LocalGroup {
     }
 }
 
-/// A message, with the call it belongs to.
-type Message = (Call, Vec<u8>);
-/// Communicator, sender, receiver.
-type Route = (u32, usize, usize);
+/// A payload, with the call it belongs to.
+struct Message {
+    call: Call,
+    len: usize,
+    /// Aligned for all element types.
+    words: Vec<u64>,
+}
+
+impl Message {
+    fn new(call: Call, payload: &[u8]) -> Self {
+        let len = payload.len();
+        let mut words = vec![0; len.div_ceil(size_of::<u64>())];
+        bytemuck::cast_slice_mut(&mut words)[..len].copy_from_slice(payload);
+        Self { call, len, words }
+    }
+
+    fn payload(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+}
+
+/// What goes on in a communicator, until all its members have left it.
+#[derive(Default)]
+struct Communicator {
+    /// By sender and receiver.
+    messages: HashMap<(usize, usize), VecDeque<Message>>,
+    /// The number of calls that each rank has entered.
+    progress: HashMap<usize, u64>,
+    left: HashSet<usize>,
+}
+
+impl Communicator {
+    fn calls(&self, rank: usize) -> u64 {
+        self.progress.get(&rank).copied().unwrap_or(0)
+    }
+}
 
 #[derive(Default)]
 struct State {
-    messages: HashMap<Route, VecDeque<Message>>,
-    /// Calls entered, by communicator and rank.
-    progress: HashMap<(u32, usize), u64>,
-    /// Handles that each rank still holds.
-    handles: HashMap<usize, usize>,
+    communicators: HashMap<u32, Communicator>,
     fault: Option<DdpError>,
+}
+
+impl State {
+    fn communicator(&mut self, id: u32) -> &mut Communicator {
+        self.communicators.entry(id).or_default()
+    }
 }
 
 #[derive(Default)]
@@ -104,33 +138,60 @@ struct Local {
     hub: Arc<Hub>,
     rank: usize,
     communicator: u32,
+    /// How many ranks are in the communicator.
+    members: usize,
 }
 
 impl Local {
-    fn new(hub: &Arc<Hub>, rank: usize, communicator: u32) -> Self {
-        *hub.state().handles.entry(rank).or_insert(0) += 1;
+    fn new(hub: &Arc<Hub>, rank: usize, communicator: u32, members: usize) -> Self {
         Self {
             hub: hub.clone(),
             rank,
             communicator,
+            members,
         }
     }
 
     /// Which of the ranks that a call waits for are to blame. Messages between two ranks are numbered apart
     /// from the calls of all, and say nothing of these.
-    fn judge(&self, state: &State, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+    fn judge(
+        communicator: &Communicator,
+        call: &Call,
+        waited_for: &[usize],
+    ) -> (Vec<usize>, String) {
         if call.kind == CallKind::Message {
             return (waited_for.to_vec(), "the message did not come".into());
         }
-        let is_late = |rank: &&usize| {
-            let entered = state.progress.get(&(self.communicator, **rank));
-            entered.is_none_or(|entered| *entered <= call.sequence)
-        };
+        let is_late = |rank: &&usize| communicator.calls(**rank) <= call.sequence;
         let late: Vec<usize> = waited_for.iter().filter(is_late).copied().collect();
         match late.is_empty() {
             true => (waited_for.to_vec(), "in the call, but too slow".into()),
             false => (late, "not in this call yet".into()),
         }
+    }
+
+    /// Takes in a message, if it is the one that is expected.
+    fn take_in(
+        &self,
+        call: &Call,
+        incoming: Incoming<'_>,
+        message: &Message,
+    ) -> Result<(), DdpError> {
+        let call = incoming.call.unwrap_or(*call);
+        if message.call != call || message.len != incoming.into.len() {
+            return Err(self.fail(DdpError::Diverged {
+                rank: self.rank,
+                call,
+                other: incoming.peer,
+                other_call: message.call,
+                shapes: None,
+            }));
+        }
+        match incoming.fold {
+            None => incoming.into.copy_from_slice(message.payload()),
+            Some((op, fold)) => fold(op, incoming.into, message.payload()),
+        }
+        Ok(())
     }
 
     fn record(&self, state: &mut State, fault: DdpError) -> DdpError {
@@ -143,8 +204,10 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         let mut state = self.hub.state();
-        if let Some(handles) = state.handles.get_mut(&self.rank) {
-            *handles -= 1;
+        let communicator = state.communicator(self.communicator);
+        communicator.left.insert(self.rank);
+        if communicator.left.len() == self.members {
+            state.communicators.remove(&self.communicator);
         }
         if std::thread::panicking() {
             let rank = self.rank;
@@ -163,52 +226,41 @@ impl Transport for Local {
         mut incoming: Vec<Incoming<'_>>,
         deadline: Deadline,
     ) -> Result<(), DdpError> {
-        let mut state = self.hub.state();
-        if call.kind != CallKind::Message {
-            let entered = (self.communicator, self.rank);
-            state.progress.insert(entered, call.sequence + 1);
-        }
-        for outgoing in outgoing {
-            let route = (self.communicator, self.rank, outgoing.peer);
-            let queue = state.messages.entry(route).or_default();
+        // Nothing is copied or combined while all others wait for the lock.
+        let messages = outgoing.into_iter().map(|outgoing| {
             let call = outgoing.call.unwrap_or(*call);
-            queue.push_back((call, outgoing.payload.to_vec()));
+            (outgoing.peer, Message::new(call, outgoing.payload))
+        });
+        let messages: Vec<(usize, Message)> = messages.collect();
+        let mut state = self.hub.state();
+        let communicator = state.communicator(self.communicator);
+        if call.kind != CallKind::Message {
+            communicator.progress.insert(self.rank, call.sequence + 1);
+        }
+        for (peer, message) in messages {
+            let queue = communicator.messages.entry((self.rank, peer));
+            queue.or_default().push_back(message);
         }
         self.hub.changed.notify_all();
         loop {
-            let mut diverged = None;
-            incoming.retain_mut(|incoming| {
-                let route = (self.communicator, incoming.peer, self.rank);
-                let queue = state.messages.get_mut(&route);
-                let Some((theirs, payload)) = queue.and_then(VecDeque::pop_front) else {
-                    return true;
-                };
-                let call = incoming.call.unwrap_or(*call);
-                if theirs != call || payload.len() != incoming.into.len() {
-                    diverged = Some((call, incoming.peer, theirs));
-                    return false;
+            let communicator = state.communicator(self.communicator);
+            let mut came = Vec::new();
+            let mut waiting = Vec::new();
+            for incoming in incoming {
+                let queue = communicator.messages.get_mut(&(incoming.peer, self.rank));
+                match queue.and_then(VecDeque::pop_front) {
+                    Some(message) => came.push((incoming, message)),
+                    None => waiting.push(incoming),
                 }
-                match incoming.fold {
-                    None => incoming.into.copy_from_slice(&payload),
-                    Some(fold) => {
-                        // A byte vector is not aligned for all element types.
-                        let mut aligned = vec![0u64; payload.len().div_ceil(8)];
-                        let aligned: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
-                        aligned[..payload.len()].copy_from_slice(&payload);
-                        fold(call.op, incoming.into, &aligned[..payload.len()]);
-                    }
+            }
+            incoming = waiting;
+            if !came.is_empty() {
+                drop(state);
+                for (incoming, message) in came {
+                    self.take_in(call, incoming, &message)?;
                 }
-                false
-            });
-            if let Some((call, other, other_call)) = diverged {
-                let fault = DdpError::Diverged {
-                    rank: self.rank,
-                    call,
-                    other,
-                    other_call,
-                    shapes: None,
-                };
-                return Err(self.record(&mut state, fault));
+                state = self.hub.state();
+                continue;
             }
             if incoming.is_empty() {
                 return Ok(());
@@ -216,41 +268,44 @@ impl Transport for Local {
             if let Some(fault) = &state.fault {
                 return Err(fault.clone());
             }
-            let gone = incoming
-                .iter()
-                .map(|incoming| incoming.peer)
-                .find(|peer| state.handles.get(peer).is_none_or(|handles| *handles == 0));
-            if let Some(rank) = gone {
-                let fault = DdpError::RankLeft { rank, call: *call };
-                return Err(self.record(&mut state, fault));
-            }
-            let Some(left) = deadline.left() else {
-                let waited_for: Vec<usize> = incoming.iter().map(|it| it.peer).collect();
-                let (ranks, why) = self.judge(&state, call, &waited_for);
-                let fault = DdpError::Timeout {
+            let communicator = state.communicator(self.communicator);
+            let waited_for: Vec<usize> = incoming.iter().map(|it| it.peer).collect();
+            let mut gone = waited_for.iter().copied();
+            let fault = if let Some(rank) = gone.find(|rank| communicator.left.contains(rank)) {
+                DdpError::RankLeft {
+                    rank,
+                    calls: communicator.calls(rank),
+                    call: *call,
+                }
+            } else if let Some(left) = deadline.left() {
+                let waited = self.hub.changed.wait_timeout(state, left);
+                state = waited.expect("no panic under lock").0;
+                continue;
+            } else {
+                let (ranks, why) = Self::judge(communicator, call, &waited_for);
+                DdpError::Timeout {
                     ranks,
                     call: *call,
                     after: deadline.after,
                     why,
-                };
-                return Err(self.record(&mut state, fault));
+                }
             };
-            let waited = self.hub.changed.wait_timeout(state, left);
-            state = waited.expect("no panic under lock").0;
+            return Err(self.record(&mut state, fault));
         }
     }
 
     fn duplicate(
         &self,
         id: u32,
-        _members: &[usize],
+        members: &[usize],
         _deadline: Deadline,
     ) -> Result<Box<dyn Transport>, DdpError> {
-        Ok(Box::new(Self::new(&self.hub, self.rank, id)))
+        Ok(Box::new(Self::new(&self.hub, self.rank, id, members.len())))
     }
 
     fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
-        self.judge(&self.hub.state(), call, waited_for)
+        let mut state = self.hub.state();
+        Self::judge(state.communicator(self.communicator), call, waited_for)
     }
 
     fn fail(&self, fault: DdpError) -> DdpError {
@@ -266,25 +321,19 @@ impl Transport for Local {
 mod tests {
 
     use super::*;
-    use crate::{ElementType, ReduceOp};
 
     fn call(kind: CallKind, sequence: u64) -> Call {
         Call {
             sequence,
             kind,
-            dtype: ElementType::U8,
-            op: ReduceOp::Sum,
-            len: 0,
-            root: 0,
-            by_nccl: false,
-            flaw: None,
+            ..crate::call::tests::barrier()
         }
     }
 
     #[test]
     fn messages_say_nothing_of_the_calls_of_all() {
         let hub = Arc::new(Hub::default());
-        let ranks = [0, 1, 2].map(|rank| Local::new(&hub, rank, 0));
+        let ranks = [0, 1, 2].map(|rank| Local::new(&hub, rank, 0, 3));
         let short = Deadline::after(Duration::from_millis(50));
         // Rank 1 has sent many messages, and made no call of all.
         for sequence in 0..5 {
@@ -308,5 +357,47 @@ mod tests {
             (&ranks[..], &why[..]),
             (&[1][..], "the message did not come")
         );
+    }
+
+    #[test]
+    fn a_communicator_is_forgotten_when_all_have_left_it() {
+        let hub = Arc::new(Hub::default());
+        let ranks = [0, 1].map(|rank| Local::new(&hub, rank, 0, 2));
+        let limit = Deadline::after(Duration::from_secs(60));
+        let [first, second] = ranks.each_ref().map(|rank| {
+            let made = rank.duplicate(1, &[0, 1], limit);
+            made.unwrap()
+        });
+        let message = call(CallKind::Message, 0);
+        let payload = [1u8, 2, 3];
+        let outgoing = vec![Outgoing::new(1, &payload)];
+        first.exchange(&message, outgoing, vec![], limit).unwrap();
+        drop(first);
+        // What it sent before still counts; that it is gone is known at once.
+        let mut received = [0u8; 3];
+        let incoming = vec![Incoming::copy(0, &mut received)];
+        second.exchange(&message, vec![], incoming, limit).unwrap();
+        let incoming = vec![Incoming::copy::<u8>(0, &mut [])];
+        let barrier = call(CallKind::Barrier, 0);
+        let error = second.exchange(&barrier, vec![], incoming, limit);
+        assert!(
+            matches!(
+                error,
+                Err(DdpError::RankLeft {
+                    rank: 0,
+                    calls: 0,
+                    ..
+                })
+            ),
+            "{error:?}"
+        );
+        assert_eq!(received, payload);
+        let is_known = || {
+            let state = hub.state();
+            state.communicators.contains_key(&1)
+        };
+        assert!(is_known());
+        drop(second);
+        assert!(!is_known());
     }
 }

@@ -22,8 +22,8 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Combines received bytes into those already there.
-pub(crate) type Fold = fn(ReduceOp, &mut [u8], &[u8]);
+/// Combines received bytes into those already there, in one way.
+pub(crate) type Fold = (ReduceOp, fn(ReduceOp, &mut [u8], &[u8]));
 
 /// A payload to receive from a rank: copied to `into`, or combined with what is there.
 pub(crate) struct Incoming<'a> {
@@ -47,9 +47,9 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    pub(crate) fn fold<T: Element>(peer: usize, into: &'a mut [T]) -> Self {
+    pub(crate) fn fold<T: Element>(peer: usize, op: ReduceOp, into: &'a mut [T]) -> Self {
         Self {
-            fold: Some(fold_bytes::<T>),
+            fold: Some((op, fold_bytes::<T>)),
             ..Self::copy(peer, into)
         }
     }
@@ -71,6 +71,8 @@ const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 pub(crate) struct Deadline {
     pub(crate) at: Instant,
     pub(crate) after: Duration,
+    /// How long a rank may give no sign of life meanwhile.
+    pub(crate) silence: Duration,
 }
 
 impl Deadline {
@@ -79,6 +81,15 @@ impl Deadline {
             // No clock reaches the end of a limit that is none.
             at: Instant::now() + after.min(FOREVER),
             after,
+            silence: after,
+        }
+    }
+
+    /// The same limit, that ends earlier where a rank gives no sign of life for so long.
+    pub(crate) fn with_silence(&self, silence: Duration) -> Self {
+        Self {
+            silence: silence.min(self.after),
+            ..*self
         }
     }
 
@@ -113,7 +124,7 @@ pub(crate) trait Transport: Send + Sync {
     ) -> Result<(), DdpError>;
 
     /// A transport of its own between `members`, of which this rank is one; they keep their
-    /// numbers. `id` is the same on all of them, and new to each.
+    /// numbers. `id` is the same on all of them, and higher than any that one of them has had.
     fn duplicate(
         &self,
         id: u32,

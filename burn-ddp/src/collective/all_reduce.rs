@@ -48,7 +48,7 @@ impl Collective<'_> {
                 self.all_reduce_scattered(data, op)
             }
             Way::Tree => {
-                self.reduce_tree(data, 0)?;
+                self.reduce_tree(data, op, 0)?;
                 if op == ReduceOp::Mean && self.rank == 0 {
                     divide(data, self.world_size);
                 }
@@ -95,7 +95,7 @@ impl Collective<'_> {
                 .expect("neighbouring chunks do not overlap");
             self.exchange(
                 vec![Outgoing::new(next, send)],
-                vec![Incoming::fold(previous, receive)],
+                vec![Incoming::fold(previous, op, receive)],
             )?;
         }
         if op == ReduceOp::Mean {

@@ -43,12 +43,13 @@ impl Collective<'_> {
     pub(super) fn reduce_tree<T: Element>(
         &self,
         data: &mut [T],
+        op: ReduceOp,
         root: usize,
     ) -> Result<(), DdpError> {
         let distance = (self.rank + self.world_size - root) % self.world_size;
         let rank = |distance: usize| (root + distance) % self.world_size;
         for child in self.children(distance) {
-            self.exchange(vec![], vec![Incoming::fold(rank(child), data)])?;
+            self.exchange(vec![], vec![Incoming::fold(rank(child), op, data)])?;
         }
         if distance > 0 {
             let parent = distance & (distance - 1);
@@ -93,7 +94,7 @@ impl Collective<'_> {
         root: usize,
     ) -> Result<(), DdpError> {
         let mut sum: Vec<T::Accumulator> = data.iter().map(|value| value.widen()).collect();
-        self.reduce_tree(&mut sum, root)?;
+        self.reduce_tree(&mut sum, op, root)?;
         if self.rank == root {
             if op == ReduceOp::Mean {
                 divide(&mut sum, self.world_size);

@@ -14,9 +14,9 @@ impl ProcessGroup {
     ) -> Pending<R> {
         let group = self.clone();
         let place = self.inner.order.take();
-        self.inner
-            .worker
-            .submit(move || group.guarded(|| place.reserve_for(|| call(&group))))
+        self.submit_to(&self.inner.worker, move || {
+            place.reserve_for(|| call(&group))
+        })
     }
 
     /// Starts an [`all_reduce`](Self::all_reduce) and returns at once.

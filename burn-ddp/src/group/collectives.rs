@@ -112,7 +112,7 @@ impl ProcessGroup {
     pub fn all_gather_uneven<T: Element>(&self, data: &[T]) -> Result<Vec<Vec<T>>, DdpError> {
         // The lengths differ, so that the call's own length says nothing.
         self.run(
-            (CallKind::AllGather, ReduceOp::Sum, 0, 0),
+            (CallKind::AllGatherUneven, ReduceOp::Sum, 0, 0),
             T::TYPE,
             |call| call.all_gather_uneven(data),
             || vec![data.to_vec()],

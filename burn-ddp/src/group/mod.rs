@@ -244,7 +244,8 @@ impl ProcessGroup {
 
     /// A handle of the same communicator whose calls have another time limit. What is made from it
     /// ([`duplicate`](Self::duplicate), [`subgroup`](Self::subgroup)) has that limit too. Ranks may have
-    /// different ones: the first that is over ends the job.
+    /// different ones: the first that is over ends the job. A rank that gives no sign of life (it was stopped, or
+    /// its machine is gone) is waited for no longer than the limit of the original.
     ///
     /// ```
     /// use burn_ddp::ProcessGroup;

@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, mpsc},
     thread,
@@ -23,20 +24,55 @@ impl Worker {
         &self,
         job: impl FnOnce() -> Result<R, DdpError> + Send + 'static,
     ) -> Pending<R> {
+        self.submit_on(start, job).unwrap_or_else(Pending::failed)
+    }
+
+    /// The same; `start` starts the thread where there is none, and is tried again where it failed.
+    fn submit_on<R: Send + 'static>(
+        &self,
+        start: impl FnOnce() -> io::Result<mpsc::Sender<Job>>,
+        job: impl FnOnce() -> Result<R, DdpError> + Send + 'static,
+    ) -> Result<Pending<R>, DdpError> {
         let (sender, result) = mpsc::sync_channel(1);
         let job: Job = Box::new(move || {
             // Nobody may be waiting for it.
             let _ = sender.send(job());
         });
         let mut jobs = self.jobs.lock().expect("no panic under lock");
-        let jobs = jobs.get_or_insert_with(start);
-        // A thread that could not be started drops the job, which shows in `Pending::wait`.
-        let _ = jobs.send(job);
-        Pending { result }
+        let jobs = match &mut *jobs {
+            Some(jobs) => jobs,
+            none => none.insert(start().map_err(|error| {
+                DdpError::io("starting the thread of asynchronous calls", error)
+            })?),
+        };
+        jobs.send(job)
+            .expect("the thread takes jobs for as long as it may get any");
+        Ok(Pending { result })
     }
 }
 
 impl ProcessGroup {
+    /// Makes an asynchronous call on a worker. If it cannot be made, or panics, the job ends: the other ranks
+    /// must not wait.
+    pub(crate) fn submit_to<R: Send + 'static>(
+        &self,
+        worker: &Worker,
+        call: impl FnOnce() -> Result<R, DdpError> + Send + 'static,
+    ) -> Pending<R> {
+        self.submit_to_thread(worker, start, call)
+    }
+
+    fn submit_to_thread<R: Send + 'static>(
+        &self,
+        worker: &Worker,
+        start: impl FnOnce() -> io::Result<mpsc::Sender<Job>>,
+        call: impl FnOnce() -> Result<R, DdpError> + Send + 'static,
+    ) -> Pending<R> {
+        let group = self.clone();
+        let pending = worker.submit_on(start, move || group.guarded(call));
+        pending.unwrap_or_else(|error| Pending::failed(self.give_up(error)))
+    }
+
     /// Runs code for an asynchronous call. If it panics, the job ends: the other ranks must not wait.
     pub(crate) fn guarded<R>(
         &self,
@@ -56,18 +92,15 @@ fn describe(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("for no reason in words")
 }
 
-fn start() -> mpsc::Sender<Job> {
+fn start() -> io::Result<mpsc::Sender<Job>> {
     let (sender, jobs) = mpsc::channel::<Job>();
     let thread = thread::Builder::new().name("ddp-calls".into());
     let run = |job: Job| {
         // Later jobs are none the worse for it. That it panicked shows in `Pending::wait`.
         let _ = catch_unwind(AssertUnwindSafe(job));
     };
-    let started = thread.spawn(move || jobs.into_iter().for_each(run));
-    if let Err(error) = started {
-        log::error!("burn-ddp: no thread for asynchronous calls: {error}");
-    }
-    sender
+    thread.spawn(move || jobs.into_iter().for_each(run))?;
+    Ok(sender)
 }
 
 /// The result of an asynchronous call, once it is there.
@@ -80,6 +113,12 @@ pub struct Pending<R> {
 }
 
 impl<R> Pending<R> {
+    fn failed(error: DdpError) -> Self {
+        let (sender, result) = mpsc::sync_channel(1);
+        sender.send(Err(error)).expect("there is room for one");
+        Self { result }
+    }
+
     /// Waits for the call to end.
     ///
     /// # Errors
@@ -87,9 +126,8 @@ impl<R> Pending<R> {
     /// Those of the call.
     pub fn wait(self) -> Result<R, DdpError> {
         self.result.recv().unwrap_or_else(|_| {
-            Err(DdpError::InvalidArgument(
-                "an asynchronous call panicked, or no thread could be started for it".into(),
-            ))
+            let problem = "an asynchronous call panicked";
+            Err(DdpError::InvalidArgument(problem.into()))
         })
     }
 }
@@ -116,6 +154,21 @@ mod tests {
         let worker = Worker::default();
         let pending = worker.submit(|| -> Result<(), DdpError> { panic!("on purpose") });
         assert!(pending.wait().unwrap_err().to_string().contains("panicked"));
+        assert_eq!(worker.submit(|| Ok(7)).wait().unwrap(), 7);
+    }
+
+    #[test]
+    fn a_thread_that_cannot_start_ends_the_job() {
+        let groups = LocalGroup::new(2);
+        let worker = Worker::default();
+        let none = || Err(io::Error::other("too many threads"));
+        let pending = groups[0].submit_to_thread(&worker, none, || Ok(()));
+        let fault = pending.wait().unwrap_err().to_string();
+        let expected =
+            "rank 0 aborted: starting the thread of asynchronous calls: too many threads";
+        assert_eq!(fault, expected);
+        assert_eq!(groups[1].barrier().unwrap_err().to_string(), expected);
+        // The next one is tried anew.
         assert_eq!(worker.submit(|| Ok(7)).wait().unwrap(), 7);
     }
 }

@@ -113,7 +113,7 @@ impl ProcessGroup {
             rank: inner.rank,
             world_size: inner.world_size,
             call,
-            deadline: Deadline::after(self.timeout),
+            deadline: Deadline::after(self.timeout).with_silence(inner.settings.timeout),
         };
         Ok(Some((place, collective)))
     }

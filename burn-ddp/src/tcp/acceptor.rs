@@ -11,13 +11,16 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::poll::{PollFd, PollFlags, poll};
 
-use super::handshake::{self, Hello, Identity, Purpose, Verdict};
-use crate::transport::Deadline;
+use super::{
+    descriptors,
+    handshake::{self, HANDSHAKE, Hello, Identity, Purpose, Verdict},
+};
+use crate::{DdpError, transport::Deadline};
 
 /// Callers who have not proved yet that they know the job's secret. The job's own do so at once, so that
 /// where more come, the one who has been here longest has to go.
@@ -34,6 +37,8 @@ pub(crate) struct Registered {
 struct Arrivals {
     registered: HashMap<usize, Registered>,
     links: HashMap<(usize, u32, u32), TcpStream>,
+    /// Why nobody can be let in at present.
+    failed: Option<DdpError>,
 }
 
 struct Shared {
@@ -111,11 +116,11 @@ impl Acceptor {
         self.shared.session.store(session, Ordering::SeqCst);
     }
 
-    /// Waits until all other ranks have registered; in time's lack returns the missing ones.
+    /// Waits until all other ranks have registered.
     pub(crate) fn wait_registered(
         &self,
         deadline: Deadline,
-    ) -> Result<HashMap<usize, Registered>, Vec<usize>> {
+    ) -> Result<HashMap<usize, Registered>, DdpError> {
         let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
         let wanted = self.shared.own.world_size - 1;
         loop {
@@ -126,10 +131,17 @@ impl Acceptor {
                     return Ok(std::mem::take(&mut arrivals.registered));
                 }
             }
+            if let Some(error) = &arrivals.failed {
+                return Err(error.clone());
+            }
             let Some(left) = deadline.left() else {
-                return Err((1..self.shared.own.world_size)
-                    .filter(|rank| !arrivals.registered.contains_key(rank))
-                    .collect());
+                let world_size = self.shared.own.world_size;
+                let missing = |rank: &usize| !arrivals.registered.contains_key(rank);
+                return Err(DdpError::MissingRanks {
+                    missing: (1..world_size).filter(missing).collect(),
+                    world_size,
+                    after: deadline.after,
+                });
             };
             arrivals = self
                 .shared
@@ -146,7 +158,7 @@ impl Acceptor {
         std::mem::take(&mut arrivals.registered)
     }
 
-    /// Waits for the link of a rank.
+    /// Waits for the link of a rank; in time's lack there is none.
     pub(crate) fn wait_link(
         &self,
         rank: usize,
@@ -154,13 +166,18 @@ impl Acceptor {
         lane: u32,
         deadline: Deadline,
         interrupted: impl Fn() -> bool,
-    ) -> Option<TcpStream> {
+    ) -> Result<Option<TcpStream>, DdpError> {
         let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
         loop {
             if let Some(stream) = arrivals.links.remove(&(rank, communicator, lane)) {
-                return Some(stream);
+                return Ok(Some(stream));
             }
-            let left = deadline.left().filter(|_| !interrupted())?;
+            if let Some(error) = &arrivals.failed {
+                return Err(error.clone());
+            }
+            let Some(left) = deadline.left().filter(|_| !interrupted()) else {
+                return Ok(None);
+            };
             arrivals = self
                 .shared
                 .arrived
@@ -182,20 +199,35 @@ impl Drop for Acceptor {
 }
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    // Since when there have been no descriptors.
+    let mut used_up: Option<Instant> = None;
     while !shared.stop.load(Ordering::SeqCst) {
         let mut wanted = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         // Waking up now and then to look at `stop` is all the clean-up a listener needs.
         if !matches!(poll(&mut wanted, 50u16), Ok(ready) if ready > 0) {
             continue;
         }
-        let Ok((stream, address)) = listener.accept() else {
-            // Out of file descriptors, or the caller went away: others may still come.
-            thread::sleep(Duration::from_millis(10));
-            continue;
+        let accepted = listener
+            .accept()
+            .and_then(|(stream, address)| Ok((stream.try_clone()?, stream, address)));
+        let (caller, stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Strangers that hold descriptors are gone after a handshake's time.
+                if descriptors::are_used_up(&error) {
+                    let since = *used_up.get_or_insert_with(Instant::now);
+                    if since.elapsed() > HANDSHAKE {
+                        shared.set_failed(Some(descriptors::used_up(error)));
+                    }
+                }
+                // Or else the caller went away: others may still come.
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            }
         };
-        let Ok(caller) = stream.try_clone() else {
-            continue;
-        };
+        if used_up.take().is_some() {
+            shared.set_failed(None);
+        }
         let number = shared.strangers().take_in(caller);
         let handler = thread::Builder::new().name("ddp-handshake".into()).spawn({
             let shared = shared.clone();
@@ -211,6 +243,12 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 impl Shared {
+    fn set_failed(&self, failed: Option<DdpError>) {
+        let mut arrivals = self.arrivals.lock().expect("no panic under lock");
+        arrivals.failed = failed;
+        self.arrived.notify_all();
+    }
+
     fn strangers(&self) -> MutexGuard<'_, Strangers> {
         self.strangers.lock().expect("no panic under lock")
     }

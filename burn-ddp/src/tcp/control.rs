@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    io::{self, Read, Write},
+    io::{self, Write},
     net::TcpStream,
     os::{
         fd::{AsFd, BorrowedFd},
@@ -21,35 +21,29 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, poll};
 
-use super::handshake::is_pause;
+mod peer;
+
+use self::peer::{ABORT, ALIVE, GOODBYE, LEFT, LONGEST, Peer, entries, entry};
 use crate::{Call, CallKind, DdpError, transport::Deadline};
 
 /// How often a rank tells that it lives.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 /// A rank not heard of for this long is stopped or unreachable.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// Frames are small; a longer one is no frame.
-const LONGEST: usize = 1 << 20;
+/// What is told of a fault in words is cut to so many bytes. Escapes make up to six of one.
+const WORDS: usize = 64 << 10;
 
-const ALIVE: u8 = 1;
-const GOODBYE: u8 = 2;
-const ABORT: u8 = 3;
-
-/// What is known of another rank.
-struct Peer {
-    stream: TcpStream,
-    received: Vec<u8>,
-    unsent: Vec<u8>,
-    heard: Instant,
-    /// The number of calls it has entered, by communicator.
-    progress: HashMap<u32, u64>,
-    left: bool,
-    closed: bool,
-}
+/// What is known of ranks that say nothing.
+pub(super) const NO_SIGN: &str = "no sign of life: stopped or unreachable";
 
 struct State {
     peers: HashMap<usize, Peer>,
+    /// The number of calls that this rank has entered, by communicator.
     progress: HashMap<u32, u64>,
+    /// The lowest number that no communicator of this rank has had.
+    next: u32,
+    /// All that had come by then has been heard.
+    looked: Instant,
     fault: Option<DdpError>,
 }
 
@@ -76,23 +70,15 @@ impl Control {
         woken.set_nonblocking(true)?;
         let mut peers = HashMap::new();
         for (rank, stream) in streams {
-            stream.set_nonblocking(true)?;
-            let peer = Peer {
-                stream,
-                received: Vec::new(),
-                unsent: Vec::new(),
-                heard: Instant::now(),
-                progress: HashMap::new(),
-                left: false,
-                closed: false,
-            };
-            peers.insert(rank, peer);
+            peers.insert(rank, Peer::new(stream)?);
         }
         let shared = Arc::new(Shared {
             rank,
             state: Mutex::new(State {
                 peers,
                 progress: HashMap::new(),
+                next: 0,
+                looked: Instant::now(),
                 fault: None,
             }),
             stop: AtomicBool::new(false),
@@ -108,6 +94,26 @@ impl Control {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Notes that this rank is in a communicator now.
+    pub(crate) fn join(&self, communicator: u32) {
+        let mut state = self.shared.state();
+        state.progress.insert(communicator, 0);
+        state.next = state.next.max(communicator + 1);
+    }
+
+    /// Tells the members of a communicator that this rank leaves it.
+    pub(crate) fn leave(&self, communicator: u32, members: impl Iterator<Item = usize>) {
+        let mut state = self.shared.state();
+        let calls = state.progress.remove(&communicator).unwrap_or(0);
+        let frame = entry(communicator, calls);
+        for member in members {
+            if let Some(peer) = state.peers.get_mut(&member) {
+                peer.left.remove(&communicator);
+                peer.push(LEFT, &frame);
+            }
+        }
     }
 
     /// Notes that this rank enters a call. Messages between two ranks are numbered apart from the calls
@@ -144,7 +150,7 @@ impl Control {
     pub(crate) fn wait_for_goodbyes(&self, deadline: Deadline) -> Result<(), Vec<usize>> {
         loop {
             let state = self.shared.state();
-            let staying = state.peers.iter().filter(|(_, peer)| !peer.left);
+            let staying = state.peers.iter().filter(|(_, peer)| !peer.said_goodbye);
             let mut staying: Vec<usize> = staying.map(|(rank, _)| *rank).collect();
             staying.sort_unstable();
             if state.fault.is_some() || !staying.is_empty() && deadline.left().is_none() {
@@ -158,52 +164,50 @@ impl Control {
         }
     }
 
-    /// Whether a rank said goodbye. Waits a little for what is on its way when it did not.
-    pub(crate) fn has_left(&self, rank: usize) -> bool {
+    /// After how many calls a rank left a communicator, if it says so. Waits a little for what is on its way.
+    pub(crate) fn left_after(&self, communicator: u32, rank: usize) -> Option<u64> {
         let deadline = Instant::now() + SILENCE;
         loop {
             let state = self.shared.state();
-            if state.fault.is_some() || state.peers.get(&rank).is_none_or(|peer| peer.left) {
-                return state.fault.is_none();
+            let calls = state.peers.get(&rank)?.left.get(&communicator).copied();
+            if calls.is_some() || state.fault.is_some() || Instant::now() >= deadline {
+                return calls;
             }
             drop(state);
-            if Instant::now() >= deadline {
-                return false;
-            }
             thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Which members of a communicator hold up its call, and what is known of them. Where nothing
-    /// is, it is those of `waited_for`. Nobody but them has to do with a message.
+    /// The ranks that have given no sign of life for so long, of those that are concerned.
+    pub(crate) fn silent(&self, long: Duration, concerned: impl Fn(usize) -> bool) -> Vec<usize> {
+        self.shared.state().silent(long, concerned)
+    }
+
+    /// Which of the ranks that are concerned hold up a call of a communicator, and what is known of them. Where
+    /// nothing is, it is those of `waited_for`.
     pub(crate) fn blame(
         &self,
         communicator: u32,
         call: &Call,
         waited_for: &[usize],
-        is_member: impl Fn(usize) -> bool,
+        concerned: impl Fn(usize) -> bool,
     ) -> (Vec<usize>, String) {
         let state = self.shared.state();
         let is_message = call.kind == CallKind::Message;
-        let concerned = |rank: usize| match is_message {
-            true => waited_for.contains(&rank),
-            false => is_member(rank),
-        };
-        let mut silent: Vec<usize> = Vec::new();
-        let mut late: Vec<(usize, u64)> = Vec::new();
-        for (rank, peer) in state.peers.iter().filter(|(rank, _)| concerned(**rank)) {
-            let entered = peer.progress.get(&communicator).copied().unwrap_or(0);
-            if peer.heard.elapsed() > SILENCE {
-                silent.push(*rank);
-            } else if !is_message && entered <= call.sequence {
-                late.push((*rank, entered));
-            }
-        }
+        let silent = state.silent(SILENCE, &concerned);
         if !silent.is_empty() {
-            silent.sort_unstable();
-            let why = "no sign of life: stopped or unreachable".into();
-            return (silent, why);
+            return (silent, NO_SIGN.into());
         }
+        let peers = state.peers.iter().filter(|(rank, _)| concerned(**rank));
+        let mut late: Vec<(usize, u64)> = peers
+            .map(|(rank, peer)| {
+                (
+                    *rank,
+                    peer.progress.get(&communicator).copied().unwrap_or(0),
+                )
+            })
+            .filter(|(_, entered)| !is_message && *entered <= call.sequence)
+            .collect();
         late.sort_unstable();
         if !late.is_empty() {
             let calls: Vec<String> = late
@@ -223,10 +227,6 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        if thread::panicking() {
-            let (rank, reason) = (self.shared.rank, "it panicked".into());
-            self.fail(DdpError::Aborted { rank, reason });
-        }
         self.say_goodbye();
         self.shared.stop.store(true, Ordering::SeqCst);
         // A full pipe wakes as well as a new byte does.
@@ -247,15 +247,16 @@ impl Shared {
         if let Some(earlier) = &state.fault {
             return earlier.clone();
         }
-        // What cannot be told as it is (an error of this machine's system) is told in words.
-        let in_words = |_| {
-            let (rank, reason) = (self.rank, fault.to_string());
-            let fault = DdpError::Aborted { rank, reason };
-            let text = serde_json::to_vec(&fault).expect("a number and a text");
-            (text, fault)
+        let told = serde_json::to_vec(&fault).ok();
+        let told = told.filter(|text| text.len() <= LONGEST);
+        let (text, fault) = match told {
+            Some(text) => (text, fault),
+            None => {
+                let fault = in_words(fault, self.rank);
+                let text = serde_json::to_vec(&fault).expect("a number and a text");
+                (text, fault)
+            }
         };
-        let told = serde_json::to_vec(&fault).map(|text| (text, fault.clone()));
-        let (text, fault) = told.unwrap_or_else(in_words);
         log::error!("burn-ddp: rank {}: {fault}", self.rank);
         // Also what another rank has told: it may know fewer ranks than this one.
         for peer in state.peers.values_mut() {
@@ -268,80 +269,39 @@ impl Shared {
     }
 }
 
-impl Peer {
-    /// Queues a frame, and sends as much as goes without waiting.
-    fn push(&mut self, kind: u8, body: &[u8]) {
-        self.unsent.push(kind);
-        self.unsent
-            .extend_from_slice(&(body.len() as u32).to_le_bytes());
-        self.unsent.extend_from_slice(body);
-        self.flush();
+/// What cannot be told as it is: an error of this machine's system, or one at great length.
+fn in_words(fault: DdpError, own: usize) -> DdpError {
+    let (rank, mut reason) = match fault {
+        DdpError::Aborted { rank, reason } => (rank, reason),
+        fault => (own, fault.to_string()),
+    };
+    reason.truncate(reason.floor_char_boundary(WORDS));
+    DdpError::Aborted { rank, reason }
+}
+
+impl State {
+    /// The ranks that have given no sign of life for so long, of those that are concerned and have not left.
+    fn silent(&self, long: Duration, concerned: impl Fn(usize) -> bool) -> Vec<usize> {
+        let silent = self.peers.iter().filter(|(rank, peer)| {
+            let silence = self.looked.saturating_duration_since(peer.heard);
+            concerned(**rank) && !peer.said_goodbye && silence > long
+        });
+        let mut silent: Vec<usize> = silent.map(|(rank, _)| *rank).collect();
+        silent.sort_unstable();
+        silent
     }
 
-    fn flush(&mut self) {
-        while !self.unsent.is_empty() && !self.closed {
-            match self.stream.write(&self.unsent) {
-                Ok(written) if written > 0 => {
-                    self.unsent.drain(..written);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_pause(&error) => return,
-                // Reading will show that it is closed.
-                _ => return,
-            }
-        }
-    }
-
-    /// Reads what there is and returns the whole frames; notes the end of the connection.
-    fn read(&mut self) -> Vec<(u8, Vec<u8>)> {
-        let mut buffer = [0; 4096];
-        loop {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => {
-                    self.closed = true;
-                    break;
-                }
-                Ok(read) => {
-                    self.heard = Instant::now();
-                    self.received.extend_from_slice(&buffer[..read]);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_pause(&error) => break,
-                Err(_) => {
-                    self.closed = true;
-                    break;
-                }
-            }
-        }
-        let mut frames = Vec::new();
-        while let Some((head, _)) = self.received.split_at_checked(5) {
-            let kind = head[0];
-            let length = u32::from_le_bytes(head[1..].try_into().expect("4 bytes")) as usize;
-            if length > LONGEST {
-                self.closed = true;
-                break;
-            }
-            if self.received.len() < 5 + length {
-                break;
-            }
-            let body = self.received[5..5 + length].to_vec();
-            self.received.drain(..5 + length);
-            frames.push((kind, body));
-        }
-        frames
+    /// Whether this rank is in a communicator, or will be: another may leave before it has come.
+    fn needs(&self, communicator: u32) -> bool {
+        communicator >= self.next || self.progress.contains_key(&communicator)
     }
 }
 
 fn watch(shared: &Shared, woken: &UnixStream) {
     let mut beat = Instant::now();
-    // Polled without the lock: cloned handles stay valid whatever happens to the peers.
-    let streams: Vec<(usize, TcpStream)> = shared
-        .state()
-        .peers
-        .iter()
-        .filter_map(|(rank, peer)| Some((*rank, peer.stream.try_clone().ok()?)))
-        .collect();
-    let mut open: Vec<&(usize, TcpStream)> = streams.iter().collect();
+    // Polled without the lock.
+    let handle = |(rank, peer): (&usize, &Peer)| (*rank, peer.stream.clone());
+    let mut open: Vec<(usize, Arc<TcpStream>)> = shared.state().peers.iter().map(handle).collect();
     while !shared.stop.load(Ordering::SeqCst) {
         let mut wanted: Vec<PollFd<'_>> = open
             .iter()
@@ -349,18 +309,23 @@ fn watch(shared: &Shared, woken: &UnixStream) {
             .collect();
         wanted.push(PollFd::new(woken.as_fd(), PollFlags::POLLIN));
         let pause = HEARTBEAT.saturating_sub(beat.elapsed()).as_millis() as u16;
-        // An interrupted poll is as good as one that timed out.
-        let _ = poll(&mut wanted, pause);
+        let looked = Instant::now();
+        // It only fails when interrupted, and is made again soon.
+        let polled = poll(&mut wanted, pause).is_ok();
         let mut state = shared.state();
-        for (rank, _) in &open {
-            hear(shared, &mut state, *rank);
+        if polled {
+            for ((rank, _), wanted) in open.iter().zip(&wanted) {
+                if wanted.any() != Some(false) {
+                    hear(shared, &mut state, *rank);
+                }
+            }
+            state.looked = looked;
         }
         if beat.elapsed() >= HEARTBEAT {
             beat = Instant::now();
             let mut progress = Vec::new();
-            for (communicator, sequence) in &state.progress {
-                progress.extend_from_slice(&communicator.to_le_bytes());
-                progress.extend_from_slice(&sequence.to_le_bytes());
+            for (communicator, calls) in &state.progress {
+                progress.extend_from_slice(&entry(*communicator, *calls));
             }
             for peer in state.peers.values_mut() {
                 match peer.unsent.is_empty() {
@@ -378,17 +343,12 @@ fn watch(shared: &Shared, woken: &UnixStream) {
 fn hear(shared: &Shared, state: &mut State, rank: usize) {
     let peer = state.peers.get_mut(&rank).expect("every rank has a peer");
     let frames = peer.read();
-    let mut fault = None;
+    let (mut left, mut fault) = (Vec::new(), None);
     for (kind, body) in frames {
         match kind {
-            ALIVE => {
-                for entry in body.chunks_exact(12) {
-                    let communicator = u32::from_le_bytes(entry[..4].try_into().expect("4 bytes"));
-                    let sequence = u64::from_le_bytes(entry[4..].try_into().expect("8 bytes"));
-                    peer.progress.insert(communicator, sequence);
-                }
-            }
-            GOODBYE => peer.left = true,
+            ALIVE => peer.progress = entries(&body).collect(),
+            LEFT => left.extend(entries(&body)),
+            GOODBYE => peer.said_goodbye = true,
             ABORT => {
                 fault = Some(serde_json::from_slice(&body).unwrap_or(DdpError::Aborted {
                     rank,
@@ -403,8 +363,12 @@ fn hear(shared: &Shared, state: &mut State, rank: usize) {
             }
         }
     }
-    if peer.closed && !peer.left && fault.is_none() {
+    if peer.closed && !peer.said_goodbye && fault.is_none() {
         fault = Some(DdpError::RankDied { rank });
+    }
+    left.retain(|(communicator, _)| state.needs(*communicator));
+    if let Some(peer) = state.peers.get_mut(&rank) {
+        peer.left.extend(left);
     }
     if let Some(fault) = fault {
         shared.fail(state, fault);

@@ -15,7 +15,7 @@ use std::{
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 
 const MAGIC: [u8; 8] = *b"BURN-DDP";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const NONCE: usize = 16;
 const MAC: usize = 32;
 const HELLO: usize = 32;
@@ -186,6 +186,10 @@ impl From<io::Error> for Failure {
 
 /// The caller's side.
 pub(crate) fn call(stream: &TcpStream, key: &Key, hello: &Hello) -> Result<(), Failure> {
+    present(stream, key, &hello.encode())
+}
+
+fn present(stream: &TcpStream, key: &Key, body: &[u8; HELLO]) -> Result<(), Failure> {
     let deadline = Instant::now() + HANDSHAKE;
     let mut challenge = [0; MAGIC.len() + NONCE];
     read_exact(stream, &mut challenge, deadline)?;
@@ -194,10 +198,9 @@ pub(crate) fn call(stream: &TcpStream, key: &Key, hello: &Hello) -> Result<(), F
         return Err(Failure::Stranger("the listener is another program".into()));
     }
     let ours: [u8; NONCE] = rand::random();
-    let body = hello.encode();
-    let mac = key.sign("caller", &[theirs, &ours, &body]);
+    let mac = key.sign("caller", &[theirs, &ours, body]);
     let mut message = Vec::with_capacity(HELLO + NONCE + MAC);
-    message.extend_from_slice(&body);
+    message.extend_from_slice(body);
     message.extend_from_slice(&ours);
     message.extend_from_slice(mac.as_bytes());
     write_all(stream, &message, deadline)?;
@@ -321,93 +324,4 @@ pub(crate) fn is_pause(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::{net::TcpListener, thread};
-
-    fn shake(caller: &str, listener: &str, hello: Hello) -> (Result<(), Failure>, Option<Hello>) {
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = server.local_addr().unwrap();
-        let key = Key::from_secret(caller);
-        let caller =
-            thread::spawn(move || call(&TcpStream::connect(address).unwrap(), &key, &hello));
-        let (stream, _) = server.accept().unwrap();
-        let seen = answer(&stream, &Key::from_secret(listener), |hello| {
-            match hello.world_size {
-                2 => Verdict::Welcome,
-                _ => Verdict::WorldSize,
-            }
-        });
-        (caller.join().unwrap(), seen.unwrap())
-    }
-
-    const HELLO: Hello = Hello {
-        purpose: Purpose::Link {
-            communicator: 3,
-            lane: 1,
-        },
-        world_size: 2,
-        rank: 1,
-        sockets: 3,
-        session: 77,
-    };
-
-    #[test]
-    fn the_right_secret_is_welcome() {
-        let (caller, listener) = shake("s", "s", HELLO);
-        assert!(caller.is_ok());
-        assert_eq!(listener, Some(HELLO));
-    }
-
-    #[test]
-    fn another_secret_is_refused() {
-        let (caller, listener) = shake("s", "t", HELLO);
-        assert!(matches!(caller, Err(Failure::Refused(Verdict::Secret))));
-        assert_eq!(listener, None);
-    }
-
-    #[test]
-    fn the_judge_decides() {
-        let hello = Hello {
-            world_size: 3,
-            ..HELLO
-        };
-        let (caller, listener) = shake("s", "s", hello);
-        assert!(matches!(caller, Err(Failure::Refused(Verdict::WorldSize))));
-        assert_eq!(listener, None);
-    }
-
-    #[test]
-    fn an_answer_that_is_there_is_read_however_late() {
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut caller = TcpStream::connect(server.local_addr().unwrap()).unwrap();
-        let (stream, _) = server.accept().unwrap();
-        caller.write_all(b"late").unwrap();
-        stream.peek(&mut [0]).unwrap();
-        let mut bytes = [0; 4];
-        read_exact(&stream, &mut bytes, Instant::now() - HANDSHAKE).unwrap();
-        assert_eq!(&bytes, b"late");
-        let late = read_exact(&stream, &mut bytes, Instant::now() - HANDSHAKE);
-        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
-    }
-
-    #[test]
-    fn a_dribbling_caller_is_cut_off() {
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(server.local_addr().unwrap()).unwrap();
-        let (peer, _) = server.accept().unwrap();
-        let dribble = thread::spawn(move || {
-            let mut stream = &stream;
-            while stream.write_all(&[0]).is_ok() {
-                thread::sleep(Duration::from_millis(10));
-            }
-        });
-        let start = Instant::now();
-        let mut bytes = [0; 1000];
-        let result = read_exact(&peer, &mut bytes, start + Duration::from_millis(200));
-        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(start.elapsed() < Duration::from_secs(2));
-        drop(peer);
-        dribble.join().unwrap();
-    }
-}
+mod tests;

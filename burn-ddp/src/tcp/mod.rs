@@ -6,9 +6,12 @@ use socket2::SockRef;
 
 mod acceptor;
 mod control;
+mod descriptors;
 mod handshake;
 mod mesh;
 mod rendezvous;
+mod resolve;
+mod stripe;
 mod torch_store;
 
 pub(crate) use rendezvous::Place;
@@ -17,7 +20,7 @@ use self::{
     control::Control,
     handshake::{Identity, Key, Purpose},
     mesh::Mesh,
-    rendezvous::Met,
+    rendezvous::{Met, Unlinked},
 };
 use crate::{
     DdpError,
@@ -45,6 +48,19 @@ pub(crate) fn connect(
     sockets: usize,
     deadline: Deadline,
 ) -> Result<Box<dyn Transport>, DdpError> {
+    let mesh = connect_mesh(place, rank, world_size, secret, sockets, deadline)?;
+    Ok(Box::new(mesh))
+}
+
+fn connect_mesh(
+    place: &Place,
+    rank: usize,
+    world_size: usize,
+    secret: &str,
+    sockets: usize,
+    deadline: Deadline,
+) -> Result<Mesh, DdpError> {
+    descriptors::make_room(world_size, sockets);
     let own = Identity {
         key: Key::from_secret(secret),
         rank,
@@ -57,7 +73,7 @@ pub(crate) fn connect(
     let everyone: Vec<usize> = (0..world_size).collect();
     let lanes = job.connect(0, &everyone, deadline)?;
     let mesh = Mesh::new(job.clone(), 0, lanes);
-    Ok(Box::new(mesh.map_err(|error| job.unprepared(error))?))
+    mesh.map_err(|error| job.unprepared(error))
 }
 
 /// Makes the control connections between all ranks. Until all have theirs, the connections to rank 0 over
@@ -150,16 +166,18 @@ impl Links<'_> {
             let purpose = Purpose::Link { communicator, lane };
             let hello = self.own.hello(purpose, self.met.session);
             let (address, key) = (self.met.addresses[peer], &self.own.key);
-            rendezvous::link(address, key, &hello, self.deadline, interrupted).map_err(
-                |problem| DdpError::Aborted {
+            let linked = rendezvous::link(address, key, &hello, self.deadline, interrupted);
+            linked.map_err(|problem| match problem {
+                Unlinked::NoRoom(error) => error,
+                Unlinked::Because(problem) => DdpError::Aborted {
                     rank: self.own.rank,
                     reason: format!("no connection to rank {peer} at {address}: {problem}"),
                 },
-            )?
+            })?
         } else {
             let acceptor = &self.met.acceptor;
             acceptor
-                .wait_link(peer, communicator, lane, self.deadline, interrupted)
+                .wait_link(peer, communicator, lane, self.deadline, interrupted)?
                 .ok_or_else(|| match communicator {
                     CONTROL => self.missing(vec![peer]),
                     _ => DdpError::Aborted {

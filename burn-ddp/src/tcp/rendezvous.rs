@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     fs,
     io::{self, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     str::FromStr,
     thread,
@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     acceptor::Acceptor,
+    descriptors,
     handshake::{self, Failure, HANDSHAKE, Hello, Identity, Key, Purpose, Verdict},
+    resolve::{resolve, resolve_in_time},
     torch_store::TorchStore,
 };
 use crate::{DdpError, transport::Deadline};
@@ -108,15 +110,9 @@ pub(crate) fn meet(place: &Place, own: &Identity, deadline: Deadline) -> Result<
 fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpError> {
     let world_size = own.world_size;
     let listener = match place {
-        Place::Address { host, port } => {
-            let ip = place.listening_ip(resolve_in_time(host, *port, deadline)?.ip());
-            bind(SocketAddr::new(ip, *port))?
-        }
+        Place::Address { host, port } => bind_one(place, host, *port, *port, deadline)?,
         Place::File(_) => bind((Ipv4Addr::LOCALHOST, 0).into())?,
-        Place::TorchStore { host, port, .. } => {
-            let ip = place.listening_ip(resolve_in_time(host, *port, deadline)?.ip());
-            bind(SocketAddr::new(ip, 0))?
-        }
+        Place::TorchStore { host, port, .. } => bind_one(place, host, *port, 0, deadline)?,
     };
     let io = |error| DdpError::io("listening for the other ranks", error);
     let address = listener.local_addr().map_err(io)?;
@@ -136,17 +132,11 @@ fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
         // Someone else may have cleaned up already.
         let _ = fs::remove_file(path);
     }
-    let arrived = arrived.map_err(|missing| {
-        let error = DdpError::MissingRanks {
-            missing,
-            world_size,
-            after: deadline.after,
-        };
+    let arrived = arrived.inspect_err(|error| {
         for registered in acceptor.take_registered().into_values() {
             // Those that came are told whom they wait for in vain.
             let _ = tell(&registered.stream, &Err(error.clone()));
         }
-        error
     })?;
 
     let session = rand::random_range(1..u64::MAX);
@@ -184,38 +174,31 @@ fn join(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
     let mut acceptor: Option<Acceptor> = None;
     let mut pause = Duration::from_millis(10);
     let mut problem = String::from("nothing was published there");
-    let mut described = place.describe();
     loop {
         if deadline.left().is_none() {
             return Err(DdpError::Connect {
-                address: described,
+                address: place.describe(),
                 after: deadline.after,
                 problem,
             });
         }
-        match locate(place, deadline) {
-            Ok(address) => {
-                described = address.to_string();
-                let listening_ip = place.listening_ip(address.ip());
-                match register(address, &mut acceptor, listening_ip, own, deadline) {
-                    Ok((table, stream)) => {
-                        let acceptor = acceptor.expect("it was started to register");
-                        acceptor.set_session(table.session);
-                        let addresses = table
-                            .endpoints
-                            .iter()
-                            .map(|end| SocketAddr::new(end.ip.unwrap_or(address.ip()), end.port))
-                            .collect();
-                        return Ok(Met {
-                            acceptor,
-                            session: table.session,
-                            addresses,
-                            star: [(0, stream)].into(),
-                        });
-                    }
-                    Err(Attempt::Again(reason)) => problem = reason,
-                    Err(Attempt::Failed(error)) => return Err(error),
-                }
+        let registered = locate(place, deadline)
+            .and_then(|addresses| register_at_one(addresses, place, &mut acceptor, own, deadline));
+        match registered {
+            Ok((address, table, stream)) => {
+                let acceptor = acceptor.expect("it was started to register");
+                acceptor.set_session(table.session);
+                let addresses = table
+                    .endpoints
+                    .iter()
+                    .map(|end| SocketAddr::new(end.ip.unwrap_or(address.ip()), end.port))
+                    .collect();
+                return Ok(Met {
+                    acceptor,
+                    session: table.session,
+                    addresses,
+                    star: [(0, stream)].into(),
+                });
             }
             Err(Attempt::Again(reason)) => problem = reason,
             Err(Attempt::Failed(error)) => return Err(error),
@@ -230,11 +213,31 @@ enum Attempt {
     Failed(DdpError),
 }
 
-fn locate(place: &Place, deadline: Deadline) -> Result<SocketAddr, Attempt> {
+/// Registers at the first of the master's addresses that answers.
+fn register_at_one(
+    addresses: Vec<SocketAddr>,
+    place: &Place,
+    acceptor: &mut Option<Acceptor>,
+    own: &Identity,
+    deadline: Deadline,
+) -> Result<(SocketAddr, Table, TcpStream), Attempt> {
+    let mut problems = Vec::new();
+    for address in addresses {
+        match register(address, acceptor, place, own, deadline) {
+            Ok((table, stream)) => return Ok((address, table, stream)),
+            Err(Attempt::Again(reason)) => problems.push(format!("{address}: {reason}")),
+            failed => failed.map(drop)?,
+        }
+    }
+    Err(Attempt::Again(problems.join("; ")))
+}
+
+/// The addresses at which the master may be.
+fn locate(place: &Place, deadline: Deadline) -> Result<Vec<SocketAddr>, Attempt> {
     match place {
         Place::Address { host, port } => resolve(host, *port).map_err(Attempt::Again),
         Place::File(path) => match fs::read_to_string(path) {
-            Ok(text) => parse(&text, "address"),
+            Ok(text) => Ok(vec![parse(&text, "address")?]),
             Err(error) => Err(Attempt::Again(error.to_string())),
         },
         Place::TorchStore { host, port, prefix } => {
@@ -260,16 +263,20 @@ fn parse<T: FromStr>(text: &str, what: &str) -> Result<T, Attempt> {
 fn register(
     master: SocketAddr,
     acceptor: &mut Option<Acceptor>,
-    listening_ip: IpAddr,
+    place: &Place,
     own: &Identity,
     deadline: Deadline,
 ) -> Result<(Table, TcpStream), Attempt> {
-    let again = |error: io::Error| Attempt::Again(error.to_string());
+    let again = |error: io::Error| match descriptors::are_used_up(&error) {
+        true => Attempt::Failed(descriptors::used_up(error)),
+        false => Attempt::Again(error.to_string()),
+    };
     let failed = |error| Attempt::Failed(DdpError::io("listening for the other ranks", error));
     let limit = deadline.left().unwrap_or_default().min(HANDSHAKE);
     let limit = limit.max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&master, limit).map_err(again)?;
     if acceptor.is_none() {
+        let listening_ip = place.listening_ip(master.ip());
         let listener = bind(SocketAddr::new(listening_ip, 0)).map_err(Attempt::Failed)?;
         *acceptor = Some(Acceptor::start(listener, own.clone()).map_err(failed)?);
     }
@@ -291,6 +298,15 @@ fn register(
     table.map(|table| (table, stream)).map_err(Attempt::Failed)
 }
 
+/// Why there is no link.
+#[derive(Debug)]
+pub(crate) enum Unlinked {
+    /// There is no file descriptor for it.
+    NoRoom(DdpError),
+    /// What was wrong the last time.
+    Because(String),
+}
+
 /// Makes a link to a rank that has the table already, or will soon have. A rank that has too many callers,
 /// or cannot be reached just now, is called again until the time is over or the group has a fault.
 pub(crate) fn link(
@@ -299,20 +315,28 @@ pub(crate) fn link(
     hello: &Hello,
     deadline: Deadline,
     interrupted: impl Fn() -> bool,
-) -> Result<TcpStream, String> {
+) -> Result<TcpStream, Unlinked> {
     let mut pause = Duration::from_millis(5);
     let mut problem = String::from("it took too long");
     loop {
         let Some(left) = deadline.left().filter(|_| !interrupted()) else {
-            return Err(problem);
+            return Err(Unlinked::Because(problem));
         };
-        let attempt = TcpStream::connect_timeout(&address, left.min(HANDSHAKE))
+        let connected = match TcpStream::connect_timeout(&address, left.min(HANDSHAKE)) {
+            Err(error) if descriptors::are_used_up(&error) => {
+                return Err(Unlinked::NoRoom(descriptors::used_up(error)));
+            }
+            connected => connected,
+        };
+        let attempt = connected
             .map_err(Failure::from)
             .and_then(|stream| handshake::call(&stream, key, hello).map(|()| stream));
         match attempt {
             Ok(stream) => return Ok(stream),
             Err(Failure::Refused(Verdict::Session)) => {}
-            Err(Failure::Refused(verdict)) => return Err(verdict.reason().into()),
+            Err(Failure::Refused(verdict)) => {
+                return Err(Unlinked::Because(verdict.reason().into()));
+            }
             Err(Failure::Stranger(reason)) => problem = reason,
         }
         thread::sleep(pause);
@@ -351,35 +375,24 @@ fn publish(path: &Path, text: &str) -> Result<(), DdpError> {
     Ok(())
 }
 
-/// The address of a host, which may get its name only when its machine starts.
-fn resolve_in_time(host: &str, port: u16, deadline: Deadline) -> Result<SocketAddr, DdpError> {
-    let mut pause = Duration::from_millis(10);
-    loop {
-        match resolve(host, port) {
-            Ok(address) => return Ok(address),
-            Err(problem) if deadline.left().is_none() => {
-                return Err(DdpError::Connect {
-                    address: format!("{host}:{port}"),
-                    after: deadline.after,
-                    problem,
-                });
-            }
-            Err(_) => thread::sleep(pause),
+/// Listens where the others will look for the master, on the first of its addresses on which that goes.
+fn bind_one(
+    place: &Place,
+    host: &str,
+    known: u16,
+    port: u16,
+    deadline: Deadline,
+) -> Result<TcpListener, DdpError> {
+    let mut last = None;
+    for address in resolve_in_time(host, known, deadline)? {
+        match bind(SocketAddr::new(place.listening_ip(address.ip()), port)) {
+            // The others would find whoever is there.
+            Err(error @ DdpError::PortInUse { .. }) => return Err(error),
+            Err(error) => last = Some(error),
+            bound => return bound,
         }
-        pause = (pause * 2).min(Duration::from_millis(300));
     }
-}
-
-/// The address of a host, or why there is none yet, in words.
-fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
-    let mut addresses: Vec<SocketAddr> = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| format!("unknown host: {error}"))?
-        .collect();
-    // Both families may be known and only one be in use: everyone takes the same.
-    addresses.sort_by_key(SocketAddr::is_ipv6);
-    let first = addresses.first().copied();
-    first.ok_or_else(|| "the host has no address".into())
+    Err(last.expect("a host has one address at least"))
 }
 
 fn bind(address: SocketAddr) -> Result<TcpListener, DdpError> {
@@ -388,3 +401,6 @@ fn bind(address: SocketAddr) -> Result<TcpListener, DdpError> {
         _ => DdpError::io(format!("listening on {address}"), error),
     })
 }
+
+#[cfg(test)]
+mod tests;

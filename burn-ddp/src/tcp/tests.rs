@@ -133,7 +133,10 @@ fn a_caller_gives_up_when_its_group_has_a_fault() {
     let start = Instant::now();
     let limit = Deadline::after(Duration::from_secs(60));
     let interrupted = || start.elapsed() > Duration::from_millis(200);
-    let problem = rendezvous::link(address, &key, &hello, limit, interrupted).unwrap_err();
+    let unlinked = rendezvous::link(address, &key, &hello, limit, interrupted);
+    let Err(Unlinked::Because(problem)) = unlinked else {
+        panic!("{unlinked:?}");
+    };
     assert!(problem.contains("refused"), "{problem}");
     assert!(start.elapsed() < Duration::from_secs(20));
     // Without a fault, when its time is over.

@@ -186,8 +186,16 @@ fn check_types(group: &ProcessGroup, few: &[usize]) {
     check_reductions::<i32>(group, few);
     check_reductions::<u64>(group, few);
     check_reductions::<i64>(group, few);
+    check_moves::<f64>(group, few);
+    check_moves::<f16>(group, few);
     check_moves::<bf16>(group, few);
     check_moves::<u8>(group, few);
+    check_moves::<i8>(group, few);
+    check_moves::<u16>(group, few);
+    check_moves::<i16>(group, few);
+    check_moves::<u32>(group, few);
+    check_moves::<i32>(group, few);
+    check_moves::<u64>(group, few);
     check_moves::<i64>(group, few);
 }
 

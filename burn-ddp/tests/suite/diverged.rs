@@ -189,3 +189,39 @@ fn tensors_that_cannot_work_on_one_rank_are_found_out_by_all() {
         }
     }
 }
+
+/// Enough ranks for shapes to be compared along a tree.
+#[test]
+fn one_of_many_ranks_with_another_shape_is_named() {
+    for odd in [None, Some(0), Some(7), Some(19)] {
+        let ends = locally(20, |group| {
+            let rows = if odd == Some(group.rank()) { 2 } else { 3 };
+            let tensor = Tensor::<2>::ones([rows, 6 / rows], &Device::flex());
+            let sum = group.collective(TensorOp::AllReduce(ReduceOp::Sum), tensor);
+            sum.map(|sum| sum.into_data().iter::<f32>().collect::<Vec<_>>())
+        });
+        for end in ends {
+            let Some(odd) = odd else {
+                assert_eq!(end.unwrap(), [20.0; 6]);
+                continue;
+            };
+            let error = end.unwrap_err();
+            let DdpError::Diverged {
+                rank,
+                other,
+                shapes: Some(shapes),
+                ..
+            } = error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!((rank, other), (0, odd.max(1)));
+            let expected = if odd == 0 {
+                ["[2, 3]", "[3, 2]"]
+            } else {
+                ["[3, 2]", "[2, 3]"]
+            };
+            assert_eq!(*shapes, expected);
+        }
+    }
+}

@@ -61,9 +61,9 @@ fn a_killed_rank_ends_the_others_at_once() {
 
 #[test]
 fn a_stopped_rank_is_named_within_the_timeout() {
-    for (world_size, victim) in [(2, 0), (4, 2)] {
+    for (scenario, world_size, victim) in [("loop", 2, 0), ("loop", 4, 2), ("patient", 3, 1)] {
         let (_folder, url) = meeting_place();
-        let mut ranks = start("loop", world_size, &url, 3.0);
+        let mut ranks = start(scenario, world_size, &url, 3.0);
         ranks[victim].wait_for_steps(3);
         ranks[victim].signal(Signal::SIGSTOP);
         let start = Instant::now();
@@ -100,9 +100,75 @@ fn a_rank_that_leaves_early_is_named() {
     for index in [0, 2] {
         let output = &results[index].1;
         assert!(
-            output.contains("rank 1 left the group, but barrier #0"),
+            output.contains("rank 1 left the group after 0 calls, but barrier #0"),
             "{output}"
         );
+    }
+}
+
+/// As after loops of unequal lengths over a communicator, beside which the job goes on.
+#[test]
+fn a_rank_that_drops_a_communicator_has_left_it_and_is_not_dead() {
+    let body = |group: ProcessGroup| {
+        let copy = group.duplicate().unwrap();
+        let members = [2, 1, 0];
+        let some = group.subgroup(&members).unwrap().unwrap();
+        let calls = if group.rank() == 1 { 2 } else { 9 };
+        let mut sums = (0..calls).map(|_| some.all_reduce(&mut [1f32; 10], ReduceOp::Sum));
+        let ended = sums.find_map(Result::err);
+        drop(some);
+        // The other ranks tell the one that is alive what has become of the job.
+        let error = ended.unwrap_or_else(|| copy.barrier().unwrap_err());
+        assert_eq!(group.barrier().unwrap_err().to_string(), error.to_string());
+        error
+    };
+    for error in [over_tcp(3, 2, body), locally(3, body)].concat() {
+        let DdpError::RankLeft { rank, calls, call } = error else {
+            panic!("{error}");
+        };
+        assert_eq!((rank, calls, call.sequence), (1, 2, 2));
+        assert_eq!(call.kind, CallKind::AllReduce);
+    }
+}
+
+#[test]
+fn a_communicator_may_be_dropped_while_others_are_still_in_their_last_call() {
+    let body = |group: ProcessGroup| {
+        for round in 0..30 {
+            let copy = group.duplicate().unwrap();
+            if round % group.world_size() == group.rank() {
+                thread::sleep(Duration::from_millis(3));
+            }
+            let mut sum = vec![1f32; 1 + 1000 * round];
+            copy.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            drop(copy);
+            assert!(sum.iter().all(|it| *it == 3.0));
+        }
+        group.barrier().unwrap();
+    };
+    over_tcp(3, 1, body);
+    locally(3, body);
+}
+
+#[test]
+fn where_descriptors_run_out_the_limit_is_named() {
+    // The one that listens, the one that calls.
+    for scenario in ["few descriptors 0", "few descriptors 1"] {
+        let (_folder, url) = meeting_place();
+        for rank in start(scenario, 2, &url, 60.0) {
+            let (success, output) = rank.finish(Duration::from_secs(40));
+            assert!(!success);
+            assert!(output.contains("ulimit -n"), "{scenario}: {output}");
+        }
+    }
+}
+
+#[test]
+fn more_descriptors_are_taken_where_the_system_allows_it() {
+    let (_folder, url) = meeting_place();
+    for rank in start("a low limit of descriptors", 2, &url, 60.0) {
+        let (success, output) = rank.finish(Duration::from_secs(60));
+        assert!(success && output.contains("RESULT ok 2"), "{output}");
     }
 }
 
@@ -123,7 +189,7 @@ fn a_panicking_rank_is_named() {
 #[test]
 fn another_call_or_shape_is_found_out_by_all() {
     type Calls = fn(&ProcessGroup) -> Result<(), DdpError>;
-    let pairs: [(Calls, Calls, &str, &str); 4] = [
+    let pairs: [(Calls, Calls, &str, &str); 5] = [
         (
             |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Sum),
             |group| group.all_reduce(&mut [0f32; 11], ReduceOp::Sum),
@@ -141,6 +207,12 @@ fn another_call_or_shape_is_found_out_by_all() {
             |group| group.all_gather(&[1u8]).map(drop),
             "barrier #1",
             "all_gather(u8 x 1) #1",
+        ),
+        (
+            |group| group.all_gather::<u8>(&[]).map(drop),
+            |group| group.all_gather_uneven::<u8>(&[]).map(drop),
+            "all_gather(u8 x 0) #1",
+            "all_gather_uneven(u8) #1",
         ),
         (
             |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Sum),

@@ -11,6 +11,7 @@ use burn::tensor::Device;
 use burn_ddp::{
     Checkpoints, Compression, DdpConfig, DdpError, GroupBuilder, LocalGroup, ProcessGroup,
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// The variable that tells a process of this binary which scenario to play.
 pub(crate) const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
@@ -215,6 +216,7 @@ fn play() {
         return;
     }
     let body = scenario_named(&scenario).expect("a known scenario");
+    limit_descriptors(&scenario);
     let result = ProcessGroup::init().and_then(body);
     match result {
         Ok(text) => println!("RESULT ok {text}"),
@@ -222,6 +224,18 @@ fn play() {
             println!("RESULT error {error}");
             std::process::exit(1);
         }
+    }
+}
+
+/// Leaves no room for many connections, where the scenario is about that.
+fn limit_descriptors(scenario: &str) {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let few = 40;
+    let rank = std::env::var("RANK").unwrap();
+    if scenario == format!("few descriptors {rank}") {
+        setrlimit(Resource::RLIMIT_NOFILE, few, few).unwrap();
+    } else if scenario == "a low limit of descriptors" {
+        setrlimit(Resource::RLIMIT_NOFILE, few, hard).unwrap();
     }
 }
 
@@ -243,6 +257,23 @@ fn scenario_named(name: &str) -> Option<Scenario> {
                 group.all_reduce(&mut data, burn_ddp::ReduceOp::Mean)?;
                 println!("STEP");
             }
+        },
+        // The same by a handle whose calls may take an hour.
+        "patient" => |group| {
+            let group = group.with_timeout(Duration::from_secs(3600));
+            loop {
+                group.all_reduce(&mut [1f32; 100], burn_ddp::ReduceOp::Mean)?;
+                println!("STEP");
+            }
+        },
+        "few descriptors 0" | "few descriptors 1" | "a low limit of descriptors" => |group| {
+            let mut communicators = vec![group];
+            while communicators.len() < 60 {
+                communicators.push(communicators[0].duplicate()?);
+            }
+            let mut sum = [1f32];
+            communicators[59].all_reduce(&mut sum, burn_ddp::ReduceOp::Sum)?;
+            Ok(sum[0].to_string())
         },
         // Several calls at a time, whose handles all tell the same.
         "pending" => |group| loop {

@@ -219,12 +219,10 @@ impl ProcessGroup {
     ) -> Result<Pending<Tensor<D, K>>, DdpError> {
         let submitted = self.submit(op, vec![tensor])?;
         let group = self.clone();
-        Ok(self.inner.worker.submit(move || {
-            group.guarded(|| {
-                let mut results = group.complete(op, submitted)?;
-                then();
-                Ok(results.pop().expect("a result for each tensor"))
-            })
+        Ok(self.submit_to(&self.inner.worker, move || {
+            let mut results = group.complete(op, submitted)?;
+            then();
+            Ok(results.pop().expect("a result for each tensor"))
         }))
     }
 

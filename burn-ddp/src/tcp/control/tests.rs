@@ -55,3 +55,95 @@ fn goodbyes_are_waited_for() {
     assert_eq!(ranks[0].wait_for_goodbyes(long), Ok(()));
     assert!(ranks[0].fault().is_none());
 }
+
+#[test]
+fn what_is_too_long_to_tell_is_cut() {
+    let ranks = star(3);
+    // Each of these characters is escaped by six bytes.
+    let reason = "\u{1}".repeat(LONGEST);
+    let told = ranks[1].fail(DdpError::Aborted { rank: 1, reason });
+    let problem = "é".repeat(LONGEST);
+    let kept = ranks[2].fail(DdpError::Protocol { rank: 1, problem });
+    for (rank, own) in [(1, told), (2, kept)] {
+        let text = own.to_string();
+        assert!(text.len() < 2 * WORDS, "{}", text.len());
+        // Whichever came first, nobody is taken for dead.
+        let aborted = format!("rank {rank} aborted: ");
+        assert!(text.starts_with(&aborted) || text == fault_of(&ranks[0]));
+    }
+    let fault = fault_of(&ranks[0]);
+    assert!(fault.contains("aborted: "), "{}", &fault[..40]);
+}
+
+#[test]
+fn who_leaves_a_communicator_is_known_for_as_long_as_that_matters() {
+    let ranks = star(2);
+    let [here, there] = &ranks[..] else {
+        panic!("two ranks");
+    };
+    here.join(5);
+    there.join(5);
+    let barrier = Call {
+        sequence: 2,
+        ..crate::call::tests::barrier()
+    };
+    there.enter(5, &barrier);
+    there.leave(5, [0].into_iter());
+    assert_eq!(here.left_after(5, 1), Some(3));
+    here.leave(5, [1].into_iter());
+
+    // One may leave before the other has come.
+    there.join(7);
+    there.leave(7, [0].into_iter());
+    assert_eq!(here.left_after(7, 1), Some(0));
+    here.join(7);
+    assert_eq!(here.left_after(7, 1), Some(0));
+    here.leave(7, [1].into_iter());
+
+    // Nobody asks any more.
+    here.join(8);
+    there.join(8);
+    here.leave(8, [1].into_iter());
+    there.leave(8, [0].into_iter());
+    there.join(9);
+    there.leave(9, [0].into_iter());
+    assert_eq!(here.left_after(9, 1), Some(0));
+    let state = here.shared.state();
+    let known = (state.peers[&1].left.clone(), state.progress.clone());
+    drop(state);
+    assert_eq!(known, ([(9, 0)].into(), HashMap::new()));
+
+    assert_eq!(here.left_after(10, 1), None);
+    assert!(here.fault().is_none() && there.fault().is_none());
+}
+
+#[test]
+fn a_rank_that_says_nothing_is_silent() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let [mute, alive] = [(); 2].map(|()| {
+        let caller = TcpStream::connect(address).unwrap();
+        (caller, listener.accept().unwrap().0)
+    });
+    let start = Instant::now();
+    let _other = Control::start(2, [(0, alive.0)].into()).unwrap();
+    let control = Control::start(0, [(1, mute.0), (2, alive.1)].into()).unwrap();
+    let long = 3 * HEARTBEAT;
+    while !control.silent(long, |_| true).contains(&1) {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(start.elapsed() >= long);
+    assert!(control.silent(Duration::ZERO, |rank| rank > 2).is_empty());
+    // One that has left need not speak.
+    (&mute.1).write_all(&[GOODBYE, 0, 0, 0, 0]).unwrap();
+    let has_left = || {
+        let state = control.shared.state();
+        state.peers[&1].said_goodbye && state.looked > state.peers[&1].heard
+    };
+    while !has_left() {
+        assert!(start.elapsed() < Duration::from_secs(40));
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(control.silent(Duration::ZERO, |rank| rank == 1).is_empty());
+}

@@ -1,0 +1,131 @@
+//! What is known of another rank, and the frames that it exchanges with this one.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read, Write},
+    net::TcpStream,
+    sync::Arc,
+    time::Instant,
+};
+
+use crate::tcp::handshake::is_pause;
+
+/// Frames are small; a longer one is no frame.
+pub(super) const LONGEST: usize = 1 << 20;
+
+pub(super) const ALIVE: u8 = 1;
+pub(super) const GOODBYE: u8 = 2;
+pub(super) const ABORT: u8 = 3;
+pub(super) const LEFT: u8 = 4;
+/// Bytes of a communicator's number and a number of calls.
+const ENTRY: usize = 12;
+
+/// What is known of another rank.
+pub(super) struct Peer {
+    pub(super) stream: Arc<TcpStream>,
+    received: Vec<u8>,
+    pub(super) unsent: Vec<u8>,
+    pub(super) heard: Instant,
+    /// The number of calls it has entered, by communicator.
+    pub(super) progress: HashMap<u32, u64>,
+    /// The communicators of this rank that it has left, and after how many calls.
+    pub(super) left: HashMap<u32, u64>,
+    pub(super) said_goodbye: bool,
+    pub(super) closed: bool,
+}
+
+/// A communicator, and a number of calls.
+pub(super) fn entry(communicator: u32, calls: u64) -> [u8; ENTRY] {
+    let mut bytes = [0; ENTRY];
+    bytes[..4].copy_from_slice(&communicator.to_le_bytes());
+    bytes[4..].copy_from_slice(&calls.to_le_bytes());
+    bytes
+}
+
+pub(super) fn entries(body: &[u8]) -> impl Iterator<Item = (u32, u64)> {
+    body.as_chunks::<ENTRY>().0.iter().map(|entry| {
+        let (communicator, calls) = entry.split_at(4);
+        (
+            u32::from_le_bytes(communicator.try_into().expect("4 bytes")),
+            u64::from_le_bytes(calls.try_into().expect("8 bytes")),
+        )
+    })
+}
+
+impl Peer {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream: Arc::new(stream),
+            received: Vec::new(),
+            unsent: Vec::new(),
+            heard: Instant::now(),
+            progress: HashMap::new(),
+            left: HashMap::new(),
+            said_goodbye: false,
+            closed: false,
+        })
+    }
+
+    /// Queues a frame, and sends as much as goes without waiting.
+    pub(super) fn push(&mut self, kind: u8, body: &[u8]) {
+        self.unsent.push(kind);
+        self.unsent
+            .extend_from_slice(&(body.len() as u32).to_le_bytes());
+        self.unsent.extend_from_slice(body);
+        self.flush();
+    }
+
+    pub(super) fn flush(&mut self) {
+        while !self.unsent.is_empty() && !self.closed {
+            match (&*self.stream).write(&self.unsent) {
+                Ok(written) if written > 0 => {
+                    self.unsent.drain(..written);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_pause(&error) => return,
+                // Reading will show that it is closed.
+                _ => return,
+            }
+        }
+    }
+
+    /// Reads what there is and returns the whole frames; notes the end of the connection.
+    pub(super) fn read(&mut self) -> Vec<(u8, Vec<u8>)> {
+        let mut buffer = [0; 4096];
+        loop {
+            match (&*self.stream).read(&mut buffer) {
+                Ok(0) => {
+                    self.closed = true;
+                    break;
+                }
+                Ok(read) => {
+                    self.heard = Instant::now();
+                    self.received.extend_from_slice(&buffer[..read]);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_pause(&error) => break,
+                Err(_) => {
+                    self.closed = true;
+                    break;
+                }
+            }
+        }
+        let mut frames = Vec::new();
+        while let Some((head, _)) = self.received.split_at_checked(5) {
+            let kind = head[0];
+            let length = u32::from_le_bytes(head[1..].try_into().expect("4 bytes")) as usize;
+            if length > LONGEST {
+                self.closed = true;
+                break;
+            }
+            if self.received.len() < 5 + length {
+                break;
+            }
+            let body = self.received[5..5 + length].to_vec();
+            self.received.drain(..5 + length);
+            frames.push((kind, body));
+        }
+        frames
+    }
+}

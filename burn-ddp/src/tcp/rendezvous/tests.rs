@@ -1,0 +1,63 @@
+//! Which of a master's addresses are tried.
+
+use super::*;
+
+fn own(rank: usize) -> Identity {
+    Identity {
+        key: Key::from_secret("s"),
+        rank,
+        world_size: 2,
+        sockets: 1,
+    }
+}
+
+/// Addresses of this machine at which nobody listens.
+fn deserted() -> [SocketAddr; 2] {
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap())
+}
+
+#[test]
+fn the_first_address_that_answers_is_taken() {
+    let limit = Deadline::after(Duration::from_secs(60));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let [first, second] = deserted();
+    let master = Acceptor::start(listener, own(0)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let arrived = master.wait_registered(limit).unwrap();
+            let endpoints = Vec::new();
+            tell(
+                &arrived[&1].stream,
+                &Ok(Table {
+                    session: 7,
+                    endpoints,
+                }),
+            )
+            .unwrap();
+        });
+        let place = Place::File("unread".into());
+        let addresses = vec![first, second, address];
+        let joined = register_at_one(addresses, &place, &mut None, &own(1), limit);
+        let Ok((found, table, _stream)) = joined else {
+            panic!("one of them listens");
+        };
+        assert_eq!((found, table.session), (address, 7));
+    });
+}
+
+#[test]
+fn all_addresses_that_do_not_answer_are_listed() {
+    let limit = Deadline::after(Duration::from_secs(60));
+    let addresses = deserted();
+    let place = Place::File("unread".into());
+    let joined = register_at_one(addresses.into(), &place, &mut None, &own(1), limit);
+    let Err(Attempt::Again(problem)) = joined else {
+        panic!("nobody listens");
+    };
+    for address in addresses {
+        assert!(problem.contains(&format!("{address}: ")), "{problem}");
+    }
+    assert_eq!(problem.matches("refused").count(), 2, "{problem}");
+}
