@@ -131,7 +131,7 @@ impl Debug for ProcessGroup {
 
 impl ProcessGroup {
     /// Joins the job that the environment describes: that of `burn-ddp run`, torchrun, Open MPI,
-    /// MVAPICH, MPICH or Intel MPI, or Slurm (tried in this order).
+    /// MVAPICH, MPICH or Intel MPI, Flux, or Slurm (tried in this order).
     ///
     /// Waits until all ranks are there.
     ///
