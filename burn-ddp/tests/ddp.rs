@@ -1,5 +1,7 @@
 //! The tests of burn-ddp. One binary, since each links a compiler.
 
+#[path = "suite/accumulation.rs"]
+mod accumulation;
 #[path = "suite/bucketer.rs"]
 mod bucketer;
 #[path = "suite/checkpoint.rs"]

@@ -29,6 +29,10 @@ pub(super) struct During {
     device: Device,
     /// A rank that is alone has none.
     server: Option<GradientServer>,
+    listens: bool,
+    /// Whether backward may have run unheard since gradients were last averaged.
+    unheard: bool,
+    warned: bool,
     /// The gradients of a static graph, once all ranks were found to have the same.
     fixed: Option<Vec<u8>>,
     /// For gradients that backward did not average.
@@ -73,6 +77,9 @@ impl During {
             overlap,
             device,
             server,
+            listens: false,
+            unheard: false,
+            warned: false,
             fixed: None,
             presence,
         })
@@ -80,6 +87,8 @@ impl During {
 
     /// Whether backward averages from now on.
     pub(super) fn listen(&mut self, listen: bool) {
+        self.listens = listen;
+        self.unheard |= !listen;
         if let Some(server) = &mut self.server {
             server.listen(listen);
         }
@@ -91,12 +100,18 @@ impl During {
         step: &Step<'_, M>,
         gradients: GradientsParams,
     ) -> Result<GradientsParams, DdpError> {
-        let averaged = self.overlap.finish(&self.device)?;
-        if averaged == 0 {
-            // They were made inside `no_sync`, or some ranks have no batch.
+        let present = step.present(&gradients);
+        let averaged = self.overlap.finish(&self.device);
+        let averaged = averaged.inspect_err(|error| explain(error, step.trained, &present))?;
+        if std::mem::replace(&mut self.unheard, !self.listens) {
+            // Some or all were made inside `no_sync`, or while a rank had no batch. What backward did average is
+            // the same on all ranks, and so its own average.
             return self.average_now(step, gradients);
         }
-        let present = step.present(&gradients);
+        if averaged == 0 {
+            self.warn_once(&gradients);
+            return self.average_now(step, gradients);
+        }
         match &self.fixed {
             Some(known) if *known == present => {}
             Some(_) => return Err(self.group.abort(NOT_STATIC)),
@@ -140,10 +155,26 @@ impl During {
         let averages = started
             .into_iter()
             .map(|it| it.map(|it| Gradient::Device(it.resolve().into())));
-        let averages = averages.collect();
-        self.overlap.finish(&self.device)?;
+        let averages: Vec<Option<Gradient>> = averages.collect();
+        let averaged = self.overlap.finish(&self.device)?;
+        if averaged != averages.iter().flatten().count() {
+            return Err(DdpError::InvalidArgument(format!(
+                "the model's device, {device:?}, has not the layer of this `Ddp`'s `Overlap`"
+            )));
+        }
         step.give(&mut gradients, averages);
         Ok(gradients)
+    }
+
+    /// Says why backward hid nothing, though it should have.
+    fn warn_once(&mut self, gradients: &GradientsParams) {
+        if !self.warned && !gradients.is_empty() {
+            self.warned = true;
+            log::warn!(
+                "burn-ddp: gradients are averaged after backward, not during it: the model's parameters are not \
+                 marked; pass it through Ddp::broadcast_parameters, again when a record was loaded"
+            );
+        }
     }
 
     pub(super) fn timeline(&self) -> Timeline {
@@ -158,4 +189,18 @@ impl During {
             waited: self.overlap.waited(),
         }
     }
+}
+
+/// What may have led to buckets that differ. They travel before a rank knows which gradients it will have, and
+/// afterwards the ranks can tell each other nothing.
+fn explain(error: &DdpError, trained: &[Signature], present: &[u8]) {
+    if !matches!(error, DdpError::Diverged { .. }) {
+        return;
+    }
+    let lacking = trained.iter().zip(present).filter(|(_, it)| **it == 0);
+    let lacking: Vec<&str> = lacking.map(|(it, _)| it.path.as_str()).collect();
+    log::error!(
+        "burn-ddp: this rank has no gradients of {lacking:?}; parameters that only some ranks use need `Ddp::new` \
+         instead of `Ddp::overlapped`"
+    );
 }

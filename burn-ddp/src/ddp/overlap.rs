@@ -7,7 +7,10 @@
 //! the same on all ranks as long as their graphs are. Buckets are therefore filled as gradients come,
 //! and need no layout made in advance.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use burn::{
     backend::DispatchDevice,
@@ -17,14 +20,19 @@ use burn::{
 use burn_backend::{DeviceId, distributed::ReduceOperation};
 use burn_layer::{FloatView, Layer, Reduced};
 
-use super::{DdpConfig, Timeline, reducer::Reducer};
+use super::{
+    DdpConfig, Timeline,
+    reducer::{Reducer, unchanged},
+};
 use crate::{DdpError, ProcessGroup};
 
 /// Averages gradients while backward still runs.
 ///
 /// Put its [layer](Self::layer) over a device, and give it to
-/// [`Ddp::overlapped`](super::Ddp::overlapped). All ranks must use the same parameters in each step: one
-/// that only some ranks use is an error that names it.
+/// [`Ddp::overlapped`](super::Ddp::overlapped). All ranks must use the same parameters in each step. One that
+/// only some ranks use ends the job: as [`DdpError::Diverged`] where the ranks' buckets differ in length, while the
+/// log (`error`) says which parameters a rank has no gradients of; else by an error that names it.
+/// [`Ddp::new`](super::Ddp::new) takes such models.
 ///
 /// Gradients reach the layer on the device under all layers, so that they travel by NCCL where that is a CUDA
 /// device. That goes for those too that are averaged after backward: accumulated inside
@@ -73,10 +81,10 @@ impl Overlap {
     }
 
     /// The layer. It goes outermost where there are several: gradients are then averaged in the type
-    /// that the program sees.
+    /// that the program sees. It works for as long as this lives, or the `Ddp` that took it.
     pub fn layer(&self) -> OverlapLayer {
         OverlapLayer {
-            reducer: self.reducer.clone(),
+            reducer: Arc::downgrade(&self.reducer),
         }
     }
 
@@ -113,7 +121,9 @@ impl Overlap {
 /// The layer that averages gradients over the ranks. See [`Overlap`].
 #[derive(Clone, Debug)]
 pub struct OverlapLayer {
-    reducer: Arc<Reducer>,
+    /// A served device may live as long as the process. The group must not: a rank says goodbye when the last
+    /// of its handles goes.
+    reducer: Weak<Reducer>,
 }
 
 impl Layer for OverlapLayer {
@@ -123,11 +133,16 @@ impl Layer for OverlapLayer {
         op: ReduceOperation,
         _devices: &[DeviceId],
     ) -> Option<Reduced> {
-        Some(Reducer::submit(&self.reducer, tensor, op))
+        Some(match self.reducer.upgrade() {
+            Some(reducer) => Reducer::submit(&reducer, tensor, op),
+            None => unchanged(tensor),
+        })
     }
 
     fn sync_collective(&self) -> bool {
-        self.reducer.end();
+        if let Some(reducer) = self.reducer.upgrade() {
+            reducer.end();
+        }
         true
     }
 }

@@ -173,11 +173,16 @@ impl Reducer {
         let (at, averages) = (open.len, open.averages.clone());
         open.len += len;
         let zeros = gradient.zeros();
-        let reducer = this.clone();
+        // The gradient may outlive the reducer, which has waited for the averages by then.
+        let reducer = Arc::downgrade(this);
         let reduced = gradient.deferred(shape, dtype, move || {
+            if let Some(reducer) = reducer.upgrade() {
+                reducer.hurry(&averages);
+            }
             // A fault is for `finish` to report, before anyone uses what is returned here.
-            let average = reducer.wait(&averages, at, len);
-            average.unwrap_or_else(|_| zeros())
+            averages
+                .wait()
+                .map_or_else(|_| zeros(), |bucket| bucket.slice(at, len))
         });
         open.gradients.push(gradient);
         if open.len * dtype.size() >= limit {
@@ -248,13 +253,11 @@ impl Reducer {
         open.averages.sent.store(true, Ordering::SeqCst);
     }
 
-    /// The average of the gradient at a place of a bucket.
-    fn wait(&self, averages: &Averages, at: usize, len: usize) -> Result<Gradient, DdpError> {
+    /// Sends what there is if a bucket is needed before backward has ended.
+    fn hurry(&self, averages: &Averages) {
         if !averages.sent.load(Ordering::SeqCst) {
-            // Needed before backward ended.
             self.send_all(&mut self.state());
         }
-        Ok(averages.wait()?.slice(at, len))
     }
 
     /// Waits for the averages of all buckets.
@@ -276,6 +279,15 @@ impl Reducer {
         self.state().waited += start.elapsed();
         // A gradient that could not be read has aborted the group.
         result.and_then(|()| self.group().fault().map_or(Ok(submitted), Err))
+    }
+}
+
+/// What a layer gives back when nobody averages any more.
+pub(super) fn unchanged(tensor: FloatView<'_>) -> Reduced {
+    let (shape, dtype) = (tensor.shape(), tensor.dtype());
+    match Gradient::of_view(tensor, false) {
+        Ok(gradient) => gradient.unchanged(shape, dtype),
+        Err(_) => unreadable(shape, dtype),
     }
 }
 

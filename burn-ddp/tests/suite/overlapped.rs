@@ -9,7 +9,7 @@ use burn::{
     tensor::{Device, Distribution, FloatDType, Tensor},
 };
 use burn_backend::{DeviceId, distributed::ReduceOperation};
-use burn_ddp::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, with_custom_ops};
+use burn_ddp::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ReduceOp, with_custom_ops};
 use burn_layer::{FloatView, Layer, Layers, Reduced};
 use nix::{
     sys::signal::{Signal, kill},
@@ -61,11 +61,18 @@ fn overlapped_gradients_are_compressed() {
 
 #[test]
 fn overlapped_ranks_must_use_the_same_parameters() {
-    for (success, output) in results("overlapped unused", 2) {
+    // The buckets of the ranks differ: the log says what is missing where.
+    let lacking = [r#"["never", "sometimes"]"#, r#"["never"]"#];
+    for ((success, output), lacking) in results("overlapped unused", 2).iter().zip(lacking) {
         assert!(!success);
-        assert!(output.contains("RESULT error"), "{output}");
-        let named = output.contains("a gradient of `sometimes`");
-        assert!(named || output.contains("diverged"), "{output}");
+        assert!(output.contains("RESULT error ranks diverged"), "{output}");
+        let lacking = format!("this rank has no gradients of {lacking}");
+        assert!(output.contains(&lacking), "{output}");
+    }
+    // They are alike, and the ranks can tell each other.
+    for (success, output) in results("overlapped unused elsewhere", 2) {
+        assert!(!success);
+        assert!(output.contains("a gradient of `never`"), "{output}");
     }
 }
 
@@ -103,7 +110,11 @@ fn layered_over(
     Ok((layers.serve().unwrap().autodiff(), overlap))
 }
 
-pub(crate) fn unused_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+/// Rank 1 uses a parameter that rank 0 does not, which may use another instead.
+pub(crate) fn unused_when_overlapped(
+    group: &ProcessGroup,
+    elsewhere: bool,
+) -> Result<(), DdpError> {
     let (device, overlap) = layered(group, DdpConfig::new())?;
     let param = || Param::from_tensor(Tensor::<1>::ones([3], &device));
     let model = Branches {
@@ -114,8 +125,10 @@ pub(crate) fn unused_when_overlapped(group: &ProcessGroup) -> Result<(), DdpErro
     let mut ddp = Ddp::overlapped(group, overlap, &model)?;
     let model = ddp.broadcast_parameters(model)?;
     let mut loss = model.used.val().sum();
-    if group.rank() == 1 {
-        loss = loss + model.sometimes.val().sum();
+    match group.rank() {
+        1 => loss = loss + model.sometimes.val().sum(),
+        _ if elsewhere => loss = loss + model.never.val().sum(),
+        _ => {}
     }
     let gradients = GradientsParams::from_grads(loss.backward(), &model);
     ddp.reduce_gradients(gradients, &model).map(drop)
@@ -191,6 +204,33 @@ pub(crate) fn one_after_the_other(group: &ProcessGroup) -> Result<(), DdpError> 
 #[test]
 fn one_overlaps_at_a_time() {
     for (success, output) in results("overlapped twice", 2) {
+        assert!(success, "{output}");
+    }
+}
+
+/// Rank 1 has ended before rank 0 takes what it has sent last.
+pub(crate) fn leave_after_a_reduce(group: &ProcessGroup) -> Result<(), DdpError> {
+    let pids = group.all_gather(&[std::process::id()])?;
+    accumulate_when_overlapped(group, Device::flex())?;
+    if group.is_main() {
+        let path = format!("/proc/{}/stat", pids[1]);
+        // A zombie, until this test's process asks for its end.
+        let has_ended = |stat: String| stat.contains(") Z ");
+        while !std::fs::read_to_string(&path).map_or(true, has_ended) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // What its end told has arrived.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    let mut last = [group.rank() as f32 + 1.0];
+    group.reduce(&mut last, ReduceOp::Sum, 0)?;
+    assert!(!group.is_main() || last == [3.0]);
+    Ok(())
+}
+
+#[test]
+fn an_overlapped_rank_says_goodbye() {
+    for (success, output) in results("overlapped reduce", 2) {
         assert!(success, "{output}");
     }
 }

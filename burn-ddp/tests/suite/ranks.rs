@@ -214,6 +214,8 @@ fn play() {
         println!("RESULT ok {:?} {local:?} {sum}", group.timeout());
         return;
     }
+    log::set_logger(&Printer).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
     let body = scenario_named(&scenario).expect("a known scenario");
     let result = ProcessGroup::init().and_then(body);
     match result {
@@ -223,6 +225,23 @@ fn play() {
             std::process::exit(1);
         }
     }
+}
+
+/// What a rank logs goes where its results go.
+struct Printer;
+
+impl log::Log for Printer {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.target().starts_with("burn_ddp")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            println!("LOG {} {}", record.level(), record.args());
+        }
+    }
+
+    fn flush(&self) {}
 }
 
 type Scenario = fn(ProcessGroup) -> Result<String, DdpError>;
@@ -345,7 +364,22 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             |group| crate::join::join_when_overlapped(&group).map(|()| String::new())
         }
         "overlapped unused" => {
-            |group| crate::overlapped::unused_when_overlapped(&group).map(|()| String::new())
+            |group| crate::overlapped::unused_when_overlapped(&group, false).map(|()| String::new())
+        }
+        "overlapped unused elsewhere" => {
+            |group| crate::overlapped::unused_when_overlapped(&group, true).map(|()| String::new())
+        }
+        "overlapped reduce" => {
+            |group| crate::overlapped::leave_after_a_reduce(&group).map(|()| String::new())
+        }
+        "overlapped ways to accumulate" => {
+            |group| crate::accumulation::both_ways_when_overlapped(&group).map(|()| String::new())
+        }
+        "overlapped unmarked" => {
+            |group| crate::accumulation::unmarked_when_overlapped(&group).map(|()| String::new())
+        }
+        "overlapped outside no_sync" => {
+            |group| crate::accumulation::outside_when_overlapped(&group).map(|()| String::new())
         }
         "overlapped accumulation" => |group| {
             crate::overlapped::accumulate_when_overlapped(&group, Device::flex())
