@@ -4,6 +4,7 @@
 mod after;
 mod agreement;
 mod averager;
+mod broadcast;
 mod bucketer;
 mod config;
 mod during;
@@ -28,8 +29,10 @@ use std::{
 
 use burn::{module::Module, optim::GradientsParams};
 
+pub(crate) use self::broadcast::Part;
 use self::{
     agreement::{check_equal, on_all_ranks},
+    broadcast::broadcast,
     during::During,
     method::Method,
     parameters::Signature,
@@ -187,30 +190,22 @@ impl Ddp {
         if self.group.world_size() == 1 {
             return Ok(model);
         }
-        let model = self.receive(model)?;
+        let model = self.receive(model, Part::All)?;
         Ok(match self.method {
             Method::After(_) | Method::OnDevice(_) => model,
             Method::During(_) => overlap::mark(model),
         })
     }
 
-    /// The model with the contents of rank 0's, its parameters not marked.
-    pub(crate) fn receive<M: Module>(&self, model: M) -> Result<M, DdpError> {
+    /// The model with the contents of rank 0's, or a part of them; its parameters are not marked.
+    pub(crate) fn receive<M: Module>(&self, model: M, part: Part) -> Result<M, DdpError> {
         // Running statistics keep their last update back until someone asks for the valid module.
         let _ = model.valid();
         let give_up = |error| self.group.give_up(error);
         parameters::check_fits(&model, &self.parameters).map_err(give_up)?;
-        if let Method::OnDevice(on_device) = &self.method {
-            return on_device.broadcast(model);
-        }
-        let ours = match self.group.is_main() {
-            true => parameters::contents(&model).map_err(give_up)?,
-            false => Vec::new(),
-        };
-        let bytes = self.group.broadcast_bytes(&ours, 0)?;
-        match self.group.is_main() {
-            true => Ok(model),
-            false => Ok(parameters::with_contents(model, &bytes)),
+        match &self.method {
+            Method::OnDevice(on_device) => on_device.broadcast(model, &self.parameters, part),
+            _ => broadcast(&self.group, model, &self.parameters, part).map_err(give_up),
         }
     }
 
@@ -242,7 +237,9 @@ impl Ddp {
 
     /// Runs `body` without averaging. To accumulate gradients over several micro-steps, run the
     /// backward passes of all of them in here, and then give the sum to
-    /// [`reduce_gradients`](Self::reduce_gradients), which averages it over the ranks.
+    /// [`reduce_gradients`](Self::reduce_gradients), which averages it over the ranks. All ranks do so in the
+    /// same steps. PyTorch's way, with the last backward pass outside, gives the same; with an [`Overlap`], what that
+    /// pass has averaged is then averaged again with the rest, so that it only costs more.
     pub fn no_sync<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.synchronize;
         self.set_synchronize(false);

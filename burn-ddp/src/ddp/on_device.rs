@@ -1,6 +1,7 @@
 //! Gradients averaged where they are: buckets are made, averaged and taken apart on the device.
 
 use std::{
+    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,7 +16,7 @@ use burn::{
 };
 
 use super::{
-    CommHook, DdpConfig, DdpStats, Slot, bucketer::layout, gradient::Gradient,
+    CommHook, DdpConfig, DdpStats, Part, Slot, bucketer::layout, gradient::Gradient,
     parameters::Signature, presence::Presence, step::Step,
 };
 use crate::{Backend, DdpError, Pending, ProcessGroup, ReduceOp, TensorOp};
@@ -122,10 +123,17 @@ impl OnDevice {
         }
     }
 
-    /// The model with the tensors of rank 0.
-    pub(super) fn broadcast<M: Module>(&self, model: M) -> Result<M, DdpError> {
+    /// The model with the tensors of rank 0, or a part of them.
+    pub(super) fn broadcast<M: Module>(
+        &self,
+        model: M,
+        signatures: &[Signature],
+        part: Part,
+    ) -> Result<M, DdpError> {
         let mut receiver = Receiver {
             group: &self.group,
+            signatures: signatures.iter(),
+            part,
             error: None,
         };
         let model = model.map(&mut receiver);
@@ -136,6 +144,8 @@ impl OnDevice {
 /// Puts rank 0's tensors in the place of others.
 struct Receiver<'a> {
     group: &'a ProcessGroup,
+    signatures: slice::Iter<'a, Signature>,
+    part: Part,
     error: Option<DdpError>,
 }
 
@@ -145,7 +155,8 @@ impl Receiver<'_> {
     where
         K: Numeric + Autodiff + 'static,
     {
-        if self.error.is_some() {
+        let travels = self.signatures.next().is_some_and(|it| self.part.has(it));
+        if !travels || self.error.is_some() {
             return old;
         }
         let strategy = old.gradient_checkpointing_strategy();

@@ -21,7 +21,7 @@ pub use self::{
     checkpointer::{AtomicCheckpointer, EpochCheckpoints},
     gather::GatherOutput,
 };
-use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup};
+use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ddp::Part};
 
 /// Trains burn-train's `Learner` on all ranks of a group. Each rank runs the same program.
 ///
@@ -230,7 +230,7 @@ impl DdpStrategy {
             Some(overlap) => Ddp::overlapped(&self.group, overlap.clone(), &model)?,
         };
         if self.group.world_size() > 1 {
-            learner.load_model(ddp.receive(model)?.into_record());
+            learner.load_model(ddp.receive(model, Part::All)?.into_record());
             if self.overlap.is_some() {
                 learner.grad_sharded();
             }

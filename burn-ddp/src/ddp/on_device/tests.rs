@@ -154,7 +154,8 @@ fn all_ranks_get_the_tensors_of_rank_0() {
         let model = model(&device, group.rank() as f32 + 3.0);
         let trained = trained(&model);
         let on_device = OnDevice::on(&group, &DdpConfig::new(), &trained, Device::flex());
-        let model = on_device.broadcast(model).unwrap();
+        let signatures = parameters::signatures(&model);
+        let model = on_device.broadcast(model, &signatures, Part::All).unwrap();
         assert!(model.first.weight.is_require_grad());
         assert!(model.first.weight.val().is_autodiff());
         let count = model.count.val().into_data().convert::<i32>();

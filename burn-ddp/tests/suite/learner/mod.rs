@@ -1,5 +1,6 @@
 //! burn-train's `Learner` over ranks, against itself in one process on the whole batch.
 
+mod asked_late;
 mod checkpoints;
 mod epochs;
 mod outputs;
