@@ -2,8 +2,8 @@
 
 #[path = "suite/accumulation.rs"]
 mod accumulation;
-#[path = "suite/bucketer.rs"]
-mod bucketer;
+#[path = "suite/buckets.rs"]
+mod buckets;
 #[path = "suite/checkpoint.rs"]
 mod checkpoint;
 #[path = "suite/collectives.rs"]
@@ -64,6 +64,8 @@ mod signals;
 mod simulate;
 #[path = "suite/static_graph.rs"]
 mod static_graph;
+#[path = "suite/stopped.rs"]
+mod stopped;
 #[path = "suite/subgroup.rs"]
 mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]

@@ -1,5 +1,7 @@
 //! The tensors of rank 0's model to all ranks, through the host, a chunk at a time.
 
+pub(super) mod on_device;
+
 use std::{fmt::Display, slice, vec};
 
 use burn::{
@@ -275,35 +277,44 @@ mod tests {
         assert_eq!(chunks(&[0, 0], 8), [0; 0]);
     }
 
+    /// A model with its rank's number, sent in chunks of a size, or tensor by tensor as on a device (on one
+    /// that has no NCCL, which changes nothing else).
+    fn sent(group: &ProcessGroup, part: Part, limit: Option<usize>) -> Model {
+        let model = model(group.rank() as f32);
+        let signatures = signatures(&model);
+        let calls = group.stats().calls;
+        let Some(limit) = limit else {
+            return on_device::broadcast(group, model, &signatures, part).unwrap();
+        };
+        let model = in_chunks(group, model, &signatures, part, limit).unwrap();
+        let calls = group.stats().calls - calls;
+        assert_eq!(calls == 1, limit == 1 << 20);
+        model
+    }
+
     #[test]
-    fn all_ranks_get_the_tensors_of_rank_0_whatever_the_chunks() {
-        for (limit, part) in [1, 20, 30, 1 << 20]
-            .into_iter()
-            .flat_map(|limit| [(limit, Part::All), (limit, Part::Untrained)])
-        {
-            thread::scope(|scope| {
-                for group in LocalGroup::new(3) {
-                    scope.spawn(move || {
-                        let rank = group.rank() as f32;
-                        let model = model(rank);
-                        let signatures = signatures(&model);
-                        let calls = group.stats().calls;
-                        let model = in_chunks(&group, model, &signatures, part, limit).unwrap();
-                        let calls = group.stats().calls - calls;
-                        assert_eq!(calls == 1, limit == 1 << 20);
-                        assert!(model.last.weight.is_require_grad());
-                        assert!(!model.norm.running_mean.value_sync().is_require_grad());
-                        let trained = match part {
-                            Part::All => 0.0,
-                            Part::Untrained => rank,
-                        };
-                        let [parameters, statistics, others] = numbers(&model);
-                        assert_eq!(parameters, vec![trained; 20]);
-                        assert_eq!(statistics, [0.0; 4]);
-                        assert_eq!(others, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
-                    });
-                }
-            });
+    fn all_ranks_get_the_tensors_of_rank_0_whatever_the_way() {
+        for part in [Part::All, Part::Untrained] {
+            for limit in [Some(1), Some(20), Some(30), Some(1 << 20), None] {
+                thread::scope(|scope| {
+                    for group in LocalGroup::new(3) {
+                        scope.spawn(move || {
+                            let model = sent(&group, part, limit);
+                            assert!(model.last.weight.is_require_grad());
+                            assert!(model.last.weight.val().is_autodiff());
+                            assert!(!model.norm.running_mean.value_sync().is_require_grad());
+                            let own = match part {
+                                Part::All => 0.0,
+                                Part::Untrained => group.rank() as f32,
+                            };
+                            let [trained, statistics, others] = numbers(&model);
+                            assert_eq!(trained, [own; 20]);
+                            assert_eq!(statistics, [0.0; 4]);
+                            assert_eq!(others, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+                        });
+                    }
+                });
+            }
         }
     }
 }

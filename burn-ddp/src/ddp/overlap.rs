@@ -7,10 +7,7 @@
 //! the same on all ranks as long as their graphs are. Buckets are therefore filled as gradients come,
 //! and need no layout made in advance.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::sync::{Arc, Weak};
 
 use burn::{
     backend::DispatchDevice,
@@ -21,8 +18,9 @@ use burn_backend::{DeviceId, distributed::ReduceOperation};
 use burn_layer::{FloatView, Layer, Reduced};
 
 use super::{
-    DdpConfig, Timeline,
-    reducer::{Reducer, unchanged},
+    DdpConfig, DdpStats, Timeline,
+    gradient::{Gradient, location, unreadable},
+    reducer::{Reducer, Taken},
 };
 use crate::{DdpError, ProcessGroup};
 
@@ -36,7 +34,9 @@ use crate::{DdpError, ProcessGroup};
 ///
 /// Gradients reach the layer on the device under all layers, so that they travel by NCCL where that is a CUDA
 /// device. That goes for those too that are averaged after backward: accumulated inside
-/// [`no_sync`](super::Ddp::no_sync), or while a rank has [no batch](super::Ddp::join).
+/// [`no_sync`](super::Ddp::no_sync), or while a rank has [no batch](super::Ddp::join); and those of a second backward
+/// pass since the parameters were last updated (several losses, a step that a loss scaler skipped), as Burn submits
+/// gradients only in the first.
 ///
 /// Each rank is a process of its own: Burn has one gradient server for all layered devices of a process, which
 /// waits for one backward pass at a time. So a process has one overlapped `Ddp` of several ranks at a time
@@ -88,9 +88,9 @@ impl Overlap {
         }
     }
 
-    /// Waits until the device has run backward and all averages are there. Returns the number of
-    /// gradients that were averaged since the last time.
-    pub(super) fn finish(&self, device: &Device) -> Result<usize, DdpError> {
+    /// Waits until the device has run backward and all averages are there. Returns what was averaged since
+    /// the last time.
+    pub(super) fn finish(&self, device: &Device) -> Result<Taken, DdpError> {
         let read = device.sync();
         read.map_err(|error| DdpError::Device(error.to_string()))?;
         self.reducer.finish()
@@ -104,17 +104,13 @@ impl Overlap {
         self.reducer.config()
     }
 
-    pub(super) fn bytes_reduced(&self) -> u64 {
-        self.reducer.group().stats().bytes_reduced
-    }
-
     /// When the buckets of the last backward pass were sent and came back.
     pub(super) fn timeline(&self) -> Timeline {
         self.reducer.timeline()
     }
 
-    pub(super) fn waited(&self) -> Duration {
-        self.reducer.waited()
+    pub(super) fn stats(&self) -> DdpStats {
+        self.reducer.stats()
     }
 }
 
@@ -133,10 +129,33 @@ impl Layer for OverlapLayer {
         op: ReduceOperation,
         _devices: &[DeviceId],
     ) -> Option<Reduced> {
-        Some(match self.reducer.upgrade() {
-            Some(reducer) => Reducer::submit(&reducer, tensor, op),
-            None => unchanged(tensor),
-        })
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let reducer = self.reducer.upgrade();
+        let gradient = match take(reducer.as_deref(), tensor) {
+            Ok(gradient) => gradient,
+            Err(error) => {
+                // The other ranks must not wait for it; `Ddp` reports it.
+                reducer.inspect(|it| drop(it.group().abort(error.to_string())));
+                return Some(unreadable(shape, dtype));
+            }
+        };
+        // `Ddp` asks for means over several ranks; anything else is not ours.
+        let ours = |it: &Arc<Reducer>| it.group().world_size() > 1 && op == ReduceOperation::Mean;
+        let Some(reducer) = reducer.filter(ours) else {
+            return Some(gradient.unchanged(shape, dtype));
+        };
+        let (zeros, on_device) = (gradient.zeros(), gradient.is_on_device());
+        let place = reducer.add(gradient);
+        // The gradient may outlive the reducer, which has waited for the average by then.
+        let reducer = self.reducer.clone();
+        let average = move || {
+            if let Some(reducer) = reducer.upgrade() {
+                reducer.hurry(&place);
+            }
+            // A fault is for `finish` to report, before anyone uses what is returned here.
+            place.average().unwrap_or_else(|_| zeros())
+        };
+        Some(Gradient::deferred(on_device, shape, dtype, average))
     }
 
     fn sync_collective(&self) -> bool {
@@ -145,6 +164,19 @@ impl Layer for OverlapLayer {
         }
         true
     }
+}
+
+/// A gradient on its way to a bucket: it stays on its device where the group uses NCCL and the hook is one that
+/// NCCL can stand in for.
+fn take(reducer: Option<&Reducer>, tensor: FloatView<'_>) -> Result<Gradient, DdpError> {
+    let stays = match reducer {
+        Some(reducer) if reducer.group().world_size() > 1 => {
+            let by_nccl = reducer.group().stays(&location(tensor))?;
+            by_nccl && reducer.config().hook.plain(tensor.dtype()).is_some()
+        }
+        _ => false,
+    };
+    Gradient::of_view(tensor, stays)
 }
 
 /// Whether a device is one that runs layers.

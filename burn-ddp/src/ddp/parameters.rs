@@ -7,7 +7,6 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::Slot;
 use crate::DdpError;
 
 /// What must be equal on all ranks.
@@ -23,14 +22,6 @@ impl Signature {
     /// Whether the same numbers fill both. Which of them are trained is another matter.
     fn holds_as_much_as(&self, other: &Self) -> bool {
         (&self.path, &self.shape, self.dtype) == (&other.path, &other.shape, other.dtype)
-    }
-
-    /// What its gradient looks like.
-    pub(super) fn slot(&self) -> Slot {
-        Slot {
-            len: self.shape.num_elements(),
-            dtype: self.dtype,
-        }
     }
 
     fn describe(&self) -> String {
