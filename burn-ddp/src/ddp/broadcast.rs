@@ -24,8 +24,12 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    pub(super) fn has(self, signature: &Signature) -> bool {
-        self == Self::All || !signature.trained
+    /// The bytes of a tensor that travel.
+    fn bytes(self, signature: &Signature) -> usize {
+        match self == Self::All || !signature.trained {
+            true => signature.shape.num_elements() * signature.dtype.size(),
+            false => 0,
+        }
     }
 }
 
@@ -47,11 +51,7 @@ fn in_chunks<M: Module>(
     part: Part,
     limit: usize,
 ) -> Result<M, DdpError> {
-    let size = |signature: &Signature| match part.has(signature) {
-        true => signature.shape.num_elements() * signature.dtype.size(),
-        false => 0,
-    };
-    let sizes: Vec<usize> = signatures.iter().map(size).collect();
+    let sizes: Vec<usize> = signatures.iter().map(|it| part.bytes(it)).collect();
     let mut travel = Travel {
         group,
         sizes: sizes.iter(),

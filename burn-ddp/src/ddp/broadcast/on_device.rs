@@ -42,7 +42,7 @@ impl Receiver<'_> {
     /// Whether the next tensor travels.
     fn next(&mut self) -> bool {
         let next = self.signatures.next();
-        self.error.is_none() && next.is_some_and(|it| self.part.has(it))
+        self.error.is_none() && next.is_some_and(|it| self.part.bytes(it) > 0)
     }
 
     /// The tensor of rank 0, on this one's device and with its autodiff settings.
