@@ -28,12 +28,10 @@ pub enum Flaw {
     UnknownRank = 7,
     /// The list of ranks names one twice.
     RankTwice = 8,
-    /// Some gradients were not submitted.
-    GradientsMissing = 9,
 }
 
 impl Flaw {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::NoTensors,
         Self::SeveralTypes,
         Self::SeveralDevices,
@@ -42,7 +40,6 @@ impl Flaw {
         Self::NoRanks,
         Self::UnknownRank,
         Self::RankTwice,
-        Self::GradientsMissing,
     ];
 }
 
@@ -57,7 +54,6 @@ impl Display for Flaw {
             Self::NoRanks => "of no ranks",
             Self::UnknownRank => "of a rank that does not exist",
             Self::RankTwice => "with a rank named twice",
-            Self::GradientsMissing => "before all gradients were submitted",
         })
     }
 }

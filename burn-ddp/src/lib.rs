@@ -29,15 +29,15 @@ mod transport;
 mod widen;
 
 pub use backend::{Backend, NcclError, NcclVersion};
-/// Burn's, which [`to_sync_batch_norm!`] names.
-#[doc(no_inline)]
+// For `to_sync_batch_norm!`, which names it.
+#[doc(hidden)]
 pub use burn::nn::BatchNorm;
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
 pub use clip::clip_gradient_norm;
 pub use ddp::{
-    Average, BucketSizes, BucketTimes, Bucketer, CommHook, Compression, Ddp, DdpConfig, DdpStats,
-    GradientBucket, Overlap, OverlapLayer, Slot, Timeline, Values,
+    Average, BucketTimes, CommHook, Compression, Ddp, DdpConfig, DdpStats, GradientBucket, Overlap,
+    OverlapLayer, Timeline, Values,
 };
 pub use element::{Element, ElementType, ReduceOp};
 pub use ema::ModelEma;
@@ -47,9 +47,6 @@ pub use group::{GroupBuilder, GroupStats, Pending, ProcessGroup, TensorOp, is_di
 pub use learning_rate::{LrScaling, scale_lr};
 pub use local::LocalGroup;
 pub use sampler::{DistributedLoader, DistributedSampler, SamplerState};
-pub use sync_batch_norm::{
-    Norm, SyncBatchNorm, SyncBatchNormOps, ToSyncBatchNorm, custom_ops, register_custom_ops,
-    with_custom_ops,
-};
+pub use sync_batch_norm::{Norm, SyncBatchNorm, ToSyncBatchNorm, with_custom_ops};
 #[cfg(feature = "train")]
 pub use train::{AtomicCheckpointer, DdpStrategy, EpochCheckpoints, GatherOutput};

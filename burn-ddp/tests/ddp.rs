@@ -1,7 +1,9 @@
 //! The tests of burn-ddp. One binary, since each links a compiler.
 
-#[path = "suite/bucketer.rs"]
-mod bucketer;
+#[path = "suite/accumulation.rs"]
+mod accumulation;
+#[path = "suite/buckets.rs"]
+mod buckets;
 #[path = "suite/checkpoint.rs"]
 mod checkpoint;
 #[path = "suite/collectives.rs"]
@@ -62,6 +64,8 @@ mod signals;
 mod simulate;
 #[path = "suite/static_graph.rs"]
 mod static_graph;
+#[path = "suite/stopped.rs"]
+mod stopped;
 #[path = "suite/subgroup.rs"]
 mod subgroup;
 #[path = "suite/sync_batch_norm.rs"]

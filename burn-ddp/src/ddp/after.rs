@@ -1,33 +1,114 @@
-//! Gradients averaged after backward, on the host.
+//! Gradients averaged after backward, when all are there.
 
-use burn::{module::Module, optim::GradientsParams};
+use burn::{
+    module::Module,
+    optim::GradientsParams,
+    tensor::{Device, Tensor},
+};
 
-use super::{Bucketer, DdpConfig, Values, gradient::Gradient, parameters::Signature, step::Step};
-use crate::{DdpError, ProcessGroup};
+use super::{
+    DdpConfig, DdpStats, Values,
+    gradient::Gradient,
+    parameters::Signature,
+    presence::Presence,
+    reducer::{Place, Reducer},
+    step::Step,
+};
+use crate::{Backend, DdpError, ProcessGroup};
 
-/// Buckets for the gradients of trained parameters.
-pub(super) fn bucketer(group: ProcessGroup, trained: &[Signature], config: &DdpConfig) -> Bucketer {
-    let slots = trained.iter().map(Signature::slot).collect();
-    Bucketer::new(group, slots, config.sizes(), config.hook.clone())
-        .static_graph(config.static_graph)
+/// Averages gradients on their device, or else on the host.
+pub(super) struct After {
+    reducer: Reducer,
+    /// The device that gradients do not leave.
+    device: Option<Device>,
+    presence: Presence,
 }
 
-/// Averages gradients that are all there.
-pub(super) fn average<M: Module>(
-    bucketer: &mut Bucketer,
-    step: &Step<'_, M>,
-    mut gradients: GradientsParams,
-) -> Result<GradientsParams, DdpError> {
-    for (slot, gradient) in step.take(&mut gradients).into_iter().enumerate() {
-        // Read as late as it is needed: buckets that are full travel meanwhile.
-        let values = match gradient {
-            Some(gradient) => Some(Values::from_data(gradient.try_into_data()?)?),
-            None => None,
-        };
-        bucketer.submit(slot, values)?;
+impl After {
+    pub(super) fn new<M: Module>(
+        group: ProcessGroup,
+        config: DdpConfig,
+        trained: &[Signature],
+        model: &M,
+    ) -> Result<Self, DdpError> {
+        let device = device(&group, &config, trained, model)?;
+        Ok(Self::on(device, group, config))
     }
-    let averages = bucketer.finish()?.into_iter();
-    let averages = averages.map(|average| average.map(Gradient::Host));
-    step.give(&mut gradients, averages.collect());
-    Ok(gradients)
+
+    fn on(device: Option<Device>, group: ProcessGroup, config: DdpConfig) -> Self {
+        Self {
+            device,
+            presence: Presence::new(config.static_graph),
+            reducer: Reducer::new(group, config),
+        }
+    }
+
+    /// The group over which the model's tensors travel without leaving their device, if they do.
+    pub(super) fn on_device(&self) -> Option<&ProcessGroup> {
+        self.device.as_ref().map(|_| self.reducer.group())
+    }
+
+    pub(super) fn average<M: Module>(
+        &mut self,
+        step: &Step<'_, M>,
+        mut gradients: GradientsParams,
+    ) -> Result<GradientsParams, DdpError> {
+        let taken = step.take(&mut gradients)?;
+        // A gradient that some ranks lack counts as zeros there; one that all lack stays absent.
+        let present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
+        let anywhere = self.presence.agree(self.reducer.group(), &present)?;
+        let slots = taken.into_iter().zip(step.trained).zip(anywhere);
+        let places = slots.map(|((gradient, signature), anywhere)| match anywhere {
+            0 => Ok(None),
+            // Read as late as it is needed: buckets that are full travel meanwhile.
+            _ => Ok(Some(self.reducer.add(self.gradient(gradient, signature)?))),
+        });
+        let places: Vec<Option<Place>> = places.collect::<Result<_, DdpError>>()?;
+        self.reducer.end();
+        self.reducer.finish()?;
+        let averages = places
+            .iter()
+            .map(|place| place.as_ref().map(Place::average).transpose());
+        step.give(&mut gradients, averages.collect::<Result<_, _>>()?);
+        Ok(gradients)
+    }
+
+    /// A gradient, or zeros, in the place where it is averaged.
+    fn gradient(
+        &self,
+        gradient: Option<Tensor<1>>,
+        Signature { shape, dtype, .. }: &Signature,
+    ) -> Result<Gradient, DdpError> {
+        let len = shape.num_elements();
+        Ok(match (&self.device, gradient) {
+            (Some(device), Some(it)) => Gradient::Device(it.to_device(device).into()),
+            (Some(device), None) => Gradient::Device(Tensor::zeros([len], (device, *dtype)).into()),
+            (None, Some(it)) => Gradient::Host(Values::from_data(it.try_into_data()?)?),
+            (None, None) => Gradient::Host(Values::zeros(len, *dtype)?),
+        })
+    }
+
+    pub(super) fn stats(&self) -> DdpStats {
+        self.reducer.stats()
+    }
 }
+
+/// The device of a model whose tensors travel by NCCL, if there is no hook that NCCL cannot stand in for.
+fn device<M: Module>(
+    group: &ProcessGroup,
+    config: &DdpConfig,
+    trained: &[Signature],
+    model: &M,
+) -> Result<Option<Device>, DdpError> {
+    // A model without tensors has nothing to say.
+    let Some(device) = model.devices().into_iter().next() else {
+        return Ok(None);
+    };
+    let device = device.without_autodiff();
+    let by_nccl = group.tensor_backend(&device)? == Backend::Nccl;
+    let is_plain = |signature: &Signature| config.hook.plain(signature.dtype).is_some();
+    Ok((by_nccl && trained.iter().all(is_plain)).then_some(device))
+}
+
+#[cfg(test)]
+mod tests;

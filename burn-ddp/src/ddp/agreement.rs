@@ -45,15 +45,21 @@ pub(super) fn on_all_ranks<T>(group: &ProcessGroup, own: Result<T, String>) -> R
     }
 }
 
-/// Checks that all ranks have gradients of the same parameters.
-pub(super) fn check_present(
+/// Whether backward has averaged all gradients on all ranks. If so, they must be of the same parameters.
+pub(super) fn check_whole(
     group: &ProcessGroup,
     trained: &[Signature],
     present: &[u8],
-) -> Result<(), DdpError> {
-    let all = group.all_gather(present)?;
-    for (rank, theirs) in all.chunks_exact(trained.len().max(1)).enumerate() {
-        if let Some(slot) = (0..trained.len()).find(|slot| theirs[*slot] != all[*slot]) {
+    own: bool,
+) -> Result<bool, DdpError> {
+    let all = group.all_gather(&[present, &[own.into()]].concat())?;
+    let slots = trained.len();
+    let ranks = || all.chunks_exact(slots + 1).enumerate();
+    if ranks().any(|(_, theirs)| theirs[slots] == 0) {
+        return Ok(false);
+    }
+    for (rank, theirs) in ranks() {
+        if let Some(slot) = (0..slots).find(|slot| theirs[*slot] != all[*slot]) {
             let path = &trained[slot].path;
             let (has, lacks) = match theirs[slot] {
                 0 => (0, rank),
@@ -65,5 +71,5 @@ pub(super) fn check_present(
             )));
         }
     }
-    Ok(())
+    Ok(true)
 }

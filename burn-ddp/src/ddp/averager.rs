@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{CommHook, GradientBucket, Values};
-use crate::{DdpError, Pending, ProcessGroup, ReduceOp, group::Worker};
+use crate::{DdpError, Pending, ProcessGroup, group::Worker};
 
 /// Averages buckets, one after the other, while the caller goes on.
 pub(super) struct Averager {
@@ -38,17 +38,6 @@ impl Averager {
                 let values = values.map_err(|error| group.give_up(error))?;
                 then();
                 Ok(values)
-            })
-        })
-    }
-
-    /// Starts to find out which flags any rank has set.
-    pub(super) fn start_any(&self, mut flags: Vec<u8>) -> Pending<Vec<u8>> {
-        let group = self.group.clone();
-        self.worker.submit(move || {
-            group.guarded(|| {
-                group.all_reduce(&mut flags, ReduceOp::Max)?;
-                Ok(flags)
             })
         })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Average, BucketSizes, CommHook, Compression};
+use super::{Average, CommHook, Compression};
 
 /// Settings of [`Ddp`](super::Ddp): the same on all ranks.
 #[derive(Clone, Debug)]
@@ -81,10 +81,10 @@ impl DdpConfig {
         self
     }
 
-    pub(super) fn sizes(&self) -> BucketSizes {
-        BucketSizes {
-            first: self.first_bucket_bytes,
-            others: self.bucket_bytes,
+    pub(super) fn bucket_limit(&self, first: bool) -> usize {
+        match first {
+            true => self.first_bucket_bytes,
+            false => self.bucket_bytes,
         }
     }
 }

@@ -12,7 +12,7 @@ use burn_layer::device_under;
 
 use super::{
     DdpStats, Overlap, Timeline,
-    agreement::check_present,
+    agreement::check_whole,
     gradient::Gradient,
     overlap::is_layered,
     parameters::Signature,
@@ -29,6 +29,10 @@ pub(super) struct During {
     device: Device,
     /// A rank that is alone has none.
     server: Option<GradientServer>,
+    listens: bool,
+    /// Whether backward may have run unheard since gradients were last averaged.
+    unheard: bool,
+    warned: bool,
     /// The gradients of a static graph, once all ranks were found to have the same.
     fixed: Option<Vec<u8>>,
     /// For gradients that backward did not average.
@@ -73,6 +77,9 @@ impl During {
             overlap,
             device,
             server,
+            listens: false,
+            unheard: false,
+            warned: false,
             fixed: None,
             presence,
         })
@@ -80,6 +87,8 @@ impl During {
 
     /// Whether backward averages from now on.
     pub(super) fn listen(&mut self, listen: bool) {
+        self.listens = listen;
+        self.unheard |= !listen;
         if let Some(server) = &mut self.server {
             server.listen(listen);
         }
@@ -91,30 +100,44 @@ impl During {
         step: &Step<'_, M>,
         gradients: GradientsParams,
     ) -> Result<GradientsParams, DdpError> {
-        let averaged = self.overlap.finish(&self.device)?;
-        if averaged == 0 {
-            // They were made inside `no_sync`, or some ranks have no batch.
-            return self.average_now(step, gradients);
-        }
         let present = step.present(&gradients);
-        match &self.fixed {
-            Some(known) if *known == present => {}
-            Some(_) => return Err(self.group.abort(NOT_STATIC)),
-            None => {
-                check_present(&self.group, step.trained, &present)?;
-                let promised = self.overlap.config().static_graph;
-                self.fixed = promised.then_some(present);
-            }
+        let taken = self.overlap.finish(&self.device);
+        let taken = taken.inspect_err(|error| explain(error, step.trained, &present))?;
+        // Of one pass, which has averaged all of them.
+        let whole = (taken.passes, taken.gradients) == (1, gradients.len());
+        let heard = !std::mem::replace(&mut self.unheard, !self.listens);
+        if heard && self.is_whole(step, present, whole)? {
+            return Ok(gradients);
         }
-        match averaged == gradients.len() {
-            true => Ok(gradients),
-            false => Err(DdpError::InvalidArgument(format!(
-                "{averaged} of {} gradients were averaged during backward; pass the model through \
-                 broadcast_parameters when parameters were loaded, and run backward inside no_sync \
-                 when gradients are accumulated",
-                gradients.len()
-            ))),
+        if heard && !self.warned && !step.is_marked() {
+            self.warned = true;
+            log::warn!(
+                "burn-ddp: gradients are averaged after backward, not during it, since the model's parameters are \
+                 not marked; pass it through Ddp::broadcast_parameters, again when a record was loaded"
+            );
         }
+        // Some or all were made inside `no_sync`, or while a rank had no batch, or in a second pass over the same
+        // parameters. What backward did average is the same on all ranks, and so its own average.
+        self.average_now(step, gradients)
+    }
+
+    /// Whether all ranks' gradients are whole averages.
+    fn is_whole<M: Module>(
+        &mut self,
+        step: &Step<'_, M>,
+        present: Vec<u8>,
+        own: bool,
+    ) -> Result<bool, DdpError> {
+        if let Some(known) = &self.fixed {
+            return match own && *known != present {
+                true => Err(self.group.abort(NOT_STATIC)),
+                false => Ok(own),
+            };
+        }
+        let whole = check_whole(&self.group, step.trained, &present, own)?;
+        let promised = self.overlap.config().static_graph;
+        self.fixed = (whole && promised).then_some(present);
+        Ok(whole)
     }
 
     /// Averages gradients that are all there. They go to the layer as backward's do, so that they travel
@@ -124,7 +147,7 @@ impl During {
         step: &Step<'_, M>,
         mut gradients: GradientsParams,
     ) -> Result<GradientsParams, DdpError> {
-        let taken = step.take(&mut gradients);
+        let taken = step.take(&mut gradients)?;
         let present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
         let anywhere = self.presence.agree(self.overlap.group(), &present)?;
         let device = self.device.clone().without_autodiff();
@@ -140,8 +163,13 @@ impl During {
         let averages = started
             .into_iter()
             .map(|it| it.map(|it| Gradient::Device(it.resolve().into())));
-        let averages = averages.collect();
-        self.overlap.finish(&self.device)?;
+        let averages: Vec<Option<Gradient>> = averages.collect();
+        let taken = self.overlap.finish(&self.device)?;
+        if taken.gradients != averages.iter().flatten().count() {
+            return Err(DdpError::InvalidArgument(format!(
+                "the model's device, {device:?}, has not the layer of this `Ddp`'s `Overlap`"
+            )));
+        }
         step.give(&mut gradients, averages);
         Ok(gradients)
     }
@@ -151,11 +179,23 @@ impl During {
     }
 
     pub(super) fn stats(&self) -> DdpStats {
-        DdpStats {
-            steps: 0,
-            buckets: self.overlap.timeline().buckets.len(),
-            bytes_reduced: self.overlap.bytes_reduced(),
-            waited: self.overlap.waited(),
-        }
+        self.overlap.stats()
     }
+}
+
+/// What may have led to buckets that differ. They travel before a rank knows which gradients it will have, and
+/// afterwards the ranks can tell each other nothing.
+fn explain(error: &DdpError, trained: &[Signature], present: &[u8]) {
+    if !matches!(error, DdpError::Diverged { .. }) {
+        return;
+    }
+    let lacking = trained.iter().zip(present).filter(|(_, it)| **it == 0);
+    let lacking: Vec<&str> = lacking.map(|(it, _)| it.path.as_str()).collect();
+    if lacking.is_empty() {
+        return;
+    }
+    log::error!(
+        "burn-ddp: this rank has no gradients of {lacking:?}; parameters that only some ranks use need `Ddp::new` \
+         instead of `Ddp::overlapped`"
+    );
 }

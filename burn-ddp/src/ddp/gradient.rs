@@ -35,6 +35,17 @@ impl Gradient {
         }
     }
 
+    pub(super) fn dtype(&self) -> DType {
+        match self {
+            Self::Host(values) => values.dtype(),
+            Self::Device(tensor) => tensor.dtype(),
+        }
+    }
+
+    pub(super) fn is_on_device(&self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+
     /// Gradients one after the other. All are in one place and of one type; there is one at least.
     pub(super) fn join(parts: Vec<Self>, dtype: DType) -> Self {
         let len = parts.iter().map(Self::len).sum();
@@ -106,24 +117,24 @@ impl Gradient {
         }
     }
 
-    /// What a layer gives back: the result of `wait`, which is like this one, once someone needs it.
+    /// What a layer gives back: the result of `wait`, on the device or on the host, once someone needs it.
     pub(super) fn deferred(
-        &self,
+        on_device: bool,
         shape: Shape,
         dtype: DType,
         wait: impl Fn() -> Self + Send + Sync + 'static,
     ) -> Reduced {
-        match self {
-            Self::Host(_) => Reduced::Deferred(Arc::new(move || {
+        match on_device {
+            false => Reduced::Deferred(Arc::new(move || {
                 host(wait()).into_data(shape.clone(), dtype)
             })),
             #[cfg(feature = "nccl")]
-            Self::Device(_) => Reduced::DeferredPrimitive(Arc::new(move || match wait() {
+            true => Reduced::DeferredPrimitive(Arc::new(move || match wait() {
                 Self::Device(tensor) => crate::nccl::boxed_primitive(*tensor, shape.clone()),
                 Self::Host(_) => unreachable!("a gradient of the device stays there"),
             })),
             #[cfg(not(feature = "nccl"))]
-            Self::Device(_) => unreachable!("without NCCL, gradients are on the host"),
+            true => unreachable!("without NCCL, gradients are on the host"),
         }
     }
 
@@ -131,9 +142,7 @@ impl Gradient {
     pub(super) fn unchanged(self, shape: Shape, dtype: DType) -> Reduced {
         match self {
             Self::Host(values) => Reduced::Ready(values.into_data(shape, dtype)),
-            device => device
-                .clone()
-                .deferred(shape, dtype, move || device.clone()),
+            device => Self::deferred(true, shape, dtype, move || device.clone()),
         }
     }
 }

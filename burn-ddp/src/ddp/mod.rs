@@ -4,14 +4,13 @@
 mod after;
 mod agreement;
 mod averager;
-mod bucketer;
+mod broadcast;
 mod config;
 mod during;
 mod gradient;
 mod hook;
 mod join;
 mod method;
-mod on_device;
 mod overlap;
 mod parameters;
 mod presence;
@@ -28,15 +27,17 @@ use std::{
 
 use burn::{module::Module, optim::GradientsParams};
 
+pub(crate) use self::broadcast::Part;
 use self::{
+    after::After,
     agreement::{check_equal, on_all_ranks},
+    broadcast::{broadcast, on_device},
     during::During,
     method::Method,
     parameters::Signature,
     step::Step,
 };
 pub use self::{
-    bucketer::{BucketSizes, Bucketer, Slot},
     config::DdpConfig,
     hook::{Average, CommHook, Compression, GradientBucket},
     overlap::{Overlap, OverlapLayer},
@@ -50,7 +51,7 @@ use crate::{DdpError, ProcessGroup};
 pub struct DdpStats {
     /// Calls of [`Ddp::reduce_gradients`] that communicated.
     pub steps: u64,
-    /// Buckets of one step.
+    /// Buckets of the last step.
     pub buckets: usize,
     /// Bytes given to all-reduces.
     pub bytes_reduced: u64,
@@ -128,14 +129,15 @@ impl Ddp {
     ) -> Result<Self, DdpError> {
         let parameters = check_equal(group, model)?;
         let trained = trained(&parameters);
-        let method = Method::after(group.duplicate()?, &config, &trained, model)?;
+        let divide_by_initial_world_size = config.divide_by_initial_world_size;
+        let after = After::new(group.duplicate()?, config, &trained, model)?;
         Ok(Self {
             group: group.clone(),
-            method,
+            method: Method::After(after),
             parameters,
             trained,
             synchronize: true,
-            divide_by_initial_world_size: config.divide_by_initial_world_size,
+            divide_by_initial_world_size,
             active: group.world_size(),
             steps: 0,
         })
@@ -187,31 +189,28 @@ impl Ddp {
         if self.group.world_size() == 1 {
             return Ok(model);
         }
-        let model = self.receive(model)?;
+        let model = self.receive(model, Part::All)?;
         Ok(match self.method {
-            Method::After(_) | Method::OnDevice(_) => model,
+            Method::After(_) => model,
             Method::During(_) => overlap::mark(model),
         })
     }
 
-    /// The model with the contents of rank 0's, its parameters not marked.
-    pub(crate) fn receive<M: Module>(&self, model: M) -> Result<M, DdpError> {
+    /// The model with the contents of rank 0's, or a part of them; its parameters are not marked.
+    pub(crate) fn receive<M: Module>(&self, model: M, part: Part) -> Result<M, DdpError> {
         // Running statistics keep their last update back until someone asks for the valid module.
         let _ = model.valid();
         let give_up = |error| self.group.give_up(error);
         parameters::check_fits(&model, &self.parameters).map_err(give_up)?;
-        if let Method::OnDevice(on_device) = &self.method {
-            return on_device.broadcast(model);
-        }
-        let ours = match self.group.is_main() {
-            true => parameters::contents(&model).map_err(give_up)?,
-            false => Vec::new(),
+        let on_device = match &self.method {
+            Method::After(after) => after.on_device(),
+            Method::During(_) => None,
         };
-        let bytes = self.group.broadcast_bytes(&ours, 0)?;
-        match self.group.is_main() {
-            true => Ok(model),
-            false => Ok(parameters::with_contents(model, &bytes)),
-        }
+        let received = match on_device {
+            Some(group) => on_device::broadcast(group, model, &self.parameters, part),
+            None => broadcast(&self.group, model, &self.parameters, part),
+        };
+        received.map_err(give_up)
     }
 
     /// The averages of all ranks' gradients, to be called by all ranks in each step.
@@ -242,7 +241,9 @@ impl Ddp {
 
     /// Runs `body` without averaging. To accumulate gradients over several micro-steps, run the
     /// backward passes of all of them in here, and then give the sum to
-    /// [`reduce_gradients`](Self::reduce_gradients), which averages it over the ranks.
+    /// [`reduce_gradients`](Self::reduce_gradients), which averages it over the ranks. All ranks do so in the
+    /// same steps. PyTorch's way, with the last backward pass outside, gives the same (and with an [`Overlap`] hides
+    /// nothing more: the sum is averaged after backward).
     pub fn no_sync<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.synchronize;
         self.set_synchronize(false);

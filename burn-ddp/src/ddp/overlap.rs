@@ -7,7 +7,7 @@
 //! the same on all ranks as long as their graphs are. Buckets are therefore filled as gradients come,
 //! and need no layout made in advance.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::{Arc, Weak};
 
 use burn::{
     backend::DispatchDevice,
@@ -17,18 +17,26 @@ use burn::{
 use burn_backend::{DeviceId, distributed::ReduceOperation};
 use burn_layer::{FloatView, Layer, Reduced};
 
-use super::{DdpConfig, Timeline, reducer::Reducer};
+use super::{
+    DdpConfig, DdpStats, Timeline,
+    gradient::{Gradient, location, unreadable},
+    reducer::{Reducer, Taken},
+};
 use crate::{DdpError, ProcessGroup};
 
 /// Averages gradients while backward still runs.
 ///
 /// Put its [layer](Self::layer) over a device, and give it to
-/// [`Ddp::overlapped`](super::Ddp::overlapped). All ranks must use the same parameters in each step: one
-/// that only some ranks use is an error that names it.
+/// [`Ddp::overlapped`](super::Ddp::overlapped). All ranks must use the same parameters in each step. One that
+/// only some ranks use ends the job: as [`DdpError::Diverged`] where the ranks' buckets differ in length, while the
+/// log (`error`) says which parameters a rank has no gradients of; else by an error that names it.
+/// [`Ddp::new`](super::Ddp::new) takes such models.
 ///
 /// Gradients reach the layer on the device under all layers, so that they travel by NCCL where that is a CUDA
 /// device. That goes for those too that are averaged after backward: accumulated inside
-/// [`no_sync`](super::Ddp::no_sync), or while a rank has [no batch](super::Ddp::join).
+/// [`no_sync`](super::Ddp::no_sync), or while a rank has [no batch](super::Ddp::join); and those of a second backward
+/// pass since the parameters were last updated (several losses, a step that a loss scaler skipped), as Burn submits
+/// gradients only in the first.
 ///
 /// Each rank is a process of its own: Burn has one gradient server for all layered devices of a process, which
 /// waits for one backward pass at a time. So a process has one overlapped `Ddp` of several ranks at a time
@@ -73,16 +81,16 @@ impl Overlap {
     }
 
     /// The layer. It goes outermost where there are several: gradients are then averaged in the type
-    /// that the program sees.
+    /// that the program sees. It works for as long as this lives, or the `Ddp` that took it.
     pub fn layer(&self) -> OverlapLayer {
         OverlapLayer {
-            reducer: self.reducer.clone(),
+            reducer: Arc::downgrade(&self.reducer),
         }
     }
 
-    /// Waits until the device has run backward and all averages are there. Returns the number of
-    /// gradients that were averaged since the last time.
-    pub(super) fn finish(&self, device: &Device) -> Result<usize, DdpError> {
+    /// Waits until the device has run backward and all averages are there. Returns what was averaged since
+    /// the last time.
+    pub(super) fn finish(&self, device: &Device) -> Result<Taken, DdpError> {
         let read = device.sync();
         read.map_err(|error| DdpError::Device(error.to_string()))?;
         self.reducer.finish()
@@ -96,24 +104,22 @@ impl Overlap {
         self.reducer.config()
     }
 
-    pub(super) fn bytes_reduced(&self) -> u64 {
-        self.reducer.group().stats().bytes_reduced
-    }
-
     /// When the buckets of the last backward pass were sent and came back.
     pub(super) fn timeline(&self) -> Timeline {
         self.reducer.timeline()
     }
 
-    pub(super) fn waited(&self) -> Duration {
-        self.reducer.waited()
+    pub(super) fn stats(&self) -> DdpStats {
+        self.reducer.stats()
     }
 }
 
 /// The layer that averages gradients over the ranks. See [`Overlap`].
 #[derive(Clone, Debug)]
 pub struct OverlapLayer {
-    reducer: Arc<Reducer>,
+    /// A served device may live as long as the process. The group must not: a rank says goodbye when the last
+    /// of its handles goes.
+    reducer: Weak<Reducer>,
 }
 
 impl Layer for OverlapLayer {
@@ -123,13 +129,54 @@ impl Layer for OverlapLayer {
         op: ReduceOperation,
         _devices: &[DeviceId],
     ) -> Option<Reduced> {
-        Some(Reducer::submit(&self.reducer, tensor, op))
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let reducer = self.reducer.upgrade();
+        let gradient = match take(reducer.as_deref(), tensor) {
+            Ok(gradient) => gradient,
+            Err(error) => {
+                // The other ranks must not wait for it; `Ddp` reports it.
+                reducer.inspect(|it| drop(it.group().abort(error.to_string())));
+                return Some(unreadable(shape, dtype));
+            }
+        };
+        // `Ddp` asks for means over several ranks; anything else is not ours.
+        let ours = |it: &Arc<Reducer>| it.group().world_size() > 1 && op == ReduceOperation::Mean;
+        let Some(reducer) = reducer.filter(ours) else {
+            return Some(gradient.unchanged(shape, dtype));
+        };
+        let (zeros, on_device) = (gradient.zeros(), gradient.is_on_device());
+        let place = reducer.add(gradient);
+        // The gradient may outlive the reducer, which has waited for the average by then.
+        let reducer = self.reducer.clone();
+        let average = move || {
+            if let Some(reducer) = reducer.upgrade() {
+                reducer.hurry(&place);
+            }
+            // A fault is for `finish` to report, before anyone uses what is returned here.
+            place.average().unwrap_or_else(|_| zeros())
+        };
+        Some(Gradient::deferred(on_device, shape, dtype, average))
     }
 
     fn sync_collective(&self) -> bool {
-        self.reducer.end();
+        if let Some(reducer) = self.reducer.upgrade() {
+            reducer.end();
+        }
         true
     }
+}
+
+/// A gradient on its way to a bucket: it stays on its device where the group uses NCCL and the hook is one that
+/// NCCL can stand in for.
+fn take(reducer: Option<&Reducer>, tensor: FloatView<'_>) -> Result<Gradient, DdpError> {
+    let stays = match reducer {
+        Some(reducer) if reducer.group().world_size() > 1 => {
+            let by_nccl = reducer.group().stays(&location(tensor))?;
+            by_nccl && reducer.config().hook.plain(tensor.dtype()).is_some()
+        }
+        _ => false,
+    };
+    Gradient::of_view(tensor, stays)
 }
 
 /// Whether a device is one that runs layers.

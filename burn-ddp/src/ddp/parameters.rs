@@ -2,12 +2,11 @@
 //! their ids are not.
 
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
-    tensor::{Bool, DType, Int, Shape, Tensor, TensorData},
+    module::{Module, ModuleVisitor, Param, ParamId},
+    tensor::{Bool, DType, Int, Shape, Tensor},
 };
 use serde::{Deserialize, Serialize};
 
-use super::Slot;
 use crate::DdpError;
 
 /// What must be equal on all ranks.
@@ -23,14 +22,6 @@ impl Signature {
     /// Whether the same numbers fill both. Which of them are trained is another matter.
     fn holds_as_much_as(&self, other: &Self) -> bool {
         (&self.path, &self.shape, self.dtype) == (&other.path, &other.shape, other.dtype)
-    }
-
-    /// What its gradient looks like.
-    pub(super) fn slot(&self) -> Slot {
-        Slot {
-            len: self.shape.num_elements(),
-            dtype: self.dtype,
-        }
     }
 
     fn describe(&self) -> String {
@@ -144,96 +135,4 @@ impl ModuleVisitor for Visitor {
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
         self.path.pop();
     }
-}
-
-/// The bytes of all tensors of a model.
-pub(super) fn contents<M: Module>(model: &M) -> Result<Vec<u8>, DdpError> {
-    struct Reader {
-        bytes: Vec<u8>,
-        error: Option<DdpError>,
-    }
-
-    impl Reader {
-        fn add<E: std::fmt::Display>(&mut self, data: Result<TensorData, E>) {
-            match data {
-                Ok(data) => self.bytes.extend_from_slice(data.as_bytes()),
-                Err(error) => {
-                    self.error
-                        .get_or_insert(DdpError::Device(error.to_string()));
-                }
-            }
-        }
-    }
-
-    impl ModuleVisitor for Reader {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.add(param.base().try_into_data());
-        }
-
-        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-            self.add(param.base().try_into_data());
-        }
-
-        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-            self.add(param.base().try_into_data());
-        }
-    }
-
-    let mut reader = Reader {
-        bytes: Vec::new(),
-        error: None,
-    };
-    model.visit(&mut reader);
-    reader.error.map_or(Ok(reader.bytes), Err)
-}
-
-/// The model with the contents that [`contents`] gave on another rank, for a model that has been found to
-/// [fit](check_fits) there as here.
-pub(super) fn with_contents<M: Module>(model: M, bytes: &[u8]) -> M {
-    struct Writer<'a> {
-        rest: &'a [u8],
-    }
-
-    impl Writer<'_> {
-        fn take(&mut self, shape: Shape, dtype: DType) -> TensorData {
-            let (bytes, rest) = self.rest.split_at(shape.num_elements() * dtype.size());
-            self.rest = rest;
-            TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype)
-        }
-    }
-
-    impl ModuleMapper for Writer<'_> {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|old| {
-                let data = self.take(old.shape(), old.dtype());
-                let new = Tensor::from_data(data, (&old.device(), old.dtype()));
-                match old.is_require_grad() {
-                    true => new.require_grad(),
-                    false => new,
-                }
-            })
-        }
-
-        fn map_int<const D: usize>(
-            &mut self,
-            param: Param<Tensor<D, Int>>,
-        ) -> Param<Tensor<D, Int>> {
-            param.map(|old| {
-                let data = self.take(old.shape(), old.dtype());
-                Tensor::from_data(data, (&old.device(), old.dtype()))
-            })
-        }
-
-        fn map_bool<const D: usize>(
-            &mut self,
-            param: Param<Tensor<D, Bool>>,
-        ) -> Param<Tensor<D, Bool>> {
-            param.map(|old| {
-                let data = self.take(old.shape(), old.dtype());
-                Tensor::from_data(data, (&old.device(), old.dtype()))
-            })
-        }
-    }
-
-    model.map(&mut Writer { rest: bytes })
 }

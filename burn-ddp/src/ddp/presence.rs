@@ -25,47 +25,30 @@ impl Presence {
         }
     }
 
-    /// What the ranks have to tell each other in this step, if they do not know it.
-    pub(super) fn ask(
+    /// The gradients that any rank has. All ranks call this together.
+    pub(super) fn agree(
         &mut self,
         group: &ProcessGroup,
         present: &[u8],
-    ) -> Result<Option<Vec<u8>>, DdpError> {
+    ) -> Result<Vec<u8>, DdpError> {
+        let mut anywhere = present.to_vec();
         if !self.promised {
-            return Ok(Some(present.to_vec()));
+            group.all_reduce(&mut anywhere, ReduceOp::Max)?;
+            return Ok(anywhere);
         }
         // A rank without a batch has no gradients at all, which breaks no promise.
         let idle = !present.contains(&1);
         if !idle && *self.own.get_or_insert_with(|| present.to_vec()) != present {
             return Err(group.abort(NOT_STATIC));
         }
-        Ok(match self.agreed {
-            Some(_) => None,
-            None => Some([present, &[u8::from(idle)]].concat()),
-        })
-    }
-
-    /// The gradients that any rank has, given the maximum over the ranks of what they told.
-    pub(super) fn told(&mut self, told: Option<Vec<u8>>) -> Vec<u8> {
-        let Some(mut anywhere) = told else {
-            return self.agreed.clone().unwrap_or_default();
-        };
-        if self.promised && anywhere.pop() == Some(0) {
+        if let Some(agreed) = &self.agreed {
+            return Ok(agreed.clone());
+        }
+        anywhere.push(idle.into());
+        group.all_reduce(&mut anywhere, ReduceOp::Max)?;
+        if anywhere.pop() == Some(0) {
             self.agreed = Some(anywhere.clone());
         }
-        anywhere
-    }
-
-    /// Both at once.
-    pub(super) fn agree(
-        &mut self,
-        group: &ProcessGroup,
-        present: &[u8],
-    ) -> Result<Vec<u8>, DdpError> {
-        let mut flags = self.ask(group, present)?;
-        if let Some(flags) = &mut flags {
-            group.all_reduce(flags, ReduceOp::Max)?;
-        }
-        Ok(self.told(flags))
+        Ok(anywhere)
     }
 }

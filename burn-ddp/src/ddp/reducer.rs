@@ -1,4 +1,5 @@
-//! Fills buckets in the order in which backward makes gradients.
+//! Fills buckets in the order in which gradients come, and averages them: each as soon as it is full, so
+//! that it travels while the next is being filled.
 
 use std::{
     fmt::{self, Debug},
@@ -10,17 +11,14 @@ use std::{
 };
 
 use burn::tensor::DType;
-use burn_backend::distributed::ReduceOperation;
-use burn_layer::{FloatView, Reduced};
 
 use super::{
-    BucketTimes, DdpConfig, GradientBucket, Timeline,
-    averager::Averager,
-    gradient::{Gradient, location, unreadable},
+    BucketTimes, DdpConfig, DdpStats, GradientBucket, Timeline, averager::Averager,
+    gradient::Gradient,
 };
 use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
 
-/// Takes gradients in as they come, and averages them bucket by bucket.
+/// Takes gradients in, the same on all ranks and in the same order, and averages them bucket by bucket.
 pub(super) struct Reducer {
     averager: Averager,
     config: DdpConfig,
@@ -33,11 +31,18 @@ struct State {
     open: Vec<Open>,
     /// The buckets of this pass, or of the last when none has begun since.
     sent: Vec<Sent>,
-    /// Gradients taken in since anyone asked.
-    submitted: usize,
+    /// What was taken in since anyone asked.
+    taken: Taken,
     began: Option<Instant>,
     ended: Option<Instant>,
     waited: Duration,
+}
+
+/// Gradients to average, and how often [`Reducer::end`] was called.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    pub(super) gradients: usize,
+    pub(super) passes: usize,
 }
 
 /// A bucket that is being filled.
@@ -50,7 +55,8 @@ struct Open {
 
 /// A bucket on its way.
 struct Sent {
-    averages: Arc<Averages>,
+    /// Until someone has waited for them.
+    averages: Option<Arc<Averages>>,
     bytes: usize,
     launched: Instant,
     finished: Arc<OnceLock<Instant>>,
@@ -66,6 +72,20 @@ struct Averages {
 
 /// Waits for the averages of a bucket.
 type Wait = Box<dyn FnOnce() -> Result<Gradient, DdpError> + Send>;
+
+/// Where the average of a gradient is to be found.
+pub(super) struct Place {
+    averages: Arc<Averages>,
+    at: usize,
+    len: usize,
+}
+
+impl Place {
+    /// Waits for the average.
+    pub(super) fn average(&self) -> Result<Gradient, DdpError> {
+        Ok(self.averages.wait()?.slice(self.at, self.len))
+    }
+}
 
 impl Debug for Reducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -115,49 +135,37 @@ impl Reducer {
         self.state().timeline()
     }
 
-    pub(super) fn waited(&self) -> Duration {
-        self.state().waited
+    pub(super) fn stats(&self) -> DdpStats {
+        let state = self.state();
+        DdpStats {
+            steps: 0,
+            buckets: state.sent.len(),
+            bytes_reduced: self.group().stats().bytes_reduced,
+            waited: state.waited,
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under lock")
     }
 
-    /// Puts a gradient in the open bucket; sends the bucket when it is full.
-    pub(super) fn submit(this: &Arc<Self>, tensor: FloatView<'_>, op: ReduceOperation) -> Reduced {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        let gradient = this.take(tensor);
-        let gradient = match gradient {
-            Ok(gradient) => gradient,
-            Err(error) => {
-                // The other ranks must not wait for it; `Ddp` reports it.
-                this.group().abort(error.to_string());
-                return unreadable(shape, dtype);
-            }
-        };
-        if this.group().world_size() == 1 || op != ReduceOperation::Mean {
-            // `Ddp` asks for means; anything else is not ours.
-            return gradient.unchanged(shape, dtype);
-        }
-        let len = gradient.len();
-        let mut state = this.state();
+    /// Puts a gradient in the open bucket of its type; sends the bucket when it is full.
+    pub(super) fn add(&self, gradient: Gradient) -> Place {
+        let (len, dtype) = (gradient.len(), gradient.dtype());
+        let mut state = self.state();
         if state.open.is_empty() && state.ended.is_some() || state.began.is_none() {
             state.began = Some(Instant::now());
             state.ended = None;
             state.sent.clear();
         }
-        state.submitted += 1;
-        let sizes = this.config.sizes();
-        let limit = match state.sent.is_empty() {
-            true => sizes.first,
-            false => sizes.others,
-        };
+        state.taken.gradients += 1;
+        let limit = self.config.bucket_limit(state.sent.is_empty());
         let mut position = state.open.iter().position(|open| open.dtype == dtype);
         if let Some(at) = position
             && (state.open[at].len + len) * dtype.size() > limit
         {
             let open = state.open.remove(at);
-            this.send(&mut state, open);
+            self.send(&mut state, open);
             position = None;
         }
         let position = position.unwrap_or(state.open.len());
@@ -170,41 +178,33 @@ impl Reducer {
             });
         }
         let open = &mut state.open[position];
-        let (at, averages) = (open.len, open.averages.clone());
+        let place = Place {
+            averages: open.averages.clone(),
+            at: open.len,
+            len,
+        };
         open.len += len;
-        let zeros = gradient.zeros();
-        let reducer = this.clone();
-        let reduced = gradient.deferred(shape, dtype, move || {
-            // A fault is for `finish` to report, before anyone uses what is returned here.
-            let average = reducer.wait(&averages, at, len);
-            average.unwrap_or_else(|_| zeros())
-        });
         open.gradients.push(gradient);
         if open.len * dtype.size() >= limit {
             let open = state.open.remove(position);
-            this.send(&mut state, open);
+            self.send(&mut state, open);
         }
-        reduced
+        place
     }
 
-    /// A gradient on its way to a bucket: it stays on its device where the group uses NCCL and the hook
-    /// is one that NCCL can stand in for.
-    fn take(&self, tensor: FloatView<'_>) -> Result<Gradient, DdpError> {
-        let stays = match self.group().world_size() {
-            1 => false,
-            _ => {
-                let by_nccl = self.group().stays(&location(tensor))?;
-                by_nccl && self.config.hook.plain(tensor.dtype()).is_some()
-            }
-        };
-        Gradient::of_view(tensor, stays)
-    }
-
-    /// Sends what is left: backward has ended.
+    /// Sends what is left: there are no more gradients.
     pub(super) fn end(&self) {
         let mut state = self.state();
         self.send_all(&mut state);
+        state.taken.passes += 1;
         state.ended = Some(Instant::now());
+    }
+
+    /// Sends what there is if a gradient is needed before the end.
+    pub(super) fn hurry(&self, place: &Place) {
+        if !place.averages.sent.load(Ordering::SeqCst) {
+            self.send_all(&mut self.state());
+        }
     }
 
     fn send_all(&self, state: &mut State) {
@@ -216,7 +216,7 @@ impl Reducer {
     fn send(&self, state: &mut State, open: Open) {
         let finished = Arc::new(OnceLock::new());
         state.sent.push(Sent {
-            averages: open.averages.clone(),
+            averages: Some(open.averages.clone()),
             bytes: open.len * open.dtype.size(),
             launched: Instant::now(),
             finished: finished.clone(),
@@ -248,34 +248,21 @@ impl Reducer {
         open.averages.sent.store(true, Ordering::SeqCst);
     }
 
-    /// The average of the gradient at a place of a bucket.
-    fn wait(&self, averages: &Averages, at: usize, len: usize) -> Result<Gradient, DdpError> {
-        if !averages.sent.load(Ordering::SeqCst) {
-            // Needed before backward ended.
-            self.send_all(&mut self.state());
-        }
-        Ok(averages.wait()?.slice(at, len))
-    }
-
-    /// Waits for the averages of all buckets.
-    pub(super) fn finish(&self) -> Result<usize, DdpError> {
+    /// Waits for the averages of all buckets. Returns what was taken in since the last time.
+    pub(super) fn finish(&self) -> Result<Taken, DdpError> {
         let start = Instant::now();
-        let mut submitted = 0;
-        let sent: Vec<Arc<Averages>> = {
+        let (taken, sent) = {
             let mut state = self.state();
-            std::mem::swap(&mut submitted, &mut state.submitted);
-            state
-                .sent
-                .iter()
-                .map(|sent| sent.averages.clone())
-                .collect()
+            let sent = state.sent.iter_mut();
+            let sent: Vec<_> = sent.filter_map(|sent| sent.averages.take()).collect();
+            (std::mem::take(&mut state.taken), sent)
         };
         let result = sent
             .iter()
             .try_for_each(|averages| averages.wait().map(drop));
         self.state().waited += start.elapsed();
         // A gradient that could not be read has aborted the group.
-        result.and_then(|()| self.group().fault().map_or(Ok(submitted), Err))
+        result.and_then(|()| self.group().fault().map_or(Ok(taken), Err))
     }
 }
 

@@ -47,14 +47,22 @@ impl<'a, M: Module> Step<'a, M> {
     }
 
     /// Takes the gradients out, flat.
-    pub(super) fn take(&self, gradients: &mut GradientsParams) -> Vec<Option<Tensor<1>>> {
+    pub(super) fn take(
+        &self,
+        gradients: &mut GradientsParams,
+    ) -> Result<Vec<Option<Tensor<1>>>, DdpError> {
         let mut taker = Taker {
             slots: &self.slots,
             gradients,
             taken: vec![None; self.trained.len()],
         };
         self.model.visit(&mut taker);
-        taker.taken
+        for (signature, gradient) in self.trained.iter().zip(&taker.taken) {
+            if let Some(gradient) = gradient {
+                check_fits(gradient, signature)?;
+            }
+        }
+        Ok(taker.taken)
     }
 
     /// Puts the averages in, in their shapes.
@@ -68,6 +76,16 @@ impl<'a, M: Module> Step<'a, M> {
         });
     }
 
+    /// Whether the parameters are marked as distributed.
+    pub(super) fn is_marked(&self) -> bool {
+        let mut marked = Marked {
+            slots: &self.slots,
+            all: true,
+        };
+        self.model.visit(&mut marked);
+        marked.all
+    }
+
     /// For each slot, whether this rank has its gradient.
     pub(super) fn present(&self, gradients: &GradientsParams) -> Vec<u8> {
         let mut present = Present {
@@ -77,6 +95,22 @@ impl<'a, M: Module> Step<'a, M> {
         };
         self.model.visit(&mut present);
         present.present
+    }
+}
+
+/// Checks that a gradient is one of a parameter.
+fn check_fits(gradient: &Tensor<1>, parameter: &Signature) -> Result<(), DdpError> {
+    let Signature {
+        path, shape, dtype, ..
+    } = parameter;
+    let expected = (shape.num_elements(), *dtype);
+    let found = (gradient.shape().num_elements(), gradient.dtype());
+    match found == expected {
+        true => Ok(()),
+        false => Err(DdpError::InvalidArgument(format!(
+            "the gradient of `{path}` has {} elements of type {:?}; expected {} of type {:?}",
+            found.0, found.1, expected.0, expected.1
+        ))),
     }
 }
 
@@ -132,5 +166,16 @@ impl ModuleVisitor for Present<'_> {
         if let Some(slot) = self.slots.get(&param.id) {
             self.present[*slot] = self.gradients.get::<D>(param.id).is_some().into();
         }
+    }
+}
+
+struct Marked<'a> {
+    slots: &'a HashMap<ParamId, usize>,
+    all: bool,
+}
+
+impl ModuleVisitor for Marked<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.all &= !self.slots.contains_key(&param.id) || param.val().is_distributed();
     }
 }

@@ -1,8 +1,8 @@
 //! What launchers tell a rank through environment variables.
 //!
 //! Launchers are tried in the order of [`LAUNCHERS`]: the names of torchrun (which our own launcher
-//! sets too), then those of MPI, then Slurm. MPI comes before Slurm because `mpirun` inside a Slurm
-//! job leaves Slurm's variables, which describe the job and not the rank, in the environment.
+//! sets too), then those of MPI, then Flux and Slurm. MPI comes before these because `mpirun` inside one of
+//! their jobs leaves their variables, which describe the job and not the rank, in the environment.
 
 mod address;
 mod launchers;
@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(crate) use self::address::parse_url;
 use self::{
     address::first_host,
-    launchers::{LAUNCHERS, LOCAL_RANK, Launcher, SLURM, SLURM_STEP},
+    launchers::{FLUX_RANK, LAUNCHERS, LOCAL_RANK, Launcher, PMI, SLURM, SLURM_STEP, TORCHRUN},
 };
 use crate::{Backend, DdpError, tcp::Place};
 
@@ -70,7 +70,17 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
             // A batch script has these variables too, as if it were task 0, and an ordinary Slurm job of one
             // task has them. A task that srun has started also has the number of its step.
             let alone = || world_size.as_deref() == Some("1") || (self.get)(SLURM_STEP).is_none();
-            found && !(launcher.name == SLURM && alone())
+            // srun and Flux speak PMI too, which then says nothing of machines, as it does under `mpirun`.
+            let in_own_names = || {
+                let task = [SLURM_STEP, FLUX_RANK];
+                !self.has_any(launcher.local_size) && self.has_any(&task)
+            };
+            found
+                && match launcher.name {
+                    SLURM => !alone(),
+                    PMI => !in_own_names(),
+                    _ => true,
+                }
         })
     }
 
@@ -102,17 +112,33 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                 format!("{rank}; expected less than the world size, {world_size}"),
             ));
         }
-        let local_rank = self.first_number(launcher.local_rank)?.unwrap_or(
-            match self.spans_machines(launcher)? {
-                true => 0,
-                false => rank,
-            },
-        );
         Ok(Ranks {
             rank,
             world_size,
-            local_rank,
+            local_rank: match self.first_number(launcher.local_rank)? {
+                Some(local_rank) => local_rank,
+                None => self.guess_local_rank(launcher, rank)?,
+            },
         })
+    }
+
+    /// The number among the ranks of this machine, where the launcher does not tell it.
+    fn guess_local_rank(&self, launcher: &Launcher, rank: usize) -> Result<usize, DdpError> {
+        let set = self.local_rank()?;
+        let by_hand = launcher.name == TORCHRUN;
+        match (set, self.spans_machines(launcher)?) {
+            (Some(local_rank), _) => Ok(local_rank),
+            (None, Some(false)) => Ok(rank),
+            // As with `connect`: a launcher of torchrun's kind says how many ranks a machine has.
+            (None, None) if by_hand => Ok(rank),
+            (None, _) => Err(environment(
+                LOCAL_RANK,
+                format!(
+                    "missing, and {} does not tell it; set it to this rank's number among those of its machine",
+                    launcher.name
+                ),
+            )),
+        }
     }
 
     /// Where the ranks meet.
@@ -141,7 +167,8 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
             }
             None => match launcher {
                 Some(launcher)
-                    if launcher.name != "torchrun" && !self.spans_machines(launcher)? =>
+                    if launcher.name != TORCHRUN
+                        && self.spans_machines(launcher)? == Some(false) =>
                 {
                     "127.0.0.1".into()
                 }
@@ -158,7 +185,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                 environment("MASTER_PORT", format!("`{text}`; expected 1 to 65535"))
             })?,
             None => match launcher {
-                Some(launcher) if launcher.name == "torchrun" => {
+                Some(launcher) if launcher.name == TORCHRUN => {
                     return Err(environment(
                         "MASTER_PORT",
                         "missing; set it to a free port of MASTER_ADDR",
@@ -221,10 +248,20 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         self.number(PARENT)
     }
 
-    fn spans_machines(&self, launcher: &Launcher) -> Result<bool, DdpError> {
-        let world_size = self.number(launcher.world_size)?;
+    /// Whether the ranks are on several machines, if the launcher tells: a missing variable says nothing.
+    fn spans_machines(&self, launcher: &Launcher) -> Result<Option<bool>, DdpError> {
+        let world_size = self.number(launcher.world_size)?.unwrap_or(1);
         let local_size = self.first_number(launcher.local_size)?;
-        Ok(local_size.is_some() && local_size < world_size)
+        let machines = self.first_number(launcher.machines)?;
+        Ok(match (world_size, local_size, machines) {
+            (1, ..) => Some(false),
+            (_, Some(local_size), _) => Some(local_size < world_size),
+            (.., machines) => machines.map(|machines| machines > 1),
+        })
+    }
+
+    fn has_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| (self.get)(name).is_some())
     }
 
     fn number(&self, name: &str) -> Result<Option<usize>, DdpError> {

@@ -165,6 +165,82 @@ fn mpi_on_one_machine_needs_no_address_but_on_several_it_does() {
     }
 }
 
+/// What srun sets with `--mpi=pmi2` (Slurm's `p_mpi_hook_slurmstepd_task`), and Flux (flux-environment(7)).
+const PMI_OF_OTHERS: [(&str, &str); 2] = [("PMI_RANK", "5"), ("PMI_SIZE", "8")];
+
+#[test]
+fn srun_that_speaks_pmi_tells_more_in_its_own_names() {
+    let mut variables = SRUN.to_vec();
+    variables.extend(PMI_OF_OTHERS);
+    assert_eq!(
+        with(&variables).ranks().unwrap(),
+        with(&SRUN).ranks().unwrap()
+    );
+    assert_eq!(
+        with(&variables).place().unwrap(),
+        with(&SRUN).place().unwrap()
+    );
+    // Hydra's ranks inherit the variables of the step that starts them on each machine.
+    variables.extend([("MPI_LOCALRANKID", "2"), ("MPI_LOCALNRANKS", "4")]);
+    assert_eq!(with(&variables).ranks().unwrap().local_rank, 2);
+}
+
+#[test]
+fn flux() {
+    let on = |machines| {
+        let flux = [
+            ("FLUX_TASK_RANK", "5"),
+            ("FLUX_JOB_SIZE", "8"),
+            ("FLUX_TASK_LOCAL_ID", "1"),
+            ("FLUX_JOB_NNODES", machines),
+        ];
+        [&flux[..], &PMI_OF_OTHERS].concat()
+    };
+    let expected = Ranks {
+        rank: 5,
+        world_size: 8,
+        local_rank: 1,
+    };
+    assert_eq!(with(&on("2")).ranks().unwrap(), expected);
+    let error = with(&on("2")).place().unwrap_err().to_string();
+    assert!(error.contains("MASTER_ADDR"), "{error}");
+    let expected = Place::Address {
+        host: "127.0.0.1".into(),
+        port: DEFAULT_PORT,
+    };
+    assert_eq!(with(&on("1")).place().unwrap(), expected);
+    // `mpirun` inside a job of Flux's.
+    let mut variables = on("1");
+    variables[4].1 = "3";
+    variables.extend([("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "8")]);
+    let ranks = with(&variables).ranks().unwrap();
+    assert_eq!((ranks.rank, ranks.local_rank), (3, 3));
+}
+
+#[test]
+fn one_machine_is_not_inferred_from_what_is_missing() {
+    let mut variables = PMI_OF_OTHERS.to_vec();
+    let error = with(&variables).ranks().unwrap_err().to_string();
+    assert!(
+        error.contains("LOCAL_RANK") && error.contains("PMI"),
+        "{error}"
+    );
+    let error = with(&variables).place().unwrap_err().to_string();
+    assert!(error.contains("MASTER_ADDR"), "{error}");
+    // What the errors say to do.
+    variables.extend([("LOCAL_RANK", "1"), ("MASTER_ADDR", "node07")]);
+    assert_eq!(with(&variables).ranks().unwrap().local_rank, 1);
+    assert!(with(&variables).place().is_ok());
+    // One rank is on one machine.
+    let alone = [("PMI_RANK", "0"), ("PMI_SIZE", "1")];
+    assert_eq!(with(&alone).ranks().unwrap().local_rank, 0);
+    // Set by hand, for one machine or with a rank that nobody takes for a GPU's number.
+    let by_hand = [("RANK", "5"), ("WORLD_SIZE", "8")];
+    assert_eq!(with(&by_hand).ranks().unwrap().local_rank, 5);
+    let several = [&by_hand[..], &[("LOCAL_WORLD_SIZE", "4")]].concat();
+    assert!(with(&several).ranks().is_err());
+}
+
 #[test]
 fn nonsense_is_named() {
     for (variables, wrong) in [

@@ -131,7 +131,7 @@ impl Debug for ProcessGroup {
 
 impl ProcessGroup {
     /// Joins the job that the environment describes: that of `burn-ddp run`, torchrun, Open MPI,
-    /// MVAPICH, MPICH or Intel MPI, or Slurm (tried in this order).
+    /// MVAPICH, MPICH or Intel MPI, Flux, or Slurm (tried in this order).
     ///
     /// Waits until all ranks are there.
     ///
@@ -208,12 +208,12 @@ impl ProcessGroup {
     }
 
     /// The number by which [`by_id`](Self::by_id) finds this communicator again.
-    pub fn id(&self) -> u64 {
+    pub(crate) fn id(&self) -> u64 {
         self.inner.id
     }
 
     /// The communicator of this process with a number, if a handle of it still lives.
-    pub fn by_id(id: u64) -> Option<Self> {
+    pub(crate) fn by_id(id: u64) -> Option<Self> {
         registry::find(id).map(Self::from_inner)
     }
 

@@ -32,3 +32,17 @@ pub(super) fn remember(id: u64, inner: &Arc<Inner>) {
 pub(super) fn find(id: u64) -> Option<Arc<Inner>> {
     known().get(&id).and_then(Weak::upgrade)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{LocalGroup, ProcessGroup};
+
+    #[test]
+    fn groups_are_found_by_number_while_they_live() {
+        let groups = LocalGroup::new(2);
+        let id = groups[1].id();
+        assert_eq!(ProcessGroup::by_id(id).unwrap().rank(), 1);
+        drop(groups);
+        assert!(ProcessGroup::by_id(id).is_none());
+    }
+}

@@ -225,7 +225,8 @@ pub fn spawn(
         restarts += 1;
         if let Err(error) = result {
             let most = options.max_restarts;
-            log::warn!("burn-ddp: {error}; starting all ranks again ({restarts} of {most})");
+            // Not in the log, which the command has none of.
+            eprintln!("burn-ddp: {error}; starting all ranks again ({restarts} of {most})");
         }
     }
 }

@@ -19,7 +19,7 @@ pub use self::{loader::DistributedLoader, state::SamplerState};
 /// The order is the dataset's, or a permutation drawn from `seed + epoch`, the same on all ranks.
 /// Rank `r` of `n` takes items `r`, `r + n`, and so on. Where the length is no multiple of `n`, items
 /// from the front are repeated so that all ranks have equally many ([`drop_last`](Self::drop_last)
-/// leaves the surplus out instead, [`evaluation`](Self::evaluation) does neither). The items are those of
+/// leaves the surplus out instead, [`each_once`](Self::each_once) does neither). The items are those of
 /// a whole dataset, some of them ([`subset`](Self::subset)), or drawn by weights
 /// ([`weighted`](Self::weighted)).
 ///
@@ -127,17 +127,28 @@ impl DistributedSampler {
         }
     }
 
-    /// A sampler that deals each item out exactly once, so that results over all ranks count
-    /// nothing twice. Some ranks get one item less than others.
+    /// A sampler over `items` items that deals [each out once](Self::each_once).
     ///
     /// # Panics
     ///
     /// Panics if `rank` is not below `world_size`.
     pub fn evaluation(items: usize, rank: usize, world_size: usize) -> Self {
-        Self {
-            uneven: Uneven::Keep,
-            ..Self::new(items, rank, world_size)
-        }
+        Self::new(items, rank, world_size).each_once()
+    }
+
+    /// Deals each item out exactly once, so that results over all ranks count nothing twice. Some ranks get
+    /// one item less than others. Evaluation wants it, of a whole dataset or of a [subset](Self::subset).
+    ///
+    /// ```
+    /// use burn_ddp::DistributedSampler;
+    ///
+    /// let held_out = |rank| DistributedSampler::subset([3, 1, 4, 2, 5], rank, 2).each_once();
+    /// assert_eq!(held_out(0).indices(), [3, 4, 5]);
+    /// assert_eq!(held_out(1).indices(), [1, 2]);
+    /// ```
+    pub fn each_once(mut self) -> Self {
+        self.uneven = Uneven::Keep;
+        self
     }
 
     /// Whether to draw a new permutation for each epoch. Training wants one.
@@ -153,7 +164,7 @@ impl DistributedSampler {
     }
 
     /// Whether to leave out the items that do not come out even, instead of repeating some. Has no
-    /// effect on a sampler for evaluation.
+    /// effect on a sampler that deals [each item out once](Self::each_once).
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         if self.uneven != Uneven::Keep {
             self.uneven = match drop_last {
@@ -221,12 +232,6 @@ impl DistributedSampler {
     #[cfg(feature = "train")]
     pub(crate) fn place(&self) -> (usize, usize) {
         (self.rank, self.world_size)
-    }
-
-    /// From now on, deals each item out exactly once, as a sampler for [evaluation](Self::evaluation).
-    #[cfg(feature = "train")]
-    pub(crate) fn each_once(&mut self) {
-        self.uneven = Uneven::Keep;
     }
 
     /// The number of a rank's items in a whole epoch.

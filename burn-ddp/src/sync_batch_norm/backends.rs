@@ -9,15 +9,14 @@ pub(super) type Three<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>);
 
 /// Synchronized batch normalization, as [`SyncBatchNorm`](super::SyncBatchNorm) calls it.
 ///
-/// A backend of one's own implements it with an empty `impl` block: the default bodies use Burn's
-/// standard operations.
+/// A backend implements it with an empty `impl` block: the default bodies use Burn's standard operations.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu")),
     Remote,
     Autodiff
 )]
-pub trait SyncBatchNormOps: Backend {
+pub(super) trait SyncBatchNormOps: Backend {
     /// Normalizes `x`, of shape `[batch, channels, ...]`, by the mean and variance over the batches of
     /// all ranks of the group with this [id](crate::ProcessGroup::id); gamma and beta have shape
     /// `[channels]`.

@@ -15,10 +15,10 @@ use burn::{
     tensor::{Tensor, assert_shape, module::batch_norm},
 };
 
+use self::backends::SyncBatchNormOps;
 pub use self::{
-    backends::SyncBatchNormOps,
     convert::{Norm, ToSyncBatchNorm},
-    remote::{custom_ops, register_custom_ops, with_custom_ops},
+    remote::with_custom_ops,
 };
 use crate::ProcessGroup;
 

@@ -11,7 +11,7 @@ use burn_ir::{
     BackendIr, CustomOpIr, HandleContainer, OperationIr, OperationOutput, ScalarIr, TensorIr,
 };
 use burn_layer::Layers;
-use burn_router::{BackendRouter, CustomOpHandler, CustomOpRegistry, RouterChannel, RouterClient};
+use burn_router::{BackendRouter, CustomOpHandler, RouterChannel, RouterClient};
 use std::sync::{Arc, Mutex};
 
 use super::{
@@ -40,7 +40,7 @@ fn release(group: u64) -> Option<ProcessGroup> {
 }
 
 /// The custom ops of [`SyncBatchNorm`](crate::SyncBatchNorm) by name, run by the kernels of `B`.
-pub fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHandler<B>); 2] {
+fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHandler<B>); 2] {
     [
         (
             FORWARD,
@@ -51,16 +51,6 @@ pub fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOp
             Arc::new(|handles, desc, _| backward::<B>(handles, desc)),
         ),
     ]
-}
-
-/// Lets a served backend run [`SyncBatchNorm`](crate::SyncBatchNorm). To be called on the registry with
-/// which the server is built.
-pub fn register_custom_ops<B: BackendIr + SyncBatchNormOps>(registry: &mut CustomOpRegistry<B>) {
-    for (id, handler) in custom_ops::<B>() {
-        registry.register(id, move |handles, desc, device| {
-            handler(handles, desc, device);
-        });
-    }
 }
 
 /// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm), whichever device is underneath.
@@ -200,12 +190,16 @@ mod tests {
     use super::*;
     use burn::{backend::Flex, tensor::TensorData};
     use burn_ir::{TensorId, TensorStatus};
-    use burn_router::TensorInterpreter;
+    use burn_router::{CustomOpRegistry, TensorInterpreter};
 
     #[test]
     fn a_server_with_the_registered_ops_runs_both_passes() {
         let mut registry = CustomOpRegistry::<Flex>::new();
-        register_custom_ops(&mut registry);
+        for (id, handler) in custom_ops::<Flex>() {
+            registry.register(id, move |handles, desc, device| {
+                handler(handles, desc, device);
+            });
+        }
         let mut server = TensorInterpreter::<Flex>::with_custom_ops(Default::default(), registry);
         let group = ProcessGroup::single();
         let mut run = |name: &'static str, inputs: Vec<TensorData>, shapes: [[usize; 2]; 3]| {

@@ -21,7 +21,7 @@ pub use self::{
     checkpointer::{AtomicCheckpointer, EpochCheckpoints},
     gather::GatherOutput,
 };
-use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup};
+use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ddp::Part};
 
 /// Trains burn-train's `Learner` on all ranks of a group. Each rank runs the same program.
 ///
@@ -118,8 +118,8 @@ use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup};
 /// rank 0 ([`GatherOutput`]), whose metrics see those of all ranks, one rank's batch after the other.
 /// In validation each item counts once, whatever the samplers' padding; in training an item that is repeated
 /// to even the ranks out is trained on twice, and counts twice. Metrics of the machine
-/// (memory, temperature) are rank 0's. [`gather_training`](Self::gather_training) turns it off for training,
-/// where outputs are large.
+/// (memory, temperature) are rank 0's. Where outputs are large,
+/// [`gather_training(false)`](Self::gather_training) turns it off for training, and says what it costs.
 ///
 /// **Rank 0** alone renders, logs, writes checkpoints and decides about early stopping; the others wait for its
 /// checkpoints, and stop with it. A stop that is asked for on any rank (`Interrupter::stop`) stops all of them after
@@ -171,8 +171,23 @@ impl DdpStrategy {
         self
     }
 
-    /// Whether the outputs of training steps travel to rank 0. Default: yes. Otherwise the metrics of
-    /// training are those of rank 0's share of the data, and no rank waits for its device to read outputs.
+    /// Whether the outputs of training steps travel to rank 0. Default: yes, so that the metrics of training are
+    /// those of all items.
+    ///
+    /// That costs, in each step, a wait for the device on every rank, and a message of all that
+    /// [`GatherOutput`] has (for a `ClassificationOutput`: the loss, the logits and the targets) from each to
+    /// rank 0, which puts them on its device again and computes the metrics of all ranks. It is little for a
+    /// classifier's logits, and much for logits of a vocabulary at every token. Turned off, the metrics of training
+    /// are those of rank 0's share of the data, and no rank waits for its device to read outputs; validation gathers
+    /// either way.
+    ///
+    /// ```
+    /// # use burn::tensor::Device;
+    /// # use burn_ddp::{DdpStrategy, ProcessGroup};
+    /// # let group = ProcessGroup::single();
+    /// let strategy = DdpStrategy::new(&group, Device::flex()).gather_training(false);
+    /// # let _ = strategy;
+    /// ```
     pub fn gather_training(mut self, gather: bool) -> Self {
         self.gather_training = gather;
         self
@@ -230,7 +245,7 @@ impl DdpStrategy {
             Some(overlap) => Ddp::overlapped(&self.group, overlap.clone(), &model)?,
         };
         if self.group.world_size() > 1 {
-            learner.load_model(ddp.receive(model)?.into_record());
+            learner.load_model(ddp.receive(model, Part::All)?.into_record());
             if self.overlap.is_some() {
                 learner.grad_sharded();
             }

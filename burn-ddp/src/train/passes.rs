@@ -12,7 +12,7 @@ use super::{
     gather::{Gathered, gather},
     share::Share,
 };
-use crate::{Ddp, DdpError, ProcessGroup, clip::scale_gradients};
+use crate::{Ddp, DdpError, ProcessGroup, clip::scale_gradients, ddp::Part};
 
 /// How far the ranks have come.
 struct Tally {
@@ -53,9 +53,12 @@ where
         let mut tally = Tally::new(self.group, share.total);
         let mut accumulator = GradientsAccumulator::new();
         let mut accumulated = 0;
+        // What all ranks know, while this one may be asked to stop at any moment.
+        let mut stopped = false;
         for iteration in 1.. {
             let batch = self.next(&mut *batches)?;
-            let (active, stopped) = self.ask(self.group, batch.is_some())?;
+            let active;
+            (active, stopped) = self.ask(self.group, batch.is_some())?;
             ddp.set_active(active);
             if active == 0 || stopped {
                 break;
@@ -94,7 +97,7 @@ where
                 self.train_event(LearnerEvent::ProcessedItem(item));
             }
         }
-        match accumulated > 0 && !self.interrupter.should_stop() {
+        match accumulated > 0 && !stopped {
             true => self.update_accumulated(ddp, &mut accumulator),
             false => Ok(()),
         }
@@ -109,7 +112,7 @@ where
         let mut model = self.learner.model();
         if self.group.world_size() > 1 {
             // Running statistics are each rank's own; those of the learner are the same ones.
-            model = ddp.receive(model)?;
+            model = ddp.receive(model, Part::Untrained)?;
         }
         let model = model.valid();
         let mut batches = share.loader.iter();

@@ -58,7 +58,8 @@ impl<O> Share<O> {
     /// The same, with no item repeated to even the ranks out.
     pub(super) fn each_once(self, group: &ProcessGroup) -> Result<Self, DdpError> {
         if let Some(sampler) = &self.sampler {
-            sampler.lock().expect("no panic under lock").each_once();
+            let mut sampler = sampler.lock().expect("no panic under lock");
+            *sampler = sampler.clone().each_once();
         }
         self.count(group)
     }

@@ -405,7 +405,7 @@ fn any_rank_can_raise_the_flag() {
 }
 
 #[test]
-fn counters_count_and_groups_are_found_by_number() {
+fn counters_count() {
     let groups = LocalGroup::new(2);
     std::thread::scope(|scope| {
         for group in &groups {
@@ -414,10 +414,6 @@ fn counters_count_and_groups_are_found_by_number() {
     });
     assert_eq!(groups[0].stats().bytes_reduced, 80);
     assert_eq!(groups[1].stats().calls, 1);
-    let id = groups[1].id();
-    assert_eq!(ProcessGroup::by_id(id).unwrap().rank(), 1);
-    drop(groups);
-    assert!(ProcessGroup::by_id(id).is_none());
 }
 
 #[test]

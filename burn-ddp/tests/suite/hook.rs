@@ -4,24 +4,20 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::DType;
 use burn_ddp::{
-    Average, BucketSizes, Bucketer, CommHook, Compression, DdpError, GradientBucket, ProcessGroup,
-    ReduceOp, Values,
+    Average, CommHook, Compression, DdpConfig, DdpError, GradientBucket, ProcessGroup, ReduceOp,
+    Values,
 };
 use half::{bf16, f16};
 
-use crate::{bucketer::slots, ranks::locally};
-
-const SIZES: BucketSizes = BucketSizes {
-    first: 8,
-    others: 24,
+use crate::{
+    buckets::{Rounds, floats, sizes},
+    ranks::locally,
 };
 
 /// One round over gradients of rank times slot, as f32.
-fn round(bucketer: &mut Bucketer, gradients: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, DdpError> {
-    for (slot, gradient) in gradients.iter().enumerate() {
-        bucketer.submit(slot, Some(Values::F32(gradient.clone())))?;
-    }
-    let averages = bucketer.finish()?;
+fn round(rounds: &mut Rounds, gradients: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, DdpError> {
+    let gradients = gradients.iter().cloned();
+    let averages = rounds.average(gradients.map(|it| Some(Values::F32(it))).collect())?;
     let values = averages.into_iter().map(|average| match average {
         Some(Values::F32(values)) => values,
         other => panic!("{other:?}"),
@@ -50,15 +46,15 @@ fn a_hook_gets_every_bucket_in_order_and_decides_what_comes_back() {
     locally(3, |group| {
         let rank = group.rank();
         let notes = Notes::default();
-        let hook = Arc::new(Noted(notes.clone()));
-        let mut bucketer = Bucketer::new(group, slots(&[2, 4, 2, 7, 1]), SIZES, hook);
+        let config = sizes(8, 24).hook(Noted(notes.clone()));
+        let mut rounds = Rounds::new(&group, &floats(&[2, 4, 2, 7, 1]), config);
         for step in 0..2 {
             let gradients: Vec<Vec<f32>> = [2, 4, 2, 7, 1]
                 .iter()
                 .enumerate()
                 .map(|(slot, len)| vec![(rank * 10 + slot + step) as f32; *len])
                 .collect();
-            let sums = round(&mut bucketer, &gradients).unwrap();
+            let sums = round(&mut rounds, &gradients).unwrap();
             for (slot, sum) in sums.iter().enumerate() {
                 assert!(sum.iter().all(|it| *it == (30 + 3 * (slot + step)) as f32));
             }
@@ -81,10 +77,10 @@ fn compression_rounds_once_on_the_way_and_once_after() {
         };
         locally(3, |group| {
             let rank = group.rank();
-            let hook = Arc::new(compression);
-            let mut bucketer = Bucketer::new(group, slots(&[50]), SIZES, hook);
+            let config = DdpConfig::new().compression(compression);
+            let mut rounds = Rounds::new(&group, &floats(&[50]), config);
             let gradient = (0..50).map(|index| value(rank, index)).collect();
-            let averages = round(&mut bucketer, &[gradient]).unwrap();
+            let averages = round(&mut rounds, &[gradient]).unwrap();
             for (index, average) in averages[0].iter().enumerate() {
                 let sum: f32 = (0..3).map(|rank| rounded(value(rank, index))).sum();
                 assert_eq!(*average, rounded(sum / 3.0));
@@ -106,7 +102,7 @@ fn compression_rounds_once_on_the_way_and_once_after() {
 }
 
 /// Misbehaves on rank 1.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Broken {
     Error,
     Panic,
@@ -139,10 +135,10 @@ fn a_hook_that_fails_ends_the_job_everywhere() {
             "returned 3 values of type F64; expected 3 of type F32",
         ),
     ] {
-        let hook = Arc::new(hook);
         for error in locally(3, |group| {
-            let mut bucketer = Bucketer::new(group, slots(&[3]), SIZES, hook.clone());
-            round(&mut bucketer, &[vec![1.0; 3]]).unwrap_err()
+            let config = DdpConfig::new().hook(hook);
+            let mut rounds = Rounds::new(&group, &floats(&[3]), config);
+            round(&mut rounds, &[vec![1.0; 3]]).unwrap_err()
         }) {
             let DdpError::Aborted { rank: 1, reason } = &error else {
                 panic!("{error}");

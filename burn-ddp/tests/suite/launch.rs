@@ -390,8 +390,16 @@ fn the_command_prefixes_output_and_returns_the_ranks_code() {
         .env(SCENARIO, "count")
         .env(FOLDER, folder.path())
         .output();
-    assert!(count.unwrap().status.success());
+    let count = count.unwrap();
+    assert!(count.status.success());
     assert_eq!(attempts(folder.path()).len(), 3);
+    let said = String::from_utf8_lossy(&count.stderr);
+    for why in [
+        "rank 1 failed: it was killed by SIGKILL; starting all ranks again (1 of 2)",
+        "rank 1 failed: it ended with exit code 9; starting all ranks again (2 of 2)",
+    ] {
+        assert!(said.contains(why), "{said}");
+    }
     let output = run("exit 7", &["-n", "2", "--grace", "0.5", "--no-prefix"]);
     assert_eq!(output.status.code(), Some(7));
     let text = String::from_utf8(output.stderr).unwrap();

@@ -1,18 +1,15 @@
 //! Mistakes of one rank that the numbers of its call do not show: it is told what it did, and the others who did.
 
-use std::sync::Arc;
-
 use burn::{
     nn::LinearConfig,
     tensor::{DType, Device, Tensor},
 };
 use burn_ddp::{
-    Average, Backend, BucketSizes, Bucketer, Call, Ddp, DdpConfig, DdpError, Flaw, LocalGroup,
-    Overlap, ProcessGroup, ReduceOp, TensorOp,
+    Backend, Call, Ddp, DdpConfig, DdpError, Flaw, LocalGroup, Overlap, ProcessGroup, ReduceOp,
+    TensorOp,
 };
 
 use crate::{
-    bucketer::slots,
     overlapped::layered,
     ranks::{locally, over_tcp},
 };
@@ -75,17 +72,6 @@ fn calls() -> Vec<(Flaw, Make)> {
         (Flaw::RankTwice, |group, odd| {
             let list: &[usize] = if odd { &[1, 0, 1] } else { &[1, 0] };
             group.subgroup(list).map(drop)
-        }),
-        (Flaw::GradientsMissing, |group, odd| {
-            let (first, others) = (100, 100);
-            let sizes = BucketSizes { first, others };
-            let slots = slots(&[4, 4]);
-            let mut bucketer = Bucketer::new(group.clone(), slots, sizes, Arc::new(Average));
-            bucketer.submit(0, None)?;
-            if !odd {
-                bucketer.submit(1, None)?;
-            }
-            bucketer.finish().map(drop)
         }),
     ];
     if cfg!(feature = "cpu") {

@@ -9,7 +9,7 @@ use burn::{
     tensor::{Device, Distribution, FloatDType, Tensor},
 };
 use burn_backend::{DeviceId, distributed::ReduceOperation};
-use burn_ddp::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, with_custom_ops};
+use burn_ddp::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ReduceOp, with_custom_ops};
 use burn_layer::{FloatView, Layer, Layers, Reduced};
 use nix::{
     sys::signal::{Signal, kill},
@@ -21,6 +21,28 @@ use crate::{
     net::{Net, Run, closest, train},
     ranks::{locally, meeting_place, start},
 };
+
+type Scenario = fn(&ProcessGroup) -> Result<(), DdpError>;
+
+/// What a rank does that averages during backward, in a process of its own.
+pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
+    let body: Scenario = match name {
+        "overlapped unused" => |group| unused_when_overlapped(group, false),
+        "overlapped unused elsewhere" => |group| unused_when_overlapped(group, true),
+        "overlapped accumulation" => |group| accumulate_when_overlapped(group, Device::flex()),
+        "overlapped reduce" => leave_after_a_reduce,
+        "overlapped types" => types_when_overlapped,
+        "overlapped twice" => one_after_the_other,
+        "overlapped killed" => |group| signalled_in_backward(group, Signal::SIGKILL),
+        "overlapped stopped" => |group| signalled_in_backward(group, Signal::SIGSTOP),
+        "overlapped join" => crate::join::join_when_overlapped,
+        "overlapped static graph" => crate::static_graph::when_overlapped,
+        "overlapped ways to accumulate" => crate::accumulation::all_ways_when_overlapped,
+        "overlapped unmarked" => crate::accumulation::unmarked_when_overlapped,
+        _ => return None,
+    };
+    Some(body)
+}
 
 /// What the ranks of a job in processes of their own say at the end.
 pub(crate) fn results(scenario: &str, world_size: usize) -> Vec<(bool, String)> {
@@ -61,11 +83,18 @@ fn overlapped_gradients_are_compressed() {
 
 #[test]
 fn overlapped_ranks_must_use_the_same_parameters() {
-    for (success, output) in results("overlapped unused", 2) {
+    // The buckets of the ranks differ: the log says what is missing where.
+    let lacking = [r#"["never", "sometimes"]"#, r#"["never"]"#];
+    for ((success, output), lacking) in results("overlapped unused", 2).iter().zip(lacking) {
         assert!(!success);
-        assert!(output.contains("RESULT error"), "{output}");
-        let named = output.contains("a gradient of `sometimes`");
-        assert!(named || output.contains("diverged"), "{output}");
+        assert!(output.contains("RESULT error ranks diverged"), "{output}");
+        let lacking = format!("this rank has no gradients of {lacking}");
+        assert!(output.contains(&lacking), "{output}");
+    }
+    // They are alike, and the ranks can tell each other.
+    for (success, output) in results("overlapped unused elsewhere", 2) {
+        assert!(!success);
+        assert!(output.contains("a gradient of `never`"), "{output}");
     }
 }
 
@@ -103,7 +132,8 @@ fn layered_over(
     Ok((layers.serve().unwrap().autodiff(), overlap))
 }
 
-pub(crate) fn unused_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+/// Rank 1 uses a parameter that rank 0 does not, which may use another instead.
+fn unused_when_overlapped(group: &ProcessGroup, elsewhere: bool) -> Result<(), DdpError> {
     let (device, overlap) = layered(group, DdpConfig::new())?;
     let param = || Param::from_tensor(Tensor::<1>::ones([3], &device));
     let model = Branches {
@@ -114,8 +144,10 @@ pub(crate) fn unused_when_overlapped(group: &ProcessGroup) -> Result<(), DdpErro
     let mut ddp = Ddp::overlapped(group, overlap, &model)?;
     let model = ddp.broadcast_parameters(model)?;
     let mut loss = model.used.val().sum();
-    if group.rank() == 1 {
-        loss = loss + model.sometimes.val().sum();
+    match group.rank() {
+        1 => loss = loss + model.sometimes.val().sum(),
+        _ if elsewhere => loss = loss + model.never.val().sum(),
+        _ => {}
     }
     let gradients = GradientsParams::from_grads(loss.backward(), &model);
     ddp.reduce_gradients(gradients, &model).map(drop)
@@ -179,7 +211,7 @@ fn threads_of_one_process_are_refused_and_go_on() {
 }
 
 /// A second one at the same time is refused on all ranks, and may come when the first has gone.
-pub(crate) fn one_after_the_other(group: &ProcessGroup) -> Result<(), DdpError> {
+fn one_after_the_other(group: &ProcessGroup) -> Result<(), DdpError> {
     let (device, overlap) = layered(group, DdpConfig::new())?;
     let model = LinearConfig::new(2, 1).init(&device);
     let first = Ddp::overlapped(group, overlap.clone(), &model)?;
@@ -195,13 +227,40 @@ fn one_overlaps_at_a_time() {
     }
 }
 
+/// Rank 1 has ended before rank 0 takes what it has sent last.
+fn leave_after_a_reduce(group: &ProcessGroup) -> Result<(), DdpError> {
+    let pids = group.all_gather(&[std::process::id()])?;
+    accumulate_when_overlapped(group, Device::flex())?;
+    if group.is_main() {
+        let path = format!("/proc/{}/stat", pids[1]);
+        // A zombie, until this test's process asks for its end.
+        let has_ended = |stat: String| stat.contains(") Z ");
+        while !std::fs::read_to_string(&path).map_or(true, has_ended) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // What its end told has arrived.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    let mut last = [group.rank() as f32 + 1.0];
+    group.reduce(&mut last, ReduceOp::Sum, 0)?;
+    assert!(!group.is_main() || last == [3.0]);
+    Ok(())
+}
+
+#[test]
+fn an_overlapped_rank_says_goodbye() {
+    for (success, output) in results("overlapped reduce", 2) {
+        assert!(success, "{output}");
+    }
+}
+
 #[derive(Module, Debug)]
 struct Many {
     parameters: Vec<Param<Tensor<1>>>,
 }
 
 /// Parameters of two types in turn.
-pub(crate) fn types_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+fn types_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
     let (device, overlap) = layered(group, DdpConfig::new())?;
     let parameter = |index: usize| {
         let dtype = [FloatDType::F32, FloatDType::BF16][index % 2];
@@ -242,10 +301,10 @@ fn overlapped_types_have_a_bucket_each() {
     }
 }
 
-/// Kills its process when backward hands over the second gradient of the third step: the norm's backward has
-/// not run, and the others wait in it.
+/// Sends its process a signal when backward hands over the second gradient of the third step: the norm's backward
+/// has not run, and the others wait in it.
 #[derive(Debug)]
-struct Deadly(AtomicUsize);
+struct Deadly(Signal, AtomicUsize);
 
 /// Parameters of the network.
 const PARAMETERS: usize = 6;
@@ -257,19 +316,20 @@ impl Layer for Deadly {
         _op: ReduceOperation,
         _devices: &[DeviceId],
     ) -> Option<Reduced> {
-        if self.0.fetch_add(1, Ordering::SeqCst) == 2 * PARAMETERS + 1 {
-            kill(Pid::this(), Signal::SIGKILL).unwrap();
+        if self.1.fetch_add(1, Ordering::SeqCst) == 2 * PARAMETERS + 1 {
+            kill(Pid::this(), self.0).unwrap();
         }
         None
     }
 }
 
-pub(crate) fn killed_in_backward(group: &ProcessGroup) -> Result<(), DdpError> {
+/// Rank 1 gets a signal in the middle of backward.
+fn signalled_in_backward(group: &ProcessGroup, signal: Signal) -> Result<(), DdpError> {
     let norms = group.duplicate()?;
     let overlap = Overlap::new(group, DdpConfig::new().first_bucket_bytes(100))?;
     let mut layers = Layers::on(Device::flex()).layer(overlap.layer());
     if group.rank() == 1 {
-        layers = layers.layer(Deadly(AtomicUsize::new(0)));
+        layers = layers.layer(Deadly(signal, AtomicUsize::new(0)));
     }
     let device = with_custom_ops(layers).serve().unwrap().autodiff();
     let model = Net::new(&norms, &device);

@@ -11,7 +11,10 @@ use burn::tensor::Device;
 use burn_ddp::{
     Checkpoints, Compression, DdpConfig, DdpError, GroupBuilder, LocalGroup, ProcessGroup,
 };
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::{
+    resource::{Resource, getrlimit, setrlimit},
+    signal::Signal,
+};
 
 /// The variable that tells a process of this binary which scenario to play.
 pub(crate) const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
@@ -84,7 +87,7 @@ pub(crate) fn locally<R: Send>(
 pub(crate) struct Rank(pub(crate) Child);
 
 impl Rank {
-    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = nix::unistd::Pid::from_raw(self.0.id() as i32);
         nix::sys::signal::kill(pid, signal).unwrap();
     }
@@ -215,9 +218,16 @@ fn play() {
         println!("RESULT ok {:?} {local:?} {sum}", group.timeout());
         return;
     }
-    let body = scenario_named(&scenario).expect("a known scenario");
     limit_descriptors(&scenario);
-    let result = ProcessGroup::init().and_then(body);
+    log::set_logger(&Printer).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let result = ProcessGroup::init().and_then(|group| {
+        if let Some(body) = crate::overlapped::scenario_named(&scenario) {
+            return body(&group).map(|()| String::new());
+        }
+        let body = scenario_named(&scenario).expect("a known scenario");
+        body(group)
+    });
     match result {
         Ok(text) => println!("RESULT ok {text}"),
         Err(error) => {
@@ -237,6 +247,23 @@ fn limit_descriptors(scenario: &str) {
     } else if scenario == "a low limit of descriptors" {
         setrlimit(Resource::RLIMIT_NOFILE, few, hard).unwrap();
     }
+}
+
+/// What a rank logs goes where its results go.
+struct Printer;
+
+impl log::Log for Printer {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.target().starts_with("burn_ddp")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            println!("LOG {} {}", record.level(), record.args());
+        }
+    }
+
+    fn flush(&self) {}
 }
 
 type Scenario = fn(ProcessGroup) -> Result<String, DdpError>;
@@ -323,7 +350,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
                 match (group.rank(), attempt, step) {
                     (1, 0, 3) => {
                         let own = nix::unistd::Pid::this();
-                        nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL).unwrap();
+                        nix::sys::signal::kill(own, Signal::SIGKILL).unwrap();
                     }
                     (1, 1, 5) => std::process::exit(9),
                     _ => group.barrier()?,
@@ -342,7 +369,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "die" => |group| {
             if group.rank() == 2 {
                 let own = nix::unistd::Pid::this();
-                nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL).unwrap();
+                nix::sys::signal::kill(own, Signal::SIGKILL).unwrap();
             }
             group.barrier()?;
             Ok("stayed".into())
@@ -372,30 +399,12 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             let (run, _) = crate::net::train_overlapped(&group, config, 12, Device::flex())?;
             Ok(serde_json::to_string(&run.parameters).unwrap())
         },
-        "overlapped join" => {
-            |group| crate::join::join_when_overlapped(&group).map(|()| String::new())
+        "stopped in a checkpoint" => {
+            |group| crate::stopped::while_it_writes(&group).map(|()| String::new())
         }
-        "overlapped unused" => {
-            |group| crate::overlapped::unused_when_overlapped(&group).map(|()| String::new())
-        }
-        "overlapped accumulation" => |group| {
-            crate::overlapped::accumulate_when_overlapped(&group, Device::flex())
-                .map(|()| String::new())
-        },
-        "overlapped killed" => {
-            |group| crate::overlapped::killed_in_backward(&group).map(|()| String::new())
-        }
-        "overlapped types" => {
-            |group| crate::overlapped::types_when_overlapped(&group).map(|()| String::new())
-        }
-        "overlapped twice" => {
-            |group| crate::overlapped::one_after_the_other(&group).map(|()| String::new())
-        }
-        "overlapped static graph" => {
-            |group| crate::static_graph::when_overlapped(&group).map(|()| String::new())
-        }
-        "whole run" => |group| crate::whole_run::play(&group, 0),
-        "whole run on a small disk" => |group| crate::whole_run::play(&group, 8 << 10),
+        "whole run" => |group| crate::whole_run::play(&group, 0, false),
+        "whole run overlapped" => |group| crate::whole_run::play(&group, 0, true),
+        "whole run on a small disk" => |group| crate::whole_run::play(&group, 8 << 10, false),
         "learner overlapped" => |group| crate::learner::train_overlapped(&group),
         "epochs for ever" => |group| crate::learner::epochs_for_ever(&group),
         "learner for ever" => |group| crate::learner::train_for_ever(&group),

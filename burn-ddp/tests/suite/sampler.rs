@@ -251,6 +251,21 @@ proptest! {
     }
 
     #[test]
+    fn items_of_a_subset_are_dealt_out_once(
+        subset in prop::collection::vec(0usize..1000, 0..100), ranks in 1usize..6, seed: u64, shuffle: bool,
+    ) {
+        let of = |rank| {
+            let sampler = DistributedSampler::subset(subset.iter().copied(), rank, ranks);
+            sampler.each_once().shuffle(shuffle).seed(seed).drop_last(true).indices()
+        };
+        let mut dealt: Vec<usize> = (0..ranks).flat_map(of).collect();
+        let mut expected = subset.clone();
+        dealt.sort_unstable();
+        expected.sort_unstable();
+        prop_assert_eq!(dealt, expected);
+    }
+
+    #[test]
     fn weighted_draws_are_dealt_out_in_turn(
         draws in 0usize..100, ranks in 1usize..6, seed: u64, epoch: u64,
     ) {

@@ -1,50 +1,35 @@
 //! Static graphs: the ranks tell each other once which gradients they have.
 
-use std::sync::Arc;
-
 use burn::{
     nn::LinearConfig,
     optim::{GradientsParams, SgdConfig},
-    tensor::{DType, Device, Tensor},
+    tensor::{Device, Tensor},
 };
-use burn_ddp::{
-    Average, BucketSizes, Bucketer, Ddp, DdpConfig, DdpError, ProcessGroup, Slot, Values,
-};
+use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup, Values};
 
 use crate::{
+    buckets::{Rounds, floats, sizes},
     overlapped::{layered, results},
     ranks::locally,
 };
 
 const LENS: [usize; 4] = [3, 5, 2, 1];
-/// Bytes of the gradients, and of the flags that say which there are.
-const BYTES: u64 = 4 * 11;
+/// Bytes of the gradients that any rank has, and of the flags that say which these are.
+const BYTES: u64 = 4 * (3 + 2 + 1);
 const FLAGS: u64 = 4;
 
-fn bucketer(group: &ProcessGroup, static_graph: bool) -> Bucketer {
-    let slots = LENS.map(|len| Slot {
-        len,
-        dtype: DType::F32,
-    });
-    let sizes = BucketSizes {
-        first: 16,
-        others: 32,
-    };
-    Bucketer::new(group.clone(), slots.to_vec(), sizes, Arc::new(Average))
-        .static_graph(static_graph)
+fn rounds(group: &ProcessGroup, static_graph: bool) -> Rounds {
+    let config = sizes(16, 32).static_graph(static_graph);
+    Rounds::new(group, &floats(&LENS), config)
 }
 
 /// A round in which this rank has the gradients of some slots, all of value `rank + slot`.
-fn round(
-    bucketer: &mut Bucketer,
-    rank: usize,
-    slots: &[usize],
-) -> Result<Vec<Option<f32>>, DdpError> {
-    for (slot, len) in LENS.into_iter().enumerate() {
+fn round(rounds: &mut Rounds, rank: usize, slots: &[usize]) -> Result<Vec<Option<f32>>, DdpError> {
+    let own = LENS.into_iter().enumerate().map(|(slot, len)| {
         let values = vec![(rank + slot) as f32; len];
-        bucketer.submit(slot, slots.contains(&slot).then_some(Values::F32(values)))?;
-    }
-    let averages = bucketer.finish()?.into_iter().map(|average| {
+        slots.contains(&slot).then_some(Values::F32(values))
+    });
+    let averages = rounds.average(own.collect())?.into_iter().map(|average| {
         let Values::F32(values) = average? else {
             panic!("another type")
         };
@@ -64,13 +49,12 @@ fn averages_are_the_same_and_flags_travel_once() {
     // Once, and whether the rank has a batch at all, or each time.
     for (static_graph, flags) in [(true, FLAGS + 1), (false, 5 * FLAGS)] {
         locally(3, |group| {
-            let mut bucketer = bucketer(&group, static_graph);
+            let mut rounds = rounds(&group, static_graph);
             for _ in 0..5 {
-                let averages = round(&mut bucketer, group.rank(), slots(group.rank())).unwrap();
+                let averages = round(&mut rounds, group.rank(), slots(group.rank())).unwrap();
                 assert_eq!(averages, expected);
             }
-            let bytes = group.stats().bytes_reduced;
-            assert_eq!(bytes, 5 * BYTES + flags);
+            assert_eq!(rounds.stats().bytes_reduced, 5 * BYTES + flags);
         });
     }
 }
@@ -79,12 +63,12 @@ fn averages_are_the_same_and_flags_travel_once() {
 fn a_rank_without_a_batch_keeps_the_promise() {
     locally(3, |group| {
         let rank = group.rank();
-        let mut bucketer = bucketer(&group, true);
+        let mut rounds = rounds(&group, true);
         for step in 0..4 {
             // Rank 2 has none in the first step, and rank 0 none in the third.
             let idle = (step, rank) == (0, 2) || (step, rank) == (2, 0);
             let own = if idle { &[] } else { slots(rank) };
-            let averages = round(&mut bucketer, rank, own).unwrap();
+            let averages = round(&mut rounds, rank, own).unwrap();
             let ranks = |ranks: &[usize]| {
                 let present = ranks
                     .iter()
@@ -114,7 +98,7 @@ fn a_rank_without_a_batch_keeps_the_promise() {
 fn a_gradient_of_a_rank_that_began_without_a_batch_is_not_lost() {
     locally(2, |group| {
         let rank = group.rank();
-        let mut bucketer = bucketer(&group, true);
+        let mut rounds = rounds(&group, true);
         for step in 0..3 {
             // Rank 1 alone has slot 3, and no batch in the first step.
             let own: &[usize] = match (rank, step) {
@@ -122,7 +106,7 @@ fn a_gradient_of_a_rank_that_began_without_a_batch_is_not_lost() {
                 (_, 0) => &[],
                 _ => &[0, 3],
             };
-            let averages = round(&mut bucketer, rank, own).unwrap();
+            let averages = round(&mut rounds, rank, own).unwrap();
             assert_eq!(averages[3], (step > 0).then_some(2.0));
         }
     });
@@ -132,12 +116,13 @@ fn a_gradient_of_a_rank_that_began_without_a_batch_is_not_lost() {
 fn a_broken_promise_ends_the_job() {
     let errors = locally(3, |group| {
         let rank = group.rank();
-        let mut bucketer = bucketer(&group, true);
-        round(&mut bucketer, rank, slots(rank)).unwrap();
+        let mut rounds = rounds(&group, true);
+        round(&mut rounds, rank, slots(rank)).unwrap();
+        group.barrier().unwrap();
         let own = if rank == 1 { &[0] } else { slots(rank) };
         // Those that have their averages already learn of it in the next round.
-        let result = round(&mut bucketer, rank, own);
-        let result = result.and_then(|_| round(&mut bucketer, rank, slots(rank)));
+        let result = round(&mut rounds, rank, own);
+        let result = result.and_then(|_| round(&mut rounds, rank, slots(rank)));
         result.unwrap_err().to_string()
     });
     for error in errors {

@@ -1,12 +1,11 @@
 //! Synchronized batch normalization against PyTorch's batch normalization of the whole batch.
 
 use burn::{
-    backend::Flex,
     module::Module,
     nn::{BatchNorm, BatchNormConfig},
     tensor::{DType, Device, Tensor, TensorData, Tolerance},
 };
-use burn_ddp::{ProcessGroup, SyncBatchNorm, custom_ops, with_custom_ops};
+use burn_ddp::{ProcessGroup, SyncBatchNorm, with_custom_ops};
 use burn_layer::{Layer, Layers};
 use serde::Deserialize;
 
@@ -182,21 +181,17 @@ fn it_runs_on_layered_devices() {
     struct Nothing;
     impl Layer for Nothing {}
 
-    let device = Layers::on(Device::flex().autodiff())
-        .layer(Nothing)
-        .custom_ops::<Flex>(custom_ops::<Flex>())
-        .serve()
-        .unwrap();
+    let served = || {
+        let layers = Layers::on(Device::flex().autodiff()).layer(Nothing);
+        with_custom_ops(layers).serve().unwrap()
+    };
+    let device = served();
     for case in cases() {
         // One device each: ranks that share one would wait for each other on its only thread.
         let ranks = locally(case.shards.len(), |group| {
             let device = match group.is_main() {
                 true => device.clone(),
-                false => Layers::on(Device::flex().autodiff())
-                    .layer(Nothing)
-                    .custom_ops::<Flex>(custom_ops::<Flex>())
-                    .serve()
-                    .unwrap(),
+                false => served(),
             };
             match case.shape.len() {
                 3 => run::<3>(&case, &group, DType::F32, &device),

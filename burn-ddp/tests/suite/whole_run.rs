@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     net::contents,
+    overlapped::layered,
     ranks::{FOLDER, PLAY, Rank, made, meeting_place, spawn},
 };
 
@@ -49,11 +50,11 @@ struct Run {
 }
 
 impl Run {
-    fn new(rank: usize) -> Self {
+    fn new(rank: usize, device: &Device) -> Self {
         let momentum = MomentumConfig::new().with_momentum(0.9);
         let scaler = LossScalerConfig::new().with_init_scale(1024.0);
         Self {
-            model: LinearConfig::new(4, 3).init(&Device::flex().autodiff()),
+            model: LinearConfig::new(4, 3).init(device),
             optimizer: SgdConfig::new().with_momentum(Some(momentum)).init(),
             scaler: scaler.with_growth_interval(7).init().unwrap(),
             sampler: DistributedSampler::new(24, rank, RANKS)
@@ -120,7 +121,7 @@ impl Run {
             .map(|value| value + self.random.random_range(-0.1..0.1))
             .collect();
         let data = TensorData::new(values, [BATCH, 4]);
-        Tensor::from_data(data, &Device::flex().autodiff())
+        Tensor::from_data(data, &self.model.weight.val().device())
     }
 }
 
@@ -129,12 +130,24 @@ fn open(folder: &Path, group: &ProcessGroup) -> Result<Checkpoints, DdpError> {
     Ok(checkpoints.keep_last(2).keep_best(Best::Lowest))
 }
 
-/// The whole run, or the rest of it, with a checkpoint after each step.
-pub(crate) fn play(group: &ProcessGroup, padding: usize) -> Result<String, DdpError> {
+/// The whole run, or the rest of it, with a checkpoint after each step. Its gradients are averaged after backward
+/// or during it, which makes no difference to it.
+pub(crate) fn play(
+    group: &ProcessGroup,
+    padding: usize,
+    overlapped: bool,
+) -> Result<String, DdpError> {
     let folder = std::env::var(FOLDER).unwrap();
     let checkpoints = open(folder.as_ref(), group)?;
-    let mut run = Run::new(group.rank());
-    let mut ddp = Ddp::new(group, DdpConfig::new(), &run.model)?;
+    let (device, overlap) = match overlapped {
+        false => (Device::flex().autodiff(), None),
+        true => layered(group, DdpConfig::new()).map(|(device, it)| (device, Some(it)))?,
+    };
+    let mut run = Run::new(group.rank(), &device);
+    let mut ddp = match overlap {
+        None => Ddp::new(group, DdpConfig::new(), &run.model)?,
+        Some(overlap) => Ddp::overlapped(group, overlap, &run.model)?,
+    };
     match checkpoints.latest()? {
         Some(checkpoint) => run = run.load(&checkpoint, group.rank()),
         None => {
@@ -144,9 +157,9 @@ pub(crate) fn play(group: &ProcessGroup, padding: usize) -> Result<String, DdpEr
             run.model.weight = run.model.weight.map(weight);
             let bias = |old: Tensor<1>| old.zeros_like().require_grad();
             run.model.bias = run.model.bias.map(|it| it.map(bias));
-            run.model = ddp.broadcast_parameters(run.model)?;
         }
     }
+    run.model = ddp.broadcast_parameters(run.model)?;
     while run.step < STEPS {
         let batch = run.batch();
         // Rank 1's gradients overflow now and then: all ranks skip the step.
@@ -219,7 +232,7 @@ fn last(folder: &Path) -> Option<u64> {
     let checkpoints = open(folder, &ProcessGroup::single()).unwrap();
     let last = checkpoints.latest().unwrap()?;
     let record = ModuleRecord::load(last.folder.join("model.bpk")).unwrap();
-    let fresh = Run::new(0);
+    let fresh = Run::new(0, &Device::flex().autodiff());
     assert!(fresh.model.clone().try_load_record(record).is_ok());
     let run = fresh.load(&last, 0);
     assert_eq!(run.step, last.step);
@@ -250,7 +263,11 @@ fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
             _ => random.random_range(0..10_000),
         };
         let (_place, url) = meeting_place();
-        let mut ranks = start("whole run", folder.path(), &url, 3.0, false);
+        let scenario = match kill % 4 {
+            3 => "whole run overlapped",
+            _ => "whole run",
+        };
+        let mut ranks = start(scenario, folder.path(), &url, 3.0, false);
         let printed = ranks[victim].wait_for_steps(steps);
         let made = made(&printed);
         thread::sleep(Duration::from_micros(moment));

@@ -1,5 +1,6 @@
 //! burn-train's `Learner` over ranks, against itself in one process on the whole batch.
 
+mod asked_late;
 mod checkpoints;
 mod epochs;
 mod outputs;
@@ -10,9 +11,9 @@ mod stops;
 
 use std::sync::atomic::Ordering;
 
-use burn::{backend::Flex, data::dataloader::DataLoaderBuilder, tensor::Device};
+use burn::{data::dataloader::DataLoaderBuilder, tensor::Device};
 use burn_ddp::{
-    DdpConfig, DdpError, DdpStrategy, DistributedSampler, Overlap, ProcessGroup, custom_ops,
+    DdpConfig, DdpError, DdpStrategy, DistributedSampler, Overlap, ProcessGroup, with_custom_ops,
 };
 use burn_layer::Layers;
 use burn_train::{Learner, LearningResult, SupervisedTraining};
@@ -155,12 +156,8 @@ pub(crate) fn train_overlapped(group: &ProcessGroup) -> Result<String, DdpError>
     for accumulation in [None, Some(2)] {
         let config = DdpConfig::new().bucket_bytes(100).first_bucket_bytes(40);
         let overlap = Overlap::new(group, config)?;
-        let device = Layers::on(Device::flex())
-            .layer(overlap.layer())
-            .custom_ops::<Flex>(custom_ops::<Flex>())
-            .serve()
-            .unwrap()
-            .autodiff();
+        let layers = Layers::on(Device::flex()).layer(overlap.layer());
+        let device = with_custom_ops(layers).serve().unwrap().autodiff();
         let seed = group.rank() as f32;
         let strategy = DdpStrategy::new(group, device.clone()).overlap(overlap.clone());
         let end = train(group, seed, &device, EPOCHS, |training, learner| {

@@ -1,0 +1,198 @@
+//! Buckets of gradients that a test makes up.
+
+use burn::{
+    module::{Module, Param},
+    optim::GradientsParams,
+    tensor::{DType, Device, FloatDType, Tensor},
+};
+use burn_ddp::{Ddp, DdpConfig, DdpError, DdpStats, ProcessGroup, Values};
+use half::bf16;
+
+use crate::ranks::locally;
+
+#[derive(Module, Debug)]
+struct Parameters {
+    parameters: Vec<Param<Tensor<1>>>,
+}
+
+/// Averages gradients of parameters that are numbered in the order in which buckets take them: the last
+/// parameter first.
+pub(crate) struct Rounds {
+    ddp: Ddp,
+    model: Parameters,
+}
+
+impl Rounds {
+    /// For gradients of some lengths and types.
+    pub(crate) fn new(
+        group: &ProcessGroup,
+        slots: &[(usize, FloatDType)],
+        config: DdpConfig,
+    ) -> Self {
+        let device = Device::flex().autodiff();
+        let parameter = |(len, dtype): &(usize, FloatDType)| {
+            Param::from_tensor(Tensor::<1>::zeros([*len], (&device, DType::from(*dtype))))
+        };
+        let model = Parameters {
+            parameters: slots.iter().rev().map(parameter).collect(),
+        };
+        let ddp = Ddp::new(group, config, &model).unwrap();
+        Self { ddp, model }
+    }
+
+    /// One round, in which this rank may lack gradients.
+    pub(crate) fn average(
+        &mut self,
+        gradients: Vec<Option<Values>>,
+    ) -> Result<Vec<Option<Values>>, DdpError> {
+        let device = Device::flex();
+        let slots = || self.model.parameters.iter().rev();
+        let mut given = GradientsParams::new();
+        for (parameter, gradient) in slots().zip(gradients) {
+            if let Some(values) = gradient {
+                let (len, dtype) = (values.len(), values.dtype());
+                let data = values.into_data([len].into(), dtype);
+                given.register(parameter.id, Tensor::<1>::from_data(data, (&device, dtype)));
+            }
+        }
+        let averages = self.ddp.reduce_gradients(given, &self.model)?;
+        let values = slots().map(|parameter| {
+            let average = averages.get::<1>(parameter.id)?;
+            Some(Values::from_data(average.into_data()).unwrap())
+        });
+        Ok(values.collect())
+    }
+
+    pub(crate) fn stats(&self) -> DdpStats {
+        self.ddp.stats()
+    }
+}
+
+/// Gradients of `f32`s.
+pub(crate) fn floats(lens: &[usize]) -> Vec<(usize, FloatDType)> {
+    lens.iter().map(|len| (*len, FloatDType::F32)).collect()
+}
+
+pub(crate) fn sizes(first: usize, others: usize) -> DdpConfig {
+    DdpConfig::new()
+        .first_bucket_bytes(first)
+        .bucket_bytes(others)
+}
+
+#[test]
+fn gradients_that_a_rank_lacks_count_as_zeros() {
+    let lens = [3, 40, 0, 500, 7, 1, 90, 90, 90, 2];
+    locally(3, |group| {
+        let rank = group.rank();
+        let mut rounds = Rounds::new(&group, &floats(&lens), sizes(100, 400));
+        for round in 0..3 {
+            let gradient = |slot: usize| {
+                let value = (rank * 10 + slot + round) as f32;
+                let missing = slot == 4 || (slot == 6 && rank != 1);
+                (!missing).then(|| Values::F32(vec![value; lens[slot]]))
+            };
+            let averages = rounds.average((0..10).map(gradient).collect()).unwrap();
+            for (slot, average) in averages.into_iter().enumerate() {
+                let expected = match slot {
+                    4 => None,
+                    6 => Some((16 + round) as f32 / 3.0),
+                    slot => Some((10 + slot + round) as f32),
+                };
+                assert_eq!(
+                    average,
+                    expected.map(|it| Values::F32(vec![it; lens[slot]]))
+                );
+            }
+        }
+        assert!(rounds.stats().buckets > 3);
+    });
+}
+
+#[test]
+fn types_that_alternate_have_a_bucket_each() {
+    let dtype = |slot: usize| [FloatDType::BF16, FloatDType::F32, FloatDType::F64][slot % 3];
+    let slots: Vec<(usize, FloatDType)> = (0..30).map(|slot| (5, dtype(slot))).collect();
+    // 10 gradients of each type: 100, 200 and 400 bytes.
+    for (bytes, buckets) in [(400, 3), (200, 4), (100, 8), (1, 30)] {
+        locally(2, |group| {
+            let rank = group.rank();
+            let mut rounds = Rounds::new(&group, &slots, sizes(bytes, bytes));
+            let values = |slot: usize, value: usize| {
+                let values = Values::F64(vec![value as f64; 5]);
+                Some(values.cast(dtype(slot).into()).unwrap())
+            };
+            let own = |slot| values(slot, rank * 2 + slot);
+            let averages = rounds.average((0..30).map(own).collect()).unwrap();
+            for (slot, average) in averages.into_iter().enumerate() {
+                assert_eq!(average, values(slot, slot + 1));
+            }
+            // And a flag for each gradient.
+            let stats = rounds.stats();
+            assert_eq!((stats.buckets, stats.bytes_reduced), (buckets, 700 + 30));
+        });
+    }
+}
+
+#[test]
+fn types_do_not_share_buckets() {
+    locally(2, |group| {
+        let dtypes = [FloatDType::F32, FloatDType::BF16, FloatDType::F64];
+        let slots = dtypes.map(|dtype| (2, dtype));
+        let mut rounds = Rounds::new(&group, &slots, sizes(100, 400));
+        let value = group.rank() as f64;
+        let third = 1.0 / 3.0 + value;
+        let own = vec![
+            Some(Values::F32(vec![value as f32; 2])),
+            Some(Values::BF16(vec![bf16::from_f64(value); 2])),
+            Some(Values::F64(vec![third; 2])),
+        ];
+        let expected = [
+            Some(Values::F32(vec![0.5; 2])),
+            Some(Values::BF16(vec![bf16::from_f32(0.5); 2])),
+            Some(Values::F64(vec![(1.0 / 3.0 + (1.0 / 3.0 + 1.0)) / 2.0; 2])),
+        ];
+        assert_eq!(rounds.average(own).unwrap(), expected);
+        assert_eq!(rounds.stats().buckets, 3);
+    });
+}
+
+#[test]
+fn a_gradient_of_another_shape_or_type_ends_the_job() {
+    for (wrong, said) in [
+        (Values::F32(vec![0.0; 3]), "3 elements of type F32"),
+        (Values::F64(vec![0.0; 2]), "2 elements of type F64"),
+    ] {
+        for error in locally(2, |group| {
+            let mut rounds = Rounds::new(&group, &floats(&[2, 2]), DdpConfig::new());
+            let mut own = vec![Some(Values::F32(vec![0.0; 2])); 2];
+            if group.rank() == 1 {
+                own[0] = Some(wrong.clone());
+            }
+            rounds.average(own).unwrap_err()
+        }) {
+            let DdpError::Aborted { rank: 1, reason } = &error else {
+                panic!("{error}");
+            };
+            assert!(reason.contains("the gradient of `parameters.1`"), "{error}");
+            let expected = format!("{said}; expected 2 of type F32");
+            assert!(reason.contains(&expected), "{error}");
+        }
+    }
+}
+
+#[test]
+fn values_convert() {
+    let zeros = Values::zeros(3, DType::F16).unwrap();
+    assert_eq!(
+        (zeros.len(), zeros.is_empty(), zeros.dtype()),
+        (3, false, DType::F16)
+    );
+    assert!(Values::zeros(3, DType::I32).is_err());
+    let values = Values::F32(vec![1.0, 2.0]);
+    let data = values.clone().into_data([2, 1].into(), DType::F64);
+    assert_eq!(data.as_slice::<f64>().unwrap(), [1.0, 2.0]);
+    assert_eq!(
+        Values::from_data(data).unwrap(),
+        Values::F64(vec![1.0, 2.0])
+    );
+}
