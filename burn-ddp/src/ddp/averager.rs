@@ -32,13 +32,11 @@ impl Averager {
         then: impl FnOnce() + Send + 'static,
     ) -> Pending<Values> {
         let (group, hook) = (self.group.clone(), self.hook.clone());
-        self.worker.submit(move || {
-            group.guarded(|| {
-                let values = average(&*hook, &group, bucket);
-                let values = values.map_err(|error| group.give_up(error))?;
-                then();
-                Ok(values)
-            })
+        self.group.submit_to(&self.worker, move || {
+            let values = average(&*hook, &group, bucket);
+            let values = values.map_err(|error| group.give_up(error))?;
+            then();
+            Ok(values)
         })
     }
 }
