@@ -5,17 +5,19 @@ use burn_fp8::kernels::MatmulRoutine;
 use crate::Launches;
 
 /// The routine whose kernels were launched, told by the kernels: where one cannot compute a product, another does. cuBLASLt's
-/// kernels are not CubeCL's: it launches one for the factors alone. Those with and without TMA have the same instruction.
+/// kernels are not CubeCL's: it launches one for the factors alone. Two routines of tensor cores have one kernel: `tiles` is the
+/// one that the GPU has.
 ///
 /// ```
 /// use benches::{Launches, multiplied_by};
+/// use burn_fp8::kernels::MatmulRoutine;
 ///
-/// assert_eq!(multiplied_by(&Launches::default()), None);
+/// assert_eq!(multiplied_by(&Launches::default(), MatmulRoutine::Mma), None);
 /// ```
-pub fn multiplied_by(launches: &Launches) -> Option<MatmulRoutine> {
+pub fn multiplied_by(launches: &Launches, tiles: MatmulRoutine) -> Option<MatmulRoutine> {
     let kernels = [
         ("tmakernel", MatmulRoutine::WgmmaTma),
-        ("tilekernel", MatmulRoutine::Wgmma),
+        ("tilekernel", tiles),
         ("scalekernel", MatmulRoutine::Decoded),
         ("matmulkernel", MatmulRoutine::Direct),
         ("factorskernel", MatmulRoutine::CublasLt),
@@ -55,7 +57,8 @@ mod tests {
                 let product = scaled_matmul(&x, &x, None, FloatDType::F32);
                 drop(product.unwrap().into_data());
             });
-            assert_eq!(multiplied_by(&launches), Some(routine), "{launches:?}");
+            let found = multiplied_by(&launches, MatmulRoutine::Wgmma);
+            assert_eq!(found, Some(routine), "{launches:?}");
         }
         set_matmul_policy(MatmulPolicy::Automatic);
     }

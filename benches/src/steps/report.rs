@@ -40,7 +40,7 @@ impl Report<'_> {
         writeln!(f, "What does a training step cost? {case}\n")?;
         writeln!(
             f,
-            "| | median | rounds | time, of f32 | middle half | time, of bf16 | middle half | peak memory | memory, of f32 | polls a step |"
+            "| | median | rounds | time, of f32 | of f32, middle half | time, of bf16 | of bf16, middle half | peak memory | memory, of f32 | polls a step |"
         )?;
         writeln!(f, "|---|---|---|---|---|---|---|---|---|---|")?;
         let found = self.findings;
