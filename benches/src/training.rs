@@ -145,9 +145,8 @@ mod tests {
                 model.forward(x.clone().cast(expected))
             });
             training.step();
-            let first = training.check().unwrap();
+            training.check().unwrap();
             training.step();
-            assert!(training.check().unwrap() < first, "{precision}");
             let seen = seen.borrow();
             assert_eq!(seen[0].0, expected.into(), "{precision}");
             assert_ne!(seen[0].1, seen[1].1, "{precision}: nothing was learned");
