@@ -2,9 +2,9 @@
 //! (`O0`), with autocast, and with bf16 casts written by hand: what autocast adds to those is here to be seen, kernel by
 //! kernel. Arguments choose models by name.
 
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
 
-use benches::{Launches, Precision, is_selected, model_step};
+use benches::{Launches, Precision, is_selected, log_warnings, models::model_training, time_left};
 use burn::tensor::Device;
 
 const MODELS: [(&str, usize); 3] = [("resnet50", 64), ("vit_b_16", 32), ("gpt2", 2)];
@@ -13,9 +13,16 @@ const MODELS: [(&str, usize); 3] = [("resnet50", 64), ("vit_b_16", 32), ("gpt2",
 const WARM_UP: usize = 3;
 
 fn main() {
+    log_warnings();
+    // Its time counts from here.
+    time_left();
     for (model, batch) in MODELS {
-        if is_selected(&format!("{model}/{batch}")) {
-            compare(model, batch);
+        if !is_selected(&format!("{model}/{batch}")) {
+            continue;
+        }
+        match time_left() {
+            Some(Duration::ZERO) => println!("- {model}, batch {batch}: no time is left\n"),
+            _ => compare(model, batch),
         }
     }
 }
@@ -23,9 +30,13 @@ fn main() {
 /// Prints the kernels of a step, in each precision.
 fn compare(model: &str, batch: usize) {
     let ways = Precision::ALL.map(|precision| {
-        let mut step = model_step(model, batch, precision, Device::cuda(0));
-        (0..WARM_UP).for_each(|_| step());
-        Launches::of(step)
+        let mut training = model_training(model, batch, precision, Device::cuda(0));
+        (0..WARM_UP).for_each(|_| training.step());
+        let launches = Launches::of(|| training.step());
+        if let Err(why) = training.check() {
+            println!("- {model}, batch {batch}, {precision}: no training: {why}\n");
+        }
+        launches
     });
     println!("Which kernels does a training step launch? {model}, batch {batch}\n");
     print!("| kernel |");

@@ -1,9 +1,11 @@
 //! What does an all-reduce of a tensor through a process group cost, beside NCCL called directly?
 //!
 //! By one rank, and by two on two threads that share the GPU where `NCCL_MULTI_RANK_GPU_ENABLE=1` lets them (NCCL 2.30 and
-//! newer). Both ways give a new tensor. Arguments choose sizes by name.
+//! newer). The group gives a new tensor each time; directly, NCCL writes where it wrote before. Arguments choose sizes by name.
 
-use benches::{Comparison, Partner, is_selected};
+use benches::{
+    Comparison, Goal, Goals, Partner, is_selected, log_warnings, share_of_time, time_left,
+};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_ddp::{Backend, LocalGroup, ProcessGroup, ReduceOp, TensorOp};
 use cudarc::{
@@ -13,7 +15,7 @@ use cudarc::{
         safe::{self, Comm, Id},
     },
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// Elements of f32, and in how many rounds they are timed.
 const SIZES: [(usize, usize, &str); 4] = [
@@ -23,10 +25,19 @@ const SIZES: [(usize, usize, &str); 4] = [
     (1 << 26, 50, "256 MB"),
 ];
 
+/// From this on the bandwidth is judged: below, it is the start of a kernel that is timed.
+const JUDGED: usize = 25 << 18;
+
 /// The first version, as NCCL writes it, that lets ranks share a GPU.
 const SHARING: i32 = 23_000;
 
+const DIRECTLY: &str = "NCCL, directly";
+const GROUP: &str = "process group";
+
 fn main() {
+    log_warnings();
+    // Its time counts from here.
+    time_left();
     let version = get_nccl_version().expect("NCCL is there");
     let allowed = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
     let shared = allowed && version >= SHARING;
@@ -36,20 +47,42 @@ fn main() {
             "Skipped: two ranks on one GPU, for which NCCL {SHARING} and NCCL_MULTI_RANK_GPU_ENABLE=1 are needed\n"
         );
     }
-    for ranks in 1..=1 + usize::from(shared) {
-        for (elements, rounds, size) in SIZES {
-            if !is_selected(size) {
-                continue;
-            }
-            let table = Comparison::new(
-                &format!("What does an all-reduce of {size} cost? Ranks: {ranks}"),
-                "NCCL, directly",
-                directly(ranks, elements),
-            )
-            .with("process group", through_group(ranks, elements))
-            .run(rounds);
-            println!("{table}");
-        }
+    let sizes = SIZES.into_iter().filter(|(_, _, size)| is_selected(size));
+    let sizes: Vec<_> = sizes.collect();
+    let cases =
+        (1..=1 + usize::from(shared)).flat_map(|ranks| sizes.iter().map(move |size| (ranks, size)));
+    let cases: Vec<_> = cases.collect();
+    for (number, (ranks, (elements, rounds, size))) in cases.iter().enumerate() {
+        compare(
+            *ranks,
+            *elements,
+            *rounds,
+            size,
+            share_of_time(cases.len() - number),
+        );
+    }
+}
+
+fn compare(ranks: usize, elements: usize, rounds: usize, size: &str, limit: Option<Duration>) {
+    let meaning = match ranks {
+        1 => "1 rank: a copy on the device",
+        _ => "2 ranks that share a GPU",
+    };
+    let question = format!("What does an all-reduce of {size} cost? {meaning}");
+    let table = Comparison::new(&question, DIRECTLY, directly(ranks, elements))
+        .with(GROUP, through_group(ranks, elements))
+        .within(limit)
+        .run(rounds);
+    let bytes = (4 * elements) as f64;
+    let table = table.with_column("GB/s of the tensor", |row| {
+        format!("{:.1}", bytes / row.median.as_secs_f64() / 1e9)
+    });
+    println!("{table}");
+    if elements >= JUDGED {
+        let mut goals = Goals::new(&question);
+        let ratio = table.ratio(DIRECTLY, GROUP);
+        goals.add_if_known("bandwidth, of NCCL's", ratio, Goal::AtLeast(0.98));
+        println!("{goals}");
     }
 }
 

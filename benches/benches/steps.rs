@@ -1,7 +1,7 @@
 //! What does a training step cost on the autocast device, with everything in f32 (`O0`: the cost of the layer) and in
 //! bf16, beside the plain device?
 
-use benches::{Comparison, Precision, is_selected, models::ResNet, training_step};
+use benches::{Comparison, Precision, is_selected, models::ResNet, training_of};
 use burn::{
     module::Module,
     tensor::{Device, Distribution, Tensor},
@@ -39,7 +39,7 @@ fn main() {
 }
 
 /// Times the steps of the model that `init` makes, with how it computes logits `[images, 10]`.
-fn compare<M: Module>(
+fn compare<M: Module + 'static>(
     name: &str,
     images: [usize; 4],
     rounds: usize,
@@ -53,9 +53,10 @@ fn compare<M: Module>(
         let (model, forward) = init(&device);
         let labels = Tensor::arange(0..images[0] as i64, &device).remainder_scalar(10);
         let images = Tensor::random(images, Distribution::Default, &device);
-        training_step(precision, model, labels, move |model, _| {
+        let mut training = training_of(precision, model, labels, move |model, _| {
             forward(model, images.clone())
-        })
+        });
+        move || training.step()
     };
     let table = Comparison::new(
         &format!("What does a training step cost? {name}"),

@@ -5,6 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::quartiles;
+
+/// What is started before anything is waited for takes this long at least: waiting takes microseconds.
+const QUEUE: Duration = Duration::from_millis(5);
+/// And is no more than this: what is started is kept.
+const MOST_QUEUED: u32 = 256;
+
 /// Ways to do one job, timed in turn: each round does the job every way once, so that what slows the machine for a
 /// while slows all of them, and only ratios within a round are compared.
 ///
@@ -21,6 +28,7 @@ use std::{
 pub struct Comparison<'a> {
     question: String,
     ways: Vec<(String, Box<dyn FnMut() -> Duration + 'a>)>,
+    limit: Option<Duration>,
 }
 
 /// What a [`Comparison`] found.
@@ -32,6 +40,8 @@ pub struct Table {
     pub rounds: usize,
     /// The ways; the first is what the others are compared with.
     pub rows: Vec<Row>,
+    /// What else is known of the ways: a title, and a cell for each of them.
+    pub columns: Vec<(String, Vec<String>)>,
 }
 
 /// One way to do the job.
@@ -43,6 +53,34 @@ pub struct Row {
     pub median: Duration,
     /// Its time over that of the first way in the same round: lower quartile, median, upper quartile.
     pub ratio: [f64; 3],
+    /// Its times, round by round, in seconds.
+    pub times: Vec<f64>,
+}
+
+impl Row {
+    /// Its time over that of another way in the same round: lower quartile, median, upper quartile.
+    pub fn ratio_to(&self, other: &Self) -> [f64; 3] {
+        quartiles(self.times.iter().zip(&other.times).map(|(a, b)| a / b))
+    }
+}
+
+impl Table {
+    /// The row of a way.
+    pub fn row(&self, name: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.name == name)
+    }
+
+    /// The time of a way over that of another in the same round, where both are there.
+    pub fn ratio(&self, of: &str, to: &str) -> Option<[f64; 3]> {
+        Some(self.row(of)?.ratio_to(self.row(to)?))
+    }
+
+    /// Another column, with a cell for each way.
+    pub fn with_column(mut self, title: &str, cell: impl Fn(&Row) -> String) -> Self {
+        let cells = self.rows.iter().map(cell).collect();
+        self.columns.push((title.into(), cells));
+        self
+    }
 }
 
 impl<'a> Comparison<'a> {
@@ -56,7 +94,14 @@ impl<'a> Comparison<'a> {
         Self {
             question: question.into(),
             ways: Vec::new(),
+            limit: None,
         }
+    }
+
+    /// No round begins after this time, counted from the first that is timed; one is done in any case.
+    pub fn within(mut self, limit: Option<Duration>) -> Self {
+        self.limit = limit;
+        self
     }
 
     /// Another way.
@@ -74,77 +119,92 @@ impl<'a> Comparison<'a> {
         self
     }
 
-    /// Another way, whose job only starts something, as on a GPU: `at_once` are started before `finish` waits for all of
-    /// them; what they gave is dropped then. The time is that of one.
+    /// Another way, whose job only starts something, as on a GPU. So many are started before `finish` waits for all of them
+    /// that this takes 5 ms or more (found while warming up, 256 at most), and the time is that of one. What they gave is
+    /// handed to `check` afterwards, which is not timed: a device says only then that it failed.
     pub fn with_queue<T>(
         self,
         name: &str,
-        at_once: u32,
         mut job: impl FnMut() -> T + 'a,
         mut finish: impl FnMut() + 'a,
+        mut check: impl FnMut(T) + 'a,
     ) -> Self {
-        self.with_time(name, move || {
+        let mut batch = move |at_once: u32| {
             let start = Instant::now();
             let results: Vec<T> = (0..at_once).map(|_| job()).collect();
             finish();
-            let time = start.elapsed() / at_once;
-            drop(results);
+            let time = start.elapsed();
+            results.into_iter().for_each(&mut check);
             time
+        };
+        let mut found = None;
+        self.with_time(name, move || {
+            let at_once = *found.get_or_insert_with(|| {
+                // The first makes what later ones find ready.
+                batch(1);
+                let mut at_once = 1;
+                while at_once < MOST_QUEUED && batch(at_once) < QUEUE {
+                    at_once *= 2;
+                }
+                at_once
+            });
+            batch(at_once) / at_once
         })
     }
 
-    /// Does the job every way once, to warm up, and then `rounds` times.
+    /// Does the job every way once, to warm up, and then `rounds` times, or fewer where the time [is up](Self::within).
     pub fn run(mut self, rounds: usize) -> Table {
-        let mut times: Vec<Vec<Duration>> = vec![Vec::with_capacity(rounds); self.ways.len()];
+        let mut times: Vec<Vec<f64>> = vec![Vec::with_capacity(rounds); self.ways.len()];
+        let mut start = Instant::now();
         for round in 0..=rounds {
+            if round > 1 && self.limit.is_some_and(|limit| start.elapsed() >= limit) {
+                break;
+            }
             // Another one goes first each time: none always comes after the same.
             for turn in 0..self.ways.len() {
                 let way = (turn + round) % self.ways.len();
                 let time = (self.ways[way].1)();
                 if round > 0 {
-                    times[way].push(time);
+                    times[way].push(time.as_secs_f64());
                 }
             }
-        }
-        let rows = self.ways.iter().zip(&times).map(|((name, _), own)| {
-            let ratios = own.iter().zip(&times[0]);
-            Row {
-                name: name.clone(),
-                median: quartiles(
-                    own.iter().map(Duration::as_secs_f64),
-                    Duration::from_secs_f64,
-                )[1],
-                ratio: quartiles(
-                    ratios.map(|(a, b)| a.as_secs_f64() / b.as_secs_f64()),
-                    |r| r,
-                ),
+            if round == 0 {
+                start = Instant::now();
             }
-        });
+        }
+        let names = self.ways.into_iter().map(|(name, _)| name);
+        let mut rows: Vec<Row> = names
+            .zip(times)
+            .map(|(name, times)| Row {
+                name,
+                median: Duration::from_secs_f64(quartiles(times.iter().copied())[1].max(0.0)),
+                ratio: [1.0; 3],
+                times,
+            })
+            .collect();
+        for way in 1..rows.len() {
+            rows[way].ratio = rows[way].ratio_to(&rows[0]);
+        }
         Table {
-            rows: rows.collect(),
+            rounds: rows.first().map_or(0, |row| row.times.len()),
+            rows,
             question: self.question,
-            rounds,
+            columns: Vec::new(),
         }
     }
-}
-
-/// Lower quartile, median and upper quartile, with linear interpolation.
-fn quartiles<T>(values: impl Iterator<Item = f64>, to: impl Fn(f64) -> T) -> [T; 3] {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_unstable_by(f64::total_cmp);
-    [0.25, 0.5, 0.75].map(|part| {
-        let at = part * (values.len() - 1) as f64;
-        let (below, above) = (values[at.floor() as usize], values[at.ceil() as usize]);
-        to(below + (above - below) * at.fract())
-    })
 }
 
 impl Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} ({} rounds)\n", self.question, self.rounds)?;
+        write!(f, "| | median | ratio | middle half of the ratios |")?;
+        self.columns
+            .iter()
+            .try_for_each(|(title, _)| write!(f, " {title} |"))?;
         writeln!(
             f,
-            "| | median | ratio | middle half of the ratios |\n|---|---|---|---|"
+            "\n|---|---|---|---|{}",
+            "---|".repeat(self.columns.len())
         )?;
         for (number, row) in self.rows.iter().enumerate() {
             let [low, ratio, high] = row.ratio;
@@ -152,11 +212,12 @@ impl Display for Table {
                 0 => String::new(),
                 _ => format!("{low:.3} to {high:.3}"),
             };
-            writeln!(
-                f,
-                "| {} | {:.3?} | {ratio:.3} | {spread} |",
-                row.name, row.median
-            )?;
+            let (name, median) = (&row.name, row.median);
+            write!(f, "| {name} | {median:.3?} | {ratio:.3} | {spread} |")?;
+            self.columns
+                .iter()
+                .try_for_each(|(_, cells)| write!(f, " {} |", cells[number]))?;
+            writeln!(f)?;
         }
         Ok(())
     }
@@ -192,23 +253,46 @@ mod tests {
     fn queued_jobs_are_finished_together() {
         use std::cell::{Cell, RefCell};
 
-        let (started, seen) = (Cell::new(0), RefCell::new(Vec::new()));
+        let (started, seen, checked) = (Cell::new(0), RefCell::new(vec![0]), Cell::new(0));
         let table = Comparison::empty("?")
             .with_queue(
                 "queued",
-                4,
                 || started.set(started.get() + 1),
                 || seen.borrow_mut().push(started.get()),
+                |()| {
+                    // Not before all are finished.
+                    assert_eq!(seen.borrow().last(), Some(&started.get()));
+                    checked.set(checked.get() + 1);
+                },
             )
             .run(2);
-        assert_eq!(*seen.borrow(), [4, 8, 12]);
-        assert_eq!(table.rows[0].ratio, [1.0; 3]);
+        assert_eq!((table.rounds, checked.get()), (2, started.get()));
+        let batches: Vec<u32> = seen.borrow().windows(2).map(|w| w[1] - w[0]).collect();
+        let [.., warm, first, second] = batches[..] else {
+            panic!("three rounds")
+        };
+        // Jobs that take no time: as many as there may be.
+        assert!(warm == first && first == second, "{batches:?}");
+        assert!(batches[..2] == [1, 1] && second > 1, "{batches:?}");
     }
 
     #[test]
-    fn quartiles_interpolate_as_numpy_does() {
-        // numpy.percentile([1, 2, 4, 8], [25, 50, 75])
-        let values = [8.0, 1.0, 4.0, 2.0];
-        assert_eq!(quartiles(values.into_iter(), |v| v), [1.75, 3.0, 5.0]);
+    fn the_time_cuts_rounds_and_no_rows() {
+        let ms = Duration::from_millis;
+        let table = Comparison::empty("?")
+            .with_time("this", move || ms(2))
+            .with_time("that", move || ms(3))
+            .within(Some(Duration::ZERO))
+            .run(5);
+        assert_eq!(table.rounds, 1);
+        assert_eq!(table.ratio("that", "this"), Some([1.5; 3]));
+        assert_eq!(table.ratio("that", "nothing"), None);
+        let table = table.with_column("rate", |row| format!("{:.0}/s", 1.0 / row.times[0]));
+        assert!(
+            table
+                .to_string()
+                .contains("| that | 3.000ms | 1.500 | 1.500 to 1.500 | 333/s |"),
+            "{table}"
+        );
     }
 }

@@ -2,25 +2,38 @@
 
 mod by_hand;
 mod comparison;
+mod goals;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 mod launches;
-#[cfg(any(feature = "cpu", feature = "cuda"))]
+mod lines;
 mod memory;
 pub mod models;
 mod precision;
+mod quartiles;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+mod routines;
 mod selection;
+mod stderr_log;
+pub mod steps;
+mod time_left;
 mod torch;
 mod training;
 mod two_ranks;
 
-pub use by_hand::cast_by_hand;
+pub use by_hand::{cast_all, cast_products};
 pub use comparison::{Comparison, Row, Table};
+pub use goals::{Goal, Goals, unpaired_ratio};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use launches::{Kernel, Launches};
-#[cfg(any(feature = "cpu", feature = "cuda"))]
-pub use memory::peak_memory;
+pub use lines::lines_of;
+pub use memory::{Memory, Peak, peak_memory};
 pub use precision::Precision;
+pub use quartiles::quartiles;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use routines::multiplied_by;
 pub use selection::is_selected;
+pub use stderr_log::log_warnings;
+pub use time_left::{BENCH_SECONDS, share_of_time, time_left};
 pub use torch::torch_script;
-pub use training::{model_step, training_step};
+pub use training::{NoTraining, Training, training_of};
 pub use two_ranks::{Partner, tcp_groups};

@@ -1,17 +1,53 @@
-//! The memory that work on CubeCL's devices needs.
+//! The memory that work on a device needs.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
 };
 
-use burn::tensor::Device;
-use cubecl::{MemoryScope, client::Client};
+/// What a device says of its memory.
+pub trait Memory: Sync {
+    /// The bytes that are in use; free memory that an allocator holds is not.
+    fn in_use(&self) -> u64;
 
-/// The bytes that work has in use on `device`, which is that of `client`, at most, beyond what was in use before: `init` makes the work,
-/// which is done `warm_up` times before it counts, so that what tuning takes does not, and then twice. As
-/// `torch.cuda.max_memory_allocated` counts, free memory that the allocator holds does not.
+    /// Gives back what is free.
+    fn release(&self);
+}
+
+/// A device that says nothing: nothing is in use.
+impl Memory for () {
+    fn in_use(&self) -> u64 {
+        0
+    }
+
+    fn release(&self) {}
+}
+
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+impl Memory for cubecl::client::Client {
+    fn in_use(&self) -> u64 {
+        let report = self.memory_report(cubecl::MemoryScope::Device);
+        report.usage().bytes_in_use
+    }
+
+    /// Of all streams.
+    fn release(&self) {
+        // Refused while a graph is recorded, which nothing here does.
+        let _ = self.memory_cleanup();
+    }
+}
+
+/// The most memory that was seen in use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peak {
+    /// In bytes.
+    pub bytes: u64,
+    /// How often the device was asked while the work was done once.
+    pub polls: f64,
+}
+
+/// The bytes that work, which is done `times` times, has in use at most. As `torch.cuda.max_memory_allocated` counts, free memory
+/// that the allocator holds does not.
 ///
 /// The device is asked over and over meanwhile, in between its launches, so what is allocated for a moment may be missed,
 /// and the work takes longer. No other work may be going on there.
@@ -22,61 +58,45 @@ use cubecl::{MemoryScope, client::Client};
 ///
 /// # #[cfg(feature = "cpu")] {
 /// let client = cubecl::Device::Cpu(cubecl::cpu::CpuDevice).client();
-/// let device = Device::cpu();
-/// let peak = peak_memory(&client, &device, 1, || {
-///     let kept = Tensor::<1>::ones([1 << 20], &device);
-///     move || drop(kept.clone().into_data())
-/// });
-/// assert!(peak >= 4 << 20);
+/// let kept = Tensor::<1>::ones([1 << 20], &Device::cpu());
+/// let peak = peak_memory(&client, 2, || drop(kept.clone().into_data()));
+/// assert!(peak.bytes >= 4 << 20);
 /// # }
+/// assert_eq!(peak_memory(&(), 2, || ()).bytes, 0);
 /// ```
-pub fn peak_memory<W: FnMut()>(
-    client: &Client,
-    device: &Device,
-    warm_up: usize,
-    init: impl FnOnce() -> W,
-) -> u64 {
-    let in_use = || {
-        client
-            .memory_report(MemoryScope::Device)
-            .usage()
-            .bytes_in_use
-    };
-    // What was dropped is gone.
-    device.sync().expect("the device computes");
-    let before = in_use();
-    let mut work = init();
-    (0..warm_up).for_each(|_| work());
+pub fn peak_memory(memory: &impl Memory, times: usize, mut work: impl FnMut()) -> Peak {
     let done = AtomicBool::new(false);
-    let peak = thread::scope(|scope| {
+    let (bytes, polls) = thread::scope(|scope| {
         let watch = scope.spawn(|| {
-            let mut peak = 0;
+            let (mut peak, mut polls) = (0, 0u64);
             while !done.load(Ordering::Acquire) {
-                peak = in_use().max(peak);
+                peak = memory.in_use().max(peak);
+                polls += 1;
             }
-            peak
+            (peak, polls)
         });
-        work();
-        work();
+        (0..times).for_each(|_| work());
         // What is kept is seen in any case.
-        let last = in_use();
+        let last = memory.in_use();
         done.store(true, Ordering::Release);
-        watch.join().expect("the device answers").max(last)
+        let (peak, polls) = watch.join().expect("the device answers");
+        (peak.max(last), polls)
     });
-    drop(work);
-    // Layered devices hear of it a little later.
-    thread::sleep(Duration::from_millis(200));
-    peak.saturating_sub(before)
+    Peak {
+        bytes,
+        polls: polls as f64 / times as f64,
+    }
 }
 
 #[cfg(all(test, feature = "cpu"))]
 mod tests {
-    use burn::tensor::Tensor;
+    use burn::tensor::{Device, Tensor};
     use cubecl::cpu::CpuDevice;
+    use std::time::Duration;
 
     use super::*;
 
-    /// What is kept counts, and what is there for a while; what only warms up does not.
+    /// What is kept counts, and what is there for a while, if only in one of several times.
     #[test]
     fn it_is_what_the_work_holds_at_once() {
         let client = cubecl::Device::Cpu(CpuDevice).client();
@@ -86,23 +106,21 @@ mod tests {
             device.sync().unwrap();
             ones
         };
-        let found = [8, 64].map(|size| {
-            peak_memory(&client, &device, 1, || {
-                let kept = ones(16);
-                let mut first = Some(ones(512));
-                let (ones, device) = (&ones, &device);
-                move || {
-                    drop(first.take());
-                    let passing = [ones(size), ones(size)];
-                    // Long enough to be seen.
-                    thread::sleep(Duration::from_millis(50));
-                    assert_eq!(kept.shape(), [16 << 18].into());
-                    drop(passing);
-                    device.sync().unwrap();
-                }
-            })
-        });
-        let megabytes = found.map(|bytes| bytes >> 20);
-        assert_eq!(megabytes, [16 + 2 * 8, 16 + 2 * 64]);
+        let before = client.in_use();
+        let kept = ones(16);
+        for size in [8, 64] {
+            let mut sizes = [size, 4].into_iter();
+            let peak = peak_memory(&client, 2, || {
+                let size = sizes.next().unwrap();
+                let passing = [ones(size), ones(size)];
+                // Long enough to be seen.
+                thread::sleep(Duration::from_millis(50));
+                assert_eq!(kept.shape(), [16 << 18].into());
+                drop(passing);
+                device.sync().unwrap();
+            });
+            assert_eq!((peak.bytes - before) >> 20, 16 + 2 * size as u64);
+            assert!(peak.polls >= 1.0);
+        }
     }
 }

@@ -5,10 +5,11 @@ use burn_amp::{
     Autocast, Policy,
     recipe::{CurrentScaling, DelayedScaling, Fp8Recipe},
 };
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// How a program is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precision {
     /// In f32 on the plain device.
     Plain,
@@ -16,8 +17,11 @@ pub enum Precision {
     O0,
     /// In bf16 on the autocast device.
     Bf16,
-    /// In bf16 on the plain device, by casts that the program itself makes ([`cast_by_hand`](crate::cast_by_hand)).
+    /// As autocast does it, on the plain device by casts that the program itself makes: products in bf16
+    /// ([`cast_products`](crate::cast_products)), norms, softmax and loss in f32.
     Bf16ByHand,
+    /// All but the loss in bf16 on the plain device ([`cast_all`](crate::cast_all)): less work than autocast's, and less exact.
+    AllBf16,
     /// Linear layers in fp8, scaled by their own amaxes, the rest in bf16.
     Fp8Current,
     /// The same, scaled by the amaxes of earlier steps.
@@ -26,11 +30,12 @@ pub enum Precision {
 
 impl Precision {
     /// All of them; the first is what the others are compared with.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Plain,
         Self::O0,
         Self::Bf16,
         Self::Bf16ByHand,
+        Self::AllBf16,
         Self::Fp8Current,
         Self::Fp8Delayed,
     ];
@@ -39,7 +44,7 @@ impl Precision {
     pub fn device(self, device: Device) -> Device {
         let fp8 = |recipe: Fp8Recipe| Autocast::fp8(recipe).expect("the recipe is valid");
         let autocast = match self {
-            Self::Plain | Self::Bf16ByHand => return device,
+            Self::Plain | Self::Bf16ByHand | Self::AllBf16 => return device,
             Self::O0 => Autocast::new(Policy::o0()),
             Self::Bf16 => Autocast::bf16(),
             Self::Fp8Current => fp8(CurrentScaling::new().into()),
@@ -57,6 +62,7 @@ impl fmt::Display for Precision {
             Self::O0 => "autocast O0",
             Self::Bf16 => "autocast bf16",
             Self::Bf16ByHand => "bf16 by hand",
+            Self::AllBf16 => "all bf16",
             Self::Fp8Current => "autocast fp8, current scaling",
             Self::Fp8Delayed => "autocast fp8, delayed scaling",
         })
@@ -88,10 +94,10 @@ mod tests {
             assert_eq!(output.dtype(), DType::F32, "{precision}");
             output.into_data()
         });
-        let [plain, o0, bf16, by_hand, current, delayed] = &outputs;
+        let [plain, o0, bf16, by_hand, all_bf16, current, delayed] = &outputs;
         assert_eq!(
-            [o0, by_hand],
-            [plain, plain],
+            [o0, by_hand, all_bf16],
+            [plain; 3],
             "no casts but the program's own"
         );
         let different = [plain, bf16, current, delayed];

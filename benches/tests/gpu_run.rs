@@ -21,6 +21,10 @@ fn write_program(path: &Path, body: &str) {
 impl Machine {
     /// `None`, with a message, where the script's own tools are missing.
     fn new(programs: &[(&str, &str)]) -> Option<Self> {
+        Self::with_build("llvm", programs)
+    }
+
+    fn with_build(build: &str, programs: &[(&str, &str)]) -> Option<Self> {
         for tool in ["bash", "python3", "tar", "xz", "timeout"] {
             if Command::new(tool).arg("--version").output().is_err() {
                 eprintln!("skipped: no {tool} on this machine");
@@ -50,6 +54,7 @@ impl Machine {
         }
         fs::write(gpu.join("root"), root.path().to_str().unwrap()).unwrap();
         fs::write(gpu.join("commit"), "0123456789").unwrap();
+        fs::write(gpu.join("build"), build).unwrap();
         let packed = Command::new("tar")
             .args(["-cJf", ".gpu/gpu.tar.xz", "-C", "pack", "gpu"])
             .current_dir(root.path())
@@ -59,14 +64,32 @@ impl Machine {
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
+        self.run_with(&[("LIMIT", "2")], arguments)
+    }
+
+    fn run_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
         let path = std::env::var("PATH").unwrap();
         let bin = self.root.path().join("bin");
-        Command::new(self.root.path().join("scripts/gpu-run"))
+        let mut script = Command::new(self.root.path().join("scripts/gpu-run"));
+        for variable in ["OUT", "TIME", "LIMIT", "CUDA_PATH"] {
+            script.env_remove(variable);
+        }
+        script
             .args(arguments)
             .env("PATH", format!("{}:{path}", bin.display()))
-            .env("LIMIT", "2s")
-            .env_remove("OUT")
+            .envs(variables.iter().copied())
             .output()
+            .unwrap()
+    }
+
+    /// What was found of a program.
+    fn program(&self, name: &str) -> Value {
+        let results = self.results();
+        let programs = results["programs"].as_array().unwrap().iter();
+        programs
+            .clone()
+            .find(|program| program["name"] == name)
+            .cloned()
             .unwrap()
     }
 
@@ -93,6 +116,8 @@ Which kernels does it launch?
 | kernel | plain f32 | autocast |
 |---|---|---|
 | Matmul<f32> | 3, 1.20ms | 0, 0.00ns |
+
+- autocast failed: out of memory
 T";
 
 #[test]
@@ -121,14 +146,7 @@ fn what_programs_did_is_summed_up() {
     assert!(printed.contains("failed: test-amp test-slow"), "{printed}");
 
     let results = machine.results();
-    let program = |name: &str| {
-        let programs = results["programs"].as_array().unwrap().iter();
-        programs
-            .clone()
-            .find(|program| program["name"] == name)
-            .cloned()
-            .unwrap()
-    };
+    let program = |name: &str| machine.program(name);
     let fp8 = program("test-fp8");
     assert_eq!((&fp8["passed"], &fp8["skipped"]), (&3.into(), &1.into()));
     assert_eq!(program("test-amp")["failed"], 2);
@@ -152,6 +170,10 @@ fn what_programs_did_is_summed_up() {
         )
     );
     assert_eq!(row["question"], "Which kernels does it launch?");
+
+    let note = &results["notes"][0];
+    assert_eq!(note["question"], "Which kernels does it launch?");
+    assert_eq!(note["note"], "autocast failed: out of memory");
 
     let results = machine.read("benches/RESULTS.md");
     assert!(
@@ -192,4 +214,152 @@ fn parts_and_their_arguments_are_chosen() {
     let output = machine.run(&[".gpu", "everything"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no such part: everything"));
+}
+
+#[test]
+fn what_was_ended_is_counted_as_far_as_it_came() {
+    let ended = "printf 'running 4 tests\\ntest a::one ... ok\\ntest a::two - should panic ... ok\\ntest b ... FAILED\\ntest c ... '
+        exec sleep 60";
+    let Some(machine) = Machine::new(&[("test-fp8", ended)]) else {
+        return;
+    };
+    machine.run(&[]);
+    let fp8 = machine.program("test-fp8");
+    assert_eq!((&fp8["passed"], &fp8["failed"]), (&2.into(), &1.into()));
+    assert_eq!(fp8["running"].to_string(), r#"["c"]"#);
+    let line = "| test-fp8 | 2 passed, 1 failed, ended in c, took too long |";
+    let results = machine.read("benches/RESULTS.md");
+    assert!(results.contains(line), "{results}");
+}
+
+#[test]
+fn a_time_for_all_is_the_limit_of_each() {
+    let programs = [
+        // More than what a bench may take where no time is given.
+        ("bench-gpu_steps", "echo \"- $BENCH_SECONDS s\""),
+        ("bench-gpu_fp8", "echo \"- $BENCH_SECONDS s\""),
+        ("bench-gpu_kernels", "sleep 60"),
+    ];
+    let Some(machine) = Machine::new(&programs) else {
+        return;
+    };
+    let output = machine.run_with(&[("TIME", "2000"), ("LIMIT", "2")], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let ran = machine.results()["programs"].clone();
+    let ran: Vec<&str> = ran
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["name"].as_str().unwrap())
+        .collect();
+    // What matters most first.
+    assert_eq!(
+        ran,
+        ["bench-gpu_steps", "bench-gpu_fp8", "bench-gpu_kernels"]
+    );
+    assert_eq!(machine.program("bench-gpu_kernels")["status"], 124);
+
+    let seconds = |variables: &[(&str, &str)]| {
+        let parts = ["bench-gpu_steps", "bench-gpu_fp8"];
+        assert!(machine.run_with(variables, &parts).status.success());
+        let notes = machine.results()["notes"].clone();
+        let notes = notes.as_array().unwrap().clone().into_iter();
+        let seconds = notes.map(|note| {
+            let note = note["note"].as_str().unwrap();
+            note.trim_end_matches(" s").parse().unwrap()
+        });
+        seconds.collect::<Vec<u32>>()
+    };
+    let [steps, fp8] = seconds(&[("TIME", "2000")])[..] else {
+        panic!("two benches")
+    };
+    // The first has half of it, the second what is left.
+    assert!(
+        (900..=1000).contains(&steps) && (1800..2000).contains(&fp8),
+        "{steps}, {fp8}"
+    );
+    assert_eq!(seconds(&[]), [285, 285]);
+    let output = machine.run_with(&[("TIME", "20")], &["bench-gpu_steps"]);
+    assert_eq!(output.status.code(), Some(2));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        printed.contains("bench-gpu_steps: no time is left"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn what_a_program_leaves_is_ended() {
+    // A rank leads a session of its own, and hears no signal but the last.
+    let leaves = "setsid sh -c \"trap '' TERM; echo \\$\\$; while :; do sleep 1; done\" >left &
+        while [ ! -s left ]; do sleep 0.1; done
+        echo 'test result: ok. 1 passed; 0 failed'";
+    let Some(machine) = Machine::new(&[("test-ddp", leaves)]) else {
+        return;
+    };
+    let output = machine.run_with(&[("LIMIT", "60")], &[]);
+    assert!(output.status.success());
+    let process = machine.read("left").trim().to_owned();
+    let state = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // Gone, or waited for by nobody yet.
+    assert!(state.is_empty() || state.contains(") Z "), "{state}");
+}
+
+#[test]
+fn kernels_are_kept_for_another_machine() {
+    let keeps = "grep -q 'cache = true' cubecl.toml && cat .gpu/kernels/one 2>/dev/null
+        echo compiled >.gpu/kernels/one
+        echo 'test result: ok. 1 passed; 0 failed'";
+    let Some(machine) = Machine::new(&[("test-fp8", keeps)]) else {
+        return;
+    };
+    let gpu = machine.root.path().join(".gpu");
+    assert!(machine.run(&[]).status.success());
+    assert!(!machine.root.path().join("cubecl.toml").exists());
+    // Another machine has the checkout, the pack and this.
+    fs::rename(gpu.join("out/kernels.tar.gz"), gpu.join("kernels.tar.gz")).unwrap();
+    fs::remove_dir_all(gpu.join("kernels")).unwrap();
+    fs::remove_dir_all(gpu.join("out")).unwrap();
+    assert!(machine.run(&[]).status.success());
+    let log = Command::new("tar")
+        .args(["-xzOf", "out/logs.tar.gz", "logs/test-fp8.out"])
+        .current_dir(&gpu)
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&log.stdout).into_owned();
+    assert!(log.starts_with("compiled\n"), "{log}");
+}
+
+#[test]
+fn headers_that_kernels_include_are_looked_for_first() {
+    let programs = [("test-fp8", "echo 'test result: ok. 1 passed; 0 failed'")];
+    let Some(machine) = Machine::with_build("cpp", &programs) else {
+        return;
+    };
+    let toolkit = machine.root.path().join("toolkit");
+    let variables = [("CUDA_PATH", toolkit.to_str().unwrap()), ("LIMIT", "60")];
+    let headers = [
+        "mma.h",
+        "crt/mma.h",
+        "cuda_fp16.h",
+        "cuda_bf16.h",
+        "cuda_fp8.h",
+        "cooperative_groups.h",
+        "cccl/cuda/barrier",
+    ];
+    for (number, header) in headers.iter().enumerate() {
+        let output = machine.run_with(&variables, &[]);
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "without {:?}",
+            &headers[number..]
+        );
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains(header.trim_start_matches("cccl/")), "{told}");
+        let header = toolkit.join("include").join(header);
+        fs::create_dir_all(header.parent().unwrap()).unwrap();
+        fs::write(header, "").unwrap();
+    }
+    assert!(machine.run_with(&variables, &[]).status.success());
 }

@@ -1,7 +1,11 @@
-"""The steps of `gpu_steps` in PyTorch: MODEL WAY BATCH. Prints what they take as JSON."""
+"""The steps of `gpu_steps` in PyTorch: MODEL BATCH SECONDS WAY...
 
+Prints what each way takes as a line of JSON, or that it failed. After so many seconds rounds are left out.
+"""
+
+import gc
 import json
-import statistics
+import math
 import sys
 import time
 
@@ -10,6 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 WARM_UP, STEPS = 5, 20
+# Without a GPU: for a look at the script itself.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ConvNorm(nn.Sequential):
@@ -55,11 +61,11 @@ def blocks(layers, width):
 
 
 class ViT(nn.Module):
-    def __init__(self, layers=12, width=768, patch=16):
+    def __init__(self, layers=12, width=768, patch=16, side=224):
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.cls = nn.Parameter(torch.zeros(1, 1, width))
-        self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + (224 // patch) ** 2, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + (side // patch) ** 2, width))
         self.blocks = blocks(layers, width)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 1000)
@@ -71,12 +77,12 @@ class ViT(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, width=768, vocabulary=50257, context=1024):
+    def __init__(self, layers=12, width=768, vocabulary=50257, context=1024):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.tokens.weight, std=0.02)
         self.positions = nn.Parameter(0.02 * torch.randn(1, context, width))
-        self.blocks = blocks(12, width)
+        self.blocks = blocks(layers, width)
         self.norm = nn.LayerNorm(width)
         mask = nn.Transformer.generate_square_subsequent_mask(context)
         self.register_buffer("mask", mask)
@@ -87,34 +93,79 @@ class GPT2(nn.Module):
         return F.linear(x, self.tokens.weight).flatten(0, 1)
 
 
-def main():
-    name, way, batch = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    # f32 is f32; what PyTorch's defaults are, and Burn's tuner may pick, is in between: TF32 in convolutions only.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = way == "TF32"
-    models = {"resnet50": resnet50, "vit_b_16": ViT, "vit_h_14": lambda: ViT(32, 1280, 14), "gpt2": GPT2}
-    model = models[name]().cuda()
-    if name == "gpt2":
-        data = torch.randint(0, 50257, (batch, 1024), device="cuda")
+# How each is made, and the height and width of its images, or its vocabulary and the length of its texts. The last two are for
+# a look at the script itself.
+MODELS = {
+    "resnet50": (resnet50, 224),
+    "vit_b_16": (ViT, 224),
+    "vit_h_14": (lambda: ViT(32, 1280, 14), 224),
+    "gpt2": (GPT2, (50257, 1024)),
+    "vit_tiny": (lambda: ViT(2, 64, 8, 32), 32),
+    "gpt_tiny": (lambda: GPT2(2, 64, 256, 32), (256, 32)),
+}
+
+
+def synchronize():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(name, batch, way, until):
+    # f32 is f32; by PyTorch's defaults convolutions are in TF32. Burn's tuner may pick TF32 for both.
+    torch.backends.cuda.matmul.allow_tf32 = way == "TF32"
+    torch.backends.cudnn.allow_tf32 = way != "f32"
+    torch.backends.cudnn.benchmark = True
+    low, last = "bf16 autocast" in way, "channels last" in way
+    layout = torch.channels_last if last else torch.contiguous_format
+    make, size = MODELS[name]
+    model = make().to(DEVICE)
+    if isinstance(size, tuple):
+        vocabulary, length = size
+        data = torch.randint(0, vocabulary, (batch, length), device=DEVICE)
         labels = data.flatten()
     else:
-        data = torch.randn(batch, 3, 224, 224, device="cuda")
-        labels = torch.arange(batch, device="cuda") % 1000
+        model = model.to(memory_format=layout)
+        data = torch.randn(batch, 3, size, size, device=DEVICE).to(memory_format=layout)
+        labels = torch.arange(batch, device=DEVICE) % 1000
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    times = []
+    times, losses = [], []
     for step in range(WARM_UP + STEPS):
+        if times and time.monotonic() > until:
+            break
         start = time.perf_counter()
-        with torch.autocast("cuda", torch.bfloat16, enabled=way == "bf16 autocast"):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=low):
             loss = F.cross_entropy(model(data), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        torch.cuda.synchronize()
+        synchronize()
         if step >= WARM_UP:
             times.append(time.perf_counter() - start)
-        elif step == WARM_UP - 1:
+        elif step == WARM_UP - 1 and DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()
-    peak = torch.cuda.max_memory_allocated()
-    print(json.dumps({"way": f"PyTorch {way}", "seconds": statistics.median(times), "bytes": peak}))
+        losses.append(loss.item())
+    if not all(map(math.isfinite, losses)) or losses[0] == losses[-1]:
+        raise RuntimeError(f"no training: losses from {losses[0]} to {losses[-1]}")
+    peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
+    return {"way": way, "seconds": times, "bytes": peak}
+
+
+def main():
+    name, batch, seconds, ways = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
+    start = time.monotonic()
+    failed = False
+    for number, way in enumerate(ways):
+        # What is left is shared among the ways that are left; the last tenth is for the end.
+        left = 0.9 * seconds - (time.monotonic() - start)
+        try:
+            found = measure(name, batch, way, time.monotonic() + left / (len(ways) - number))
+        except Exception as problem:
+            found, failed = {"way": way, "failed": " ".join(str(problem).split())[:300]}, True
+        print(json.dumps(found), flush=True)
+        gc.collect()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
+    sys.exit(failed)
 
 
 main()

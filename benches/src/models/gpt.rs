@@ -7,10 +7,10 @@ use burn::{
         attention::generate_autoregressive_mask,
         transformer::{TransformerEncoder, TransformerEncoderInput},
     },
-    tensor::{Device, Int, Tensor, s},
+    tensor::{Device, FloatDType, Int, Tensor, s},
 };
 
-use super::transformer::blocks;
+use super::transformer::{blocks, blocks_by_hand};
 
 /// A language model whose last layer has the weights of its first.
 ///
@@ -62,13 +62,31 @@ impl Gpt2 {
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [texts, length] = tokens.dims();
         let mask = generate_autoregressive_mask(texts, length, &tokens.device());
-        let positions = self.positions.val().slice(s![.., 0..length, ..]);
-        let x = self.tokens.forward(tokens) + positions;
+        let x = self.embed(tokens);
         let x = self
             .blocks
             .forward(TransformerEncoderInput::new(x).mask_attn(mask));
         let weights = self.tokens.weight.val().transpose().unsqueeze::<3>();
         self.norm.forward(x).matmul(weights)
+    }
+
+    /// The same with casts written by hand: products in `low`, to which [`cast_products`](crate::cast_products) cast their
+    /// parameters, the rest in f32.
+    pub fn forward_by_hand(&self, tokens: Tensor<2, Int>, low: FloatDType) -> Tensor<3> {
+        let [texts, length] = tokens.dims();
+        let mask = generate_autoregressive_mask(texts, length, &tokens.device());
+        let mask = mask.reshape([texts, 1, length, length]);
+        let x = blocks_by_hand(&self.blocks, self.embed(tokens), Some(mask), low);
+        let weights = self.tokens.weight.val().cast(low);
+        let x = self.norm.forward(x).cast(low);
+        x.matmul(weights.transpose().unsqueeze::<3>())
+            .cast(FloatDType::F32)
+    }
+
+    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let [_, length] = tokens.dims();
+        let positions = self.positions.val().slice(s![.., 0..length, ..]);
+        self.tokens.forward(tokens) + positions
     }
 }
 

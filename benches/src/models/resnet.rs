@@ -8,7 +8,7 @@ use burn::{
         conv::{Conv2d, Conv2dConfig},
         pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, MaxPool2d, MaxPool2dConfig},
     },
-    tensor::{Device, Tensor, activation::relu},
+    tensor::{Device, FloatDType, Tensor, activation::relu},
 };
 
 /// A residual network for large images: a 7x7 convolution, four stages of blocks, the mean over the pixels, one
@@ -87,9 +87,22 @@ impl ResNet {
 
     /// Logits `[images, classes]` of images `[images, 3, height, width]`.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self.max_pool.forward(relu(self.stem.forward(images)));
-        let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
-        self.head.forward(self.mean.forward(x).flatten(1, 3))
+        let x = self.features(images, None);
+        self.head.forward(x)
+    }
+
+    /// The same with casts written by hand: products in `low`, to which [`cast_products`](crate::cast_products) cast their
+    /// parameters, the rest in f32.
+    pub fn forward_by_hand(&self, images: Tensor<4>, low: FloatDType) -> Tensor<2> {
+        let x = self.features(images, Some(low));
+        self.head.forward(x.cast(low)).cast(FloatDType::F32)
+    }
+
+    /// Where `low` is given, convolutions compute in it.
+    fn features(&self, images: Tensor<4>, low: Option<FloatDType>) -> Tensor<2> {
+        let x = self.max_pool.forward(relu(self.stem.forward(images, low)));
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(x, low));
+        self.mean.forward(x).flatten(1, 3)
     }
 }
 
@@ -116,16 +129,16 @@ impl Block {
         Self { layers, shortcut }
     }
 
-    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+    fn forward(&self, x: Tensor<4>, low: Option<FloatDType>) -> Tensor<4> {
         let shortcut = match &self.shortcut {
-            Some(shortcut) => shortcut.forward(x.clone()),
+            Some(shortcut) => shortcut.forward(x.clone(), low),
             None => x.clone(),
         };
         let last = self.layers.len() - 1;
         let y = self.layers[..last]
             .iter()
-            .fold(x, |x, layer| relu(layer.forward(x)));
-        relu(self.layers[last].forward(y) + shortcut)
+            .fold(x, |x, layer| relu(layer.forward(x, low)));
+        relu(self.layers[last].forward(y, low) + shortcut)
     }
 }
 
@@ -145,8 +158,11 @@ impl ConvNorm {
         }
     }
 
-    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        self.norm.forward(self.conv.forward(x))
+    fn forward(&self, x: Tensor<4>, low: Option<FloatDType>) -> Tensor<4> {
+        self.norm.forward(match low {
+            Some(low) => self.conv.forward(x.cast(low)).cast(FloatDType::F32),
+            None => self.conv.forward(x),
+        })
     }
 }
 

@@ -1,8 +1,12 @@
 //! What the transformers share: blocks that normalize first, as GPT-2 and ViT have them.
 
 use burn::{
-    nn::transformer::{TransformerEncoder, TransformerEncoderConfig},
-    tensor::Device,
+    nn::{
+        Linear,
+        attention::MultiHeadAttention,
+        transformer::{TransformerEncoder, TransformerEncoderConfig},
+    },
+    tensor::{Bool, Device, FloatDType, Tensor, activation::softmax},
 };
 
 /// `layers` blocks of `width`, with heads of 64 and an inner layer four times as wide; no dropout.
@@ -11,4 +15,45 @@ pub(super) fn blocks(layers: usize, width: usize, device: &Device) -> Transforme
         .with_norm_first(true)
         .with_dropout(0.0)
         .init(device)
+}
+
+/// What `blocks` do, with casts written by hand: products in `low`, to which their parameters were cast; norms, softmax and
+/// the residuals in f32. `mask` is `[1, 1, length, length]` where a token sees only some.
+pub(super) fn blocks_by_hand(
+    blocks: &TransformerEncoder,
+    x: Tensor<3>,
+    mask: Option<Tensor<4, Bool>>,
+    low: FloatDType,
+) -> Tensor<3> {
+    blocks.layers.iter().fold(x, |x, block| {
+        let y = block.norm_2.forward(x.clone()).cast(low);
+        let x = x + attention_by_hand(&block.mha, y, mask.clone(), low).cast(FloatDType::F32);
+        let y = block.norm_1.forward(x.clone()).cast(low);
+        let y = block.pwff.linear_inner.forward(y);
+        let y = block.pwff.activation.forward(y);
+        x + block.pwff.linear_outer.forward(y).cast(FloatDType::F32)
+    })
+}
+
+fn attention_by_hand(
+    attention: &MultiHeadAttention,
+    x: Tensor<3>,
+    mask: Option<Tensor<4, Bool>>,
+    low: FloatDType,
+) -> Tensor<3> {
+    let [batch, length, width] = x.dims();
+    let heads = |linear: &Linear| {
+        let y = linear.forward(x.clone());
+        y.reshape([batch, length, attention.n_heads, attention.d_k])
+            .swap_dims(1, 2)
+    };
+    let scores = heads(&attention.query).matmul(heads(&attention.key).transpose());
+    let mut scores = scores.div_scalar((attention.d_k as f32).sqrt());
+    if let Some(mask) = mask {
+        scores = scores.mask_fill(mask, attention.min_float);
+    }
+    let weights = softmax(scores.cast(FloatDType::F32), 3).cast(low);
+    let context = weights.matmul(heads(&attention.value));
+    let context = context.swap_dims(1, 2).reshape([batch, length, width]);
+    attention.output.forward(context)
 }

@@ -8,10 +8,10 @@ use burn::{
         conv::{Conv2d, Conv2dConfig},
         transformer::{TransformerEncoder, TransformerEncoderInput},
     },
-    tensor::{Device, Tensor, s},
+    tensor::{Device, FloatDType, Tensor, s},
 };
 
-use super::transformer::blocks;
+use super::transformer::{blocks, blocks_by_hand};
 
 /// A vision transformer with a class token.
 ///
@@ -72,18 +72,31 @@ impl VisionTransformer {
 
     /// Logits `[images, classes]` of images `[images, 3, side, side]`.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self
-            .patches
-            .forward(images)
-            .flatten::<3>(2, 3)
-            .swap_dims(1, 2);
+        let x = self.embed(self.patches.forward(images));
+        let x = self.encoder.forward(TransformerEncoderInput::new(x));
+        self.head.forward(self.norm.forward(class_token(x)))
+    }
+
+    /// The same with casts written by hand: products in `low`, to which [`cast_products`](crate::cast_products) cast their
+    /// parameters, the rest in f32.
+    pub fn forward_by_hand(&self, images: Tensor<4>, low: FloatDType) -> Tensor<2> {
+        let patches = self.patches.forward(images.cast(low)).cast(FloatDType::F32);
+        let x = blocks_by_hand(&self.encoder, self.embed(patches), None, low);
+        let class = self.norm.forward(class_token(x));
+        self.head.forward(class.cast(low)).cast(FloatDType::F32)
+    }
+
+    /// Tokens of patches `[images, width, height, width]`, a class token first.
+    fn embed(&self, patches: Tensor<4>) -> Tensor<3> {
+        let x = patches.flatten::<3>(2, 3).swap_dims(1, 2);
         let [images, _, width] = x.dims();
         let class = self.class.val().expand([images, 1, width]);
-        let x = Tensor::cat(vec![class, x], 1) + self.positions.val();
-        let x = self.encoder.forward(TransformerEncoderInput::new(x));
-        let class = x.slice(s![.., 0..1, ..]).squeeze_dim::<2>(1);
-        self.head.forward(self.norm.forward(class))
+        Tensor::cat(vec![class, x], 1) + self.positions.val()
     }
+}
+
+fn class_token(x: Tensor<3>) -> Tensor<2> {
+    x.slice(s![.., 0..1, ..]).squeeze_dim::<2>(1)
 }
 
 #[cfg(test)]

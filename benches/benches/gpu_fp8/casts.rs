@@ -1,0 +1,166 @@
+//! Casts beside a copy.
+
+use benches::{Comparison, Goal, Goals, Table};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_fp8::{Fp8Format, Fp8Tensor};
+use cudarc::driver::CudaContext;
+use std::time::{Duration, Instant};
+
+use super::{distance, flush, is_computed, random, sync};
+
+pub(crate) const SHAPES: [[usize; 2]; 3] = [[8_192, 8_192], [16_384, 16_384], [32_768, 16_384]];
+
+/// Tensors that are quantized in turn: together they are larger than any cache.
+const INPUTS: usize = 4;
+
+const FORMAT: Fp8Format = Fp8Format::E4M3;
+const COPY: &str = "CUDA's own copy";
+const QUANTIZE: &str = "quantize and amax";
+const TRANSPOSE: &str = "quantize, amax and transpose";
+
+/// The ways, and the bytes that each reads and writes for an element.
+const BYTES: [(&str, usize); 5] = [
+    (COPY, 4),
+    ("x + 1", 4),
+    ("amax, then quantize", 5),
+    (QUANTIZE, 3),
+    (TRANSPOSE, 4),
+];
+
+pub(crate) fn compare(shape: [usize; 2], device: &Device, limit: Option<Duration>) {
+    let [rows, columns] = shape;
+    let inputs = [(); INPUTS].map(|()| random(shape, device));
+    let scale = Tensor::<1>::ones([1], device);
+    let known = |x: Tensor<2>| Fp8Tensor::quantize_with_device_scale(x, scale.clone(), FORMAT);
+    let both = |x: Tensor<2>| Fp8Tensor::quantize_with_transpose(x, scale.clone(), FORMAT);
+    check(&inputs[0], known, both);
+
+    let question = format!("What does quantizing {shape:?} in bf16 cost?");
+    let table = Comparison::empty(&question)
+        .within(limit)
+        .with_time(COPY, copy(rows * columns * 2));
+    let table = queued(table, "x + 1", &inputs, |x| x + 1.0, is_computed);
+    let own = |x| Fp8Tensor::quantize(x, FORMAT);
+    let table = queued(table, "amax, then quantize", &inputs, own, |x| is_cast(&x));
+    let table = queued(table, QUANTIZE, &inputs, known, |(x, _)| is_cast(&x));
+    let table = queued(table, TRANSPOSE, &inputs, both, |(x, transposed, _)| {
+        is_cast(&x);
+        is_cast(&transposed);
+    });
+    let table = table.run(50);
+
+    let bytes = |way: &str| {
+        BYTES
+            .iter()
+            .find(|(name, _)| *name == way)
+            .map_or(0, |(_, b)| *b)
+    };
+    let table = table.with_column("GB/s", |row| {
+        let bytes = (rows * columns * bytes(&row.name)) as f64;
+        format!("{:.0}", bytes / row.median.as_secs_f64() / 1e9)
+    });
+    println!("{table}");
+    let mut goals = Goals::new(&question);
+    for way in [QUANTIZE, TRANSPOSE] {
+        let ratio = rate(&table, way, bytes(way) as f64 / bytes(COPY) as f64);
+        goals.add_if_known(
+            &format!("{way}: bytes a second, of the copy's"),
+            ratio,
+            Goal::AtLeast(0.8),
+        );
+    }
+    println!("{goals}");
+}
+
+/// What a way moves in a time, of what the copy does, of which it moves `bytes` times as much.
+fn rate(table: &Table, way: &str, bytes: f64) -> Option<[f64; 3]> {
+    Some(table.ratio(COPY, way)?.map(|times| bytes * times))
+}
+
+/// What is quantized is near what it was made of, whichever way, and its amax is that tensor's.
+fn check(
+    x: &Tensor<2>,
+    known: impl Fn(Tensor<2>) -> (Fp8Tensor<2>, Tensor<1>),
+    both: impl Fn(Tensor<2>) -> (Fp8Tensor<2>, Fp8Tensor<2>, Tensor<1>),
+) {
+    let (quantized, amax) = known(x.clone());
+    let (again, transposed, second) = both(x.clone());
+    let expected: f32 = x.clone().abs().max().cast(FloatDType::F32).into_scalar();
+    assert_eq!(
+        [amax, second].map(Tensor::into_scalar::<f32>),
+        [expected; 2]
+    );
+    let values = |x: Fp8Tensor<2>| x.dequantize(FloatDType::BF16);
+    let own = Fp8Tensor::quantize(x.clone(), FORMAT);
+    for (way, found) in [
+        ("amax, then quantize", values(own)),
+        (QUANTIZE, values(quantized)),
+        (TRANSPOSE, values(again)),
+        ("its transpose", values(transposed).transpose()),
+    ] {
+        let distance = distance(found, x.clone()).expect("the device computes");
+        // Three bits of mantissa: half a unit in the last is a sixteenth at most.
+        assert!(distance < 0.0625, "{way}: {distance} off");
+    }
+}
+
+fn is_cast(x: &Fp8Tensor<2>) {
+    let corner: Tensor<2, Int> = x.codes().slice([0..1, 0..1]);
+    corner.try_into_data().expect("the device computes");
+}
+
+fn queued<'a, T: 'a>(
+    table: Comparison<'a>,
+    name: &str,
+    inputs: &'a [Tensor<2>; INPUTS],
+    work: impl Fn(Tensor<2>) -> T + 'a,
+    check: impl FnMut(T) + 'a,
+) -> Comparison<'a> {
+    let device = inputs[0].device();
+    let other = device.clone();
+    let mut turn = inputs.iter().cycle();
+    let next = move || {
+        let result = work(turn.next().expect("it has no end").clone());
+        flush(&other);
+        result
+    };
+    table.with_queue(name, next, move || sync(&device), check)
+}
+
+/// Copies some bytes on the device, by the driver: the time of one of several. The bytes are those of numbers: zeros may be
+/// copied faster.
+fn copy(bytes: usize) -> impl FnMut() -> Duration {
+    let context = CudaContext::new(0).expect("a GPU");
+    let stream = context.new_stream().expect("a stream");
+    let mut state = 1u64;
+    let mut noise = || {
+        // Knuth's MMIX.
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    let block: Vec<u8> = (0..1 << 24).map(|_| noise()).collect();
+    let mut from = stream.alloc_zeros::<u8>(bytes).expect("memory");
+    for start in (0..bytes).step_by(block.len()) {
+        let end = bytes.min(start + block.len());
+        let mut part = from.slice_mut(start..end);
+        stream
+            .memcpy_htod(&block[..end - start], &mut part)
+            .expect("both are alive");
+    }
+    let mut into = stream.alloc_zeros::<u8>(bytes).expect("memory");
+    // As many as take 5 ms at 5 TB/s.
+    let at_once = (25_000_000_000 / (2 * bytes)).max(4) as u32;
+    move || {
+        stream.synchronize().expect("the device copies");
+        let start = Instant::now();
+        for _ in 0..at_once {
+            stream
+                .memcpy_dtod(&from, &mut into)
+                .expect("both are alive");
+        }
+        stream.synchronize().expect("the device copies");
+        start.elapsed() / at_once
+    }
+}

@@ -1,0 +1,265 @@
+//! Products beside Burn's in bf16 and PyTorch's.
+
+use benches::{
+    Comparison, Goal, Goals, Launches, lines_of, multiplied_by, quartiles, time_left, torch_script,
+    unpaired_ratio,
+};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_fp8::{
+    Fp8Format, Fp8Tensor,
+    kernels::{MatmulPolicy, MatmulRoutine, set_matmul_policy},
+    scaled_matmul,
+};
+use serde::Deserialize;
+use std::{cell::Cell, collections::BTreeMap, process::Command, time::Duration};
+
+use super::{distance, is_computed, random, sync};
+
+/// M, K and N: squares, and the layers of a language model of width 4,096 over 8,192 tokens.
+pub(crate) const SIZES: [[usize; 3]; 7] = [
+    [2_048, 2_048, 2_048],
+    [4_096, 4_096, 4_096],
+    [8_192, 8_192, 8_192],
+    [16_384, 16_384, 16_384],
+    [8_192, 4_096, 6_144],
+    [8_192, 4_096, 14_336],
+    [8_192, 14_336, 4_096],
+];
+
+const BF16: &str = "bf16, Burn";
+const DECODED: &str = "e4m3, decoded";
+const PICKED: &str = "e4m3, as it is picked";
+
+/// PyTorch's products of one size: a line of `torch/scaled_mm.py`.
+#[derive(Clone, Deserialize)]
+pub(crate) struct Torch {
+    size: [usize; 3],
+    /// Seconds of each, round by round.
+    bf16: Vec<f64>,
+    /// By `torch._scaled_mm`, with precise sums, as ours are, and with fast ones.
+    e4m3: Vec<f64>,
+    fast: Vec<f64>,
+}
+
+/// PyTorch's products of some sizes, where it is installed, in a quarter of the time at most.
+pub(crate) fn torch(sizes: &[[usize; 3]]) -> Vec<Torch> {
+    let mut found: Vec<Torch> = Vec::new();
+    if sizes.is_empty() {
+        return found;
+    }
+    let mut script = torch_script("scaled_mm.py");
+    script.args(sizes.iter().map(|[m, k, n]| format!("{m}x{k}x{n}")));
+    let limit = time_left().map(|left| left / 4);
+    let end = lines_of(&mut script, limit, |line| {
+        found.extend(serde_json::from_str::<Torch>(line));
+    });
+    let problem = match end {
+        Ok(Some(end)) if end.success() => return found,
+        Ok(Some(end)) => end.to_string(),
+        Ok(None) => "the time was up".into(),
+        Err(error) => error.to_string(),
+    };
+    println!("PyTorch's products could not all be timed: {problem}\n");
+    found
+}
+
+/// Operands of one product: as they are, and quantized; the right one as a weight's gradient has it, and as fp8 hardware wants
+/// it, with the inner dimension contiguous.
+struct Operands {
+    high: [Tensor<2>; 2],
+    low: [Fp8Tensor<2>; 2],
+}
+
+impl Operands {
+    fn new([m, k, n]: [usize; 3], device: &Device) -> Self {
+        let [a, b] = [random([m, k], device), random([n, k], device)];
+        let [a8, b8] = [&a, &b].map(|x| Fp8Tensor::quantize(x.clone(), Fp8Format::E4M3));
+        Self {
+            high: [a, b.transpose()],
+            low: [a8, b8.transpose()],
+        }
+    }
+
+    fn bf16(&self) -> Tensor<2> {
+        let [a, b] = &self.high;
+        a.clone().matmul(b.clone())
+    }
+
+    fn by(&self, policy: MatmulPolicy) -> Tensor<2> {
+        set_matmul_policy(policy);
+        let [a, b] = &self.low;
+        let product = scaled_matmul(a, b, None, FloatDType::BF16);
+        product.expect("the shapes fit")
+    }
+}
+
+/// How many operands are multiplied in turn: in fp8 they are larger than a GPU's cache. `torch/scaled_mm.py` has as many.
+fn sets([m, k, n]: [usize; 3]) -> usize {
+    ((128 << 20) / (m * k + k * n)).clamp(2, 16)
+}
+
+pub(crate) fn compare(
+    size @ [m, k, n]: [usize; 3],
+    device: &Device,
+    torch: &[Torch],
+    limit: Option<Duration>,
+) {
+    let native = native_routines();
+    let torch = torch.iter().find(|torch| torch.size == size);
+    let question = format!("What does a product cost? [{m}, {k}] by [{k}, {n}]");
+    let operands: Vec<Operands> = (0..sets(size))
+        .map(|_| Operands::new(size, device))
+        .collect();
+    let only = MatmulPolicy::Only;
+    let mut ways = vec![
+        (DECODED.to_owned(), only(MatmulRoutine::Decoded)),
+        (PICKED.to_owned(), MatmulPolicy::Automatic),
+    ];
+    ways.extend(
+        native
+            .iter()
+            .map(|routine| (name(*routine), only(*routine))),
+    );
+    let tiles = match native.contains(&MatmulRoutine::Mma) {
+        true => MatmulRoutine::Mma,
+        false => MatmulRoutine::Wgmma,
+    };
+    let looked = look(&operands[0], &mut ways, tiles);
+
+    let turn = Cell::new(0);
+    let next = || {
+        turn.set(turn.get() + 1);
+        &operands[turn.get() % operands.len()]
+    };
+    let wait = || sync(device);
+    let mut table = Comparison::empty(&question).within(limit);
+    table = table.with_queue(BF16, || next().bf16(), wait, is_computed);
+    for (name, policy) in &ways {
+        let job = || next().by(*policy);
+        table = table.with_queue(name, job, wait, is_computed);
+    }
+    let table = table.run(20);
+    set_matmul_policy(MatmulPolicy::Automatic);
+
+    let medians = |times: &[f64]| quartiles(times.iter().copied());
+    let mut table = table.with_column("TFLOP/s", |row| {
+        let rate = 2.0 * (m * k * n) as f64 / row.median.as_secs_f64() / 1e12;
+        format!("{rate:.1}")
+    });
+    // The decoded product's is from the one in bf16.
+    table = table.with_column("off the decoded product", |row| {
+        let off = looked.off.get(&row.name);
+        off.map_or(String::new(), |off| format!("{off:.4}"))
+    });
+    let theirs: Vec<(&str, [f64; 3])> = torch.map_or_else(Vec::new, |torch| {
+        vec![
+            ("bf16", medians(&torch.bf16)),
+            ("_scaled_mm", medians(&torch.e4m3)),
+            ("_scaled_mm with fast sums", medians(&torch.fast)),
+        ]
+    });
+    for (name, theirs) in &theirs {
+        table = table.with_column(&format!("PyTorch's {name}, of its time"), |row| {
+            format!("{:.3}", theirs[1] / row.median.as_secs_f64())
+        });
+    }
+    println!("{table}");
+    for note in looked.notes {
+        println!("- {note}");
+    }
+
+    let mut goals = Goals::new(&question);
+    let library = name(MatmulRoutine::CublasLt);
+    for row in &table.rows {
+        let routine = native.iter().find(|routine| name(**routine) == row.name);
+        match (routine, theirs.get(1)) {
+            (Some(MatmulRoutine::CublasLt), Some((_, theirs))) => goals.add(
+                &format!("{library}: rate, of PyTorch's _scaled_mm"),
+                unpaired_ratio(*theirs, medians(&row.times)),
+                Goal::AtLeast(0.95),
+            ),
+            (Some(routine), _) if *routine != MatmulRoutine::CublasLt => goals.add_if_known(
+                &format!("{}: rate, of Burn's in bf16", row.name),
+                table.ratio(BF16, &row.name),
+                Goal::AtLeast(1.3),
+            ),
+            _ => {}
+        }
+    }
+    println!("{goals}");
+}
+
+fn name(routine: MatmulRoutine) -> String {
+    format!("e4m3, {routine}")
+}
+
+/// What a look at one product each way gave.
+struct Looked {
+    /// How far each is from the decoded one, and that from the product in bf16.
+    off: BTreeMap<String, f32>,
+    notes: Vec<String>,
+}
+
+/// Computes one product each way, and looks at its values and at the kernels that compute it: where a routine cannot,
+/// another does. The ways that are wrong, or not what they are called, are left out.
+fn look(
+    operands: &Operands,
+    ways: &mut Vec<(String, MatmulPolicy)>,
+    tiles: MatmulRoutine,
+) -> Looked {
+    let decoded = || operands.by(MatmulPolicy::Only(MatmulRoutine::Decoded));
+    let (mut off, mut notes) = (BTreeMap::new(), Vec::new());
+    let mut is_known = |(name, policy): &(String, MatmulPolicy)| -> Result<(), String> {
+        let expected = match name == DECODED {
+            true => operands.bf16(),
+            false => decoded(),
+        };
+        let distance = distance(operands.by(*policy), expected)?;
+        off.insert(name.clone(), distance);
+        // Each factor has an error of a sixteenth at most, and sums of random ones are no worse. Tensor cores add with 14 bits.
+        if distance.is_nan() || distance > if name == DECODED { 0.09 } else { 0.05 } {
+            return Err(format!("it is {distance} off"));
+        }
+        let launches = Launches::of(|| is_computed(operands.by(*policy)));
+        let by = multiplied_by(&launches, tiles);
+        let shown = by.map_or("no routine that is known".into(), |by| by.to_string());
+        match policy {
+            MatmulPolicy::Only(routine) if by != Some(*routine) => {
+                let kernels: Vec<_> = launches.0.keys().cloned().collect();
+                Err(format!("computed by {shown} ({})", kernels.join(", ")))
+            }
+            MatmulPolicy::Only(_) => Ok(()),
+            _ => {
+                notes.push(format!("{name}: {shown}"));
+                Ok(())
+            }
+        }
+    };
+    let mut refused = Vec::new();
+    ways.retain(|way| {
+        let known = is_known(way);
+        if let Err(why) = &known {
+            refused.push(format!("{} is left out: {why}", way.0));
+        }
+        known.is_ok()
+    });
+    notes.extend(refused);
+    Looked { off, notes }
+}
+
+/// The routines that multiply fp8 itself on this GPU: where they are compiled in those for its tensor cores (others would be
+/// emulated), and cuBLASLt (another, as it is picked, where that is not installed).
+fn native_routines() -> Vec<MatmulRoutine> {
+    let query = ["--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"];
+    let output = Command::new("nvidia-smi").args(query).output();
+    let capability = output.map_or_else(|_| Vec::new(), |output| output.stdout);
+    let mut native = match capability.trim_ascii() {
+        b"9.0" => vec![MatmulRoutine::Wgmma, MatmulRoutine::WgmmaTma],
+        b"8.9" | b"12.0" | b"12.1" => vec![MatmulRoutine::Mma],
+        b"10.0" | b"10.3" => vec![],
+        _ => return vec![],
+    };
+    native.retain(|_| cfg!(feature = "cuda-cpp"));
+    native.push(MatmulRoutine::CublasLt);
+    native
+}

@@ -1,0 +1,130 @@
+//! What ratios are to come to.
+
+use std::fmt::{self, Display};
+
+/// What a ratio is to come to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Goal {
+    /// This or less.
+    AtMost(f64),
+    /// This or more.
+    AtLeast(f64),
+}
+
+impl Goal {
+    /// Whether a ratio is as it is to be. What is no number is not.
+    pub fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Self::AtMost(most) => ratio <= most,
+            Self::AtLeast(least) => ratio >= least,
+        }
+    }
+}
+
+impl Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(most) => write!(f, "at most {most:.3}"),
+            Self::AtLeast(least) => write!(f, "at least {least:.3}"),
+        }
+    }
+}
+
+/// Ratios beside what they are to come to, printed as a table.
+///
+/// ```
+/// use benches::{Goal, Goals};
+///
+/// let mut goals = Goals::new("casts");
+/// goals.add("of a copy's rate", [0.81, 0.82, 0.85], Goal::AtLeast(0.8));
+/// assert!(goals.to_string().ends_with("| of a copy's rate | 0.820 | 0.810 to 0.850 | at least 0.800 | met |\n"));
+/// ```
+pub struct Goals {
+    subject: String,
+    rows: Vec<(String, [f64; 3], Goal)>,
+}
+
+impl Goals {
+    /// No goals yet; `subject` is what they are about.
+    pub fn new(subject: &str) -> Self {
+        Self {
+            subject: subject.into(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// A ratio (lower quartile, median, upper quartile: the median is judged) and its goal.
+    pub fn add(&mut self, name: &str, ratio: [f64; 3], goal: Goal) {
+        self.rows.push((name.into(), ratio, goal));
+    }
+
+    /// [`add`](Self::add), where there is a ratio.
+    pub fn add_if_known(&mut self, name: &str, ratio: Option<[f64; 3]>, goal: Goal) {
+        if let Some(ratio) = ratio {
+            self.add(name, ratio, goal);
+        }
+    }
+}
+
+/// The ratio of two things that were not measured in turn, each as its quartiles: its spread is as wide as theirs together.
+///
+/// ```
+/// assert_eq!(benches::unpaired_ratio([2.0, 4.0, 6.0], [1.0, 2.0, 4.0]), [0.5, 2.0, 6.0]);
+/// ```
+pub fn unpaired_ratio(of: [f64; 3], to: [f64; 3]) -> [f64; 3] {
+    [of[0] / to[2], of[1] / to[1], of[2] / to[0]]
+}
+
+impl Display for Goals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "Which goals are met? {}\n", self.subject)?;
+        writeln!(
+            f,
+            "| | ratio | middle half | goal | outcome |\n|---|---|---|---|---|"
+        )?;
+        for (name, [low, ratio, high], goal) in &self.rows {
+            let spread = match low == high {
+                true => String::new(),
+                false => format!("{low:.3} to {high:.3}"),
+            };
+            let outcome = if goal.is_met(*ratio) { "met" } else { "missed" };
+            writeln!(f, "| {name} | {ratio:.3} | {spread} | {goal} | {outcome} |")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goals_are_met_or_missed() {
+        for (goal, ratio, expected) in [
+            (Goal::AtMost(0.5), 0.5, true),
+            (Goal::AtMost(0.5), 0.51, false),
+            (Goal::AtLeast(1.2), 1.21, true),
+            (Goal::AtLeast(1.2), 1.19, false),
+            (Goal::AtLeast(1.2), f64::NAN, false),
+            (Goal::AtMost(1.2), f64::NAN, false),
+        ] {
+            assert_eq!(goal.is_met(ratio), expected, "{goal}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_judged() {
+        let mut goals = Goals::new("a step");
+        goals.add_if_known("time", None, Goal::AtMost(0.5));
+        assert_eq!(goals.to_string(), "");
+        goals.add_if_known("memory", Some([0.7; 3]), Goal::AtMost(0.6));
+        let printed = goals.to_string();
+        assert!(
+            printed.contains("| memory | 0.700 |  | at most 0.600 | missed |"),
+            "{printed}"
+        );
+    }
+}

@@ -1,0 +1,82 @@
+//! What a program prints, while it runs.
+
+use std::{
+    io::{self, BufRead, BufReader},
+    process::{Command, ExitStatus, Stdio},
+    sync::mpsc::{RecvTimeoutError, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Runs a program and hands each line that it prints to `hear` at once. One that runs longer than `limit` is ended, and has no
+/// exit status.
+///
+/// # Errors
+/// Where it cannot be started.
+///
+/// ```
+/// let mut lines = Vec::new();
+/// let mut command = std::process::Command::new("echo");
+/// let end = benches::lines_of(command.arg("done"), None, |line| lines.push(line.to_owned()));
+/// assert!(end.unwrap().unwrap().success());
+/// assert_eq!(lines, ["done"]);
+/// ```
+pub fn lines_of(
+    command: &mut Command,
+    limit: Option<Duration>,
+    mut hear: impl FnMut(&str),
+) -> io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let printed = BufReader::new(child.stdout.take().expect("it is piped"));
+    let (send, lines) = channel();
+    thread::spawn(move || {
+        for line in printed.lines() {
+            // What is no text is skipped.
+            if line.is_ok_and(|line| send.send(line).is_err()) {
+                break;
+            }
+        }
+    });
+    loop {
+        let line = match limit {
+            None => lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(limit) => lines.recv_timeout(limit.saturating_sub(start.elapsed())),
+        };
+        match line {
+            Ok(line) => hear(&line),
+            Err(RecvTimeoutError::Disconnected) => return child.wait().map(Some),
+            Err(RecvTimeoutError::Timeout) => {
+                child.kill()?;
+                child.wait()?;
+                lines.try_iter().for_each(|line| hear(&line));
+                return Ok(None);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_printed_before_the_end_is_heard() {
+        let shell = |script: &str, limit| {
+            let mut lines = Vec::new();
+            let mut command = Command::new("sh");
+            let end = lines_of(command.args(["-c", script]), limit, |line| {
+                lines.push(line.to_owned());
+            });
+            (end.unwrap().map(|status| status.code()), lines)
+        };
+        let (end, lines) = shell("echo this; echo that; exit 3", None);
+        assert_eq!(
+            (end, lines),
+            (Some(Some(3)), vec!["this".into(), "that".into()])
+        );
+        let (end, lines) = shell("echo this; exec sleep 60", Some(Duration::from_secs(2)));
+        assert_eq!((end, lines), (None, vec!["this".into()]));
+        assert!(lines_of(&mut Command::new("/nothing/here"), None, |_| ()).is_err());
+    }
+}

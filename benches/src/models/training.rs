@@ -1,0 +1,171 @@
+//! The training of the models.
+
+use burn::{
+    module::Module,
+    tensor::{Device, Distribution, FloatDType, Int, Tensor},
+};
+
+use super::{Gpt2, ResNet, VisionTransformer};
+use crate::{Precision, Training, training_of};
+
+/// What the models for images tell apart.
+const CLASSES: usize = 1000;
+/// The tokens of a text, and how many kinds there are.
+const GPT2: [usize; 2] = [1_024, 50_257];
+const GPT_TINY: [usize; 2] = [32, 256];
+
+/// The [training](Training) of a model that papers report on, over a batch of random images of 224x224 or of
+/// texts: `resnet50`, `vit_b_16`, `vit_h_14` or `gpt2`; or of one that is small enough for tests: `vit_tiny` (2 layers of width
+/// 64 over images of 32x32) or `gpt_tiny` (2 layers of width 64 over 32 tokens of 256 kinds).
+///
+/// # Panics
+/// If no model is called so.
+///
+/// ```
+/// use benches::{Precision, models::model_training};
+/// use burn::tensor::Device;
+///
+/// let mut training = model_training("vit_tiny", 2, Precision::Plain, Device::flex());
+/// training.step();
+/// ```
+pub fn model_training(model: &str, batch: usize, precision: Precision, device: Device) -> Training {
+    let device = &precision.device(device).autodiff();
+    match model {
+        "resnet50" => on_images(
+            precision,
+            ResNet::resnet50(CLASSES, device),
+            (ResNet::forward, ResNet::forward_by_hand),
+            [batch, 3, 224, 224],
+            device,
+        ),
+        "vit_b_16" | "vit_h_14" | "vit_tiny" => {
+            let (vit, side) = match model {
+                "vit_h_14" => (VisionTransformer::huge(CLASSES, device), 224),
+                "vit_b_16" => (VisionTransformer::base(CLASSES, device), 224),
+                _ => (VisionTransformer::new(2, 64, 8, 32, CLASSES, device), 32),
+            };
+            let forward = (
+                VisionTransformer::forward as _,
+                VisionTransformer::forward_by_hand as _,
+            );
+            on_images(precision, vit, forward, [batch, 3, side, side], device)
+        }
+        "gpt2" => on_text(precision, Gpt2::small(device), [batch, GPT2[0]], GPT2[1]),
+        "gpt_tiny" => {
+            let [length, vocabulary] = GPT_TINY;
+            let gpt = Gpt2::new(2, 64, vocabulary, length, device);
+            on_text(precision, gpt, [batch, length], vocabulary)
+        }
+        _ => panic!("no model is called {model:?}"),
+    }
+}
+
+/// How a model computes logits of images, and how it does with casts written by hand.
+type Forward<M> = (
+    fn(&M, Tensor<4>) -> Tensor<2>,
+    fn(&M, Tensor<4>, FloatDType) -> Tensor<2>,
+);
+
+fn on_images<M: Module + 'static>(
+    precision: Precision,
+    model: M,
+    (forward, by_hand): Forward<M>,
+    shape: [usize; 4],
+    device: &Device,
+) -> Training {
+    let images = Tensor::<4>::random(shape, Distribution::Default, device);
+    let labels = Tensor::<1, Int>::arange(0..shape[0] as i64, device);
+    let labels = labels.remainder_scalar(CLASSES as i64);
+    training_of(precision, model, labels, move |model, precision| {
+        let images = images.clone();
+        match precision {
+            Precision::Bf16ByHand => by_hand(model, images, FloatDType::BF16),
+            Precision::AllBf16 => forward(model, images.cast(FloatDType::BF16)),
+            _ => forward(model, images),
+        }
+    })
+}
+
+fn on_text(precision: Precision, model: Gpt2, shape: [usize; 2], vocabulary: usize) -> Training {
+    let device = &model.devices()[0];
+    let places = Tensor::<1, Int>::arange(0..(shape[0] * shape[1]) as i64, device);
+    // Far from one another, as those of a text are.
+    let labels = (places * 7_919).remainder_scalar(vocabulary as i64);
+    let tokens = labels.clone().reshape(shape);
+    training_of(precision, model, labels, move |model, precision| {
+        let tokens = tokens.clone();
+        let logits = match precision {
+            Precision::Bf16ByHand => model.forward_by_hand(tokens, FloatDType::BF16),
+            _ => model.forward(tokens),
+        };
+        logits.flatten(0, 1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tolerance;
+
+    use super::*;
+    use crate::cast_products;
+
+    #[test]
+    fn models_train_in_every_precision() {
+        for model in ["vit_tiny", "gpt_tiny"] {
+            for precision in Precision::ALL {
+                let mut training = model_training(model, 2, precision, Device::flex());
+                training.step();
+                // Neither labels nor weights are known to it yet: about the logarithm of how many kinds there are.
+                let kinds: f32 = if model == "vit_tiny" { 1000.0 } else { 256.0 };
+                let loss = training.check().unwrap();
+                assert!(
+                    (loss - kinds.ln()).abs() < 2.0,
+                    "{model}, {precision}: {loss}"
+                );
+            }
+        }
+    }
+
+    /// With casts to f32, what is written by hand is Burn's own model; with bf16 it is near what autocast makes of that.
+    #[test]
+    fn casts_by_hand_change_nothing_else() {
+        let plain = Device::flex();
+        let autocast = Precision::Bf16.device(plain.clone());
+        let on = |images: &Tensor<4>| Tensor::<4>::from_data(images.to_data(), &autocast);
+        // Both round to bf16.
+        let near = Tolerance::<f32>::absolute(2e-2);
+        let images = Tensor::<4>::random([2, 3, 32, 32], Distribution::Default, &plain);
+
+        let vit = VisionTransformer::new(2, 64, 8, 32, 7, &plain);
+        let expected = vit.forward(images.clone()).into_data();
+        let same = vit.forward_by_hand(images.clone(), FloatDType::F32);
+        same.into_data().assert_eq(&expected, true);
+        let cast = cast_products(vit.clone(), FloatDType::BF16);
+        let by_hand = cast.forward_by_hand(images.clone(), FloatDType::BF16);
+        let automatic = vit.to_device(&autocast).forward(on(&images));
+        let by_hand = by_hand.into_data();
+        by_hand.assert_approx_eq(&automatic.into_data(), near);
+        assert_ne!(by_hand, expected);
+
+        let resnet = ResNet::resnet18(7, &plain);
+        let expected = resnet.forward(images.clone()).into_data();
+        let same = resnet.forward_by_hand(images.clone(), FloatDType::F32);
+        same.into_data().assert_eq(&expected, true);
+        let cast = cast_products(resnet.clone(), FloatDType::BF16);
+        let by_hand = cast.forward_by_hand(images.clone(), FloatDType::BF16);
+        assert_ne!(by_hand.into_data(), expected);
+
+        let gpt = Gpt2::new(2, 64, 11, 8, &plain);
+        let tokens = Tensor::<2, Int>::from_data([[1, 5, 3, 9, 0, 2]], &plain);
+        let expected = gpt.forward(tokens.clone()).into_data();
+        let same = gpt.forward_by_hand(tokens.clone(), FloatDType::F32);
+        same.into_data().assert_eq(&expected, true);
+        let cast = cast_products(gpt.clone(), FloatDType::BF16);
+        let by_hand = cast.forward_by_hand(tokens.clone(), FloatDType::BF16);
+        let there = Tensor::<2, Int>::from_data(tokens.to_data(), &autocast);
+        let automatic = gpt.to_device(&autocast).forward(there);
+        let by_hand = by_hand.into_data();
+        by_hand.assert_approx_eq(&automatic.into_data(), near);
+        assert_ne!(by_hand, expected);
+    }
+}

@@ -1,0 +1,33 @@
+//! What crates log.
+
+use log::{LevelFilter, Log, Metadata, Record};
+
+/// Writes what crates log to standard error from now on, warnings and errors alone: that a kernel did not compile, or that a
+/// library left a product to another, is said nowhere else.
+///
+/// ```
+/// benches::log_warnings();
+/// assert!(log::log_enabled!(log::Level::Warn) && !log::log_enabled!(log::Level::Info));
+/// ```
+pub fn log_warnings() {
+    // Another may be there already.
+    if log::set_logger(&Stderr).is_ok() {
+        log::set_max_level(LevelFilter::Warn);
+    }
+}
+
+struct Stderr;
+
+impl Log for Stderr {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= LevelFilter::Warn
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            eprintln!("{}: {}: {}", record.level(), record.target(), record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}

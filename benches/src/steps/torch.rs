@@ -1,0 +1,100 @@
+//! The same steps in PyTorch.
+
+use std::{process::Command, time::Duration};
+
+use serde::Deserialize;
+
+use crate::{lines_of, quartiles};
+
+/// PyTorch's ways, as `torch/steps.py` calls them: f32 alone, PyTorch's defaults (convolutions in TF32), TF32, and autocast. The
+/// last is for models with convolutions.
+pub const TORCH_WAYS: [&str; 5] = [
+    "f32",
+    "defaults",
+    "TF32",
+    "bf16 autocast",
+    "bf16 autocast, channels last",
+];
+
+/// What `torch/steps.py` found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Theirs {
+    /// The ways that were measured.
+    pub costs: Vec<Cost>,
+    /// What became of the others.
+    pub problems: Vec<String>,
+}
+
+/// What a way of PyTorch's takes.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Cost {
+    /// Which.
+    pub way: String,
+    /// What each step took.
+    pub seconds: Vec<f64>,
+    /// In use at most.
+    pub bytes: u64,
+}
+
+/// A line that the script prints for each way.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Cost(Cost),
+    Failed { way: String, failed: String },
+}
+
+impl Theirs {
+    /// Of what the script tells.
+    pub fn of(script: &mut Command, limit: Option<Duration>) -> Self {
+        let mut theirs = Self::default();
+        let end = lines_of(script, limit, |line| match serde_json::from_str(line) {
+            Ok(Line::Cost(cost)) => theirs.costs.push(cost),
+            Ok(Line::Failed { way, failed }) => theirs.problems.push(format!("{way}: {failed}")),
+            Err(_) => {}
+        });
+        match end {
+            Ok(Some(end)) if end.success() => {}
+            Ok(Some(end)) => theirs.problems.push(format!("its process ended: {end}")),
+            Ok(None) => theirs.problems.push("the time was up".into()),
+            Err(error) => theirs.problems.push(error.to_string()),
+        }
+        theirs
+    }
+
+    /// What a step of a way takes, in seconds: lower quartile, median and upper quartile.
+    pub fn seconds(&self, way: &str) -> Option<[f64; 3]> {
+        Some(self.cost(way)?.quartiles())
+    }
+
+    /// A way, if it was measured.
+    pub fn cost(&self, way: &str) -> Option<&Cost> {
+        self.costs.iter().find(|cost| cost.way == way)
+    }
+}
+
+impl Cost {
+    /// What a step takes, in seconds: lower quartile, median and upper quartile.
+    pub fn quartiles(&self) -> [f64; 3] {
+        quartiles(self.seconds.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_that_fails_leaves_the_others() {
+        let script = r#"echo '{"way": "f32", "failed": "out of memory"}'
+            echo 'a warning'
+            echo '{"way": "TF32", "seconds": [2.0, 1.0, 3.0], "bytes": 7}'
+            exit 1"#;
+        let theirs = Theirs::of(Command::new("sh").args(["-c", script]), None);
+        assert_eq!(theirs.seconds("TF32"), Some([1.5, 2.0, 2.5]));
+        assert_eq!(theirs.cost("TF32").unwrap().bytes, 7);
+        assert_eq!(theirs.seconds("f32"), None);
+        assert_eq!(theirs.problems[0], "f32: out of memory");
+        assert!(theirs.problems[1].contains("1"), "{:?}", theirs.problems);
+    }
+}

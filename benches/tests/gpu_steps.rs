@@ -1,0 +1,169 @@
+//! What `gpu_steps` does, on Flex: a process that measures a small model, and one that starts it, again where a way fails.
+
+use std::{
+    env,
+    io::{self, Write},
+    process::{self, Command},
+    time::Duration,
+};
+
+use benches::{
+    Precision, Training,
+    models::model_training,
+    steps::{Bench, Findings, Job, Report, Theirs, measure},
+};
+use burn::tensor::{Device, Tensor};
+
+/// The ways that are to fail, and how: `Failure way`, in JSON.
+const FAILURES: &str = "GPU_STEPS_FAILURES";
+
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+enum Failure {
+    /// The process is gone, in the steps by itself.
+    Aborts,
+    /// The loss is NaN, when ways are timed in turn.
+    LearnsNothingInTurn,
+    /// It never returns from its first step.
+    Hangs,
+}
+
+/// Not a test: the process that measures, when it is started for a job.
+#[test]
+fn child() {
+    let Some(job) = Job::of_this_process() else {
+        return;
+    };
+    let failures = env::var(FAILURES).unwrap_or("[]".into());
+    let failures: Vec<(Failure, Precision)> = serde_json::from_str(&failures).unwrap();
+    let mut begun = job.in_turn.clone();
+    let init = |way| {
+        // By itself first.
+        let in_turn = begun.contains(&way);
+        begun.push(way);
+        let failure = failures.iter().find(|(_, failing)| *failing == way);
+        let failure = failure.map(|(failure, _)| *failure);
+        let mut model = model_training(&job.model, job.batch, way, Device::flex());
+        let mut steps = 0;
+        Training::new(move || {
+            model.step();
+            let loss = model.check().unwrap();
+            steps += 1;
+            let loss = match failure {
+                Some(Failure::Aborts) if steps == 7 => process::abort(),
+                Some(Failure::LearnsNothingInTurn) if steps > 6 && in_turn => f32::NAN,
+                Some(Failure::Hangs) => loop {
+                    std::thread::sleep(Duration::from_secs(1));
+                },
+                _ => loss,
+            };
+            Tensor::from_floats([loss], &Device::flex())
+        })
+    };
+    let told = measure(&job, &(), init, |event| {
+        // `print!` is what the test harness takes for itself.
+        let mut out = io::stdout().lock();
+        writeln!(out, "\n{}", serde_json::to_string(&event)?)?;
+        out.flush()
+    });
+    told.unwrap();
+}
+
+fn run(
+    ways: &[Precision],
+    failures: &[(Failure, Precision)],
+    limit: Duration,
+) -> (Bench, Findings) {
+    let bench = Bench {
+        model: "gpt_tiny".into(),
+        batch: 1,
+        ways: ways.to_vec(),
+        rounds: 3,
+    };
+    let mut findings = Findings::default();
+    let command = || {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["child", "--exact", "--nocapture"]);
+        command.env(FAILURES, serde_json::to_string(failures).unwrap());
+        command
+    };
+    bench.run(&mut findings, command, Some(limit)).unwrap();
+    (bench, findings)
+}
+
+const LONG: Duration = Duration::from_secs(300);
+
+#[test]
+fn every_way_is_measured() {
+    let (bench, findings) = run(&Precision::ALL, &[], LONG);
+    assert_eq!(findings.failed, []);
+    assert_eq!(findings.alone.len(), Precision::ALL.len());
+    for way in Precision::ALL {
+        assert_eq!(findings.rounds_of(way), 3, "{way}");
+    }
+    let theirs = Theirs::of(
+        Command::new("echo").arg(r#"{"way": "TF32", "seconds": [1.0], "bytes": 1048576}"#),
+        None,
+    );
+    let mut report = Report {
+        bench: &bench,
+        findings: &findings,
+        theirs: None,
+    };
+    let ours = report.to_string();
+    for way in Precision::ALL {
+        assert!(ours.contains(&format!("| {way} | ")), "{ours}");
+    }
+    report.theirs = Some(&theirs);
+    let rest = report.to_string();
+    for line in [
+        "| PyTorch TF32 | 1000.000 ms | 1 |",
+        "| plain f32, of PyTorch's TF32 | 0.",
+        "| autocast bf16: time, of plain f32's | ",
+        "| autocast bf16: time, of bf16 by hand's | ",
+        "| autocast fp8, delayed scaling: time, of autocast bf16's | ",
+    ] {
+        assert!(rest.contains(line), "{line} in {rest}");
+    }
+}
+
+#[test]
+fn a_way_that_fails_leaves_the_others() {
+    use Precision::{AllBf16, Bf16, O0, Plain};
+    let ways = [Plain, O0, AllBf16, Bf16];
+    let failures = [
+        (Failure::Aborts, O0),
+        (Failure::LearnsNothingInTurn, AllBf16),
+    ];
+    let (bench, findings) = run(&ways, &failures, LONG);
+    let failed: Vec<Precision> = findings.failed.iter().map(|(way, _)| *way).collect();
+    assert_eq!(failed, [O0, AllBf16], "{findings:?}");
+    assert!(findings.failed[1].1.contains("NaN"), "{findings:?}");
+    // What was known before it failed stays.
+    assert!(findings.alone(O0).is_none() && findings.alone(AllBf16).is_some());
+    for way in [Plain, Bf16] {
+        assert_eq!(findings.rounds_of(way), 3, "{way}");
+    }
+    let report = Report {
+        bench: &bench,
+        findings: &findings,
+        theirs: None,
+    };
+    let report = report.to_string();
+    assert!(
+        report.contains("- autocast O0 failed: its process ended: "),
+        "{report}"
+    );
+    assert!(
+        report.contains("| all bf16 | ") && report.contains(" | by itself | "),
+        "{report}"
+    );
+}
+
+#[test]
+fn time_ends_what_does_not_end_itself() {
+    let ways = [Precision::AllBf16, Precision::Plain];
+    let failures = [(Failure::Hangs, Precision::AllBf16)];
+    let (_, findings) = run(&ways, &failures, Duration::from_secs(10));
+    let expected = (Precision::AllBf16, "the time was up".to_owned());
+    assert_eq!(findings.failed, [expected]);
+}
