@@ -7,6 +7,8 @@ mod suite {
     mod devices;
     mod fp8;
     mod fp8_accuracy;
+    mod fp8_history;
+    mod fp8_products;
     mod fp8_state;
     mod learner;
     mod logged;
