@@ -8,6 +8,8 @@ mod suite {
     mod fp8;
     mod fp8_accuracy;
     mod fp8_elsewhere;
+    mod fp8_history;
+    mod fp8_products;
     mod fp8_state;
     mod learner;
     mod logged;

@@ -1,7 +1,7 @@
 //! Custom ops of backend extensions on layered devices.
 
 use crate::{Layered, LayeredDevice, LayeredFloat, LayeredTensor, scope};
-use burn_backend::DType;
+use burn_backend::{DType, TensorMetadata};
 use burn_ir::{BackendIr, HandleContainer, HandleKind, TensorIr, TensorStatus};
 use burn_router::{CustomOpHandler, CustomOpRegistry};
 use std::{collections::HashMap, sync::Arc};
@@ -76,7 +76,8 @@ fn lift<B: BackendIr>(handler: CustomOpHandler<B>) -> CustomOpHandler<Layered<B>
         for input in &ir.inputs {
             match handles.get_tensor_handle(input).handle {
                 HandleKind::Float(tensor) => {
-                    gradient |= tensor.is_gradient();
+                    // One number may be anything: a scale that was shared together with those of gradients.
+                    gradient |= tensor.is_gradient() && tensor.shape().num_elements() > 1;
                     base.register_float_tensor::<B>(&input.id, tensor.into_nominal());
                 }
                 HandleKind::Int(tensor) => {
@@ -108,7 +109,7 @@ fn lift<B: BackendIr>(handler: CustomOpHandler<B>) -> CustomOpHandler<Layered<B>
                 dtype if dtype.is_float() => {
                     let tensor = base.get_float_tensor::<B>(&taken);
                     let tensor = LayeredFloat::new(tensor, dtype, layer);
-                    HandleKind::Float(tensor.with_gradient(gradient))
+                    HandleKind::Float(tensor.with_gradient(gradient).with_computed(!gradient))
                 }
                 _ => HandleKind::Int(LayeredTensor::new(base.get_int_tensor::<B>(&taken), layer)),
             };

@@ -2,7 +2,7 @@
 
 use crate::tensor::Rows;
 use core::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What layers keep with a tensor, for the next op that needs it: all clones of the tensor share it, and its reshapes that
 /// keep the last dimension; it goes with the last of them. So what is made of the rows of a parameter is made once a step.
@@ -21,12 +21,17 @@ impl<'a> Kept<'a> {
 
     /// What is kept with the tensor for longer: see [`Descent`].
     pub fn descent(&self) -> Descent {
-        self.0.descent.get_or_init(Descent::default).clone()
+        self.descent_or(Descent::default)
+    }
+
+    /// The same, at first what `init` gives: that of a tensor which it is another form of.
+    pub fn descent_or(&self, init: impl FnOnce() -> Descent) -> Descent {
+        self.0.descent.get_or_init(init).clone()
     }
 }
 
 /// What layers keep with a tensor and with what an optimizer makes of it: the sum or difference of it and another tensor of its
-/// shape, a multiple of it, what a mask takes of it and of another. So it belongs to a parameter, over all steps.
+/// shape, a multiple of it, what a clamp or a mask leaves of it. So it belongs to a parameter, over all steps.
 #[derive(Clone, Debug, Default)]
 pub struct Descent(Arc<KeptValues>);
 
@@ -34,6 +39,28 @@ impl Descent {
     /// Lends the kept value of type `T`, at first its default.
     pub fn with<T: Any + Default + Send, R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         lend(&self.0, body)
+    }
+
+    /// The same, without keeping it.
+    pub fn downgrade(&self) -> WeakDescent {
+        WeakDescent(Arc::downgrade(&self.0))
+    }
+}
+
+/// A [`Descent`] while its tensor or one that was made of it lives. Two are equal if they are of the same.
+#[derive(Clone, Debug, Default)]
+pub struct WeakDescent(Weak<KeptValues>);
+
+impl WeakDescent {
+    /// The descent, if it is still there.
+    pub fn upgrade(&self) -> Option<Descent> {
+        self.0.upgrade().map(Descent)
+    }
+}
+
+impl PartialEq for WeakDescent {
+    fn eq(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.0, &other.0)
     }
 }
 

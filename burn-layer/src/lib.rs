@@ -27,7 +27,7 @@ pub use burn_router::CustomOpHandler;
 pub use clip::{MaxNorm, gradient_norm, gradient_norm_on_device};
 pub use device::LayeredDevice;
 pub use error::LayerError;
-pub use kept::{Descent, Kept};
+pub use kept::{Descent, Kept, WeakDescent};
 pub use layer::{Cast, Layer, Made};
 pub(crate) use layer_set::LayerSet;
 pub use layers::Layers;

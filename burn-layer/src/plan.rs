@@ -15,6 +15,13 @@ pub struct Inputs {
     pub first_transposed: bool,
     /// Whether the last float input does.
     pub last_transposed: bool,
+    /// Whether the first float input is a gradient: made of the one that a backward pass begins with.
+    pub first_is_gradient: bool,
+    /// Whether the last float input is.
+    pub last_is_gradient: bool,
+    /// Whether the last float input came of a product or another op of a layer, as activations do. Parameters do not, nor what
+    /// optimizers and elementwise ops make of them; nor does what the program sent.
+    pub last_is_computed: bool,
     /// The narrowest dtype that holds every input's storage dtype (f16 and bf16 together: f32).
     pub widest: DType,
     /// Whether the inputs are stored in more than one dtype.
@@ -38,9 +45,37 @@ pub struct Inputs {
     pub(crate) first_rows: Arc<Rows>,
     /// The rows of the tensor that it is the transposition of.
     pub(crate) first_columns: Option<Arc<Rows>>,
+    /// Those of the last float input.
+    pub(crate) last_columns: Option<Arc<Rows>>,
 }
 
 impl Inputs {
+    /// The first input.
+    pub(crate) fn new<B: Backend>(tensor: &LayeredFloat<B>) -> Self {
+        let storage = tensor.storage_dtype();
+        let columns = tensor.columns();
+        Self {
+            nominal: tensor.dtype(),
+            first: storage,
+            first_transposed: columns.is_some(),
+            last_transposed: columns.is_some(),
+            first_is_gradient: tensor.is_gradient(),
+            last_is_gradient: tensor.is_gradient(),
+            last_is_computed: tensor.is_computed(),
+            widest: storage,
+            mixed: false,
+            shapes: vec![tensor.shape()],
+            same: false,
+            mirrored: false,
+            shifted: false,
+            gradient_of: None,
+            scope: None,
+            first_rows: tensor.rows().clone(),
+            first_columns: columns.cloned(),
+            last_columns: columns.cloned(),
+        }
+    }
+
     /// The inputs as they are; where they differ, all of them in the widest dtype.
     pub fn promote(&self) -> Plan {
         Plan {
@@ -70,11 +105,19 @@ impl Inputs {
         look(&self.first_columns.as_ref()?.kept, body)
     }
 
+    /// The same of the last float input.
+    pub fn kept_with_last_transposed<T: Any, R>(&self, body: impl FnOnce(&T) -> R) -> Option<R> {
+        look(&self.last_columns.as_ref()?.kept, body)
+    }
+
     /// One more input, which is the same tensor as those before or not.
     pub(crate) fn add<B: Backend>(&mut self, tensor: &LayeredFloat<B>, same: bool) {
         let storage = tensor.storage_dtype();
         self.shapes.push(tensor.shape());
         self.last_transposed = tensor.columns().is_some();
+        self.last_columns = tensor.columns().cloned();
+        self.last_is_gradient = tensor.is_gradient();
+        self.last_is_computed = tensor.is_computed();
         self.mixed |= self.widest != storage;
         self.widest = widest(self.widest, storage);
         self.same = same;

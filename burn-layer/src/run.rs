@@ -1,6 +1,6 @@
 //! [`Run`]: an op that a layer runs itself.
 
-use crate::{Kept, LayeredFloat, Op, scope::Scope};
+use crate::{Inputs, Kept, LayeredFloat, Op};
 use burn_backend::{Backend, DType, tensor::FloatTensor};
 use core::{any::Any, fmt};
 
@@ -8,9 +8,9 @@ use core::{any::Any, fmt};
 pub struct Run<'a> {
     pub(crate) op: Op,
     pub(crate) store: Option<DType>,
-    pub(crate) scope: Option<&'a Scope>,
+    pub(crate) inputs: &'a Inputs,
     /// A `Vec<LayeredFloat<B>>` of the backend `B` underneath.
-    pub(crate) inputs: &'a dyn Any,
+    pub(crate) tensors: &'a dyn Any,
 }
 
 impl Run<'_> {
@@ -24,9 +24,14 @@ impl Run<'_> {
         self.store
     }
 
+    /// What the layer planned the op by.
+    pub fn inputs(&self) -> &Inputs {
+        self.inputs
+    }
+
     /// The values of type `T` of the [scopes](crate::scoped) that the op is in, outermost first.
     pub fn scopes<T: Any>(&self) -> Vec<&T> {
-        crate::scope::values(self.scope)
+        self.inputs.scopes()
     }
 
     /// Runs the op by `kernel`, if the backend underneath is `B`. The kernel gets the float inputs in
@@ -35,7 +40,7 @@ impl Run<'_> {
         &self,
         kernel: impl FnOnce(Vec<RunInput<'_, B>>) -> FloatTensor<B>,
     ) -> Option<Ran> {
-        let inputs: &Vec<LayeredFloat<B>> = self.inputs.downcast_ref()?;
+        let inputs: &Vec<LayeredFloat<B>> = self.tensors.downcast_ref()?;
         let inputs = inputs.iter().map(|tensor| RunInput {
             tensor: tensor.clone().into_storage(),
             kept: Kept::of(tensor.rows()),

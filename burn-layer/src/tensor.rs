@@ -82,8 +82,8 @@ pub(crate) struct Shared<P> {
 /// What the clones of a tensor share with its reshapes that keep the last dimension: its rows are theirs.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// How they were last used, which their backward goes by.
-    used: Mutex<Option<Used>>,
+    /// How they were last used, which their backward goes by: in products of each width, and in other ops.
+    used: Mutex<Vec<Used>>,
     /// What layers keep with them.
     pub(crate) kept: KeptValues,
     /// What layers keep with them and what optimizers make of them.
@@ -93,6 +93,8 @@ pub(crate) struct Rows {
 /// How a tensor was used in an op whose backward is ops of their own.
 #[derive(Clone, Debug)]
 pub(crate) struct Used {
+    /// The last dimension of what came of it, where the op was a product.
+    pub(crate) width: Option<usize>,
     /// The scope, if it was in one.
     pub(crate) scope: Option<Arc<Scope>>,
     /// The dtype that the first float input of the op was stored in.
@@ -100,13 +102,16 @@ pub(crate) struct Used {
 }
 
 impl Rows {
-    /// How they were last used.
-    pub(crate) fn used(&self) -> Option<Used> {
-        lock(&self.used).clone()
+    /// How they were last used, in a product of that width or in another op.
+    pub(crate) fn used(&self, width: Option<usize>) -> Option<Used> {
+        let used = lock(&self.used);
+        used.iter().find(|used| used.width == width).cloned()
     }
 
-    pub(crate) fn set_used(&self, used: &Used) {
-        *lock(&self.used) = Some(used.clone());
+    pub(crate) fn set_used(&self, now: &Used) {
+        let mut used = lock(&self.used);
+        used.retain(|used| used.width != now.width);
+        used.push(now.clone());
     }
 }
 
@@ -135,6 +140,8 @@ pub struct LayeredFloat<B: Backend> {
     maximum_of: Option<MaximumOf<B>>,
     /// Whether it is a gradient.
     gradient: bool,
+    /// Whether it came of a product.
+    computed: bool,
     layer: Held,
 }
 
@@ -170,6 +177,7 @@ impl<B: Backend> LayeredFloat<B> {
             columns: None,
             maximum_of: None,
             gradient: false,
+            computed: false,
             layer: Held::new(layer),
         }
     }
@@ -217,6 +225,15 @@ impl<B: Backend> LayeredFloat<B> {
 
     pub(crate) fn with_gradient(self, gradient: bool) -> Self {
         Self { gradient, ..self }
+    }
+
+    /// Whether the tensor came of a product or another op of a layer, as activations do and parameters do not.
+    pub(crate) fn is_computed(&self) -> bool {
+        self.computed
+    }
+
+    pub(crate) fn with_computed(self, computed: bool) -> Self {
+        Self { computed, ..self }
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -296,6 +313,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             columns: self.columns.clone(),
             maximum_of: self.maximum_of.clone(),
             gradient: self.gradient,
+            computed: self.computed,
             layer: self.layer.clone(),
         }
     }

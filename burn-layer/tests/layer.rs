@@ -11,6 +11,7 @@ mod suite {
     mod op_table;
     mod own;
     mod panics;
+    mod provenance;
     mod reduce;
     mod scope;
     mod service;

@@ -90,17 +90,19 @@ impl Autocast {
     /// gradient of the weight in f32. A cast is kept with its tensor, for the other products and micro-batches that need it.
     /// [`Fp8Filter`] says which layers are taken, [`AutocastReport::fp8_runs`] how many products were.
     ///
-    /// Burn 0.22 sends a layer to its device as plain matrix products. So every product by one matrix other than the left
-    /// factor itself counts as a linear layer (and none by a batch of matrices, as in attention; an optimizer that
-    /// multiplies matrices, such as Muon, is best stepped in `autocast(&Policy::bf16(), ..)`); by a transposed one, as a layer's backward: embeddings tied to the
-    /// output are cast as gradients are, unless a filter keeps them out or the recipe is e4m3 everywhere. Inputs of three and
-    /// more dimensions are multiplied as a batch where Burn finds that faster (rows in multiples of 32); the gradient of the weight
-    /// is then a product of two batches, known from others by its left factor, which was the input of a layer of that size.
+    /// Burn 0.22 sends a layer to its device as plain matrix products. So a product counts as a linear layer if its right factor
+    /// is one matrix, transposed or not, that is no activation: that did not come of a product, a convolution, an embedding or
+    /// another op of a layer. Embeddings tied to the output are weights; keys and values of an attention are none, nor is a matrix
+    /// times itself. So is data that the program multiplies by, which looks the same. A weight that was made by
+    /// products (orthogonal initialization, a merged LoRA) is one from its first step of an optimizer, or its record, on. Backward
+    /// multiplies gradients by what was such a layer's weight or input. An optimizer that multiplies matrices, such as Muon with
+    /// the momentum of a record, is best stepped in `autocast(&Policy::bf16(), ..)`.
     ///
     /// - `CurrentScaling`, `RowwiseScaling` and `BlockScaling` need no state and suit any model.
     /// - `DelayedScaling` keeps a layer's histories with its weight, and with what an optimizer's steps make of that: sums,
-    ///   differences and multiples. The first time, and of a weight that is computed anew in each step, a tensor is scaled by its
-    ///   own amax. Histories move with every cast, in evaluation too. A model's record does not have them:
+    ///   differences, multiples, clamps (not L-BFGS's). Histories move when a backward comes to their layer, and not in evaluation
+    ///   (of inputs that go with it). Before that, and of a weight that is computed anew in each step, a tensor is scaled by its own amax; so are the
+    ///   gradients of several layers of one size on an input that is not trained. A model's record does not have histories:
     ///   [`AutocastDevice::fp8_state`] gives them for a checkpoint.
     ///
     /// On devices without bf16, give another policy for the [`rest`](Self::rest).
@@ -169,7 +171,7 @@ impl Autocast {
     ///
     /// It is one call a layer and backward pass, on the thread on which the device runs its ops, which waits for the other ranks:
     /// all of them run the same layers in the same order, each with rows in its part of the batch. A pass without a backward, as
-    /// in evaluation, makes no call and leaves the histories as they are. Scales of the first step are each rank's own, and so are
+    /// in evaluation, makes no call. Scales of the first step are each rank's own, and so are
     /// those of all steps by other recipes. When the reducer fails, or answers with a tensor of another shape or device, the log
     /// says so, each rank goes on by its own amaxes, and [`AutocastDevice::fp8_state`] is an error from then on. Without
     /// [`Autocast::fp8`] the log says that the reducer is for nothing.

@@ -145,6 +145,36 @@ fn backward_in_another_region_runs_at_the_precision_of_its_forward() {
     assert_eq!((runs(DType::F32), runs(DType::F16)), (3, 0));
 }
 
+/// A router in full precision beside a layer that has the same input: the gradients of their weights are each at the precision of
+/// its own forward, whichever came last.
+#[test]
+fn weights_of_one_input_have_gradients_of_their_own_precision() {
+    let (x, narrow, wide) = (data([5, 6]), data([6, 2]), data([6, 6]));
+    let gradients = |device: &Device, router_first: bool| {
+        let device = device.clone().autodiff();
+        let on = |data: &TensorData| Tensor::<2>::from_data(data.clone(), &device);
+        let [router, body] = [&narrow, &wide].map(|weight| on(weight).require_grad());
+        let x = on(&x);
+        let route = || full_precision(|| x.clone().matmul(router.clone())).sum();
+        let run = || x.clone().matmul(body.clone()).sum();
+        let loss = match router_first {
+            true => {
+                let routed = route();
+                routed + run()
+            }
+            false => run() + route(),
+        };
+        let gradients = loss.backward();
+        [router, body].map(|weight| values(weight.grad(&gradients).unwrap()))
+    };
+    for router_first in [true, false] {
+        let exact = gradients(&Device::flex(), router_first);
+        let found = gradients(&bf16().device, router_first);
+        assert_eq!(found[0], exact[0], "router first: {router_first}");
+        assert_ne!(found[1], exact[1], "router first: {router_first}");
+    }
+}
+
 /// A head that is kept out of fp8 by name stays out in backward, though backward has a name of its own.
 #[test]
 fn a_filter_keeps_out_backward_in_another_block() {

@@ -78,23 +78,7 @@ impl<B: BackendIr> Call<B> {
                 if steps(self.op) {
                     self.descent = tensor.rows().descent.get().cloned();
                 }
-                let storage = tensor.storage_dtype();
-                self.inputs = Some(Inputs {
-                    nominal: tensor.dtype(),
-                    first: storage,
-                    first_transposed: tensor.columns().is_some(),
-                    last_transposed: tensor.columns().is_some(),
-                    widest: storage,
-                    shapes: vec![tensor.shape()],
-                    mixed: false,
-                    same: false,
-                    mirrored: false,
-                    shifted: false,
-                    gradient_of: None,
-                    scope: None,
-                    first_rows: tensor.rows().clone(),
-                    first_columns: tensor.columns().cloned(),
-                });
+                self.inputs = Some(Inputs::new(tensor));
             }
         }
         self.see_layer(tensor.layer());
@@ -163,8 +147,8 @@ impl<B: BackendIr> Call<B> {
         let ran = layer.run(&Run {
             op: self.op,
             store: self.plan.store,
-            scope: inputs.scope.as_deref(),
-            inputs: &tensors,
+            inputs,
+            tensors: &tensors,
         });
         let Some(ran) = ran else {
             self.plan = match self.plan.compute {
@@ -226,14 +210,20 @@ impl<B: BackendIr> Call<B> {
         }
         layer.stored(tensor.dtype(), nominal, tensor.shape().num_elements());
         let shape = tensor.shape();
-        let tensor = LayeredFloat::new(tensor, nominal, layer)
-            .with_maximum_of(self.maximum_of.clone())
-            .with_gradient(self.lineage.makes_gradient(&shape));
-        if let (Some(descent), Some(inputs)) = (&self.descent, &self.inputs)
-            && inputs.shapes[0] == shape
-        {
-            tensor.rows().descent.get_or_init(|| descent.clone());
-        }
+        let tensor =
+            LayeredFloat::new(tensor, nominal, layer).with_maximum_of(self.maximum_of.clone());
+        let tensor = match (&self.descent, &self.inputs) {
+            (Some(descent), Some(inputs)) if inputs.shapes[0] == shape => {
+                tensor.rows().descent.get_or_init(|| descent.clone());
+                tensor
+            }
+            // What a step makes of a parameter is a parameter, and neither of these.
+            _ => {
+                let gradient = self.lineage.makes_gradient(&shape);
+                let computed = self.lineage.makes_computed(gradient);
+                tensor.with_gradient(gradient).with_computed(computed)
+            }
+        };
         match (self.op, &self.rows) {
             (Op::float_reshape, Some(rows)) => self.reshaped(tensor, &shape, rows),
             (_, Some(rows)) if self.turns(shape.num_dims()) => {
@@ -321,6 +311,13 @@ fn transposes(op: Op) -> bool {
 fn steps(op: Op) -> bool {
     matches!(
         op,
-        Op::float_add | Op::float_sub | Op::float_mul_scalar | Op::float_mask_where
+        Op::float_add
+            | Op::float_sub
+            | Op::float_mul_scalar
+            | Op::float_div_scalar
+            | Op::float_clamp
+            | Op::float_clamp_min
+            | Op::float_clamp_max
+            | Op::float_mask_where
     )
 }

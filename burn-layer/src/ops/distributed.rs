@@ -16,6 +16,7 @@ impl<B: BackendIr> DistributedOps<Self> for Layered<B> {
     ) -> CollectiveTensor<Self> {
         let nominal = tensor.dtype();
         let layer = tensor.layer().clone();
+        let [gradient, computed] = [tensor.is_gradient(), tensor.is_computed()];
         let tensor = Viewed::<B>(tensor.into_nominal());
         let device = tensor.0.device();
         let reduced = match layer.all_reduce(tensor.view(), op, &device_ids) {
@@ -38,7 +39,7 @@ impl<B: BackendIr> DistributedOps<Self> for Layered<B> {
                 LayeredFloat::new(reduced, nominal, layer)
             }
         };
-        CollectiveTensor::new(reduced)
+        CollectiveTensor::new(reduced.with_gradient(gradient).with_computed(computed))
     }
 
     fn sync_collective(device: &Device<Self>) {

@@ -3,14 +3,17 @@
 //! An op does not say whether it is part of backward. What tells is its inputs. A backward pass begins with a tensor of ones,
 //! in the shape of the loss, and everything that it makes of that is linear in it. So gradients are what comes of a single one:
 //! products of a gradient with anything are gradients, and sums only if all terms are. The difference of a parameter and a
-//! gradient, which an optimizer makes, is none.
+//! gradient, which an optimizer makes, is none. A parameter of one element that begins as 1 looks the same, until what it is
+//! multiplied with comes to an op that no backward has: one with a backward of its own, or a product by what is not transposed.
+//!
+//! Activations are told from parameters likewise: they come of products.
 
 use crate::{
     LayeredFloat, Op,
     scope::Scope,
     tensor::{Rows, Used},
 };
-use burn_backend::{Backend, DType, Shape};
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use std::sync::Arc;
 
 /// The float inputs of an op, as far as they tell whether it is part of backward.
@@ -20,6 +23,7 @@ pub(crate) struct Lineage {
     inputs: Vec<Input>,
     any_gradient: bool,
     all_gradients: bool,
+    any_computed: bool,
 }
 
 struct Input {
@@ -27,6 +31,8 @@ struct Input {
     columns: Option<Arc<Rows>>,
     storage: DType,
     gradient: bool,
+    /// Its last dimension.
+    width: Option<usize>,
 }
 
 /// The forward that an op is the backward of.
@@ -44,18 +50,21 @@ impl Lineage {
             inputs: Vec::new(),
             any_gradient: false,
             all_gradients: true,
+            any_computed: false,
         }
     }
 
     pub(crate) fn see<B: Backend>(&mut self, tensor: &LayeredFloat<B>) {
         self.any_gradient |= tensor.is_gradient();
         self.all_gradients &= tensor.is_gradient();
+        self.any_computed |= tensor.is_computed();
         if self.op.has_backward() || self.op.is_backward() {
             self.inputs.push(Input {
                 rows: tensor.rows().clone(),
                 columns: tensor.columns().cloned(),
                 storage: tensor.storage_dtype(),
                 gradient: tensor.is_gradient(),
+                width: tensor.shape().last().copied(),
             });
         }
     }
@@ -73,14 +82,15 @@ impl Lineage {
         })
     }
 
-    /// A product's gradients are products of its own with a factor of the forward, transposed: `dy w^T` and `x^T dy`.
+    /// A product's gradients are products of its own with a factor of the forward, transposed: `dy w^T` and `x^T dy`. A factor
+    /// may be in several; the one in question is as wide as the gradient.
     fn of_product(&self) -> Option<(Used, bool)> {
         let [left, right] = self.inputs.as_slice() else {
             return None;
         };
         let factor = |gradient: &Input, other: &Input| {
             let columns = other.columns.as_ref().filter(|_| gradient.gradient);
-            columns.and_then(|columns| columns.used())
+            columns.and_then(|columns| columns.used(gradient.width))
         };
         match factor(left, right) {
             Some(used) => Some((used, true)),
@@ -91,7 +101,7 @@ impl Lineage {
     /// The last input is the gradient. Of the others, a weight comes after what it is applied to, and is in fewer ops.
     fn of_others(&self) -> Option<Used> {
         let (_, others) = self.inputs.split_last()?;
-        others.iter().rev().find_map(|input| input.rows.used())
+        others.iter().rev().find_map(|input| input.rows.used(None))
     }
 
     /// Says so to the inputs of an op that has a backward, when it ran in forward.
@@ -99,7 +109,13 @@ impl Lineage {
         let Some(first) = self.inputs.first().filter(|_| self.op.has_backward()) else {
             return;
         };
+        let product = self.op == Op::float_matmul;
         let used = Used {
+            width: self
+                .inputs
+                .last()
+                .and_then(|last| last.width)
+                .filter(|_| product),
             scope: scope.cloned(),
             first: first.storage,
         };
@@ -113,7 +129,20 @@ impl Lineage {
         match self.op {
             Op::float_ones => shape.num_elements() == 1,
             Op::float_add | Op::float_sub => self.any_gradient && self.all_gradients,
-            _ => self.any_gradient,
+            Op::float_matmul => self
+                .inputs
+                .iter()
+                .all(|factor| factor.gradient || (self.any_gradient && factor.columns.is_some())),
+            op => self.any_gradient && !op.has_backward(),
+        }
+    }
+
+    /// Whether a result comes of a product or another op of a layer, this one or one before, if it is no `gradient`. What an
+    /// optimizer's step makes does not, whatever the parameter was made by: it is the sum of that and a gradient.
+    pub(crate) fn makes_computed(&self, gradient: bool) -> bool {
+        match self.op {
+            Op::float_add | Op::float_sub if self.any_gradient => false,
+            op => !gradient && (self.any_computed || op.has_backward() || op == Op::attention),
         }
     }
 }

@@ -3,7 +3,7 @@
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Tensor, activation};
 use burn_backend::ops::FloatTensorOps;
-use burn_layer::{Inputs, Layer, Layers, Made, Op, Plan, Ran, Run, scoped};
+use burn_layer::{Inputs, Layer, Layers, Made, Op, Plan, Ran, Run, WeakDescent, scoped};
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering},
@@ -192,4 +192,76 @@ fn what_is_kept_is_found_from_the_transposition() {
     assert_eq!(found(&|x| x.permute([1, 0, 2])), 0);
     assert_eq!(found(&|x| x.permute([2, 1, 0])), 0);
     assert_eq!(found(&|x| x.transpose() * 1.0), 0);
+}
+
+/// Runs products itself, and keeps the descent of right factors.
+#[derive(Clone, Debug, Default)]
+struct Family(Arc<Mutex<Vec<WeakDescent>>>);
+
+/// Kept with a right factor.
+#[derive(Default)]
+struct Right;
+
+impl Layer for Family {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        let known = inputs.kept_with_last_transposed(|_: &Right| ()).is_some();
+        assert!(!known || inputs.last_transposed);
+        (op == Op::float_matmul).then(|| match known {
+            true => Plan::own().store(DType::BF16),
+            false => Plan::own().store(DType::F32),
+        })
+    }
+
+    fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        // As it was planned.
+        let known = run.inputs().kept_with_last_transposed(|_: &Right| ());
+        assert_eq!(known.is_some(), run.store() == Some(DType::BF16));
+        run.on::<Flex>(|inputs| {
+            let [left, right] = &inputs[..] else {
+                panic!("a product has two factors");
+            };
+            right.kept.with(|_: &mut Right| ());
+            // A transposition is of the family of what it was made of.
+            let descent = right.kept.descent_or(|| match &right.transposed {
+                Some(before) => before.descent(),
+                None => Default::default(),
+            });
+            self.0.lock().unwrap().push(descent.downgrade());
+            Flex::float_matmul(left.tensor.clone(), right.tensor.clone())
+        })
+    }
+}
+
+/// Over the steps of an optimizer, and no longer than what they make.
+#[test]
+fn a_descent_goes_with_the_last_of_its_tensors() {
+    let layer = Family::default();
+    let device = Layers::on(Device::flex()).layer(layer.clone());
+    let device = device.serve().unwrap();
+    let x = Tensor::<2>::ones([2, 2], &device) * 2.0;
+    let run = |weight: &Tensor<2>| {
+        x.clone().matmul(weight.clone()).into_data();
+        layer.0.lock().unwrap().last().unwrap().clone()
+    };
+    let weight = Tensor::<2>::ones([2, 2], &device) * 3.0;
+    let other = run(&(weight.clone() * 1.0));
+    device.sync().unwrap();
+    assert!(other.upgrade().is_none(), "its tensor is gone");
+    let first = run(&weight);
+    assert!(first.upgrade().is_some() && first != other);
+    for step in [
+        weight.clone() - x.clone(),
+        weight.clone() + x.clone(),
+        weight.clone() * 0.9,
+        weight.clone() / 1.1,
+        weight.clone().clamp(0.0, 1.0),
+        weight.clone().clamp_min(0.0),
+        weight.clone().clamp_max(1.0),
+        weight.clone().transpose(),
+    ] {
+        assert!(run(&step) == first);
+    }
+    assert!(run(&weight.exp()) != first);
+    device.sync().unwrap();
+    assert!(first.upgrade().is_none());
 }

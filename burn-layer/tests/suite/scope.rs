@@ -181,3 +181,30 @@ fn a_tied_weight_is_in_the_scope_that_it_is_used_in() {
     let backward = recorder.scopes_of(Op::float_matmul).split_off(2);
     assert_eq!(backward, ["", "", "inner", "inner"]);
 }
+
+/// The gradient of a weight is as wide as its layer, and tells it from another that has the same input.
+#[test]
+fn layers_of_one_input_are_each_in_their_scope() {
+    for router_first in [true, false] {
+        let recorder = Recorder::default();
+        let device = recorder.device().autodiff();
+        let linear = |outputs| LinearConfig::new(3, outputs).with_bias(false).init(&device);
+        let (router, body) = (linear(2), linear(5));
+        let x = Tensor::<2>::random([4, 3], Distribution::Default, &device);
+        let route = || scoped(&INNER, || router.forward(x.clone())).sum();
+        let loss = match router_first {
+            true => {
+                let routed = route();
+                routed + body.forward(x.clone()).sum()
+            }
+            false => body.forward(x.clone()).sum() + route(),
+        };
+        device.sync().unwrap();
+        let before = recorder.scopes_of(Op::float_matmul).len();
+        loss.backward();
+        device.sync().unwrap();
+        let mut backward = recorder.scopes_of(Op::float_matmul).split_off(before);
+        backward.sort_unstable();
+        assert_eq!(backward, ["", "inner"], "router first: {router_first}");
+    }
+}

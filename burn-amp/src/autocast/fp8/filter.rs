@@ -15,9 +15,6 @@ use std::num::NonZeroUsize;
 /// | a layer or block by name | [`except_name`](Self::except_name) and [`named`](crate::named) |
 /// | a part of the program | [`autocast(&Policy::bf16(), ..)`](crate::autocast), [`full_precision`](crate::full_precision) |
 ///
-/// A layer whose input has four dimensions or more, all but the last two of them 1, is not told from the products of an attention
-/// of one head and one sequence, and is not taken.
-///
 /// ```
 /// use burn_amp::{Autocast, Fp8Filter, recipe::CurrentScaling};
 ///

@@ -2,14 +2,14 @@
 
 use super::{
     linear::{Role, format_of},
-    state::TensorState,
+    state::{Bits, TensorState},
 };
 use burn::{
     backend::{
-        Backend, TensorMetadata,
-        tensor::{Device, FloatTensor},
+        Backend, TensorMetadata, get_or_init_device_settings,
+        tensor::{BoolTensor, Device, FloatTensor},
     },
-    tensor::{FloatDType, Shape, Slice, TensorData},
+    tensor::{Slice, TensorData},
 };
 use burn_backend::ExecutionError;
 use burn_fp8::{Fp8Format, Fp8Ops, Operand, recipe::DelayedScaling};
@@ -30,13 +30,15 @@ impl<B: Backend> Default for Known<B> {
 struct History<B: Backend> {
     amaxes: FloatTensor<B>,
     scale: FloatTensor<B>,
-    /// How often amaxes were taken in.
-    steps: usize,
-    /// An amax that waits for those of the other ranks.
-    staged: Option<FloatTensor<B>>,
+    /// Steps since the scale last changed; it stays 0 with an interval of 1.
+    steps: FloatTensor<B>,
+    /// Whether a step's amax was taken in.
+    learned: bool,
+    /// The amaxes of casts that wait for a backward, and what goes when those do.
+    waiting: Vec<(FloatTensor<B>, Weak<()>)>,
     /// The scale of the last cast, and what goes when that does.
     last: Option<(FloatTensor<B>, Weak<()>)>,
-    /// The scale of a cast that was there when the record was taken, and whose amax is taken in already.
+    /// The scale of a cast that was there when the record was taken, which has its amax already.
     again: Option<FloatTensor<B>>,
 }
 
@@ -54,90 +56,131 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         self.0.iter().map(state).collect()
     }
 
-    /// Cast by the scale that the history gives, and take the tensor's amax into it, where it is `shared` not before
-    /// [`share`](Self::share). The first time the scale is that of the tensor's own amax. The cast is kept as long as `alive` is.
+    /// Cast by the scale that the history gives; the tensor's amax waits for a [step](Self::learn). Before the first one the scale
+    /// is that of the tensor's own amax. The cast is kept as long as `alive` is.
     pub(super) fn cast(
         &mut self,
         tensor: FloatTensor<B>,
         recipe: &DelayedScaling,
         role: Role,
-        shared: bool,
         alive: &Arc<()>,
     ) -> Operand<B> {
         let format = format_of(recipe.format, role);
         let place = match self.0.iter().position(|(of, _)| *of == role) {
             Some(place) => place,
             None => {
-                self.0.push((role, History::new(&tensor, format, recipe)));
+                let new = TensorState::new(role, recipe.amax_history_len);
+                let history = History::from_state(&new, recipe, &tensor.device());
+                self.0.push((role, history));
                 self.0.len() - 1
             }
         };
         let history = &mut self.0[place].1;
         let again = history.again.take();
-        let scale = again.as_ref().unwrap_or(&history.scale).clone();
+        let is_new = again.is_none();
+        let scale = again.unwrap_or_else(|| history.scale_of(&tensor, format, recipe));
         let (operand, amax) = Operand::cast_with(tensor, scale.clone(), format);
         history.last = Some((scale, Arc::downgrade(alive)));
-        match (again, shared) {
-            (Some(_), _) => {}
-            (None, true) => history.staged = Some(amax),
-            (None, false) => history.take(amax, format, recipe),
+        if is_new {
+            history.wait(amax, alive);
         }
         operand
     }
 
-    /// Take the largest amaxes of all ranks in, which `max` makes of this one's, if any wait.
-    pub(super) fn share(
+    /// Take in what waits, now that there is a step: the largest of all ranks, where `max` makes that of this one's.
+    pub(super) fn learn(
         &mut self,
         recipe: &DelayedScaling,
-        max: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+        max: Option<impl FnOnce(FloatTensor<B>) -> FloatTensor<B>>,
     ) {
-        let waiting = |(_, history): &(Role, History<B>)| history.staged.clone();
-        let own: Vec<_> = self.0.iter().filter_map(waiting).collect();
-        if own.is_empty() {
-            return;
-        }
-        let all = max(B::float_cat(own, 0));
-        let mut taken = 0;
-        for (role, history) in &mut self.0 {
-            if history.staged.take().is_some() {
-                let amax = B::float_slice(all.clone(), &[Slice::from(taken..taken + 1)]);
-                history.take(amax, format_of(recipe.format, *role), recipe);
-                taken += 1;
+        let waiting = self.0.iter_mut().filter_map(|(role, history)| {
+            let amax = history.waiting()?;
+            history.waiting.clear();
+            Some((*role, history, amax))
+        });
+        let mut waiting: Vec<_> = waiting.collect();
+        if let (Some(max), false) = (max, waiting.is_empty()) {
+            let own = waiting.iter().map(|(.., amax)| amax.clone()).collect();
+            let all = max(B::float_cat(own, 0));
+            for (place, (.., amax)) in waiting.iter_mut().enumerate() {
+                *amax = B::float_slice(all.clone(), &[Slice::from(place..place + 1)]);
             }
+        }
+        for (role, history, amax) in waiting {
+            history.learn(amax, format_of(recipe.format, role), recipe);
         }
     }
 }
 
 impl<B: Backend + Fp8Ops> History<B> {
-    fn new(tensor: &FloatTensor<B>, format: Fp8Format, recipe: &DelayedScaling) -> Self {
-        let length = Shape::new([recipe.amax_history_len]);
-        let amax = B::fp8_amax(tensor.clone());
-        let zeros = B::float_zeros(length, &tensor.device(), FloatDType::F32);
-        let one = B::float_ones(Shape::new([1]), &tensor.device(), FloatDType::F32);
-        // By the recipe's own rule, margin and all; the history stays empty.
-        let (_, scale) = B::fp8_update_scale(zeros.clone(), one, amax, recipe.update(format));
-        Self {
-            amaxes: zeros,
-            scale,
-            steps: 0,
-            staged: None,
-            last: None,
-            again: None,
+    /// The scale of a tensor: before the first step by its own amax, by the recipe's own rule, margin and all.
+    fn scale_of(
+        &self,
+        tensor: &FloatTensor<B>,
+        format: Fp8Format,
+        recipe: &DelayedScaling,
+    ) -> FloatTensor<B> {
+        match self.learned {
+            true => self.scale.clone(),
+            false => self.with(B::fp8_amax(tensor.clone()), format, recipe).1,
         }
     }
 
-    fn take(&mut self, amax: FloatTensor<B>, format: Fp8Format, recipe: &DelayedScaling) {
-        let (amaxes, scale) = B::fp8_update_scale(
-            self.amaxes.clone(),
-            self.scale.clone(),
-            amax,
-            recipe.update(format),
-        );
-        self.amaxes = amaxes;
-        if self.steps.is_multiple_of(recipe.interval) {
-            self.scale = scale;
+    /// The history and the scale with one more amax.
+    fn with(
+        &self,
+        amax: FloatTensor<B>,
+        format: Fp8Format,
+        recipe: &DelayedScaling,
+    ) -> (FloatTensor<B>, FloatTensor<B>) {
+        let (amaxes, scale) = (self.amaxes.clone(), self.scale.clone());
+        B::fp8_update_scale(amaxes, scale, amax, recipe.update(format))
+    }
+
+    /// Keep the amax of a cast for the next step. Those of casts that are gone had none.
+    fn wait(&mut self, amax: FloatTensor<B>, alive: &Arc<()>) {
+        self.waiting.retain(|(_, alive)| alive.strong_count() > 0);
+        self.waiting.push((amax, Arc::downgrade(alive)));
+    }
+
+    /// The largest amax that waits, of casts that are there. Where none is, as of the input of a weight that is not trained, the last.
+    fn waiting(&self) -> Option<FloatTensor<B>> {
+        let there = self.waiting.iter();
+        let there = there.filter(|(_, alive)| alive.strong_count() > 0);
+        let mut amaxes: Vec<_> = there.map(|(amax, _)| amax.clone()).collect();
+        if amaxes.is_empty() {
+            amaxes.extend(self.waiting.last().map(|(amax, _)| amax.clone()));
         }
-        self.steps += 1;
+        match amaxes.len() {
+            0 | 1 => amaxes.pop(),
+            // The largest amax is that of the amaxes: NaN, if one is.
+            _ => Some(B::fp8_amax(B::float_cat(amaxes, 0))),
+        }
+    }
+
+    fn learn(&mut self, amax: FloatTensor<B>, format: Fp8Format, recipe: &DelayedScaling) {
+        let (amaxes, scale) = self.with(amax.clone(), format, recipe);
+        self.amaxes = amaxes;
+        self.scale = match self.count(amax, recipe.interval) {
+            Some(due) => B::float_mask_where(self.scale.clone(), due, scale),
+            None => scale,
+        };
+        self.learned = true;
+    }
+
+    /// Count a step whose amax is not 0, and tell whether the scale may change in it: `None` for always.
+    fn count(&mut self, amax: FloatTensor<B>, interval: usize) -> Option<BoolTensor<B>> {
+        if interval == 1 {
+            return None;
+        }
+        let dtype = get_or_init_device_settings::<B>(&amax.device()).bool_dtype;
+        let steps = self.steps.clone();
+        let due = B::float_lower_elem(steps.clone(), 1f32.into(), dtype);
+        let next = B::float_add_scalar(steps.clone(), 1f32.into());
+        let next = B::float_remainder_scalar(next, (interval as f32).into());
+        let nothing = B::float_equal_elem(amax, 0f32.into(), dtype);
+        self.steps = B::float_mask_where(next, nothing, steps);
+        Some(due)
     }
 
     fn from_state(state: &TensorState, recipe: &DelayedScaling, device: &Device<B>) -> Self {
@@ -145,21 +188,25 @@ impl<B: Backend + Fp8Ops> History<B> {
             let shape = [values.len()];
             B::float_from_data(TensorData::new(values, shape), device)
         };
+        let waiting = state
+            .waiting
+            .map(|amax| (tensor(vec![amax.0]), Weak::new()));
         Self {
             amaxes: tensor(state.amaxes(recipe.amax_history_len)),
-            scale: tensor(vec![state.scale()]),
-            steps: state.steps,
-            staged: state.staged().map(|amax| tensor(vec![amax])),
+            scale: tensor(vec![state.scale.0]),
+            steps: tensor(vec![state.steps.0]),
+            learned: state.learned,
+            waiting: waiting.into_iter().collect(),
             last: None,
-            again: state.cast_with().map(|scale| tensor(vec![scale])),
+            again: state.cast_with.map(|scale| tensor(vec![scale.0])),
         }
     }
 
     fn state(&self, role: Role) -> Result<TensorState, ExecutionError> {
-        let values = |tensor: &FloatTensor<B>| -> Result<Vec<f32>, ExecutionError> {
+        let values = |tensor: &FloatTensor<B>| -> Result<Vec<Bits>, ExecutionError> {
             let data = burn_backend::try_read_sync(B::float_into_data(tensor.clone()));
             let waits = || ExecutionError::generic("this platform cannot wait for a tensor");
-            Ok(data.ok_or_else(waits)??.iter().collect())
+            Ok(data.ok_or_else(waits)??.iter().map(Bits).collect())
         };
         let value = |tensor: &FloatTensor<B>| values(tensor).map(|values| values[0]);
         // A weight outlives the process, and so does what was made of it; other tensors do not.
@@ -168,14 +215,15 @@ impl<B: Backend + Fp8Ops> History<B> {
             (_, again) => again.as_ref(),
         };
         let cast_with = cast_with.filter(|_| role == Role::Weight).map(value);
-        let staged = self.staged.as_ref().map(value);
-        Ok(TensorState::new(
+        let waiting = self.waiting();
+        Ok(TensorState {
             role,
-            &values(&self.amaxes)?,
-            value(&self.scale)?,
-            self.steps,
-            staged.transpose()?,
-            cast_with.transpose()?,
-        ))
+            amaxes: values(&self.amaxes)?,
+            scale: value(&self.scale)?,
+            steps: value(&self.steps)?,
+            learned: self.learned,
+            waiting: waiting.as_ref().map(value).transpose()?,
+            cast_with: cast_with.transpose()?,
+        })
     }
 }

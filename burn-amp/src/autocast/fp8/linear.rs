@@ -3,7 +3,7 @@
 use super::{
     Fp8,
     history::{Histories, Known},
-    product::{self, InputOf, Product},
+    product::{self, InputOf, Product, WasWeight},
     ranks::Lift,
     state::{LayerName, lock},
 };
@@ -42,7 +42,7 @@ pub(super) fn format_of(recipe: RecipeFormat, role: Role) -> Fp8Format {
 type Casts<B> = Vec<(Fp8Cast, Operand<B>, Arc<()>)>;
 
 /// The histories of a layer, with delayed scaling.
-type Layer<B> = Option<Arc<Mutex<Histories<B>>>>;
+type Layer<B> = Arc<Mutex<Histories<B>>>;
 
 impl Fp8 {
     /// One of the products, in the dtype that it is stored in.
@@ -61,21 +61,21 @@ impl Fp8 {
         };
         let [first, second] = <[_; 2]>::try_from(inputs).expect("a product has two factors");
         let [left, right] = [&first, &second].map(|input| input.tensor.shape());
-        let transposed = [&first, &second].map(|input| input.transposed.is_some());
-        let shapes = [left, right];
-        let (product, size) =
-            product::of(run.op(), &shapes, transposed, |_| true).expect("fp8 takes products only");
-        let [left, right] = shapes;
+        let (product, size) = product::of(run.op(), run.inputs()).expect("fp8 takes products only");
         // The product of two batches, that is.
         let batch = run.op() == Op::float_matmul && !product::is_matrix(&right);
         let (output, shape) = match product {
             Product::Output => {
                 let [input, weight] = casts.output;
-                let descent = second.kept.descent();
+                let descent = descent(&second);
                 let layer = self.layer(run, size, &second.tensor.device(), &descent);
+                second.kept.with(|WasWeight(was)| *was = true);
                 first.kept.with(|InputOf(layers)| {
-                    if layers.iter().all(|(other, _)| *other != size) {
-                        layers.push((size, descent));
+                    // Weights that are gone do not come back.
+                    layers.retain(|(of, weight)| *of != size || weight.upgrade().is_some());
+                    let layer = (size, descent.downgrade());
+                    if !layers.contains(&layer) {
+                        layers.push(layer);
                     }
                 });
                 let input = self.cast(first, Input, input, &layer, false);
@@ -93,7 +93,7 @@ impl Fp8 {
                 let layer = self.layer(run, size, &weight.tensor.device(), &descent);
                 let gradient = self.cast(gradient, Gradient, left, &layer, false);
                 let weight = self.cast(weight, Weight, right, &layer, false);
-                self.share(&layer, lift);
+                self.learn(&layer, lift);
                 (gradient.matmul(weight.transpose(), bias, dtype), shape)
             }
             Product::WeightGradient => {
@@ -102,15 +102,21 @@ impl Fp8 {
                     _ => (untransposed(first), with_last(left, size[1])),
                 };
                 let [left, right] = casts.weight_gradient;
-                let descent = input.kept.with(|InputOf(layers)| {
-                    let layer = layers.iter().find(|(other, _)| *other == size);
-                    layer.map(|(_, layer)| layer.clone())
-                });
+                // A gradient that is cast already was in the layer's other product.
+                let known = second.kept.with(|casts: &mut Casts<B>| !casts.is_empty());
                 let device = input.tensor.device();
-                let layer = descent.and_then(|layer| self.layer(run, size, &device, &layer));
+                let weights: Vec<_> = input.kept.with(|InputOf(layers)| {
+                    let of_size = layers.iter().filter(|(of, _)| *of == size && !known);
+                    of_size.filter_map(|(_, weight)| weight.upgrade()).collect()
+                });
+                let layers = weights.iter();
+                let layers = layers.filter_map(|weight| self.layer(run, size, &device, weight));
+                let layers: Vec<_> = layers.collect();
+                // Of several it does not say which one it is of: it is cast by its own amax.
+                let layer = layers.first().filter(|_| layers.len() == 1).cloned();
                 let input = self.cast(input, Input, left, &layer, batch);
                 let gradient = self.cast(second, Gradient, right, &layer, batch);
-                self.share(&layer, lift);
+                self.learn(&layers, lift);
                 (input.transpose().matmul(gradient, bias, dtype), shape)
             }
         };
@@ -124,7 +130,7 @@ impl Fp8 {
         size: [usize; 2],
         device: &Device<B>,
         weight: &Descent,
-    ) -> Layer<B> {
+    ) -> Option<Layer<B>> {
         let Fp8Recipe::Delayed(recipe) = &self.settings.recipe else {
             return None;
         };
@@ -136,22 +142,29 @@ impl Fp8 {
         weight.with(|Known(histories)| Some(histories.get_or_insert_with(first).clone()))
     }
 
-    /// Share what a layer's passes left, now that one is known to be a step's: evaluation has no backward.
-    fn share<B: Backend + Fp8Ops>(&self, layer: &Layer<B>, lift: Lift<B>) {
-        let settings = &self.settings;
-        if let (Some(layer), Some(reducer), Fp8Recipe::Delayed(recipe)) =
-            (layer, &settings.reducer, &settings.recipe)
-        {
-            lock(layer).share(recipe, |own| {
+    /// Take in what passes left in layers, now that one is known to be a step's: evaluation has no backward.
+    fn learn<'a, B: Backend + Fp8Ops>(
+        &self,
+        layers: impl IntoIterator<Item = &'a Layer<B>>,
+        lift: Lift<B>,
+    ) {
+        let Fp8Recipe::Delayed(recipe) = &self.settings.recipe else {
+            return;
+        };
+        let max = self.settings.reducer.as_ref().map(|reducer| {
+            |own: FloatTensor<B>| {
                 if self.failure.get().is_some() {
                     return own;
                 }
-                reducer.max(own.clone(), lift).unwrap_or_else(|error| {
+                reducer.max(own.clone(), &lift).unwrap_or_else(|error| {
                     log::error!("Autocast::fp8: amaxes are not shared any more: {error}");
                     let _ = self.failure.set(error);
                     own
                 })
-            });
+            }
+        });
+        for layer in layers {
+            lock(layer).learn(recipe, max.as_ref());
         }
     }
 
@@ -162,7 +175,7 @@ impl Fp8 {
         input: RunInput<'_, B>,
         role: Role,
         granularity: Granularity,
-        layer: &Layer<B>,
+        layer: &Option<Layer<B>>,
         batch: bool,
     ) -> Operand<B> {
         let recipe = &self.settings.recipe;
@@ -180,8 +193,7 @@ impl Fp8 {
             let alive = Arc::new(());
             let operand = match (recipe, layer) {
                 (Fp8Recipe::Delayed(recipe), Some(layer)) => {
-                    let shared = self.settings.reducer.is_some();
-                    lock(layer).cast(matrix, recipe, role, shared, &alive)
+                    lock(layer).cast(matrix, recipe, role, &alive)
                 }
                 _ => Operand::cast(matrix, cast),
             };
@@ -194,6 +206,18 @@ impl Fp8 {
         }
     }
 }
+
+/// What is kept for a weight over all steps. A parameter that is multiplied with both as it is and transposed is two layers'.
+fn descent<B: Backend>(weight: &RunInput<'_, B>) -> Descent {
+    weight.kept.descent_or(|| match &weight.transposed {
+        Some(parameter) => parameter.descent().with(|Turned(turned)| turned.clone()),
+        None => Descent::default(),
+    })
+}
+
+/// What is kept for the transposition of a parameter, kept for the parameter.
+#[derive(Default)]
+struct Turned(Descent);
 
 /// A transposed tensor as it was before, with what is kept with it.
 fn untransposed<B: Backend>(input: RunInput<'_, B>) -> RunInput<'_, B> {

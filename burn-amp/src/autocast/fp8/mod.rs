@@ -27,7 +27,6 @@ use burn_fp8::{
     recipe::{AmaxReducer, Fp8Recipe},
 };
 use burn_layer::{Inputs, Layers, Op, Ran, Run};
-use product::InputOf;
 use ranks::{Lift, Reducer};
 use state::Registry;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -94,17 +93,7 @@ impl From<Fp8Settings> for Fp8 {
 impl Fp8 {
     /// Whether an op runs in fp8.
     pub(super) fn takes(&self, op: Op, inputs: &Inputs) -> bool {
-        // The square of a matrix, or of its rows, as optimizers and contrastive losses have them, is no layer's.
-        if inputs.same || inputs.mirrored {
-            return false;
-        }
-        let transposed = [inputs.first_transposed, inputs.last_transposed];
-        let was_input = |size: &[usize; 2]| {
-            let is = |(of, _): &([usize; 2], _)| of == size;
-            let of = inputs.kept_with_transposed(|InputOf(layers)| layers.iter().any(is));
-            of.unwrap_or_default()
-        };
-        let Some((_, size)) = product::of(op, &inputs.shapes, transposed, was_input) else {
+        let Some((_, size)) = product::of(op, inputs) else {
             return false;
         };
         let names = inputs.scopes::<Name>();

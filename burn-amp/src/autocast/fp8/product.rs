@@ -1,7 +1,7 @@
 //! Which ops are products of a linear layer.
 
 use burn::tensor::Shape;
-use burn_layer::{Descent, Op};
+use burn_layer::{Inputs, Op, WeakDescent};
 
 /// One of the three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,51 +14,48 @@ pub(super) enum Product {
     WeightGradient,
 }
 
-/// The linear layers that a tensor was the input of, by their sizes, kept with it.
+/// The linear layers that a tensor was the input of: their sizes and weights, kept with it.
 #[derive(Debug, Default)]
-pub(super) struct InputOf(pub(super) Vec<([usize; 2], Descent)>);
+pub(super) struct InputOf(pub(super) Vec<([usize; 2], WeakDescent)>);
+
+/// Whether a tensor was the weight of a linear layer, kept with it.
+#[derive(Debug, Default)]
+pub(super) struct WasWeight(pub(super) bool);
 
 /// The product that an op is, and the numbers of inputs and outputs of its layer.
 ///
-/// A layer's products may arrive as ops of their own; Burn 0.22 sends plain products. Output and gradient of the input are known by
-/// their right factor, one matrix for the whole batch, and by what is transposed. The gradient of the weight, of one matrix
-/// or a sum of products of two batches, is known by its left factor: it is the transposition of what was the input of a
-/// layer of that size, as `was_input` tells.
-///
-/// Attention has a matrix for each sequence and head. With one of each it multiplies `[1, 1, length, features]`, which a layer
-/// does as well, but seldom: these are left to the attention, so that its precision does not hang on the size of a batch.
-pub(super) fn of(
-    op: Op,
-    shapes: &[Shape],
-    [left_transposed, right_transposed]: [bool; 2],
-    was_input: impl FnOnce(&[usize; 2]) -> bool,
-) -> Option<(Product, [usize; 2])> {
-    let [left, right] = [shapes.first()?, shapes.get(1)?];
+/// A layer's products may arrive as ops of their own; Burn 0.22 sends plain products. A weight is one matrix for the whole batch,
+/// transposed or not, that no product made: so the keys and values of an attention are none, whatever their number is. What
+/// backward multiplies by gradients are the transpositions of what was such a layer's weight and input, of one matrix or
+/// of as many as the gradient is.
+pub(super) fn of(op: Op, inputs: &Inputs) -> Option<(Product, [usize; 2])> {
+    let [left, right] = [inputs.shapes.first()?, inputs.shapes.get(1)?];
     let last = |shape: &Shape| shape.last().copied();
     let rows = |shape: &Shape| shape.iter().rev().nth(1).copied();
     let (product, size) = match op {
         Op::linear => (Product::Output, [last(left)?, last(right)?]),
         Op::linear_x_backward => (Product::InputGradient, [*left.first()?, last(left)?]),
         Op::linear_weight_backward => (Product::WeightGradient, [last(left)?, last(right)?]),
-        Op::float_matmul => {
-            let weight = [rows(right)?, last(right)?];
-            let gradient = [rows(left)?, last(right)?];
-            match (is_matrix(left), is_matrix(right)) {
-                (true, true) if left.num_dims() > 3 => return None,
-                (true, true) | (false, false) if left_transposed => {
-                    if !(is_batch_like(left, right) && was_input(&gradient)) {
-                        return None;
-                    }
-                    (Product::WeightGradient, gradient)
-                }
-                (_, true) if right_transposed => (Product::InputGradient, [weight[1], weight[0]]),
-                (_, true) => (Product::Output, weight),
-                _ => return None,
-            }
+        // The square of a matrix, or of its rows, as optimizers and contrastive losses have them, is no layer's.
+        Op::float_matmul if inputs.same || inputs.mirrored => return None,
+        Op::float_matmul if inputs.last_is_gradient => {
+            let size = [rows(left)?, last(right)?];
+            let is = |(of, _): &([usize; 2], _)| *of == size;
+            let was_input = |InputOf(layers): &_| layers.iter().any(is);
+            let was_input = inputs.kept_with_transposed(was_input) == Some(true);
+            (was_input && is_batch_like(left, right)).then_some((Product::WeightGradient, size))?
         }
+        Op::float_matmul if !is_matrix(right) => return None,
+        Op::float_matmul if inputs.first_is_gradient && inputs.last_transposed => {
+            let was_weight = inputs.kept_with_last_transposed(|WasWeight(was)| *was);
+            let size = [last(right)?, rows(right)?];
+            (was_weight == Some(true)).then_some((Product::InputGradient, size))?
+        }
+        Op::float_matmul if inputs.last_is_computed => return None,
+        Op::float_matmul => (Product::Output, [rows(right)?, last(right)?]),
         _ => return None,
     };
-    let filled = shapes.iter().all(|shape| shape.num_elements() > 0);
+    let filled = inputs.shapes.iter().all(|shape| shape.num_elements() > 0);
     filled.then_some((product, size))
 }
 

@@ -30,7 +30,7 @@ impl Reducer {
     pub(super) fn max<B: Backend>(
         &self,
         own: FloatTensor<B>,
-        lift: Lift<B>,
+        lift: &Lift<B>,
     ) -> Result<FloatTensor<B>, String> {
         let asked = (lift.up)(own);
         let (device, shape) = (asked.device(), asked.shape());

@@ -23,17 +23,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// let autocast = || Autocast::fp8(DelayedScaling::new()).unwrap().with_report(Device::flex());
 /// let (before, after) = (autocast()?, autocast()?);
 /// let step = |linear: &Linear, device: &Device| {
-///     linear.forward(Tensor::<2>::ones([4, 32], device)).into_data()
+///     let output = linear.forward(Tensor::<2>::ones([4, 32], device));
+///     output.clone().sum().backward();
+///     output.into_data()
 /// };
-/// let linear = LinearConfig::new(32, 16).init(&before.device);
-/// step(&linear, &before.device);
+/// let device = before.device.clone().autodiff();
+/// let linear = LinearConfig::new(32, 16).init(&device);
+/// step(&linear, &device);
 /// let record = linear.clone().into_record();
 /// let state = serde_json::to_string(&before.fp8_state()?)?;
 ///
 /// // In another process:
 /// after.load_fp8_state(serde_json::from_str(&state)?);
-/// let resumed = LinearConfig::new(32, 16).init(&after.device).load_record(record);
-/// assert_eq!(step(&resumed, &after.device), step(&linear, &before.device));
+/// let other = after.device.clone().autodiff();
+/// let resumed = LinearConfig::new(32, 16).init(&other).load_record(record);
+/// assert_eq!(step(&resumed, &other), step(&linear, &device));
 /// assert_eq!(after.fp8_state()?, before.fp8_state()?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -64,54 +68,64 @@ pub(super) struct LayerName {
     pub(super) size: [usize; 2],
 }
 
+/// A number that is stored as its bits: JSON has no NaN.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
+pub(super) struct Bits(pub(super) f32);
+
+impl From<u32> for Bits {
+    fn from(bits: u32) -> Self {
+        Self(f32::from_bits(bits))
+    }
+}
+
+impl From<Bits> for u32 {
+    fn from(bits: Bits) -> Self {
+        bits.0.to_bits()
+    }
+}
+
+impl PartialEq for Bits {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl Eq for Bits {}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TensorState {
     pub(super) role: Role,
-    /// As their bits: JSON has no NaN.
-    amaxes: Vec<u32>,
-    scale: u32,
-    pub(super) steps: usize,
-    /// An amax that waits for the other ranks.
-    staged: Option<u32>,
+    pub(super) amaxes: Vec<Bits>,
+    pub(super) scale: Bits,
+    /// Steps since the scale last changed.
+    pub(super) steps: Bits,
+    /// Whether a step's amax was taken in.
+    pub(super) learned: bool,
+    /// An amax that waits for a step.
+    pub(super) waiting: Option<Bits>,
     /// The scale of a cast that is still there.
-    cast_with: Option<u32>,
+    pub(super) cast_with: Option<Bits>,
 }
 
 impl TensorState {
-    pub(super) fn new(
-        role: Role,
-        amaxes: &[f32],
-        scale: f32,
-        steps: usize,
-        staged: Option<f32>,
-        cast_with: Option<f32>,
-    ) -> Self {
+    /// Before the first step.
+    pub(super) fn new(role: Role, length: usize) -> Self {
         Self {
             role,
-            amaxes: amaxes.iter().copied().map(f32::to_bits).collect(),
-            scale: scale.to_bits(),
-            steps,
-            staged: staged.map(f32::to_bits),
-            cast_with: cast_with.map(f32::to_bits),
+            amaxes: vec![Bits(0.0); length],
+            scale: Bits(1.0),
+            steps: Bits(0.0),
+            learned: false,
+            waiting: None,
+            cast_with: None,
         }
-    }
-
-    pub(super) fn staged(&self) -> Option<f32> {
-        self.staged.map(f32::from_bits)
-    }
-
-    pub(super) fn cast_with(&self) -> Option<f32> {
-        self.cast_with.map(f32::from_bits)
-    }
-
-    pub(super) fn scale(&self) -> f32 {
-        f32::from_bits(self.scale)
     }
 
     /// A history of `length` slots, of which the first is free, with the newest of the amaxes.
     pub(super) fn amaxes(&self, length: usize) -> Vec<f32> {
         let newest = self.amaxes.iter().skip(1).rev().take(length - 1);
-        let mut amaxes: Vec<f32> = newest.copied().map(f32::from_bits).collect();
+        let mut amaxes: Vec<f32> = newest.map(|amax| amax.0).collect();
         amaxes.resize(length, 0.0);
         amaxes.reverse();
         amaxes

@@ -1,0 +1,180 @@
+//! What a layer is told of where the factors of a product come from.
+
+use burn::{
+    module::ParamId,
+    nn::{EmbeddingConfig, Initializer},
+    tensor::{
+        Device, Distribution, Int, Tensor, activation,
+        distributed::{DistributedConfig, DistributedContext, ReduceOperation},
+        module::attention,
+    },
+};
+use burn_backend::{DeviceId, distributed};
+use burn_layer::{FloatView, Inputs, Layer, Layers, Op, Plan, Reduced};
+use std::sync::{Arc, Mutex};
+
+/// Writes down of every product whether its left factor is a gradient, and its right one a gradient or computed.
+#[derive(Clone, Debug, Default)]
+struct Recorder(Arc<Mutex<Vec<[bool; 3]>>>);
+
+impl Layer for Recorder {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        if op == Op::float_matmul {
+            self.0.lock().unwrap().push([
+                inputs.first_is_gradient,
+                inputs.last_is_gradient,
+                inputs.last_is_computed,
+            ]);
+        }
+        None
+    }
+
+    /// As of one device.
+    fn all_reduce(
+        &self,
+        tensor: FloatView<'_>,
+        _op: distributed::ReduceOperation,
+        _devices: &[DeviceId],
+    ) -> Option<Reduced> {
+        Some(Reduced::Ready(tensor.read().unwrap()))
+    }
+
+    fn sync_collective(&self) -> bool {
+        true
+    }
+}
+
+impl Recorder {
+    fn device(&self) -> Device {
+        let layers = Layers::on(Device::flex()).layer(self.clone());
+        layers.serve().unwrap().autodiff()
+    }
+
+    /// Of the products since the last call.
+    fn products(&self, device: &Device) -> Vec<[bool; 3]> {
+        device.sync().unwrap();
+        core::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+/// An activation, or a parameter: what a product is to be told of its right factor.
+const PARAMETER: [bool; 3] = [false, false, false];
+const ACTIVATION: [bool; 3] = [false, false, true];
+
+fn random(device: &Device) -> Tensor<2> {
+    Tensor::random([4, 4], Distribution::Default, device)
+}
+
+/// Activations come of products; parameters do not, nor what is made of them element by element.
+#[test]
+fn activations_are_computed_and_parameters_are_not() {
+    let recorder = Recorder::default();
+    let device = recorder.device();
+    let [x, weight] = [0, 1].map(|_| random(&device));
+    let told = |right: Tensor<2>| {
+        recorder.products(&device);
+        x.clone().matmul(right);
+        recorder.products(&device)
+    };
+    let made = x.clone().matmul(weight.clone());
+    for parameter in [
+        x.clone(),
+        weight.clone().transpose(),
+        weight.clone() / weight.clone().powi_scalar(2).sum().sqrt().unsqueeze(),
+        Tensor::eye(4, &device),
+        made.clone().greater_scalar(0.5).float(),
+    ] {
+        assert_eq!(told(parameter), [PARAMETER]);
+    }
+    let query: Tensor<4> = x.clone().unsqueeze();
+    let attended = attention(
+        query.clone(),
+        query.clone(),
+        query,
+        None,
+        None,
+        Default::default(),
+    );
+    let tokens = Tensor::<2, Int>::from_ints([[0, 1, 2, 3]], &device);
+    let embedding = EmbeddingConfig::new(5, 4).init(&device);
+    for activation in [
+        made.clone().transpose(),
+        activation::softmax(made.clone() * 2.0, 1) + x.clone(),
+        Tensor::cat(vec![x.clone(), made], 0).slice(0..4),
+        attended.squeeze_dims(&[0, 1]),
+        embedding.forward(tokens).squeeze_dim(0),
+    ] {
+        assert_eq!(told(activation), [ACTIVATION]);
+    }
+}
+
+/// A product's backward: `dy w^T`, then `x^T dy`.
+#[test]
+fn backward_is_told_from_forward() {
+    let recorder = Recorder::default();
+    let device = recorder.device();
+    let [x, first, second] = [0, 1, 2].map(|_| random(&device).require_grad());
+    let loss = activation::relu(x.matmul(first)).matmul(second).sum();
+    assert_eq!(recorder.products(&device), [PARAMETER; 2]);
+    loss.backward();
+    let [input, weight] = [[true, false, false], [false, true, false]];
+    assert_eq!(recorder.products(&device), [input, weight, input, weight]);
+}
+
+/// A parameter of one element that begins as 1 looks as the beginning of a backward pass does.
+#[test]
+fn a_factor_of_one_makes_no_gradients() {
+    let recorder = Recorder::default();
+    let device = recorder.device();
+    let gamma = Tensor::<1>::ones([1], &device);
+    let [x, weight] = [0, 1].map(|_| random(&device));
+    let scaled = || x.clone() * gamma.clone().unsqueeze();
+    recorder.products(&device);
+    let product = scaled().matmul(weight.clone());
+    product.clone().matmul(weight.clone());
+    activation::gelu(scaled()).matmul(weight.clone());
+    weight.clone().matmul(product);
+    let [_, after_product, after_gelu, by_product] = recorder.products(&device)[..] else {
+        panic!("there were four products");
+    };
+    assert_eq!([after_product, after_gelu], [PARAMETER; 2]);
+    assert_eq!(by_product, ACTIVATION);
+}
+
+/// Whatever a parameter was made by, an optimizer's step makes one of it.
+#[test]
+fn a_step_makes_a_parameter() {
+    let recorder = Recorder::default();
+    let device = recorder.device();
+    let weight = Initializer::Orthogonal { gain: 1.0 }.init([4, 4], &device);
+    let x = random(&device);
+    weight.val();
+    recorder.products(&device);
+    let loss = x.clone().matmul(weight.val()).sum();
+    assert_eq!(recorder.products(&device), [ACTIVATION]);
+    let gradient = weight.grad(&loss.backward()).unwrap();
+    let weight = weight.val().without_autodiff() - gradient * 0.1;
+    recorder.products(&device);
+    x.without_autodiff().matmul(weight);
+    assert_eq!(recorder.products(&device), [PARAMETER]);
+}
+
+/// What comes back of a collective is what went.
+#[test]
+fn a_reduced_gradient_is_a_gradient() {
+    let recorder = Recorder::default();
+    let device = recorder.device();
+    let config = DistributedConfig {
+        all_reduce_op: ReduceOperation::Mean,
+    };
+    let context = DistributedContext::init(vec![device.clone()], config);
+    let weight = random(&device)
+        .require_grad()
+        .set_distributed(ParamId::new());
+    let gradients = weight.clone().powi_scalar(2).sum().backward();
+    drop(context);
+    let gradient = weight.grad(&gradients).unwrap();
+    recorder.products(&device);
+    random(&device).without_autodiff().matmul(gradient);
+    assert_eq!(recorder.products(&device), [[false, true, false]]);
+}
