@@ -82,14 +82,16 @@ mod tests {
     fn each_is_another_device() {
         let linear = LinearConfig::new(16, 16).init(&Device::flex());
         let outputs = Precision::ALL.map(|precision| {
-            let device = precision.device(Device::flex());
-            let on = |tensor: Tensor<2>| Tensor::<2>::from_data(tensor.into_data(), &device);
-            let weight = on(linear.weight.val());
+            let device = precision.device(Device::flex()).autodiff();
+            let weight = Tensor::<2>::from_data(linear.weight.val().into_data(), &device);
+            let weight = weight.require_grad();
             let output = |size: f32| {
                 let x = Tensor::<2>::full([1, 16], size, &device);
                 x.matmul(weight.clone())
             };
-            output(0.3).into_data();
+            // Delayed scales are those of a step before.
+            let gradients = output(0.3).sum().backward();
+            weight.grad(&gradients).unwrap().into_data();
             let output = output(0.0007);
             assert_eq!(output.dtype(), DType::F32, "{precision}");
             output.into_data()
