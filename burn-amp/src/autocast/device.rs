@@ -1,20 +1,14 @@
 //! [`Autocast`]: a device that runs each op in the dtype that suits it.
 
 #[cfg(feature = "fp8")]
-use super::Fp8Filter;
+use super::fp8::Fp8;
 use super::{
-    AutocastReport, NanGuard, Policy,
-    fp8::{self, Fp8, Fp8Settings},
-    region::{self, Region},
+    AutocastLayer, AutocastReport, NanGuard, Policy,
+    fp8::{self, Fp8Settings},
     report::Counters,
 };
 use burn::tensor::{DType, Device};
-#[cfg(feature = "fp8")]
-use burn_fp8::{
-    Fp8Error,
-    recipe::{AmaxReducer, Fp8Recipe},
-};
-use burn_layer::{Cast, Inputs, Layer, LayerError, Layers, Lease, Op, Plan, Ran, Run};
+use burn_layer::{LayerError, Layers, Lease};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
@@ -40,16 +34,9 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 #[derive(Clone, Debug)]
 #[must_use = "autocast does nothing until a device is made of it"]
 pub struct Autocast {
-    policy: Policy,
-    fp8: Option<Fp8Settings>,
+    pub(super) policy: Policy,
+    pub(super) fp8: Option<Fp8Settings>,
     guard: Option<NanGuard>,
-}
-
-#[cfg(feature = "fp8")]
-fn for_nothing(what: &str) {
-    log::warn!(
-        "Autocast::{what} changes nothing: no layer runs in fp8 here. Begin with Autocast::fp8(recipe)"
-    );
 }
 
 /// A device that [`Autocast::device`] made.
@@ -81,129 +68,6 @@ impl Autocast {
     /// [`LossScaler`](crate::LossScaler).
     pub fn fp16() -> Self {
         Self::new(Policy::fp16())
-    }
-
-    /// The linear layers in fp8, the rest as [`bf16`](Self::bf16). The model stays as it is.
-    ///
-    /// All three products of a layer run in fp8 and sum in f32: input and weight cast to the recipe's forward format
-    /// (e4m3), the gradient of the output to its gradient format (e5m2 if hybrid). The output is stored in bf16, the
-    /// gradient of the weight in f32. A cast is kept with its tensor, for the other products and micro-batches that need it.
-    /// [`Fp8Filter`] says which layers are taken, [`AutocastReport::fp8_runs`] how many products were.
-    ///
-    /// Burn 0.22 sends a layer to its device as plain matrix products. So a product counts as a linear layer if its right factor
-    /// is one matrix, transposed or not, that is no activation: that did not come of a product, a convolution, an embedding or
-    /// another op of a layer. Embeddings tied to the output are weights; keys and values of an attention are none, nor is a matrix
-    /// times itself. So is data that the program multiplies by, which looks the same. A weight that was made by
-    /// products (orthogonal initialization, a merged LoRA) is one from its first step of an optimizer, or its record, on. Backward
-    /// multiplies gradients by what was such a layer's weight or input. An optimizer that multiplies matrices, such as Muon with
-    /// the momentum of a record, is best stepped in `autocast(&Policy::bf16(), ..)`.
-    ///
-    /// - `CurrentScaling`, `RowwiseScaling` and `BlockScaling` need no state and suit any model.
-    /// - `DelayedScaling` keeps a layer's histories with its weight, and with what an optimizer's steps make of that: sums,
-    ///   differences, multiples, clamps (not L-BFGS's). Histories move when a backward comes to their layer, and not in evaluation
-    ///   (of inputs that go with it). Before that, and of a weight that is computed anew in each step, a tensor is scaled by its own amax; so are the
-    ///   gradients of several layers of one size on an input that is not trained. A model's record does not have histories:
-    ///   [`AutocastDevice::fp8_state`] gives them for a checkpoint.
-    ///
-    /// On devices without bf16, give another policy for the [`rest`](Self::rest).
-    ///
-    /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks
-    /// scale inputs and gradients each by their own, unless delayed scaling [shares](Self::amax_reducer) amaxes; equal weights have
-    /// equal scales.
-    ///
-    /// # Errors
-    ///
-    /// For a recipe that `burn_fp8::recipe::Fp8Recipe::validate` refuses.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
-    /// use burn_amp::{Autocast, recipe::CurrentScaling};
-    ///
-    /// let autocast = Autocast::fp8(CurrentScaling::new())?.with_report(Device::flex())?;
-    /// let device = autocast.device.clone().autodiff();
-    /// let linear = LinearConfig::new(32, 16).init(&device); // unmodified Burn code
-    /// let x = Tensor::<2>::random([4, 32], Distribution::Default, &device);
-    /// linear.forward(x).sum().backward();
-    /// device.sync()?;
-    /// assert_eq!(autocast.report().fp8_runs(), 2); // the output and the gradient of the weight
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[cfg(feature = "fp8")]
-    pub fn fp8(recipe: impl Into<Fp8Recipe>) -> Result<Self, Fp8Error> {
-        Ok(Self {
-            fp8: Some(Fp8Settings::new(recipe.into())?),
-            ..Self::bf16()
-        })
-    }
-
-    /// The policy of all that does not run in fp8, where it is not to be [`Policy::bf16`]: on a device without bf16. Without
-    /// [`Autocast::fp8`] it changes nothing, and the log says so: there [`new`](Self::new) takes the policy.
-    ///
-    /// ```
-    /// use burn::tensor::Device;
-    /// use burn_amp::{Autocast, Policy, recipe::CurrentScaling};
-    ///
-    /// let autocast = Autocast::fp8(CurrentScaling::new())?.rest(Policy::fp16());
-    /// let device = autocast.device(Device::flex())?; // or Device::wgpu(..)
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[cfg(feature = "fp8")]
-    pub fn rest(mut self, policy: Policy) -> Self {
-        match self.fp8 {
-            Some(_) => self.policy = policy,
-            None => for_nothing("rest"),
-        }
-        self
-    }
-
-    /// Which linear layers run in fp8. Without [`Autocast::fp8`] none does, and the log says that the filter is for nothing.
-    #[cfg(feature = "fp8")]
-    pub fn fp8_filter(mut self, filter: Fp8Filter) -> Self {
-        match &mut self.fp8 {
-            Some(fp8) => fp8.filter = filter,
-            None => for_nothing("fp8_filter"),
-        }
-        self
-    }
-
-    /// Share the scales of `DelayedScaling` over the ranks of a data-parallel run: the largest of all ranks' amaxes enter the
-    /// histories. `burn-ddp`'s `ProcessGroup` is such a reducer; give the device a duplicate of its own.
-    ///
-    /// It is one call a layer and backward pass, on the thread on which the device runs its ops, which waits for the other ranks:
-    /// all of them run the same layers in the same order, each with rows in its part of the batch. A pass without a backward, as
-    /// in evaluation, makes no call. Scales of the first step are each rank's own, and so are
-    /// those of all steps by other recipes. When the reducer fails, or answers with a tensor of another shape or device, the log
-    /// says so, each rank goes on by its own amaxes, and [`AutocastDevice::fp8_state`] is an error from then on. Without
-    /// [`Autocast::fp8`] the log says that the reducer is for nothing.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-    /// use burn_amp::{Autocast, recipe::{AmaxReducer, DelayedScaling}};
-    /// use std::{error::Error, sync::Arc};
-    ///
-    /// /// Stands for a group, another rank of which saw larger numbers.
-    /// #[derive(Debug)]
-    /// struct Doubled;
-    ///
-    /// impl AmaxReducer for Doubled {
-    ///     fn max(&self, amaxes: Tensor<1>) -> Result<Tensor<1>, Box<dyn Error + Send + Sync>> {
-    ///         Ok(amaxes * 2.0)
-    ///     }
-    /// }
-    ///
-    /// let autocast = Autocast::fp8(DelayedScaling::new())?.amax_reducer(Arc::new(Doubled));
-    /// let device = autocast.device(Device::flex())?.autodiff();
-    /// let linear = LinearConfig::new(32, 16).init(&device);
-    /// linear.forward(Tensor::<2>::ones([4, 32], &device)).sum().backward();
-    /// # Ok::<(), Box<dyn Error>>(())
-    /// ```
-    #[cfg(feature = "fp8")]
-    pub fn amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
-        match &mut self.fp8 {
-            Some(fp8) => fp8.share(reducer),
-            None => for_nothing("amax_reducer"),
-        }
-        self
     }
 
     /// Let `guard` look at everything that is computed.
@@ -404,7 +268,7 @@ impl Autocast {
 pub struct AutocastDevice {
     /// The device.
     pub device: Device,
-    counters: Arc<Counters>,
+    pub(super) counters: Arc<Counters>,
     #[cfg(feature = "fp8")]
     pub(super) fp8: Option<Arc<Fp8>>,
 }
@@ -436,82 +300,5 @@ impl AutocastLease {
     /// What ran in which precision so far.
     pub fn report(&self) -> AutocastReport {
         self.counters.report()
-    }
-}
-
-/// The layer that autocast puts over a device.
-#[derive(Clone, Debug)]
-pub struct AutocastLayer {
-    policy: Arc<Policy>,
-    fp8: Option<Arc<Fp8>>,
-    /// The float dtypes that the device computes in.
-    supported: Vec<DType>,
-    counters: Arc<Counters>,
-    /// The warning that no layer runs in fp8 after all.
-    not_in_fp8: Arc<Once>,
-}
-
-impl AutocastLayer {
-    /// The layer's counters and its state, named with the device that it was served on.
-    pub fn on(&self, device: Device) -> AutocastDevice {
-        AutocastDevice {
-            device,
-            counters: self.counters.clone(),
-            #[cfg(feature = "fp8")]
-            fp8: self.fp8.clone(),
-        }
-    }
-}
-
-impl Layer for AutocastLayer {
-    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
-        Some(match inputs.scope() {
-            Some(Region::Full) => region::full(inputs),
-            Some(Region::Policy(policy)) if self.supported.contains(&policy.low_dtype().into()) => {
-                policy.plan(op, inputs)
-            }
-            _ => {
-                let plan = self.policy.plan(op, inputs);
-                match &self.fp8 {
-                    Some(fp8) if fp8.takes(op, inputs) => {
-                        let as_computed = plan.compute.unwrap_or(inputs.nominal);
-                        let store = Some(plan.store.unwrap_or(as_computed));
-                        // By the policy after all where the backend underneath has no fp8.
-                        Plan {
-                            own: true,
-                            store,
-                            ..plan
-                        }
-                    }
-                    _ => plan,
-                }
-            }
-        })
-    }
-
-    fn run(&self, run: &Run<'_>) -> Option<Ran> {
-        let ran = self.fp8.as_ref()?.run(run);
-        match ran {
-            Some(_) => self.counters.ran_in_fp8(run.op()),
-            None => self.not_in_fp8.call_once(|| {
-                log::warn!(
-                    "Autocast::fp8: no layer runs in fp8 on this device, whose backend is neither Flex nor CubeCL's; they run \
-                     by the policy"
-                );
-            }),
-        }
-        ran
-    }
-
-    fn ran(&self, op: Op, dtype: DType) {
-        self.counters.ran(op, dtype);
-    }
-
-    fn cast(&self, cast: Cast) {
-        self.counters.cast(cast);
-    }
-
-    fn stored(&self, dtype: DType, nominal: DType, elements: usize) {
-        self.counters.stored(dtype, nominal, elements);
     }
 }

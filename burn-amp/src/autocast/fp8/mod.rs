@@ -8,6 +8,7 @@ mod history;
 mod linear;
 mod product;
 mod ranks;
+mod settings;
 mod state;
 
 pub use filter::Fp8Filter;

@@ -1,0 +1,88 @@
+//! [`AutocastLayer`]: what the ops of an autocast device run in.
+
+use super::{
+    AutocastDevice, Policy,
+    fp8::Fp8,
+    region::{self, Region},
+    report::Counters,
+};
+use burn::tensor::{DType, Device};
+use burn_layer::{Cast, Inputs, Layer, Op, Plan, Ran, Run};
+use std::sync::{Arc, Once};
+
+/// The layer that autocast puts over a device.
+#[derive(Clone, Debug)]
+pub struct AutocastLayer {
+    pub(super) policy: Arc<Policy>,
+    pub(super) fp8: Option<Arc<Fp8>>,
+    /// The float dtypes that the device computes in.
+    pub(super) supported: Vec<DType>,
+    pub(super) counters: Arc<Counters>,
+    /// The warning that no layer runs in fp8 after all.
+    pub(super) not_in_fp8: Arc<Once>,
+}
+
+impl AutocastLayer {
+    /// The layer's counters and its state, named with the device that it was served on.
+    pub fn on(&self, device: Device) -> AutocastDevice {
+        AutocastDevice {
+            device,
+            counters: self.counters.clone(),
+            #[cfg(feature = "fp8")]
+            fp8: self.fp8.clone(),
+        }
+    }
+}
+
+impl Layer for AutocastLayer {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        Some(match inputs.scope() {
+            Some(Region::Full) => region::full(inputs),
+            Some(Region::Policy(policy)) if self.supported.contains(&policy.low_dtype().into()) => {
+                policy.plan(op, inputs)
+            }
+            _ => {
+                let plan = self.policy.plan(op, inputs);
+                match &self.fp8 {
+                    Some(fp8) if fp8.takes(op, inputs) => {
+                        let as_computed = plan.compute.unwrap_or(inputs.nominal);
+                        let store = Some(plan.store.unwrap_or(as_computed));
+                        // By the policy after all where the backend underneath has no fp8.
+                        Plan {
+                            own: true,
+                            store,
+                            ..plan
+                        }
+                    }
+                    _ => plan,
+                }
+            }
+        })
+    }
+
+    fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        let ran = self.fp8.as_ref()?.run(run);
+        match ran {
+            Some(_) => self.counters.ran_in_fp8(run.op()),
+            None => self.not_in_fp8.call_once(|| {
+                log::warn!(
+                    "Autocast::fp8: no layer runs in fp8 on this device, whose backend is neither Flex nor CubeCL's; they run \
+                     by the policy"
+                );
+            }),
+        }
+        ran
+    }
+
+    fn ran(&self, op: Op, dtype: DType) {
+        self.counters.ran(op, dtype);
+    }
+
+    fn cast(&self, cast: Cast) {
+        self.counters.cast(cast);
+    }
+
+    fn stored(&self, dtype: DType, nominal: DType, elements: usize) {
+        self.counters.stored(dtype, nominal, elements);
+    }
+}
