@@ -58,15 +58,16 @@ fn connected<R: Send>(
     body: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {
     let (_folder, url) = meeting_place();
-    thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world_size)
-            .map(|rank| {
-                let (url, builder, body) = (&url, &builder, &body);
-                scope.spawn(move || body(builder().connect(url, rank, world_size).unwrap()))
-            })
-            .collect();
+    // Nobody begins before all have met: what ends a job would end a rank's meeting too.
+    let groups: Vec<ProcessGroup> = thread::scope(|scope| {
+        let connect = |rank| {
+            let (url, builder) = (&url, &builder);
+            scope.spawn(move || builder().connect(url, rank, world_size).unwrap())
+        };
+        let ranks: Vec<_> = (0..world_size).map(connect).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    });
+    together(groups, body)
 }
 
 /// Runs `body` on `world_size` threads that talk within the process.
@@ -74,10 +75,15 @@ pub(crate) fn locally<R: Send>(
     world_size: usize,
     body: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {
+    together(LocalGroup::new(world_size), body)
+}
+
+fn together<R: Send>(groups: Vec<ProcessGroup>, body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
-        let ranks: Vec<_> = LocalGroup::new(world_size)
+        let body = &body;
+        let ranks: Vec<_> = groups
             .into_iter()
-            .map(|group| scope.spawn(|| body(group)))
+            .map(|group| scope.spawn(move || body(group)))
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
