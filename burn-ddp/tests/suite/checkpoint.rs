@@ -196,7 +196,8 @@ fn a_failed_write_is_everyones_error_and_leaves_the_earlier_ones() {
             fs::read_to_string(latest.folder.join("model")).unwrap(),
             "whole"
         );
-        // Saving the same step again replaces it.
+        // Saving the same step again replaces it: when all have looked.
+        group.barrier().unwrap();
         checkpoints
             .save(1, None, |folder| fs::write(folder.join("model"), "new"))
             .unwrap();
