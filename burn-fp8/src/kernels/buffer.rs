@@ -288,8 +288,12 @@ pub(in crate::kernels) fn matrix(handle: Handle, shape: [usize; 2], pitch: usize
 /// each to have some work.
 pub(in crate::kernels) fn grid(client: &Client, tasks: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(client, tasks);
-    let cubes = tasks.div_ceil(dim.num_elems() as usize).clamp(1, MAX_CUBES);
-    (CubeCount::new_1d(cubes as u32), dim)
+    (cubes(tasks.div_ceil(dim.num_elems() as usize)), dim)
+}
+
+/// The same for tasks of whole cubes.
+pub(in crate::kernels) fn cubes(tasks: usize) -> CubeCount {
+    CubeCount::new_1d(tasks.clamp(1, MAX_CUBES) as u32)
 }
 
 #[cfg(test)]

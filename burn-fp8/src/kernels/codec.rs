@@ -155,13 +155,24 @@ pub(in crate::kernels) fn magnitude_bits(value: f32) -> u32 {
     u32::reinterpret(value) & 0x7FFF_FFFFu32
 }
 
+/// The [`magnitude_bits`] of four values.
+#[cube]
+pub(in crate::kernels) fn magnitudes(values: Four) -> Vector<u32, Const<4>> {
+    Vector::<u32, Const<4>>::reinterpret(values) & Vector::new(0x7FFF_FFFFu32)
+}
+
+/// The largest of four.
+#[cube]
+pub(in crate::kernels) fn largest_lane(four: Vector<u32, Const<4>>) -> u32 {
+    let first = u32::max(four.extract(0usize), four.extract(1usize));
+    let second = u32::max(four.extract(2usize), four.extract(3usize));
+    u32::max(first, second)
+}
+
 /// The largest [`magnitude_bits`] of four values, or `max`.
 #[cube]
 pub(in crate::kernels) fn largest_of(values: Four, max: u32) -> u32 {
-    let bits = Vector::<u32, Const<4>>::reinterpret(values) & Vector::new(0x7FFF_FFFFu32);
-    let first = u32::max(bits.extract(0usize), bits.extract(1usize));
-    let second = u32::max(bits.extract(2usize), bits.extract(3usize));
-    u32::max(max, u32::max(first, second))
+    u32::max(max, largest_lane(magnitudes(values)))
 }
 
 /// Whether [`float_to`] has to round to a dtype by itself: CubeCL 0.11's CPU runtime fails to link LLVM's function where the

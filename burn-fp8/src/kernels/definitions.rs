@@ -49,16 +49,18 @@ pub fn portable_definitions(
     let dtype = DType::from(dtype);
     let (by_hand, dtype) = (by_hand(client, dtype), dtype_to_storage_type(dtype));
     let casts = [4, 1].map(|vector| {
-        let [block_amax, block_codes, block_columns] =
+        let [amaxes, codes, columns, held, held_columns] =
             quantize_blocks::definitions(client, vector, format, dtype);
         let turned = quantize_transposed::definition(client, vector, format, dtype);
         [
             amax::definition(client, vector, dtype),
             quantize::definition(client, vector, format, dtype),
             turned,
-            block_amax,
-            block_codes,
-            block_columns,
+            amaxes,
+            codes,
+            columns,
+            held,
+            held_columns,
         ]
     });
     let names = [
@@ -69,6 +71,8 @@ pub fn portable_definitions(
             "quantize_blocks: amax",
             "quantize_blocks: codes",
             "quantize_blocks: codes by columns",
+            "quantize_blocks: held",
+            "quantize_blocks: held, by columns",
         ],
         [
             "amax, one by one",
@@ -77,6 +81,8 @@ pub fn portable_definitions(
             "quantize_blocks: amax, one by one",
             "quantize_blocks: codes, one by one",
             "quantize_blocks: codes by columns, one by one",
+            "quantize_blocks: held, one by one",
+            "quantize_blocks: held, by columns, one by one",
         ],
     ];
     let back = [4, 1].map(|vector| dequantize::definition(client, vector, format, dtype, by_hand));

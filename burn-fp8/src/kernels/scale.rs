@@ -31,21 +31,23 @@ pub(crate) fn scales(amax: CubeTensor, format: Fp8Format, power_of_two: bool) ->
 fn scales_kernel(amax: &[f32], scale: &mut [f32], fp8_max: f32, #[comptime] power_of_two: bool) {
     let mut index = ABSOLUTE_POS;
     while index < scale.len() {
-        let amax = amax[index];
-        let bits = magnitude_bits(amax);
-        if bits > 0u32 && bits < 0x7F80_0000u32 {
-            let quotient = bounded(fp8_max / amax);
-            if power_of_two {
-                // Without its mantissa.
-                scale[index] = f32::reinterpret(u32::reinterpret(quotient) & 0xFF80_0000u32);
-            } else {
-                scale[index] = quotient;
-            }
-        } else {
-            scale[index] = 1.0f32;
-        }
+        scale[index] = scale_of(magnitude_bits(amax[index]), fp8_max, power_of_two);
         index += CUBE_COUNT * CUBE_DIM as usize;
     }
+}
+
+/// The scale for an amax, whose bits these are.
+#[cube]
+pub(in crate::kernels) fn scale_of(amax: u32, fp8_max: f32, #[comptime] power_of_two: bool) -> f32 {
+    let mut scale = 1.0f32;
+    if amax > 0u32 && amax < 0x7F80_0000u32 {
+        scale = bounded(fp8_max / f32::reinterpret(amax));
+        if power_of_two {
+            // Without its mantissa.
+            scale = f32::reinterpret(u32::reinterpret(scale) & 0xFF80_0000u32);
+        }
+    }
+    scale
 }
 
 /// The largest f32 instead of an infinity.

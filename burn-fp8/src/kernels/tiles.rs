@@ -78,10 +78,10 @@ pub(in crate::kernels) fn load<F: Numeric, N: Size>(
     values
 }
 
-/// Stores the words of a tile's rows turned: two words of each of its columns, which begin at multiples of 16 bytes.
+/// Stores the words of a tile's rows turned: two words, a `W`, of each of its columns, which begin at multiples of 16 bytes.
 #[cube]
-pub(in crate::kernels) fn store_columns(
-    columns_of: &mut [Vector<u32, Const<2>>],
+pub(in crate::kernels) fn store_columns<W: Size>(
+    columns_of: &mut [Vector<u32, W>],
     words: &Array<u32>,
     tile: &Tile,
     rows: usize,
@@ -94,7 +94,7 @@ pub(in crate::kernels) fn store_columns(
     for j in 0..4usize {
         let column = tile.column + j;
         if column < columns && tile.row < rows {
-            let mut pair = Vector::<u32, Const<2>>::new(upper.extract(j));
+            let mut pair = Vector::<u32, W>::new(upper.extract(j));
             pair.insert(1usize, lower.extract(j));
             columns_of[(tile.matrix * columns + column) * pairs + tile.row / 8] = pair;
         }

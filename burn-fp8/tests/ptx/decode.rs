@@ -83,6 +83,7 @@ pub(super) fn kernel(entry: Entry) -> Kernel {
             name: name.clone(),
             offset: end.next_multiple_of(*align),
             size: *size,
+            is_tensor_map: *align >= 64,
         });
     }
     let mut static_shared = 0usize;

@@ -49,9 +49,12 @@ struct Parameter {
     name: String,
     offset: usize,
     size: usize,
+    /// By its alignment, which a struct of numbers does not have.
+    is_tensor_map: bool,
 }
 
 /// An argument of a launch.
+#[derive(Debug)]
 pub(crate) enum Argument<'a> {
     /// The address of a buffer.
     Pointer(u64),
@@ -120,15 +123,18 @@ impl Kernel {
                 Argument::Pointer(address) if to.len() == 8 => {
                     to.copy_from_slice(&address.to_le_bytes());
                 }
-                Argument::Bytes(bytes) if bytes.len() >= to.len() && to.len() != 128 => {
+                Argument::Bytes(bytes) if bytes.len() >= to.len() && !parameter.is_tensor_map => {
                     to.copy_from_slice(&bytes[..to.len()]);
                 }
-                Argument::TensorMap(map) if to.len() == 128 => {
+                Argument::TensorMap(map) if parameter.is_tensor_map => {
                     map.check()?;
                     to[..8].copy_from_slice(&(maps.len() as u64 + 1).to_le_bytes());
                     maps.push(map);
                 }
-                _ => return Err(format!("another argument than {} is", parameter.name)),
+                other => {
+                    let (name, size) = (&parameter.name, parameter.size);
+                    return Err(format!("{name} of {size} bytes is no {other:?}"));
+                }
             }
         }
         Ok((memory, maps))

@@ -1,9 +1,11 @@
+//! Casts of blocks of any size: a kernel finds the amaxes, another makes the scales, and a third reads the floats again.
+
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeKernel, client::Client, prelude::*, std::FastDivmod};
 
-use super::{
+use super::super::{
     amax::raise,
     blocks::{Blocks, Grid, block, four_scales},
     buffer,
@@ -18,33 +20,23 @@ use crate::{Fp8Cast, Fp8Format};
 /// Elements, at most, that a unit looks for an amax in: few enough for those of its neighbours to be near.
 const PIECE: usize = 16;
 
-/// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks). The codes of the matrices of a tensor can lie
-/// `by_columns`, each beginning at a multiple of 16 bytes, instead of row by row.
-pub(crate) fn quantize_blocks(
-    input: CubeTensor,
+/// Fills `codes` in the layout that they have; returns the scales.
+pub(super) fn quantize(
+    input: &CubeTensor,
     cast: Fp8Cast,
+    blocks: &Blocks,
     by_columns: bool,
-) -> (CubeTensor, CubeTensor) {
+    codes: &CubeTensor,
+) -> CubeTensor {
     let Fp8Cast {
         format,
         granularity,
         power_of_two,
     } = cast;
     let shape = input.shape();
-    let by_columns = by_columns && shape.num_dims() > 1;
-    let codes = match by_columns {
-        true => buffer::empty_code_columns(&input, &shape),
-        false => buffer::empty_codes(&input.client, &input.device, shape.clone()),
-    };
-    let amax = buffer::zeros(&input, granularity.scale_shape(&shape).into());
-    let length = shape.num_elements();
-    if length == 0 {
-        return (codes, scales(amax, format, power_of_two));
-    }
-    let input = into_contiguous(input);
-    let blocks = Blocks::of(&shape, granularity);
-    let columns = blocks.matrix[1];
-    let vector = input::vector(&input, columns);
+    let (columns, length) = (blocks.matrix[1], shape.num_elements());
+    let amax = buffer::zeros(input, granularity.scale_shape(&shape).into());
+    let vector = input::vector(input, columns);
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
 
     // Loads that have elements of two blocks would give each the other's amax.
@@ -52,14 +44,14 @@ pub(crate) fn quantize_blocks(
         true => vector,
         false => 1,
     };
-    let (pieces, count) = pieces(&blocks, blocks.matrices(length));
+    let (pieces, count) = pieces(blocks, blocks.matrices(length));
     let (count, dim) = buffer::grid(&client, count);
     amax_kernel::launch(
         &client,
         count,
         dim,
         own,
-        input::by(&input, own),
+        input::by(input, own),
         buffer::as_it_lies(&amax),
         blocks.launch(),
         pieces,
@@ -75,9 +67,9 @@ pub(crate) fn quantize_blocks(
             count,
             dim,
             vector,
-            input::by(&input, vector),
+            input::by(input, vector),
             buffer::as_it_lies(&scale),
-            buffer::code_pairs(&codes),
+            buffer::code_pairs(codes),
             blocks.launch(),
             tiles,
             blocks.by_fours(),
@@ -91,9 +83,9 @@ pub(crate) fn quantize_blocks(
             count,
             dim,
             vector,
-            input::by(&input, vector),
+            input::by(input, vector),
             buffer::as_it_lies(&scale),
-            buffer::code_words(&codes),
+            buffer::code_words(codes),
             blocks.launch(),
             columns / vector,
             blocks.by_fours(),
@@ -101,7 +93,7 @@ pub(crate) fn quantize_blocks(
             dtype,
         );
     }
-    (codes, scale)
+    scale
 }
 
 pub(super) fn definitions(
@@ -285,52 +277,5 @@ fn columns_kernel<F: Numeric, N: Size>(
         }
         tiles::store_columns(codes, &words, &tile, rows, columns);
         number += CUBE_COUNT * CUBE_DIM as usize;
-    }
-}
-
-#[cfg(all(test, feature = "cpu"))]
-mod tests {
-    use burn::backend::ops::{FloatTensorOps, IntTensorOps};
-    use burn::tensor::TensorData;
-    use burn_cubecl::{CubeBackend, CubeDevice};
-    use burn_std::reader::try_read_sync;
-
-    use super::*;
-    use crate::Granularity;
-
-    /// Sizes on both sides of a word, a tile and their groups; batches; blocks that end within a tile. The peer is the cast
-    /// row by row.
-    #[test]
-    fn codes_by_columns_are_those_by_rows() {
-        let device = CubeDevice::Cpu(Default::default());
-        let bytes = |tensor| {
-            let data = try_read_sync(CubeBackend::int_into_data(tensor));
-            data.unwrap().unwrap().try_to_vec::<u8>().unwrap()
-        };
-        let block = |rows, columns| Granularity::Block { rows, columns };
-        for shape in [[1, 1, 1], [2, 3, 7], [2, 17, 34], [1, 20, 65], [2, 0, 3]] {
-            for granularity in [Granularity::Column, block(6, 1), block(16, 16)] {
-                let count = shape.iter().product();
-                let number = |index| (index as f32 * 0.7).sin() * 20.0;
-                let values: Vec<f32> = (0..count).map(number).collect();
-                let cast = Fp8Cast::new(granularity, Fp8Format::E4M3);
-                let quantize = |by_columns| {
-                    let data = TensorData::new(values.clone(), shape);
-                    let input = CubeBackend::float_from_data(data, &device);
-                    quantize_blocks(input, cast, by_columns)
-                };
-                let [(found, scales), (expected, expected_scales)] = [true, false].map(quantize);
-                assert_eq!(found.shape(), shape.into());
-                assert_eq!(found.meta.strides()[1], 1);
-                assert_eq!(found.meta.strides()[2] % 16, 0);
-                if count > 0 {
-                    assert_eq!(bytes(found), bytes(expected), "{shape:?}, {granularity:?}");
-                    let floats = |tensor| try_read_sync(CubeBackend::float_into_data(tensor));
-                    let [scales, expected] =
-                        [scales, expected_scales].map(|s| floats(s).unwrap().unwrap());
-                    assert_eq!(scales, expected);
-                }
-            }
-        }
     }
 }
