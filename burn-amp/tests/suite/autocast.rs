@@ -74,8 +74,8 @@ impl ModuleVisitor for Sign {
 fn the_program_sees_f32() {
     for (policy, plain) in policies_and_devices([Policy::bf16(), Policy::fp16(), Policy::o2()]) {
         let low = DType::from(policy.low_dtype());
-        let autocast = Autocast::new(policy).with_report(plain).unwrap();
-        let device = autocast.device.clone().autodiff();
+        let autocast = Autocast::new(policy).lease(plain).unwrap();
+        let device = autocast.device().autodiff();
         let mut net = Net::new(&device);
         let mut optim = AdamConfig::new().init();
         for _ in 0..2 {
@@ -106,9 +106,9 @@ fn the_program_sees_f32() {
 /// Heads that are moved before tokens are no transposition, as which a gradient of a weight is known.
 #[test]
 fn scores_of_attention_are_stored_low() {
-    let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
+    let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
     let low = |product: &dyn Fn(Tensor<4>) -> Tensor<4>| {
-        let tokens = Tensor::<4>::ones([2, 4, 3, 8], &autocast.device);
+        let tokens = Tensor::<4>::ones([2, 4, 3, 8], &autocast.device());
         let before = autocast.report().low_bytes;
         product(tokens.swap_dims(1, 2)).into_data();
         autocast.report().low_bytes - before
@@ -176,8 +176,8 @@ fn autocast_equals_casts_by_hand() {
 
 #[test]
 fn a_parameter_is_cast_once_a_step() {
-    let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
-    let weight = Tensor::<2>::ones([4, 4], &autocast.device);
+    let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
+    let weight = Tensor::<2>::ones([4, 4], &autocast.device());
     weight.clone().into_data();
     let before = autocast.report();
     let mut out = weight.clone();
@@ -215,8 +215,8 @@ fn gradients_of_weights_are_kept_in_f32() {
 #[test]
 fn o2_keeps_activations_low_and_sums_full() {
     let casts = |policy: Policy, plain: &Device| {
-        let autocast = Autocast::new(policy).with_report(plain.clone()).unwrap();
-        let x = Tensor::<2>::ones([8, 8], &autocast.device);
+        let autocast = Autocast::new(policy).lease(plain.clone()).unwrap();
+        let x = Tensor::<2>::ones([8, 8], &autocast.device());
         let low = x.clone().matmul(x);
         activation::softmax(low.clone(), 1).neg().into_data();
         low.sum_dim(0).neg().into_data();
@@ -234,8 +234,8 @@ fn o2_keeps_activations_low_and_sums_full() {
 
 #[test]
 fn the_report_counts_ops_by_dtype() {
-    let autocast = Autocast::fp16().with_report(Device::flex()).unwrap();
-    let x = Tensor::<2>::ones([3, 3], &autocast.device);
+    let autocast = Autocast::fp16().lease(Device::flex()).unwrap();
+    let x = Tensor::<2>::ones([3, 3], &autocast.device());
     x.clone().matmul(x.clone()).exp().into_data();
     (x.clone() + x).into_data();
     let report = autocast.report();

@@ -6,7 +6,7 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
 use burn_amp::{
-    Autocast, AutocastDevice, Fp8Error, Fp8Filter, Layers, OpCount, Policy, autocast,
+    Autocast, AutocastLease, Fp8Error, Fp8Filter, Layers, OpCount, Policy, autocast,
     full_precision, named,
     recipe::{
         BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, LinearCasts, RecipeFormat,
@@ -38,8 +38,8 @@ pub(super) fn linear(size: [usize; 2], device: &Device) -> Linear {
     linear
 }
 
-pub(super) fn fp8(recipe: impl Into<Fp8Recipe>, device: Device) -> AutocastDevice {
-    Autocast::fp8(recipe).unwrap().with_report(device).unwrap()
+pub(super) fn fp8(recipe: impl Into<Fp8Recipe>, device: Device) -> AutocastLease {
+    Autocast::fp8(recipe).unwrap().lease(device).unwrap()
 }
 
 fn rows(tensor: &Tensor<3>) -> Tensor<2> {
@@ -149,10 +149,10 @@ fn the_three_products_are_those_of_the_casts() {
             let shapes = [[3, 5], [2, 32]];
             for [batch, length] in shapes.into_iter().take(if flex { 2 } else { 1 }) {
                 let autocast = Autocast::fp8(recipe).unwrap().rest(policy.clone());
-                let device = autocast.with_report(plain.clone()).unwrap();
+                let device = autocast.lease(plain.clone()).unwrap();
                 let x = wave([batch, length, 32], 0.37, &plain);
                 let gradient = wave([batch, length, 16], 0.53, &plain) * size;
-                let found = pass(&device.device, &x, &gradient);
+                let found = pass(&device.device(), &x, &gradient);
                 let parts = if length == 32 && !whole(&recipe) {
                     batch
                 } else {
@@ -186,8 +186,8 @@ fn the_three_products_are_those_of_the_casts() {
 #[test]
 fn the_program_sees_f32() {
     let device = fp8(CurrentScaling::new(), Device::flex());
-    let linear = linear([16, 16], &device.device.clone().autodiff());
-    let x = wave([2, 16], 0.1, &device.device.clone().autodiff());
+    let linear = linear([16, 16], &device.device().autodiff());
+    let x = wave([2, 16], 0.1, &device.device().autodiff());
     let output = linear.forward(x);
     assert_eq!(output.dtype(), DType::F32);
     assert_eq!(output.to_data().dtype(), DType::F32);
@@ -197,12 +197,9 @@ fn the_program_sees_f32() {
     let stored = device.report().low_bytes;
     // The output, twice (it is multiplied); of the gradients none of the weight's.
     assert!(stored > 0 && stored < 2 * 16 * 16 * 2, "{stored}");
-    let row = linear.forward(wave([16], 0.2, &device.device.clone().autodiff()));
+    let row = linear.forward(wave([16], 0.2, &device.device().autodiff()));
     assert_eq!(row.dims(), [16]);
-    let empty = linear.forward(Tensor::<2>::zeros(
-        [0, 16],
-        &device.device.clone().autodiff(),
-    ));
+    let empty = linear.forward(Tensor::<2>::zeros([0, 16], &device.device().autodiff()));
     assert_eq!(empty.dims(), [0, 16]);
 }
 
@@ -212,14 +209,14 @@ fn a_filter_keeps_layers_out_forward_and_backward() {
         let autocast = Autocast::fp8(CurrentScaling::new())
             .unwrap()
             .fp8_filter(filter);
-        let device = autocast.with_report(Device::flex()).unwrap();
-        let on = device.device.clone().autodiff();
+        let device = autocast.lease(Device::flex()).unwrap();
+        let on = device.device().autodiff();
         let linear = linear(size, &on);
         let x = wave([4, size[0]], 0.4, &on).require_grad();
         let output = named("model", || named(name, || linear.forward(x)));
         let gradients = output.sum().backward();
         values(linear.weight.grad(&gradients).unwrap());
-        device.device.sync().unwrap();
+        device.device().sync().unwrap();
         let runs = device.report().fp8_runs();
         assert!(runs == 0 || runs == 3, "{runs}");
         runs == 3
@@ -261,7 +258,7 @@ fn a_multiple_of_nothing_is_refused() {
 #[test]
 fn regions_and_wide_floats_are_not_in_fp8() {
     let device = fp8(CurrentScaling::new(), Device::flex());
-    let on = device.device.clone().autodiff();
+    let on = device.device().autodiff();
     let run = || {
         let (linear, x) = (linear([16, 16], &on), wave([2, 3, 16], 0.4, &on));
         let gradients = linear.forward(x.require_grad()).sum().backward();
@@ -270,16 +267,16 @@ fn regions_and_wide_floats_are_not_in_fp8() {
     full_precision(run);
     autocast(&Policy::bf16(), run);
     assert_eq!(device.report().fp8_runs(), 0);
-    let wide = wave([4, 16], 0.4, &device.device).cast(DType::F64);
-    let weight = wave([16, 16], 0.7, &device.device).cast(DType::F64);
+    let wide = wave([4, 16], 0.4, &device.device()).cast(DType::F64);
+    let weight = wave([16, 16], 0.7, &device.device()).cast(DType::F64);
     burn::tensor::module::linear(wide, weight, None).into_data();
     assert_eq!(device.report().fp8_runs(), 0);
     // Nor is the product by a batch.
-    let scores = wave([2, 16, 16], 0.1, &device.device);
+    let scores = wave([2, 16, 16], 0.1, &device.device());
     scores.clone().matmul(scores.transpose()).into_data();
     assert_eq!(device.report().fp8_runs(), 0);
     // Nor are the products of a matrix by itself, as in Muon's Newton-Schulz.
-    let matrix = wave([16, 16], 0.1, &device.device);
+    let matrix = wave([16, 16], 0.1, &device.device());
     matrix
         .clone()
         .matmul(matrix.clone().transpose())
@@ -292,10 +289,10 @@ fn regions_and_wide_floats_are_not_in_fp8() {
     matrix.clone().matmul(matrix).into_data();
     assert_eq!(device.report().fp8_runs(), 0);
     // Not even where the left one was a layer's input: its size is another.
-    let tokens = wave([2, 32, 16], 0.1, &device.device);
-    let linear = linear([16, 16], &device.device);
+    let tokens = wave([2, 32, 16], 0.1, &device.device());
+    let linear = linear([16, 16], &device.device());
     let projected = linear.forward(tokens.clone());
-    device.device.sync().unwrap();
+    device.device().sync().unwrap();
     let before = device.report().fp8_runs();
     assert_eq!(before, 1);
     let mixed = tokens.transpose().matmul(projected.repeat_dim(2, 2));
@@ -310,7 +307,7 @@ fn regions_and_wide_floats_are_not_in_fp8() {
 #[test]
 fn inputs_of_more_dimensions() {
     let device = fp8(CurrentScaling::new(), Device::flex());
-    let on = device.device.clone().autodiff();
+    let on = device.device().autodiff();
     for shape in [
         [1, 2, 32, 16],
         [2, 1, 5, 16],
@@ -324,7 +321,7 @@ fn inputs_of_more_dimensions() {
         let gradients = linear.forward(x.clone()).sum().backward();
         values(x.grad(&gradients).unwrap());
         values(linear.weight.grad(&gradients).unwrap());
-        device.device.sync().unwrap();
+        device.device().sync().unwrap();
         assert_eq!(device.report().fp8_runs() - before, 3, "{shape:?}");
     }
 }
@@ -333,7 +330,7 @@ fn inputs_of_more_dimensions() {
 #[test]
 fn an_infinite_gradient_leaves_a_layer_finite_and_nan_does_not() {
     let device = fp8(CurrentScaling::new(), Device::flex());
-    let on = device.device.clone().autodiff();
+    let on = device.device().autodiff();
     for (value, finite) in [(f32::INFINITY, true), (f32::NAN, false)] {
         let linear = linear([16, 16], &on);
         let x = wave([4, 16], 0.4, &on).require_grad();

@@ -7,7 +7,7 @@ use burn::{
     tensor::{Device, Int, Tensor, activation::softmax, module::embedding},
 };
 use burn_amp::{
-    Autocast, AutocastDevice, Fp8Filter, Policy, autocast,
+    Autocast, AutocastLease, Fp8Filter, Policy, autocast,
     recipe::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RowwiseScaling},
 };
 
@@ -22,8 +22,8 @@ fn recipes() -> [Fp8Recipe; 4] {
     ]
 }
 
-fn runs(device: &AutocastDevice) -> u64 {
-    device.device.sync().unwrap();
+fn runs(device: &AutocastLease) -> u64 {
+    device.device().sync().unwrap();
     device.report().fp8_runs()
 }
 
@@ -49,14 +49,14 @@ fn steps(mut layer: Linear, device: &Device) -> Vec<[Vec<f32>; 3]> {
 fn a_transposed_weight_is_a_weight() {
     for recipe in recipes() {
         let [columns, rows] = [0, 1].map(|_| fp8(recipe, Device::flex()));
-        let on = columns.device.clone().autodiff();
+        let on = columns.device().autodiff();
         let config = LinearConfig::new(32, 16).with_bias(false);
         let stored = config.clone().with_layout(LinearLayout::Col).init(&on);
-        let mut plain = config.init(&rows.device.clone().autodiff());
+        let mut plain = config.init(&rows.device().autodiff());
         let weight = stored.weight.val().into_data();
-        let weight = Tensor::<2>::from_data(weight, &rows.device.clone().autodiff());
+        let weight = Tensor::<2>::from_data(weight, &rows.device().autodiff());
         plain.weight = Param::from_tensor(weight.require_grad());
-        let expected = steps(plain, &rows.device.clone().autodiff());
+        let expected = steps(plain, &rows.device().autodiff());
         let found = steps(stored, &on);
         for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
             for (what, bound) in [1e-6, 1e-10, 1e-10].into_iter().enumerate() {
@@ -73,9 +73,9 @@ fn a_transposed_weight_is_a_weight() {
 fn a_filter_knows_the_size_of_a_transposed_weight() {
     let run = |filter: Fp8Filter| {
         let autocast = Autocast::fp8(CurrentScaling::new()).unwrap();
-        let device = autocast.fp8_filter(filter).with_report(Device::flex());
+        let device = autocast.fp8_filter(filter).lease(Device::flex());
         let device = device.unwrap();
-        let on = device.device.clone().autodiff();
+        let on = device.device().autodiff();
         let weight = wave([16, 32], 0.7, &on).require_grad();
         let x = wave([6, 32], 0.2, &on).require_grad();
         let gradients = x
@@ -100,7 +100,7 @@ fn a_tied_head_is_a_layer() {
     for recipe in recipes() {
         let run = |tied: bool| {
             let device = fp8(recipe, Device::flex());
-            let on = device.device.clone().autodiff();
+            let on = device.device().autodiff();
             let table = || wave([32, 16], 0.7, &on).require_grad();
             let embedded = table();
             let head = if tied { embedded.clone() } else { table() };
@@ -137,7 +137,7 @@ fn a_tied_head_is_a_layer() {
 fn both_uses_of_a_tied_weight_have_their_own_scales() {
     let run = |tied: bool| {
         let device = fp8(DelayedScaling::new(), Device::flex());
-        let on = device.device.clone().autodiff();
+        let on = device.device().autodiff();
         let encoder = wave([16, 16], 0.7, &on).require_grad();
         let decoder = match tied {
             true => encoder.clone(),
@@ -213,7 +213,7 @@ fn attention_is_no_layer() {
     for (name, queries, mix) in cases {
         let run = |in_region: bool| {
             let device = fp8(CurrentScaling::new(), Device::flex());
-            let on = device.device.clone().autodiff();
+            let on = device.device().autodiff();
             let linear = |outputs: usize, step: f32| wave([16, outputs], step, &on).require_grad();
             let weights = [linear(queries, 0.1), linear(16, 0.2), linear(16, 0.3)];
             let x = wave([1, 32, 16], 0.4, &on).require_grad();
@@ -239,7 +239,7 @@ fn attention_is_no_layer() {
 fn a_transposed_input_is_an_input() {
     for batch in [1, 2] {
         let device = fp8(CurrentScaling::new(), Device::flex());
-        let on = device.device.clone().autodiff();
+        let on = device.device().autodiff();
         let weight = wave([32, 16], 0.7, &on).require_grad();
         let x = wave([batch, 32, 16], 0.2, &on).require_grad();
         let mixed = x.clone().swap_dims(1, 2).matmul(weight.clone().unsqueeze());
@@ -254,7 +254,7 @@ fn a_transposed_input_is_an_input() {
 #[test]
 fn layers_after_a_factor_of_one_are_in_fp8() {
     let device = fp8(CurrentScaling::new(), Device::flex());
-    let on = device.device.clone().autodiff();
+    let on = device.device().autodiff();
     let gamma = Tensor::<1>::ones([1], &on).require_grad();
     let weights = [0.1, 0.2].map(|step| wave([16, 16], step, &on).require_grad());
     let x = wave([4, 16], 0.4, &on).require_grad();

@@ -205,8 +205,8 @@ fn near(a: &[f32], b: &[f32], tolerance: f32) {
 
 #[test]
 fn an_unmodified_program_trains_in_bf16() {
-    let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
-    let device = autocast.device.clone().autodiff();
+    let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
+    let device = autocast.device().autodiff();
     let plain = Device::flex();
     let start = Net::new(&plain.clone().autodiff());
     let net = Net::new(&device).load_record(start.clone().into_record());
@@ -229,11 +229,11 @@ fn an_unmodified_program_trains_in_bf16() {
     let record = ModuleRecord::from_bytes(bytes).unwrap();
     let same = Net::new(&plain).load_record(record);
     let exact = outputs(&same, &plain);
-    near(&outputs(&net, &autocast.device), &exact, 0.05);
-    let back = Net::new(&autocast.device).load_record(same.into_record());
+    near(&outputs(&net, &autocast.device()), &exact, 0.05);
+    let back = Net::new(&autocast.device()).load_record(same.into_record());
     assert_eq!(
-        outputs(&back, &autocast.device),
-        outputs(&net, &autocast.device)
+        outputs(&back, &autocast.device()),
+        outputs(&net, &autocast.device())
     );
 }
 
@@ -319,8 +319,8 @@ fn weights(net: &Net) -> Vec<f32> {
 
 #[test]
 fn fp16_trains_with_a_scaler_that_skips_what_overflows() {
-    let autocast = Autocast::fp16().with_report(Device::flex()).unwrap();
-    let device = autocast.device.clone().autodiff();
+    let autocast = Autocast::fp16().lease(Device::flex()).unwrap();
+    let device = autocast.device().autodiff();
     // A scale that no fp16 gradient bears.
     let config = LossScalerConfig::new().with_init_scale(2f64.powi(22));
     let model = Scaled {

@@ -6,7 +6,7 @@ use burn::{
     tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData},
 };
 use burn_amp::{
-    Autocast, AutocastDevice, Fp8Filter, Op, Policy, autocast, full_precision, named,
+    Autocast, AutocastLease, Fp8Filter, Op, Policy, autocast, full_precision, named,
     recipe::CurrentScaling,
 };
 
@@ -14,8 +14,8 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().unwrap()
 }
 
-fn bf16() -> AutocastDevice {
-    Autocast::bf16().with_report(Device::flex()).unwrap()
+fn bf16() -> AutocastLease {
+    Autocast::bf16().lease(Device::flex()).unwrap()
 }
 
 fn data(shape: [usize; 2]) -> TensorData {
@@ -25,7 +25,7 @@ fn data(shape: [usize; 2]) -> TensorData {
 #[test]
 fn regions_nest_and_end() {
     let device = bf16();
-    let x = Tensor::<2>::from_data(data([4, 4]), &device.device);
+    let x = Tensor::<2>::from_data(data([4, 4]), &device.device());
     let product = || x.clone().matmul(x.clone()).into_data();
     let count = || {
         let report = device.report();
@@ -48,7 +48,7 @@ fn regions_nest_and_end() {
 #[test]
 fn a_region_is_its_threads() {
     let device = bf16();
-    let x = Tensor::<2>::from_data(data([4, 4]), &device.device);
+    let x = Tensor::<2>::from_data(data([4, 4]), &device.device());
     full_precision(|| {
         let x = x.clone();
         let other = std::thread::spawn(move || x.clone().matmul(x).into_data());
@@ -60,7 +60,7 @@ fn a_region_is_its_threads() {
 /// What is stored low is computed in f32 inside a region, as if cast by hand.
 #[test]
 fn a_region_casts_what_came_from_outside() {
-    let device = bf16().device;
+    let device = Autocast::bf16().device(Device::flex()).unwrap();
     let x = data([4, 4]);
     let low = Tensor::<2>::from_data(x.clone(), &device);
     let low = low.clone().matmul(low);
@@ -94,9 +94,9 @@ fn backward_runs_at_the_precision_of_its_forward() {
         let bias = with_bias.then_some(&bias);
 
         let device = bf16();
-        let first = linear(&w1, bias, &device.device.clone().autodiff());
-        let second = linear(&w2, bias, &device.device.clone().autodiff());
-        let input = Tensor::<2>::from_data(x.clone(), &device.device.clone().autodiff());
+        let first = linear(&w1, bias, &device.device().autodiff());
+        let second = linear(&w2, bias, &device.device().autodiff());
+        let input = Tensor::<2>::from_data(x.clone(), &device.device().autodiff());
         let hidden = full_precision(|| first.forward(input));
         let grads = second.forward(hidden).sum().backward();
         let found = [&first, &second].map(|linear| values(linear.weight.grad(&grads).unwrap()));
@@ -132,14 +132,14 @@ fn backward_runs_at_the_precision_of_its_forward() {
 #[test]
 fn backward_in_another_region_runs_at_the_precision_of_its_forward() {
     let device = bf16();
-    let autodiff = device.device.clone().autodiff();
+    let autodiff = device.device().autodiff();
     let head = linear(&data([6, 6]), None, &autodiff);
     let x = Tensor::<2>::from_data(data([5, 6]), &autodiff).require_grad();
     autocast(&Policy::fp16(), || {
         let loss = full_precision(|| head.forward(x)).sum();
         loss.backward();
     });
-    device.device.sync().unwrap();
+    device.device().sync().unwrap();
     let report = device.report();
     let runs = |dtype| report.runs_of(Op::float_matmul, dtype);
     assert_eq!((runs(DType::F32), runs(DType::F16)), (3, 0));
@@ -169,7 +169,8 @@ fn weights_of_one_input_have_gradients_of_their_own_precision() {
     };
     for router_first in [true, false] {
         let exact = gradients(&Device::flex(), router_first);
-        let found = gradients(&bf16().device, router_first);
+        let device = Autocast::bf16().device(Device::flex()).unwrap();
+        let found = gradients(&device, router_first);
         assert_eq!(found[0], exact[0], "router first: {router_first}");
         assert_ne!(found[1], exact[1], "router first: {router_first}");
     }
@@ -180,18 +181,15 @@ fn weights_of_one_input_have_gradients_of_their_own_precision() {
 fn a_filter_keeps_out_backward_in_another_block() {
     let filter = Fp8Filter::new().except_name("head");
     let autocast = Autocast::fp8(CurrentScaling::new()).unwrap();
-    let device = autocast
-        .fp8_filter(filter)
-        .with_report(Device::flex())
-        .unwrap();
-    let autodiff = device.device.clone().autodiff();
+    let device = autocast.fp8_filter(filter).lease(Device::flex()).unwrap();
+    let autodiff = device.device().autodiff();
     let linear = || LinearConfig::new(16, 16).init(&autodiff);
     let (body, head) = (linear(), linear());
     let x = Tensor::<2>::ones([4, 16], &autodiff);
     let y = body.forward(x);
     let loss = named("head", || head.forward(y)).sum();
     named("step", || loss.backward());
-    device.device.sync().unwrap();
+    device.device().sync().unwrap();
     let report = device.report();
     // The body's output and the gradient of its weight, and of the head nothing.
     assert_eq!(report.fp8_runs(), 2);
@@ -201,7 +199,7 @@ fn a_filter_keeps_out_backward_in_another_block() {
 #[test]
 fn equal_policies_are_one_region() {
     let device = bf16();
-    let x = Tensor::<2>::from_data(data([4, 4]), &device.device);
+    let x = Tensor::<2>::from_data(data([4, 4]), &device.device());
     for _ in 0..3 {
         autocast(&Policy::fp16(), || x.clone().matmul(x.clone())).into_data();
     }

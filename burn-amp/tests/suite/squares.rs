@@ -22,8 +22,8 @@ fn large(device: &Device) -> Tensor<2> {
 
 #[test]
 fn squares_run_in_f32() {
-    let autocast = Autocast::fp16().with_report(Device::flex()).unwrap();
-    let x = large(&autocast.device);
+    let autocast = Autocast::fp16().lease(Device::flex()).unwrap();
+    let x = large(&autocast.device());
     let exact = [90_000.0, 160_000.0, 256.0, 122_500.0];
     assert_eq!(values(x.clone().square()), exact);
     assert_eq!(values(x.clone().powi_scalar(2)), exact);
@@ -32,7 +32,7 @@ fn squares_run_in_f32() {
     let report = autocast.report();
     assert_eq!(report.runs_of(Op::float_mul, DType::F32), 4);
     // A product of two tensors stays as they are stored, whatever their values.
-    let product = x.clone() * large(&autocast.device);
+    let product = x.clone() * large(&autocast.device());
     assert!(values(product)[0].is_infinite());
     let report = autocast.report();
     assert_eq!(report.runs_of(Op::float_mul, DType::F16), 1);

@@ -4,14 +4,14 @@ use burn::{
     nn::{EmbeddingConfig, LinearConfig, conv::Conv2dConfig, loss::CrossEntropyLossConfig},
     tensor::{DType, Device, Distribution, FloatDType, Gradients, Int, Tensor, activation},
 };
-use burn_amp::{Autocast, AutocastDevice, Op, Policy, Rule};
+use burn_amp::{Autocast, AutocastLease, Op, Policy, Rule};
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().unwrap()
 }
 
-fn bf16() -> AutocastDevice {
-    Autocast::bf16().with_report(Device::flex()).unwrap()
+fn bf16() -> AutocastLease {
+    Autocast::bf16().lease(Device::flex()).unwrap()
 }
 
 /// Numbers to 10, with more digits than bf16 has.
@@ -43,7 +43,7 @@ fn softmax_of_low_logits_is_that_of_f32() {
             let grads = y.clone().slice([0..1, 0..1]).sum().backward();
             (values(y), values(x.grad(&grads).unwrap()))
         };
-        let low = run(bf16().device, |x| {
+        let low = run(Autocast::bf16().device(Device::flex()).unwrap(), |x| {
             let eye = Tensor::eye(8, &x.device());
             x.matmul(eye)
         });
@@ -55,7 +55,7 @@ fn softmax_of_low_logits_is_that_of_f32() {
 }
 
 /// The gradients of `tensors` are stored in f32, as an op on each tells that runs as its input is stored.
-fn assert_stored_in_f32(device: &AutocastDevice, grads: &Gradients, tensors: [Tensor<2>; 2]) {
+fn assert_stored_in_f32(device: &AutocastLease, grads: &Gradients, tensors: [Tensor<2>; 2]) {
     let count = || {
         let report = device.report();
         [DType::F32, DType::BF16].map(|dtype| report.runs_of(Op::float_sign, dtype))
@@ -71,7 +71,7 @@ fn assert_stored_in_f32(device: &AutocastDevice, grads: &Gradients, tensors: [Te
 #[test]
 fn gradients_of_parameters_are_stored_in_f32() {
     let device = bf16();
-    let autodiff = device.device.clone().autodiff();
+    let autodiff = device.device().autodiff();
     let random = || Tensor::<2>::random([4, 4], Distribution::Default, &autodiff);
     let low = || random().matmul(random());
     let parameter = || random().require_grad();
@@ -109,13 +109,13 @@ fn gradients_of_parameters_are_stored_in_f32() {
 #[test]
 fn gradients_of_activations_stay_low() {
     let device = bf16();
-    let autodiff = device.device.clone().autodiff();
+    let autodiff = device.device().autodiff();
     let random = || Tensor::<2>::random([4, 4], Distribution::Default, &autodiff);
     let x = random().require_grad();
     // Forward and backward of a negation are negations.
     let loss = x.clone().matmul(random()).neg().matmul(random()).sum();
     loss.backward();
-    device.device.sync().unwrap();
+    device.device().sync().unwrap();
     assert_eq!(device.report().runs_of(Op::float_neg, DType::BF16), 2);
 }
 
@@ -123,12 +123,12 @@ fn gradients_of_activations_stay_low() {
 fn a_convolution_in_f32_has_its_backward_in_f32() {
     let policy = Policy::builder(FloatDType::BF16).rule(Op::conv2d, Rule::Full);
     let autocast = Autocast::new(policy.build());
-    let device = autocast.with_report(Device::flex()).unwrap();
-    let autodiff = device.device.clone().autodiff();
+    let device = autocast.lease(Device::flex()).unwrap();
+    let autodiff = device.device().autodiff();
     let conv = Conv2dConfig::new([1, 2], [3, 3]).init(&autodiff);
     let image = Tensor::<4>::random([1, 1, 4, 4], Distribution::Default, &autodiff);
     conv.forward(image.require_grad()).sum().backward();
-    device.device.sync().unwrap();
+    device.device().sync().unwrap();
     let report = device.report();
     for op in Op::conv2d.backward().chain([Op::conv2d]) {
         assert_eq!(report.runs_of(op, DType::F32), 1, "{op}");

@@ -287,8 +287,8 @@ fn running_statistics_are_kept_in_f32() {
         let norm = norm.valid();
         (norm.running_mean.value(), norm.running_var.value())
     };
-    let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
-    let (mean, variance) = run(autocast.device.clone());
+    let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
+    let (mean, variance) = run(autocast.device());
     for statistic in [&mean, &variance] {
         statistic.clone().sign().into_data();
     }
@@ -305,14 +305,12 @@ fn running_statistics_are_kept_in_f32() {
 /// O0 computes what the plain device computes, bit for bit.
 #[test]
 fn o0_is_the_plain_device() {
-    let autocast = Autocast::new(Policy::o0())
-        .with_report(Device::flex())
-        .unwrap();
+    let autocast = Autocast::new(Policy::o0()).lease(Device::flex()).unwrap();
     let run = |device: &Device| {
         let product = low([4, 6], device).matmul(thirds([6, 3], device));
         softmax(product, 1).into_data()
     };
-    assert_eq!(run(&autocast.device), run(&Device::flex()));
+    assert_eq!(run(&autocast.device()), run(&Device::flex()));
     let report = autocast.report();
     assert_eq!(report.runs_of(Op::float_matmul, DType::F32), 2);
     assert_eq!(report.casts, 0);
