@@ -142,7 +142,17 @@ pub struct LayeredFloat<B: Backend> {
     gradient: bool,
     /// Whether it came of a product.
     computed: bool,
+    /// What of a linear layer it may be.
+    part: Option<Part>,
     layer: Held,
+}
+
+/// What a linear layer is made of, which Burn sends as a product and the sum of that and a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Product,
+    /// A vector, reshaped.
+    Row,
 }
 
 /// The tensor that another one is the maximum of. Its number is no other tensor's while this lives.
@@ -178,6 +188,7 @@ impl<B: Backend> LayeredFloat<B> {
             maximum_of: None,
             gradient: false,
             computed: false,
+            part: None,
             layer: Held::new(layer),
         }
     }
@@ -234,6 +245,15 @@ impl<B: Backend> LayeredFloat<B> {
 
     pub(crate) fn with_computed(self, computed: bool) -> Self {
         Self { computed, ..self }
+    }
+
+    /// What of a linear layer the tensor may be.
+    pub(crate) fn part(&self) -> Option<Part> {
+        self.part
+    }
+
+    pub(crate) fn with_part(self, part: Option<Part>) -> Self {
+        Self { part, ..self }
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -314,6 +334,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             maximum_of: self.maximum_of.clone(),
             gradient: self.gradient,
             computed: self.computed,
+            part: self.part,
             layer: self.layer.clone(),
         }
     }

@@ -5,7 +5,7 @@ use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
     reduce::Viewed,
     scope::Scope,
-    tensor::{MaximumOf, Rows},
+    tensor::{MaximumOf, Part, Rows},
 };
 use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -210,8 +210,9 @@ impl<B: BackendIr> Call<B> {
         }
         layer.stored(tensor.dtype(), nominal, tensor.shape().num_elements());
         let shape = tensor.shape();
-        let tensor =
-            LayeredFloat::new(tensor, nominal, layer).with_maximum_of(self.maximum_of.clone());
+        let tensor = LayeredFloat::new(tensor, nominal, layer)
+            .with_maximum_of(self.maximum_of.clone())
+            .with_part(self.makes_part(&shape));
         let tensor = match (&self.descent, &self.inputs) {
             (Some(descent), Some(inputs)) if inputs.shapes[0] == shape => {
                 tensor.rows().descent.get_or_init(|| descent.clone());
@@ -230,6 +231,18 @@ impl<B: BackendIr> Call<B> {
                 tensor.with_columns(Some(rows.clone()))
             }
             _ => tensor,
+        }
+    }
+
+    /// What of a linear layer a result of that shape may be.
+    fn makes_part(&self, shape: &Shape) -> Option<Part> {
+        let inputs = self.inputs.as_ref()?;
+        match self.op {
+            Op::float_matmul => Some(Part::Product),
+            Op::float_reshape if inputs.shapes[0].num_dims() == 1 => {
+                (shape.last() == inputs.shapes[0].last()).then_some(Part::Row)
+            }
+            _ => None,
         }
     }
 
