@@ -18,7 +18,8 @@ pub enum Precision {
     /// In bf16 on the autocast device.
     Bf16,
     /// As autocast does it, on the plain device by casts that the program itself makes: products in bf16
-    /// ([`cast_products`](crate::cast_products)), norms, softmax and loss in f32.
+    /// ([`cast_products`](crate::cast_products)), norms, softmax and loss in f32. What is summed over rows or several
+    /// products in backward is bf16 here, and f32 with autocast.
     Bf16ByHand,
     /// All but the loss in bf16 on the plain device ([`cast_all`](crate::cast_all)): less work than autocast's, and less exact.
     AllBf16,

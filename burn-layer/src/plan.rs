@@ -1,6 +1,11 @@
 //! [`Plan`]: the dtypes that one op runs in.
 
-use crate::{LayeredFloat, kept::look, scope::Scope, tensor::Rows};
+use crate::{
+    LayeredFloat,
+    kept::look,
+    scope::Scope,
+    tensor::{Part, Rows},
+};
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use std::{any::Any, sync::Arc};
 
@@ -36,9 +41,14 @@ pub struct Inputs {
     /// Whether the second of two is the maximum of the first along a dimension: `x - max(x)`, as the softmax of a model in
     /// training begins.
     pub shifted: bool,
+    /// Whether the first of two is what a product has just given, and the second a vector reshaped to a row of it: the sum of
+    /// both is a linear layer, which Burn sends so.
+    pub biased: bool,
     /// Of a product or convolution of backward that makes the gradient of the forward's first float input: the dtype that this
     /// one was stored in. `None` for every other op.
     pub gradient_of: Option<DType>,
+    /// What of a linear layer the first float input may be.
+    pub(crate) first_part: Option<Part>,
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
     /// The rows of the first float input.
@@ -68,7 +78,9 @@ impl Inputs {
             same: false,
             mirrored: false,
             shifted: false,
+            biased: false,
             gradient_of: None,
+            first_part: tensor.part(),
             scope: None,
             first_rows: tensor.rows().clone(),
             first_columns: columns.cloned(),
@@ -113,7 +125,10 @@ impl Inputs {
     /// One more input, which is the same tensor as those before or not.
     pub(crate) fn add<B: Backend>(&mut self, tensor: &LayeredFloat<B>, same: bool) {
         let storage = tensor.storage_dtype();
-        self.shapes.push(tensor.shape());
+        let shape = tensor.shape();
+        self.biased = (self.first_part, tensor.part()) == (Some(Part::Product), Some(Part::Row))
+            && shape.last() == self.shapes[0].last();
+        self.shapes.push(shape);
         self.last_transposed = tensor.columns().is_some();
         self.last_columns = tensor.columns().cloned();
         self.last_is_gradient = tensor.is_gradient();

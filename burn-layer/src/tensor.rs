@@ -72,12 +72,9 @@ enum Source<P: TensorMetadata> {
     },
 }
 
-/// What the clones of a tensor share.
-pub(crate) struct Shared<P> {
-    /// A copy in another dtype: a parameter is cast once and not once an op, and the copy goes when
-    /// the parameter does.
-    copy: Mutex<Option<(DType, P)>>,
-}
+/// A copy in another dtype, which the clones of a tensor and its reshapes share: a parameter is cast once and not once an op,
+/// and the copy goes when the last of them does.
+pub(crate) type Copied<P> = Arc<Mutex<Option<(DType, P)>>>;
 
 /// What the clones of a tensor share with its reshapes that keep the last dimension: its rows are theirs.
 #[derive(Debug, Default)]
@@ -115,14 +112,6 @@ impl Rows {
     }
 }
 
-impl<P> Default for Shared<P> {
-    fn default() -> Self {
-        Self {
-            copy: Mutex::new(None),
-        }
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -132,21 +121,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct LayeredFloat<B: Backend> {
     source: Source<FloatTensor<B>>,
     nominal: DType,
-    shared: Arc<Shared<FloatTensor<B>>>,
+    /// What its clones are known by.
+    identity: Arc<()>,
+    copied: Copied<FloatTensor<B>>,
     rows: Arc<Rows>,
     /// The rows of the tensor that it is the transposition of, if it is.
     columns: Option<Arc<Rows>>,
     /// What it is the maximum of along a dimension, if it is.
-    maximum_of: Option<MaximumOf<B>>,
+    maximum_of: Option<MaximumOf>,
     /// Whether it is a gradient.
     gradient: bool,
     /// Whether it came of a product.
     computed: bool,
+    /// What of a linear layer it may be.
+    part: Option<Part>,
     layer: Held,
 }
 
+/// What a linear layer is made of, which Burn sends as a product and the sum of that and a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Product,
+    /// A vector, reshaped.
+    Row,
+}
+
 /// The tensor that another one is the maximum of. Its number is no other tensor's while this lives.
-pub(crate) type MaximumOf<B> = Weak<Shared<FloatTensor<B>>>;
+pub(crate) type MaximumOf = Weak<()>;
 
 impl<B: Backend> LayeredFloat<B> {
     pub(crate) fn new(primitive: FloatTensor<B>, nominal: DType, layer: Arc<LayerSet>) -> Self {
@@ -172,12 +173,14 @@ impl<B: Backend> LayeredFloat<B> {
         Self {
             source,
             nominal,
-            shared: Arc::default(),
+            identity: Arc::new(()),
+            copied: Arc::default(),
             rows: Arc::default(),
             columns: None,
             maximum_of: None,
             gradient: false,
             computed: false,
+            part: None,
             layer: Held::new(layer),
         }
     }
@@ -199,12 +202,12 @@ impl<B: Backend> LayeredFloat<B> {
     }
 
     /// What this tensor's maximum along a dimension is to be known by.
-    pub(crate) fn for_maximum(&self) -> MaximumOf<B> {
-        Arc::downgrade(&self.shared)
+    pub(crate) fn for_maximum(&self) -> MaximumOf {
+        Arc::downgrade(&self.identity)
     }
 
     /// What the tensor is the maximum of along a dimension.
-    pub(crate) fn maximum_of(&self) -> Option<&MaximumOf<B>> {
+    pub(crate) fn maximum_of(&self) -> Option<&MaximumOf> {
         self.maximum_of.as_ref()
     }
 
@@ -214,7 +217,7 @@ impl<B: Backend> LayeredFloat<B> {
         of.is_some_and(|of| of.as_ptr() as usize == identity)
     }
 
-    pub(crate) fn with_maximum_of(self, maximum_of: Option<MaximumOf<B>>) -> Self {
+    pub(crate) fn with_maximum_of(self, maximum_of: Option<MaximumOf>) -> Self {
         Self { maximum_of, ..self }
     }
 
@@ -236,13 +239,36 @@ impl<B: Backend> LayeredFloat<B> {
         Self { computed, ..self }
     }
 
+    /// What of a linear layer the tensor may be.
+    pub(crate) fn part(&self) -> Option<Part> {
+        self.part
+    }
+
+    pub(crate) fn with_part(self, part: Option<Part>) -> Self {
+        Self { part, ..self }
+    }
+
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
         &self.layer.0
     }
 
     /// A number that clones of a tensor share, while one of them lives.
     pub(crate) fn identity(&self) -> usize {
-        Arc::as_ptr(&self.shared) as usize
+        Arc::as_ptr(&self.identity) as usize
+    }
+
+    pub(crate) fn copied(&self) -> &Copied<FloatTensor<B>> {
+        &self.copied
+    }
+
+    pub(crate) fn with_copied(self, copied: Copied<FloatTensor<B>>) -> Self {
+        Self { copied, ..self }
+    }
+
+    /// The copy in another dtype, if there is one.
+    pub(crate) fn copy(&self) -> Option<(DType, FloatTensor<B>)> {
+        let (dtype, copy) = lock(&self.copied).clone()?;
+        Some((dtype, in_shape::<B>(copy, self.shape())))
     }
 
     /// The dtype that the elements are stored in.
@@ -275,10 +301,10 @@ impl<B: Backend> LayeredFloat<B> {
             saved: false,
         };
         // The last holder has no use for a copy beyond this op.
-        let is_shared = Arc::strong_count(&self.shared) > 1;
-        let shared = self.shared.clone();
+        let is_shared = Arc::strong_count(&self.copied) > 1;
+        let copied = self.copied.clone();
         let layer = self.layer().clone();
-        let mut copy = lock(&shared.copy);
+        let mut copy = lock(&copied);
         if let Some((at, tensor)) = copy.as_ref()
             && *at == dtype
         {
@@ -286,7 +312,7 @@ impl<B: Backend> LayeredFloat<B> {
                 saved: true,
                 ..cast
             });
-            return tensor.clone();
+            return in_shape::<B>(tensor.clone(), self.shape());
         }
         layer.cast(cast);
         let tensor = B::float_cast(self.into_storage(), dtype.into());
@@ -303,17 +329,26 @@ impl<B: Backend> LayeredFloat<B> {
     }
 }
 
+fn in_shape<B: Backend>(tensor: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
+    if tensor.shape() == shape {
+        return tensor;
+    }
+    B::float_reshape(tensor, shape)
+}
+
 impl<B: Backend> Clone for LayeredFloat<B> {
     fn clone(&self) -> Self {
         Self {
             source: self.source.clone(),
             nominal: self.nominal,
-            shared: self.shared.clone(),
+            identity: self.identity.clone(),
+            copied: self.copied.clone(),
             rows: self.rows.clone(),
             columns: self.columns.clone(),
             maximum_of: self.maximum_of.clone(),
             gradient: self.gradient,
             computed: self.computed,
+            part: self.part,
             layer: self.layer.clone(),
         }
     }

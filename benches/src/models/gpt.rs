@@ -71,7 +71,7 @@ impl Gpt2 {
     }
 
     /// The same with casts written by hand: products in `low`, to which [`cast_products`](crate::cast_products) cast their
-    /// parameters, the rest in f32.
+    /// parameters, norms, softmax and what is added to the residuals in f32.
     pub fn forward_by_hand(&self, tokens: Tensor<2, Int>, low: FloatDType) -> Tensor<3> {
         let [texts, length] = tokens.dims();
         let mask = generate_autoregressive_mask(texts, length, &tokens.device());

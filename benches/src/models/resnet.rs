@@ -91,14 +91,14 @@ impl ResNet {
         self.head.forward(x)
     }
 
-    /// The same with casts written by hand: products in `low`, to which [`cast_products`](crate::cast_products) cast their
-    /// parameters, the rest in f32.
+    /// The same with the casts of autocast written by hand: all in `low`, to which [`cast_products`](crate::cast_products) cast
+    /// the parameters of products, but norms, which compute in f32.
     pub fn forward_by_hand(&self, images: Tensor<4>, low: FloatDType) -> Tensor<2> {
-        let x = self.features(images, Some(low));
-        self.head.forward(x.cast(low)).cast(FloatDType::F32)
+        let x = self.features(images.cast(low), Some(low));
+        self.head.forward(x).cast(FloatDType::F32)
     }
 
-    /// Where `low` is given, convolutions compute in it.
+    /// Where `low` is given, all but norms computes in it.
     fn features(&self, images: Tensor<4>, low: Option<FloatDType>) -> Tensor<2> {
         let x = self.max_pool.forward(relu(self.stem.forward(images, low)));
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x, low));
@@ -159,10 +159,11 @@ impl ConvNorm {
     }
 
     fn forward(&self, x: Tensor<4>, low: Option<FloatDType>) -> Tensor<4> {
-        self.norm.forward(match low {
-            Some(low) => self.conv.forward(x.cast(low)).cast(FloatDType::F32),
-            None => self.conv.forward(x),
-        })
+        let x = self.conv.forward(x);
+        match low {
+            Some(low) => self.norm.forward(x.cast(FloatDType::F32)).cast(low),
+            None => self.norm.forward(x),
+        }
     }
 }
 

@@ -78,7 +78,7 @@ impl VisionTransformer {
     }
 
     /// The same with casts written by hand: products in `low`, to which [`cast_products`](crate::cast_products) cast their
-    /// parameters, the rest in f32.
+    /// parameters, norms, softmax and what is added to the residuals in f32.
     pub fn forward_by_hand(&self, images: Tensor<4>, low: FloatDType) -> Tensor<2> {
         let patches = self.patches.forward(images.cast(low)).cast(FloatDType::F32);
         let x = blocks_by_hand(&self.encoder, self.embed(patches), None, low);

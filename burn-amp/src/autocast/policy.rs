@@ -146,6 +146,8 @@ impl Policy {
             // In training, Burn sends a softmax as its parts. The first is a difference, which bf16 cannot hold to more
             // than three digits.
             Op::float_sub if inputs.shifted => Op::softmax,
+            // Burn sends a linear layer as a product and a sum.
+            Op::float_add if inputs.biased => Op::float_matmul,
             op => op,
         };
         let Some(rule) = self.rule(op) else {
@@ -221,7 +223,8 @@ impl PolicyBuilder {
     /// Run `op` under `rule`, and with it the [ops that are its backward](Op::backward): gradients of weights are
     /// computed as the rule says and stored in f32. A rule of their own comes after.
     ///
-    /// A rule is for the op as it reaches the device. In training Burn takes some ops apart: a softmax is a difference,
+    /// A rule is for the op as it reaches the device. A linear layer reaches it as a product and the sum of that and the bias,
+    /// which the rule of [`Op::float_matmul`] is for, both. In training Burn takes more ops apart: a softmax is a difference,
     /// which the rule of [`Op::softmax`] is for, an exponential, a sum and a quotient, each with its own; norms are sums,
     /// differences and quotients; attention is products and a softmax.
     ///

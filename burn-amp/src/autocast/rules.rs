@@ -12,6 +12,7 @@
 //! | `ctc_loss` | not listed, and refuses half precision | full | as a loss |
 //! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel of one dtype |
 //! | `deform_conv2d` | torchvision: full | full | as torchvision |
+//! | `linear` with a bias | low | low: its product, and the sum of that and the bias by the rule of the product | Burn sends a layer as these. A vector that a program itself adds to each row of a product looks the same |
 //! | softmax in training | full | its parts: `x - max(x)` by the rule of `softmax`, stored f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax. The same values |
 //! | gradients of what a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored f32 | the same values: every tensor that is stored in f32, parameters among them, has its gradient in f32 |
 //! | `x * x` | promote | full, as the square of `x` | Burn sends `square` and `powi_scalar(2)` as that product |

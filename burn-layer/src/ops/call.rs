@@ -5,11 +5,11 @@ use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
     reduce::Viewed,
     scope::Scope,
-    tensor::{MaximumOf, Rows},
+    tensor::{Copied, MaximumOf, Part, Rows},
 };
 use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// An op that runs: its arguments are [seen](Call::see_float), the layer [plans](Call::plan), the
 /// arguments are [lowered](Call::lower) and the results wrapped.
@@ -25,9 +25,13 @@ pub(crate) struct Call<B: BackendIr> {
     /// What tells whether it is part of backward.
     lineage: Lineage,
     /// What the result is the maximum of along a dimension, if it is.
-    maximum_of: Option<MaximumOf<B>>,
+    maximum_of: Option<MaximumOf>,
     /// The rows of a tensor that is reshaped or transposed.
     rows: Option<Arc<Rows>>,
+    /// The copy in another dtype of a tensor that is reshaped.
+    copied: Option<Copied<FloatTensor<B>>>,
+    /// That of a tensor that is transposed, if it was made.
+    copy: Option<(DType, FloatTensor<B>)>,
     /// What is kept for what the op makes of its first float input.
     descent: Option<Descent>,
     /// The dimensions that a transposition is about.
@@ -50,6 +54,8 @@ impl<B: BackendIr> Call<B> {
             lineage: Lineage::new(op),
             maximum_of: None,
             rows: None,
+            copied: None,
+            copy: None,
             descent: None,
             dims: Vec::new(),
             watched: false,
@@ -82,8 +88,13 @@ impl<B: BackendIr> Call<B> {
             }
         }
         self.see_layer(tensor.layer());
-        if self.op == Op::float_reshape || transposes(self.op) {
+        if self.op == Op::float_reshape {
             self.rows = Some(tensor.rows().clone());
+            self.copied = Some(tensor.copied().clone());
+        }
+        if transposes(self.op) {
+            self.rows = Some(tensor.rows().clone());
+            self.copy = tensor.copy();
         }
         self.lineage.see(tensor);
     }
@@ -210,8 +221,9 @@ impl<B: BackendIr> Call<B> {
         }
         layer.stored(tensor.dtype(), nominal, tensor.shape().num_elements());
         let shape = tensor.shape();
-        let tensor =
-            LayeredFloat::new(tensor, nominal, layer).with_maximum_of(self.maximum_of.clone());
+        let tensor = LayeredFloat::new(tensor, nominal, layer)
+            .with_maximum_of(self.maximum_of.clone())
+            .with_part(self.makes_part(&shape));
         let tensor = match (&self.descent, &self.inputs) {
             (Some(descent), Some(inputs)) if inputs.shapes[0] == shape => {
                 tensor.rows().descent.get_or_init(|| descent.clone());
@@ -227,22 +239,45 @@ impl<B: BackendIr> Call<B> {
         match (self.op, &self.rows) {
             (Op::float_reshape, Some(rows)) => self.reshaped(tensor, &shape, rows),
             (_, Some(rows)) if self.turns(shape.num_dims()) => {
-                tensor.with_columns(Some(rows.clone()))
+                self.turned(tensor.with_columns(Some(rows.clone())), &shape)
             }
             _ => tensor,
         }
     }
 
-    /// What a reshape leaves as it was: rows, and whether they are the columns of another tensor.
+    /// The copy of a tensor whose last two dimensions are swapped is turned with it.
+    fn turned(&self, tensor: LayeredFloat<B>, shape: &Shape) -> LayeredFloat<B> {
+        let Some((dtype, copy)) = self.copy.clone() else {
+            return tensor;
+        };
+        let last = shape.num_dims() - 1;
+        let copy = B::float_swap_dims(copy, last - 1, last);
+        tensor.with_copied(Arc::new(Mutex::new(Some((dtype, copy)))))
+    }
+
+    /// What of a linear layer a result of that shape may be.
+    fn makes_part(&self, shape: &Shape) -> Option<Part> {
+        let inputs = self.inputs.as_ref()?;
+        match self.op {
+            Op::float_matmul => Some(Part::Product),
+            Op::float_reshape if inputs.shapes[0].num_dims() == 1 => {
+                (shape.last() == inputs.shapes[0].last()).then_some(Part::Row)
+            }
+            _ => None,
+        }
+    }
+
+    /// What a reshape leaves as it was: the copy in another dtype, rows, and whether they are the columns of another tensor.
     fn reshaped(
         &self,
         tensor: LayeredFloat<B>,
         shape: &Shape,
         rows: &Arc<Rows>,
     ) -> LayeredFloat<B> {
-        let Some(inputs) = &self.inputs else {
+        let (Some(inputs), Some(copied)) = (&self.inputs, &self.copied) else {
             return tensor;
         };
+        let tensor = tensor.with_copied(copied.clone());
         let before = inputs.shapes[0].iter().rev();
         match before
             .zip(shape.iter().rev())

@@ -72,9 +72,17 @@ impl Case {
         Self { vanishing, ..self }
     }
 
-    /// Attention may be twice as far: the gradient of a softmax is a difference of numbers that are
+    /// Each attention may be as far again: the gradient of a softmax is a difference of numbers that are
     /// nearly equal.
-    fn attends(self) -> Self {
+    fn attends(self, times: u8) -> Self {
+        Self {
+            factor: 1.0 + f32::from(times),
+            ..self
+        }
+    }
+
+    /// Recurrent layers may be twice as far: each step rounds gates and states that are made of those of the one before.
+    fn recurs(self) -> Self {
         Self {
             factor: 2.0,
             ..self

@@ -23,7 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn recurrent() -> Vec<Case> {
-    vec![
+    let cases = vec![
         case(
             |device| RnnConfig::new(6, 5, true).init(device),
             |m, feed| m.forward(feed.float([2, 4, 6]), None).0,
@@ -51,7 +51,8 @@ fn recurrent() -> Vec<Case> {
             |device| BiLstmConfig::new(6, 5, true).init(device),
             |m, feed| m.forward(feed.float([2, 4, 6]), None).0,
         ),
-    ]
+    ];
+    cases.into_iter().map(Case::recurs).collect()
 }
 
 /// A key's bias adds the same to all scores of a query, which softmax does not notice: its gradient
@@ -70,7 +71,7 @@ fn attention() -> Vec<Case> {
                 m.forward(MhaInput::self_attn(x).mask_attn(mask)).context
             },
         )
-        .attends()
+        .attends(1)
         .vanishing(&["key.bias"]),
         case(
             |device| {
@@ -80,7 +81,7 @@ fn attention() -> Vec<Case> {
             },
             |m, feed| m.forward(feed.float([2, 3, 8]), feed.float([2, 5, 6]), None),
         )
-        .attends()
+        .attends(1)
         .vanishing(&["key.bias"]),
     ]
 }
@@ -93,13 +94,13 @@ fn transformers() -> Vec<Case> {
             move |device| encoder().init(device),
             |m, feed| m.forward(TransformerEncoderInput::new(feed.float([2, 4, 8]))),
         )
-        .attends()
+        .attends(2)
         .vanishing(&["layers.0.mha.key.bias", "layers.1.mha.key.bias"]),
         case(
             move |device| TransformerEncoderLayer::new(&encoder(), device),
             |m, feed| m.forward(feed.float([2, 4, 8]), None, None),
         )
-        .attends()
+        .attends(1)
         .vanishing(&["mha.key.bias"]),
         case(
             move |device| decoder().init(device),
@@ -108,7 +109,7 @@ fn transformers() -> Vec<Case> {
                 m.forward(TransformerDecoderInput::new(target, memory))
             },
         )
-        .attends()
+        .attends(2)
         .vanishing(&[
             "layers.0.self_attn.key.bias",
             "layers.0.cross_attn.key.bias",
