@@ -1,13 +1,16 @@
 //! The layers of one device.
 
-use crate::{Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run};
+use crate::{
+    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, recent::Recent,
+    tensor::Copied,
+};
 use burn_backend::{DType, DeviceId, distributed::ReduceOperation};
 use core::{
     any::Any,
     fmt,
     sync::atomic::{AtomicUsize, Ordering},
 };
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 /// The layers of a device, the first one innermost. They can be [taken off](Self::take_off), and
 /// others [put on](Self::put_on), once none of the device's tensors lives.
@@ -17,6 +20,7 @@ pub(crate) struct LayerSet {
     stack: RwLock<Option<Stack>>,
     /// How many tensors the device has.
     tensors: AtomicUsize,
+    recent: Recent,
 }
 
 /// What is on a device.
@@ -32,6 +36,7 @@ impl LayerSet {
             index,
             stack: RwLock::new(Some(stack)),
             tensors: AtomicUsize::new(0),
+            recent: Recent::default(),
         }
     }
 
@@ -49,6 +54,12 @@ impl LayerSet {
 
     pub(crate) fn release(&self) {
         self.tensors.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Keeps the copy of a tensor until others were made. It is not locked.
+    pub(crate) fn keep_for_now<P: Send + 'static>(&self, copied: &Copied<P>) {
+        let copied: Weak<Mutex<Option<(DType, P)>>> = Arc::downgrade(copied);
+        self.recent.keep(copied);
     }
 
     /// How many tensors the device has.

@@ -15,6 +15,7 @@ mod lease;
 mod op;
 mod ops;
 mod plan;
+mod recent;
 mod reduce;
 mod run;
 mod scope;

@@ -72,8 +72,8 @@ enum Source<P: TensorMetadata> {
     },
 }
 
-/// A copy in another dtype, which the clones of a tensor and its reshapes share: a parameter is cast once and not once an op,
-/// and the copy goes when the last of them does.
+/// A copy in another dtype, which the clones of a tensor and its reshapes share. A narrower one of a parameter is there as long as
+/// they are, so that it is cast once and not once an op; others for a [while](crate::recent::Recent).
 pub(crate) type Copied<P> = Arc<Mutex<Option<(DType, P)>>>;
 
 /// What the clones of a tensor share with its reshapes that keep the last dimension: its rows are theirs.
@@ -302,6 +302,7 @@ impl<B: Backend> LayeredFloat<B> {
         };
         // The last holder has no use for a copy beyond this op.
         let is_shared = Arc::strong_count(&self.copied) > 1;
+        let lasts = !self.computed && dtype.size() < from.size();
         let copied = self.copied.clone();
         let layer = self.layer().clone();
         let mut copy = lock(&copied);
@@ -318,6 +319,10 @@ impl<B: Backend> LayeredFloat<B> {
         let tensor = B::float_cast(self.into_storage(), dtype.into());
         if is_shared {
             *copy = Some((dtype, tensor.clone()));
+            drop(copy);
+            if !lasts {
+                layer.keep_for_now(&copied);
+            }
         }
         tensor
     }

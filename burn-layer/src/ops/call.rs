@@ -252,7 +252,11 @@ impl<B: BackendIr> Call<B> {
         };
         let last = shape.num_dims() - 1;
         let copy = B::float_swap_dims(copy, last - 1, last);
-        tensor.with_copied(Arc::new(Mutex::new(Some((dtype, copy)))))
+        let copied = Arc::new(Mutex::new(Some((dtype, copy))));
+        if tensor.is_computed() {
+            tensor.layer().keep_for_now(&copied);
+        }
+        tensor.with_copied(copied)
     }
 
     /// What of a linear layer a result of that shape may be.

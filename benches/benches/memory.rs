@@ -1,0 +1,96 @@
+//! How much memory does a training step have in use at most, in bf16 beside f32? On the CPU (Flex), where each tensor is an allocation of
+//! its own; parameters and the batch count. `gpu_steps` asks the same of a GPU.
+
+use benches::{
+    Precision, Training, is_selected,
+    models::{Gpt2, ResNet, VisionTransformer},
+    training_of,
+};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+const CLASSES: usize = 64;
+
+fn main() {
+    compare("ResNet-18, batch 32, 3x96x96", |precision, device| {
+        images([32, 3, 96, 96], device, |images, labels| {
+            let model = ResNet::resnet18(CLASSES, device);
+            training_of(precision, model, labels, move |model, _| match precision {
+                Precision::Bf16ByHand => model.forward_by_hand(images.clone(), FloatDType::BF16),
+                _ => model.forward(images.clone()),
+            })
+        })
+    });
+    compare(
+        "vision transformer, 6 layers of width 128, batch 32, 3x32x32",
+        |precision, device| {
+            images([32, 3, 32, 32], device, |images, labels| {
+                let model = VisionTransformer::new(6, 128, 4, 32, CLASSES, device);
+                training_of(precision, model, labels, move |model, _| match precision {
+                    Precision::Bf16ByHand => {
+                        model.forward_by_hand(images.clone(), FloatDType::BF16)
+                    }
+                    _ => model.forward(images.clone()),
+                })
+            })
+        },
+    );
+    compare(
+        "GPT, 6 layers of width 128, batch 8 of 128 tokens",
+        |precision, device| {
+            let model = Gpt2::new(6, 128, CLASSES, 128, device);
+            let tokens =
+                Tensor::<1, Int>::arange(0..8 * 128, device).remainder_scalar(CLASSES as i64);
+            let text = tokens.clone().reshape([8, 128]);
+            training_of(precision, model, tokens, move |model, _| {
+                let logits = match precision {
+                    Precision::Bf16ByHand => model.forward_by_hand(text.clone(), FloatDType::BF16),
+                    _ => model.forward(text.clone()),
+                };
+                logits.flatten(0, 1)
+            })
+        },
+    );
+}
+
+fn images(
+    shape: [usize; 4],
+    device: &Device,
+    train: impl FnOnce(Tensor<4>, Tensor<1, Int>) -> Training,
+) -> Training {
+    let images = Tensor::random(shape, Distribution::Default, device);
+    train(images, Tensor::arange(0..shape[0] as i64, device))
+}
+
+fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
+    let question = format!("What memory does a step take? {model}");
+    if !is_selected(&question) {
+        return;
+    }
+    println!("\n{question}");
+    let ways = [
+        Precision::Plain,
+        Precision::O0,
+        Precision::Bf16,
+        Precision::Bf16ByHand,
+    ];
+    let mut plain = None;
+    for precision in ways {
+        let device = precision.device(Device::flex()).autodiff();
+        let before = ALLOCATOR.current_usage();
+        let mut training = train(precision, &device);
+        // The first step sets up what stays.
+        training.step();
+        ALLOCATOR.reset_peak_usage();
+        training.step();
+        training.check().expect("it trains");
+        let peak = (ALLOCATOR.peak_usage() - before) as f64;
+        drop(training);
+        device.sync().expect("the device works");
+        let ratio = peak / *plain.get_or_insert(peak);
+        println!("  {precision:<14} {:7.1} MB   {ratio:.3}", peak / 1e6);
+    }
+}

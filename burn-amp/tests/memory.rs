@@ -1,0 +1,76 @@
+//! What autocast keeps for backward, in a process of its own: its allocator counts. On Flex each tensor is an allocation.
+
+use burn::{
+    nn::{
+        BatchNorm, BatchNormConfig, Linear, LinearConfig,
+        conv::{Conv2d, Conv2dConfig},
+    },
+    tensor::{Device, Tensor, activation::relu},
+};
+use burn_amp::Autocast;
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+/// Bytes in use once `forward` ran, and still could go backward, more than before.
+fn kept(device: &Device, forward: impl Fn() -> Tensor<1>) -> f64 {
+    // What a first run sets up stays.
+    drop(forward());
+    device.sync().unwrap();
+    let before = ALLOCATOR.current_usage();
+    let loss = forward();
+    device.sync().unwrap();
+    let bytes = ALLOCATOR.current_usage() as f64 - before as f64;
+    drop(loss);
+    device.sync().unwrap();
+    bytes
+}
+
+fn plain_and_bf16() -> [Device; 2] {
+    let plain = Device::flex();
+    let bf16 = Autocast::bf16().device(plain.clone()).unwrap();
+    [plain, bf16].map(Device::autodiff)
+}
+
+/// One after the other: they share the allocator.
+#[test]
+fn what_backward_needs_takes_less_in_bf16() {
+    // Convolutions give bf16, which norms read in f32 and store in bf16: all of it is half as large.
+    let [plain, bf16] = plain_and_bf16().map(|device| {
+        let convs: Vec<(Conv2d, BatchNorm)> = (0..8)
+            .map(|_| {
+                let conv = Conv2dConfig::new([16, 16], [1, 1]).init(&device);
+                (conv, BatchNormConfig::new(16).init(&device))
+            })
+            .collect();
+        let images = Tensor::<4>::ones([8, 16, 32, 32], &device);
+        kept(&device, || {
+            let layers = convs.iter();
+            let last = layers.fold(images.clone(), |x, (conv, norm)| {
+                relu(norm.forward(conv.forward(x)))
+            });
+            last.sum()
+        })
+    });
+    // Of 24 tensors; and some are there for a while yet.
+    let ratio = bf16 / plain;
+    println!("convolutions: {ratio:.3} of f32");
+    assert!((0.5..0.75).contains(&ratio));
+
+    // Linear layers cast what comes in f32: no copy stays beside it, and what they give is half as large.
+    let [plain, bf16] = plain_and_bf16().map(|device| {
+        let linears: Vec<Linear> = (0..16)
+            .map(|_| LinearConfig::new(64, 64).init(&device))
+            .collect();
+        let tokens = Tensor::<2>::ones([1_024, 64], &device);
+        kept(&device, || {
+            let layers = linears.iter();
+            let last = layers.fold(tokens.clone(), |x, linear| linear.forward(x).exp());
+            last.sum()
+        })
+    });
+    let ratio = bf16 / plain;
+    println!("linear layers: {ratio:.3} of f32");
+    assert!((0.5..0.85).contains(&ratio));
+}
