@@ -16,61 +16,49 @@ const CLASSES: usize = 64;
 
 fn main() {
     compare("ResNet-18, batch 32, 3x96x96", |precision, device| {
-        images([32, 3, 96, 96], device, |images, labels| {
-            let model = ResNet::resnet18(CLASSES, device);
-            training_of(precision, model, labels, move |model, _| match precision {
-                Precision::Bf16ByHand => model.forward_by_hand(images.clone(), FloatDType::BF16),
-                _ => model.forward(images.clone()),
-            })
+        let model = ResNet::resnet18(CLASSES, device);
+        let (images, labels) = images([32, 3, 96, 96], device);
+        training_of(precision, model, labels, move |model, _| match precision {
+            Precision::Bf16ByHand => model.forward_by_hand(images.clone(), FloatDType::BF16),
+            _ => model.forward(images.clone()),
         })
     });
-    compare(
-        "vision transformer, 6 layers of width 128, batch 32, 3x32x32",
-        |precision, device| {
-            images([32, 3, 32, 32], device, |images, labels| {
-                let model = VisionTransformer::new(6, 128, 4, 32, CLASSES, device);
-                training_of(precision, model, labels, move |model, _| match precision {
-                    Precision::Bf16ByHand => {
-                        model.forward_by_hand(images.clone(), FloatDType::BF16)
-                    }
-                    _ => model.forward(images.clone()),
-                })
-            })
-        },
-    );
-    compare(
-        "GPT, 6 layers of width 128, batch 8 of 128 tokens",
-        |precision, device| {
-            let model = Gpt2::new(6, 128, CLASSES, 128, device);
-            let tokens =
-                Tensor::<1, Int>::arange(0..8 * 128, device).remainder_scalar(CLASSES as i64);
-            let text = tokens.clone().reshape([8, 128]);
-            training_of(precision, model, tokens, move |model, _| {
-                let logits = match precision {
-                    Precision::Bf16ByHand => model.forward_by_hand(text.clone(), FloatDType::BF16),
-                    _ => model.forward(text.clone()),
-                };
-                logits.flatten(0, 1)
-            })
-        },
-    );
+    let vit = "vision transformer, 6 layers of width 128, batch 32, 3x32x32";
+    compare(vit, |precision, device| {
+        let model = VisionTransformer::new(6, 128, 4, 32, CLASSES, device);
+        let (images, labels) = images([32, 3, 32, 32], device);
+        training_of(precision, model, labels, move |model, _| match precision {
+            Precision::Bf16ByHand => model.forward_by_hand(images.clone(), FloatDType::BF16),
+            _ => model.forward(images.clone()),
+        })
+    });
+    let gpt = "GPT, 6 layers of width 128, batch 8 of 128 tokens";
+    compare(gpt, |precision, device| {
+        let model = Gpt2::new(6, 128, CLASSES, 128, device);
+        let labels = Tensor::<1, Int>::arange(0..8 * 128, device).remainder_scalar(CLASSES as i64);
+        let tokens = labels.clone().reshape([8, 128]);
+        training_of(precision, model, labels, move |model, _| {
+            let logits = match precision {
+                Precision::Bf16ByHand => model.forward_by_hand(tokens.clone(), FloatDType::BF16),
+                _ => model.forward(tokens.clone()),
+            };
+            logits.flatten(0, 1)
+        })
+    });
 }
 
-fn images(
-    shape: [usize; 4],
-    device: &Device,
-    train: impl FnOnce(Tensor<4>, Tensor<1, Int>) -> Training,
-) -> Training {
+fn images(shape: [usize; 4], device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
     let images = Tensor::random(shape, Distribution::Default, device);
-    train(images, Tensor::arange(0..shape[0] as i64, device))
+    (images, Tensor::arange(0..shape[0] as i64, device))
 }
 
+/// Measures the steps that `train` makes on each device.
 fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
     let question = format!("What memory does a step take? {model}");
     if !is_selected(&question) {
         return;
     }
-    println!("\n{question}");
+    println!("\n{question}\n\n| | most in use | ratio |\n|---|---|---|");
     let ways = [
         Precision::Plain,
         Precision::O0,
@@ -91,6 +79,6 @@ fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
         drop(training);
         device.sync().expect("the device works");
         let ratio = peak / *plain.get_or_insert(peak);
-        println!("  {precision:<14} {:7.1} MB   {ratio:.3}", peak / 1e6);
+        println!("| {precision} | {:.1} MB | {ratio:.3} |", peak / 1e6);
     }
 }
