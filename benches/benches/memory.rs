@@ -60,14 +60,20 @@ fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
     }
     println!("\n{question}\n\n| | most in use | ratio |\n|---|---|---|");
     let ways = [
-        Precision::Plain,
-        Precision::O0,
-        Precision::Bf16,
-        Precision::Bf16ByHand,
+        (Precision::Plain, false),
+        (Precision::O0, false),
+        (Precision::Bf16, false),
+        (Precision::Bf16ByHand, false),
+        (Precision::Plain, true),
+        (Precision::Bf16, true),
     ];
     let mut plain = None;
-    for precision in ways {
+    for (precision, checkpointing) in ways {
         let device = precision.device(Device::flex()).autodiff();
+        let (device, besides) = match checkpointing {
+            true => (device.gradient_checkpointing(), ", gradient checkpointing"),
+            false => (device, ""),
+        };
         let before = ALLOCATOR.current_usage();
         let mut training = train(precision, &device);
         // The first step sets up what stays.
@@ -79,6 +85,9 @@ fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
         drop(training);
         device.sync().expect("the device works");
         let ratio = peak / *plain.get_or_insert(peak);
-        println!("| {precision} | {:.1} MB | {ratio:.3} |", peak / 1e6);
+        println!(
+            "| {precision}{besides} | {:.1} MB | {ratio:.3} |",
+            peak / 1e6
+        );
     }
 }

@@ -3,6 +3,7 @@
 mod suite {
     mod alone;
     mod autocast;
+    mod checkpointing;
     mod device;
     mod devices;
     mod fp8;

@@ -53,12 +53,11 @@ fn what_backward_needs_takes_less_in_bf16() {
             last.sum()
         })
     });
-    // Of 24 tensors; and some are there for a while yet.
     let ratio = bf16 / plain;
     println!("convolutions: {ratio:.3} of f32");
-    assert!((0.5..0.75).contains(&ratio));
+    assert!((0.5..0.55).contains(&ratio));
 
-    // Linear layers cast what comes in f32: no copy stays beside it, and what they give is half as large.
+    // Linear layers cast what comes in f32: no copy stays beside it. What they give is half as large: six bytes instead of eight.
     let [plain, bf16] = plain_and_bf16().map(|device| {
         let linears: Vec<Linear> = (0..16)
             .map(|_| LinearConfig::new(64, 64).init(&device))
@@ -72,5 +71,5 @@ fn what_backward_needs_takes_less_in_bf16() {
     });
     let ratio = bf16 / plain;
     println!("linear layers: {ratio:.3} of f32");
-    assert!((0.5..0.85).contains(&ratio));
+    assert!((0.7..0.8).contains(&ratio));
 }
