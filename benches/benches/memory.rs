@@ -3,10 +3,9 @@
 
 use benches::{
     Precision, Training, is_selected,
-    models::{Gpt2, ResNet, VisionTransformer},
-    training_of,
+    models::{Gpt2, ResNet, VisionTransformer, on_images, on_text},
 };
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+use burn::tensor::Device;
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -17,39 +16,23 @@ const CLASSES: usize = 64;
 fn main() {
     compare("ResNet-18, batch 32, 3x96x96", |precision, device| {
         let model = ResNet::resnet18(CLASSES, device);
-        let (images, labels) = images([32, 3, 96, 96], device);
-        training_of(precision, model, labels, move |model, _| match precision {
-            Precision::Bf16ByHand => model.forward_by_hand(images.clone(), FloatDType::BF16),
-            _ => model.forward(images.clone()),
-        })
+        let forward = (ResNet::forward as _, ResNet::forward_by_hand as _);
+        on_images(precision, model, forward, [32, 3, 96, 96], device)
     });
     let vit = "vision transformer, 6 layers of width 128, batch 32, 3x32x32";
     compare(vit, |precision, device| {
         let model = VisionTransformer::new(6, 128, 4, 32, CLASSES, device);
-        let (images, labels) = images([32, 3, 32, 32], device);
-        training_of(precision, model, labels, move |model, _| match precision {
-            Precision::Bf16ByHand => model.forward_by_hand(images.clone(), FloatDType::BF16),
-            _ => model.forward(images.clone()),
-        })
+        let forward = (
+            VisionTransformer::forward as _,
+            VisionTransformer::forward_by_hand as _,
+        );
+        on_images(precision, model, forward, [32, 3, 32, 32], device)
     });
     let gpt = "GPT, 6 layers of width 128, batch 8 of 128 tokens";
     compare(gpt, |precision, device| {
         let model = Gpt2::new(6, 128, CLASSES, 128, device);
-        let labels = Tensor::<1, Int>::arange(0..8 * 128, device).remainder_scalar(CLASSES as i64);
-        let tokens = labels.clone().reshape([8, 128]);
-        training_of(precision, model, labels, move |model, _| {
-            let logits = match precision {
-                Precision::Bf16ByHand => model.forward_by_hand(tokens.clone(), FloatDType::BF16),
-                _ => model.forward(tokens.clone()),
-            };
-            logits.flatten(0, 1)
-        })
+        on_text(precision, model, [8, 128], CLASSES)
     });
-}
-
-fn images(shape: [usize; 4], device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
-    let images = Tensor::random(shape, Distribution::Default, device);
-    (images, Tensor::arange(0..shape[0] as i64, device))
 }
 
 /// Measures the steps that `train` makes on each device.

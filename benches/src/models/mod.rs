@@ -8,5 +8,5 @@ mod vit;
 
 pub use gpt::Gpt2;
 pub use resnet::ResNet;
-pub use training::model_training;
+pub use training::{Forward, model_training, on_images, on_text};
 pub use vit::VisionTransformer;

@@ -61,12 +61,25 @@ pub fn model_training(model: &str, batch: usize, precision: Precision, device: D
 }
 
 /// How a model computes logits of images, and how it does with casts written by hand.
-type Forward<M> = (
+pub type Forward<M> = (
     fn(&M, Tensor<4>) -> Tensor<2>,
     fn(&M, Tensor<4>, FloatDType) -> Tensor<2>,
 );
 
-fn on_images<M: Module + 'static>(
+/// The [training](Training) of a model over a batch of random images of `shape`, `[images, channels, height, width]`. There are as many
+/// labels as images, and 1,000 at most.
+///
+/// ```
+/// use benches::{Precision, models::{VisionTransformer, on_images}};
+/// use burn::tensor::Device;
+///
+/// let device = Device::flex().autodiff();
+/// let model = VisionTransformer::new(1, 64, 8, 16, 2, &device);
+/// let forward = (VisionTransformer::forward as _, VisionTransformer::forward_by_hand as _);
+/// let mut training = on_images(Precision::Plain, model, forward, [2, 3, 16, 16], &device);
+/// training.step();
+/// ```
+pub fn on_images<M: Module + 'static>(
     precision: Precision,
     model: M,
     (forward, by_hand): Forward<M>,
@@ -86,7 +99,22 @@ fn on_images<M: Module + 'static>(
     })
 }
 
-fn on_text(precision: Precision, model: Gpt2, shape: [usize; 2], vocabulary: usize) -> Training {
+/// The [training](Training) of a GPT over texts of `shape`, `[texts, tokens]`, of `vocabulary` kinds of tokens.
+///
+/// ```
+/// use benches::{Precision, models::{Gpt2, on_text}};
+/// use burn::tensor::Device;
+///
+/// let model = Gpt2::new(1, 64, 16, 8, &Device::flex().autodiff());
+/// let mut training = on_text(Precision::Plain, model, [2, 8], 16);
+/// training.step();
+/// ```
+pub fn on_text(
+    precision: Precision,
+    model: Gpt2,
+    shape: [usize; 2],
+    vocabulary: usize,
+) -> Training {
     let device = &model.devices()[0];
     let places = Tensor::<1, Int>::arange(0..(shape[0] * shape[1]) as i64, device);
     // Far from one another, as those of a text are.
