@@ -66,6 +66,31 @@ mod tests {
     use super::*;
     use crate::Granularity;
 
+    /// As the README says.
+    #[test]
+    fn a_cube_holds_blocks_of_32_768_elements() {
+        let holds = |block, by_columns| {
+            let blocks = Blocks {
+                matrix: [40_960, 40_960],
+                block,
+            };
+            Team::holding(&blocks, by_columns, 256).is_some()
+        };
+        for block in [[1, 128], [1, 32_768], [1_024, 1], [128, 128]] {
+            assert!(holds(block, false), "{block:?}");
+        }
+        for block in [[128, 1], [1_024, 1], [128, 128], [256, 128]] {
+            assert!(holds(block, true), "{block:?}");
+        }
+        for block in [[1, 32_896], [1_032, 1], [512, 128]] {
+            assert!(
+                ![false, true]
+                    .into_iter()
+                    .any(|by_columns| holds(block, by_columns))
+            );
+        }
+    }
+
     /// Sizes on both sides of a word, a tile and their groups, and of what teams hold; batches; blocks that end within a tile. The
     /// peer is the cast row by row, in several kernels.
     #[test]
