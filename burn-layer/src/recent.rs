@@ -10,12 +10,12 @@ use std::{
 /// and the difference from it.
 const KEPT: usize = 4;
 
-/// The copy of a tensor.
-pub(crate) trait Copied: Send + Sync {
+/// A copy that can be made again.
+pub(crate) trait GiveUp: Send + Sync {
     fn give_up(&self);
 }
 
-impl<P: Send> Copied for Mutex<Option<(DType, P)>> {
+impl<P: Send> GiveUp for Mutex<Option<(DType, P)>> {
     fn give_up(&self) {
         *self.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -24,11 +24,11 @@ impl<P: Send> Copied for Mutex<Option<(DType, P)>> {
 /// The copies that were made last. Backward needs activations once more, and until then a copy beside each would take half as
 /// much memory again as these do, or twice as much where it is the wider one.
 #[derive(Default)]
-pub(crate) struct Recent(Mutex<VecDeque<Weak<dyn Copied>>>);
+pub(crate) struct Recent(Mutex<VecDeque<Weak<dyn GiveUp>>>);
 
 impl Recent {
     /// Keeps a copy for now. The caller has no copy locked.
-    pub(crate) fn keep(&self, copy: Weak<dyn Copied>) {
+    pub(crate) fn keep(&self, copy: Weak<dyn GiveUp>) {
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.retain(|other| !other.ptr_eq(&copy));
         recent.push_back(copy);

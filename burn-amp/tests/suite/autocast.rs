@@ -196,7 +196,7 @@ fn a_parameter_is_cast_once_a_step() {
 /// So is an activation for all products that its rows are in, in backward too: by queries, keys and values, for instance.
 #[test]
 fn reshapes_and_transpositions_share_a_cast() {
-    let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
+    let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
     let products = |device: &Device, dtype: FloatDType| {
         let ramp = Tensor::<1, burn::tensor::Int>::arange(0..24, device).float();
         let [x, y] = [0.71, 0.37].map(|step| (ramp.clone() * step).cos().reshape([2, 3, 4]));
@@ -216,7 +216,7 @@ fn reshapes_and_transpositions_share_a_cast() {
         )
     };
     let (expected, ..) = products(&Device::flex(), FloatDType::BF16);
-    let (found, casts, saved) = products(&autocast.device, FloatDType::F32);
+    let (found, casts, saved) = products(&autocast.device(), FloatDType::F32);
     assert_eq!(found, expected);
     // And the third product, which may be the gradient of a weight, is stored in f32.
     assert_eq!((casts, saved), (3, 4));
@@ -226,7 +226,7 @@ fn reshapes_and_transpositions_share_a_cast() {
 #[test]
 fn a_linear_layer_is_low_with_its_bias() {
     for batch in [1, 2] {
-        let autocast = Autocast::bf16().with_report(Device::flex()).unwrap();
+        let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
         let adds = |dtype| autocast.report().runs_of(Op::float_add, dtype);
         let x = |device: &Device| {
             let ramp = Tensor::<1, burn::tensor::Int>::arange(0..48, device).float();
@@ -234,25 +234,23 @@ fn a_linear_layer_is_low_with_its_bias() {
         };
         let (device, low) = (Device::flex(), FloatDType::BF16);
         let linear = LinearConfig::new(8, 4).init(&device);
-        let there = linear.clone().fork(&autocast.device);
+        let there = linear.clone().fork(&autocast.device());
         let hand = burn::tensor::module::linear(
             x(&device).cast(low),
             linear.weight.val().cast(low),
             linear.bias.as_ref().map(|bias| bias.val().cast(low)),
         );
-        let out = there.forward(x(&autocast.device));
+        let out = there.forward(x(&autocast.device()));
         assert_eq!(values(out.clone()), values(hand.cast(FloatDType::F32)));
         assert_eq!([adds(DType::BF16), adds(DType::F32)], [1, 0]);
-        (out.clone() + Tensor::ones(out.dims(), &autocast.device)).into_data();
+        (out.clone() + Tensor::ones(out.dims(), &autocast.device())).into_data();
         assert_eq!([adds(DType::BF16), adds(DType::F32)], [1, 1]);
     }
     let policy = Policy::builder(FloatDType::BF16).rule(Op::float_matmul, Rule::Full);
-    let full = Autocast::new(policy.build())
-        .with_report(Device::flex())
-        .unwrap();
-    let linear = LinearConfig::new(8, 4).init(&full.device);
+    let full = Autocast::new(policy.build()).lease(Device::flex()).unwrap();
+    let linear = LinearConfig::new(8, 4).init(&full.device());
     linear
-        .forward(Tensor::<2>::ones([3, 8], &full.device))
+        .forward(Tensor::<2>::ones([3, 8], &full.device()))
         .into_data();
     assert_eq!(full.report().runs(DType::BF16), 0);
 }

@@ -37,6 +37,7 @@ pub(super) struct Team {
     pieces: usize,
     /// Rows of a piece: a tile's where codes are turned.
     rows: usize,
+    /// Whether blocks are one column wide: each column has an amax of its own.
     narrow: bool,
 }
 

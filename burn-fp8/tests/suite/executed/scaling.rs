@@ -94,7 +94,7 @@ fn blocks_have_scales_of_their_own() {
     };
     let mut random = Random::new(5);
     let block = |rows, columns| Granularity::Block { rows, columns };
-    // Rows of 70 are no whole words: their codes are written by a kernel of their own.
+    // Rows of 70 are no whole words, and blocks of 10 rows no whole tiles: zeros, amaxes, scales and codes are a kernel each.
     for (columns, granularity, [block_rows, block_columns], kernels) in [
         (70, Granularity::Row, [1, 70], 4),
         (72, Granularity::Row, [1, 72], 1),
