@@ -38,7 +38,7 @@ pub struct Case {
 ///
 /// The messages are those of all-gathers, in which all ranks send at the same time, as they do in an
 /// all-reduce; so what the ranks of one machine take from each other is in the network that comes out. Adding up
-/// is not in the model. Each time is the least of `repetitions`.
+/// is not in the model. Each time is the median of `repetitions`.
 ///
 /// ```
 /// use burn_ddp::simulate::calibrate;
@@ -94,12 +94,11 @@ fn measure(
     fit(group.world_size(), sizes, |timed| match timed {
         Timed::AllGather(bytes) => {
             let data = vec![0u8; bytes];
-            time(group, repetitions, || group.all_gather(&data).map(drop))
+            time(repetitions, || group.all_gather(&data).map(drop))
         }
         Timed::AllReduce(bytes) => {
             let mut data = vec![0f32; bytes / 4];
-            let reduce = || group.all_reduce(&mut data, ReduceOp::Sum);
-            time(group, repetitions, reduce)
+            time(repetitions, || group.all_reduce(&mut data, ReduceOp::Sum))
         }
     })
 }
@@ -140,30 +139,22 @@ fn fit(
     })
 }
 
-/// The least of the times that a call takes, after one that does not count.
+/// The median of the times that a call takes, of `repetitions` one after the other, after one that does not count.
+///
+/// No barrier comes between two of them: where a call is short because another rank was ahead, the next is long.
 fn time(
-    group: &ProcessGroup,
     repetitions: usize,
     mut call: impl FnMut() -> Result<(), DdpError>,
 ) -> Result<f64, DdpError> {
     call()?;
-    let mut least = f64::INFINITY;
+    let mut seconds = Vec::with_capacity(repetitions);
     for _ in 0..repetitions {
-        group.barrier()?;
         let start = Instant::now();
         call()?;
-        // When the last rank has it, too.
-        group.barrier()?;
-        least = least.min(start.elapsed().as_secs_f64());
+        seconds.push(start.elapsed().as_secs_f64());
     }
-    let mut barrier = f64::INFINITY;
-    for _ in 0..repetitions {
-        let start = Instant::now();
-        group.barrier()?;
-        barrier = barrier.min(start.elapsed().as_secs_f64());
-    }
-    // The clock's own resolution is the least that anything takes.
-    Ok((least - barrier).max(1e-9))
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[repetitions / 2])
 }
 
 #[cfg(test)]
