@@ -1,5 +1,5 @@
 //! What does a training step cost on the autocast device, with everything in f32 (`O0`: the cost of the layer) and in
-//! bf16, beside the plain device?
+//! bf16, also with gradient checkpointing, beside the plain device?
 
 use benches::{Comparison, Precision, is_selected, models::ResNet, training_of};
 use burn::{
@@ -65,6 +65,10 @@ fn compare<M: Module + 'static>(
     )
     .with("autocast O0", step(Precision::O0))
     .with("autocast bf16", step(Precision::Bf16))
+    .with(
+        "autocast bf16, gradient checkpointing",
+        step(Precision::Bf16Checkpointed),
+    )
     .run(rounds);
     println!("{table}");
 }

@@ -1,4 +1,4 @@
-//! f32 or mixed precision.
+//! f32 or mixed precision, and whether activations are kept.
 
 use burn::tensor::Device;
 use burn_amp::{
@@ -27,11 +27,15 @@ pub enum Precision {
     Fp8Current,
     /// The same, scaled by the amaxes of earlier steps.
     Fp8Delayed,
+    /// As [`Plain`](Self::Plain), with Burn's gradient checkpointing: what is cheap to compute is computed again in backward.
+    PlainCheckpointed,
+    /// As [`Bf16`](Self::Bf16), with Burn's gradient checkpointing.
+    Bf16Checkpointed,
 }
 
 impl Precision {
     /// All of them; the first is what the others are compared with.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Plain,
         Self::O0,
         Self::Bf16,
@@ -39,13 +43,20 @@ impl Precision {
         Self::AllBf16,
         Self::Fp8Current,
         Self::Fp8Delayed,
+        Self::PlainCheckpointed,
+        Self::Bf16Checkpointed,
     ];
 
-    /// `device`, as the program is to see it.
+    /// `device`, as the program is to see it, which makes it an autodiff one if it trains.
     pub fn device(self, device: Device) -> Device {
         let fp8 = |recipe: Fp8Recipe| Autocast::fp8(recipe).expect("the recipe is valid");
         let autocast = match self {
             Self::Plain | Self::Bf16ByHand | Self::AllBf16 => return device,
+            Self::PlainCheckpointed => return device.autodiff().gradient_checkpointing(),
+            Self::Bf16Checkpointed => {
+                let device = Self::Bf16.device(device);
+                return device.autodiff().gradient_checkpointing();
+            }
             Self::O0 => Autocast::new(Policy::o0()),
             Self::Bf16 => Autocast::bf16(),
             Self::Fp8Current => fp8(CurrentScaling::new().into()),
@@ -66,6 +77,8 @@ impl fmt::Display for Precision {
             Self::AllBf16 => "all bf16",
             Self::Fp8Current => "autocast fp8, current scaling",
             Self::Fp8Delayed => "autocast fp8, delayed scaling",
+            Self::PlainCheckpointed => "plain f32, gradient checkpointing",
+            Self::Bf16Checkpointed => "autocast bf16, gradient checkpointing",
         })
     }
 }
@@ -75,8 +88,23 @@ mod tests {
     use super::*;
     use burn::{
         nn::LinearConfig,
-        tensor::{DType, Tensor},
+        tensor::{DType, GradientCheckpointingStrategy, Tensor},
     };
+
+    #[test]
+    fn two_do_gradient_checkpointing() {
+        for precision in Precision::ALL {
+            let device = precision.device(Device::flex()).autodiff();
+            let expected = match precision {
+                Precision::PlainCheckpointed | Precision::Bf16Checkpointed => {
+                    GradientCheckpointingStrategy::Balanced
+                }
+                _ => GradientCheckpointingStrategy::Disabled,
+            };
+            let strategy = device.gradient_checkpointing_strategy();
+            assert_eq!(strategy, Some(expected), "{precision}");
+        }
+    }
 
     /// The program sees f32; what differs is how it is rounded.
     #[test]
@@ -97,12 +125,23 @@ mod tests {
             assert_eq!(output.dtype(), DType::F32, "{precision}");
             output.into_data()
         });
-        let [plain, o0, bf16, by_hand, all_bf16, current, delayed] = &outputs;
+        let [
+            plain,
+            o0,
+            bf16,
+            by_hand,
+            all_bf16,
+            current,
+            delayed,
+            plain_again,
+            bf16_again,
+        ] = &outputs;
         assert_eq!(
-            [o0, by_hand, all_bf16],
-            [plain; 3],
+            [o0, by_hand, all_bf16, plain_again],
+            [plain; 4],
             "no casts but the program's own"
         );
+        assert_eq!(bf16_again, bf16, "nothing is rounded otherwise");
         let different = [plain, bf16, current, delayed];
         for (number, output) in different.iter().enumerate() {
             assert!(!different[..number].contains(output), "{number}");
