@@ -74,6 +74,16 @@ impl Errand {
             Self::Send { to: peer } | Self::Receive { from: peer } => vec![peer],
         }
     }
+
+    /// Whether a rank's own elements are its result, and stay where they are.
+    pub(crate) fn stays(self, rank: usize) -> bool {
+        match self {
+            Self::All(TensorOp::Broadcast { root }) => root == rank,
+            Self::All(TensorOp::Reduce { root, .. }) => root != rank,
+            Self::Send { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// A rank's share of a call.

@@ -1,5 +1,7 @@
 //! Tensors by NCCL: they never leave the device.
 
+use std::iter;
+
 use burn::tensor::Shape;
 
 use super::{TensorOp, row};
@@ -9,6 +11,15 @@ use crate::{
     group::order::Place,
     nccl::{Errand, Link, Resident, on_wire, run},
 };
+
+impl TensorOp {
+    /// The shape of a rank's result that is to be somewhere else than its own elements, where that is known before the
+    /// ranks have met.
+    pub(super) fn room(self, own: &Shape, rank: usize, ranks: usize) -> Option<Shape> {
+        let known = self != Self::AllGather && !Errand::All(self).stays(rank);
+        known.then(|| self.result(own, iter::empty(), ranks))
+    }
+}
 
 impl ProcessGroup {
     pub(super) fn by_nccl<T: Resident>(

@@ -122,7 +122,9 @@ impl ProcessGroup {
         #[cfg(feature = "nccl")]
         if let Plane::Nccl(link) = plane {
             let tensor = tensor_to_cube(tensor).expect("a tensor on a CUDA device is CubeCL's");
-            let source = Source::new(tensor).map_err(|error| self.give_up(error))?;
+            let room = |shape: &Shape| (!sends).then(|| shape.clone());
+            let source = Source::all(vec![tensor], room).map_err(|error| self.give_up(error))?;
+            let source = source.into_iter().next().expect("one for one");
             return Ok(Box::new(move || {
                 let result = group.message_by_nccl(source, dtype, peer, sends, &link)?;
                 Ok(tensor_from_cube(result.into_tensor()))

@@ -266,7 +266,8 @@ impl ProcessGroup {
         {
             let sources: Option<Vec<_>> = tensors.iter().cloned().map(tensor_to_cube).collect();
             let sources = sources.expect("a tensor on a CUDA device is CubeCL's");
-            let sources: Result<Vec<_>, _> = sources.into_iter().map(Source::new).collect();
+            let (rank, ranks) = (self.rank(), self.world_size());
+            let sources = Source::all(sources, |shape| op.room(shape, rank, ranks));
             return Ok(Submitted::Nccl {
                 place: self.inner.order.take(),
                 link: link.clone(),

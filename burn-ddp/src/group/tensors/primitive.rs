@@ -35,9 +35,11 @@ impl ProcessGroup {
             if let Plane::Nccl(link) = self.plane(&location)? {
                 let dtype = super::element_type(tensor.dtype())?;
                 let tensor = primitive_to_cube(&tensor).expect("a tensor on CUDA is CubeCL's");
-                let source = Source::new(tensor).map_err(|error| self.give_up(error))?;
+                let (rank, ranks) = (self.rank(), self.world_size());
+                let sources = Source::all(vec![tensor], |shape| op.room(shape, rank, ranks));
+                let sources = sources.map_err(|error| self.give_up(error))?;
                 let place = self.inner.order.take();
-                let mut results = self.by_nccl(place, op, &link, vec![source], dtype)?;
+                let mut results = self.by_nccl(place, op, &link, sources, dtype)?;
                 let result = results.pop().expect("a result for each tensor");
                 return Ok(
                     primitive_from_cube(result.into_tensor()).expect("it came from this backend")

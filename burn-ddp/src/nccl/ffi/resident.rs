@@ -4,7 +4,7 @@ use burn::tensor::Shape;
 
 use super::DeviceStream;
 use crate::{
-    DdpError, TensorOp,
+    DdpError,
     collective::Collective,
     nccl::{
         link::{self, Link},
@@ -20,8 +20,8 @@ pub(crate) trait Resident: Sized {
     /// Where its elements are, one after the other.
     fn address(&self) -> u64;
 
-    /// A new tensor on the same device, of the same type, without elements.
-    fn room(&self, shape: Shape) -> Result<Self, DdpError>;
+    /// A new tensor on the same device, of the same type, whose elements are whatever was in its memory.
+    fn room(&mut self, shape: Shape) -> Result<Self, DdpError>;
 
     /// Makes a stream of its device wait until its elements are there, or, for a new tensor, until nobody uses its memory
     /// for anything else. The host goes on.
@@ -42,15 +42,8 @@ pub(crate) fn run<T: Resident>(
 ) -> Result<Vec<T>, DdpError> {
     let mut calls = Vec::new();
     let mut held = Vec::with_capacity(sources.len());
-    for ((source, lens), shape) in sources.into_iter().zip(lens).zip(shapes) {
-        // Where a rank's own elements are the result, they stay where they are.
-        let stays = match errand {
-            Errand::All(TensorOp::Broadcast { root }) => root == call.rank,
-            Errand::All(TensorOp::Reduce { root, .. }) => root != call.rank,
-            Errand::Send { .. } => true,
-            _ => false,
-        };
-        let target = match stays {
+    for ((mut source, lens), shape) in sources.into_iter().zip(lens).zip(shapes) {
+        let target = match errand.stays(call.rank) {
             true => None,
             false => Some(source.room(shape)?),
         };

@@ -11,10 +11,9 @@ use burn::{backend::TensorMetadata, tensor::Shape};
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use burn_fusion::custom::StreamId;
 use cubecl::{
-    client::Client,
     cuda::CudaRuntime,
     device_handle::{CallResultExt, DeviceHandle},
-    server::{Handle, ServerError},
+    server::ServerError,
 };
 use cubecl_runtime::{
     runtime::Runtime,
@@ -37,23 +36,75 @@ type Storage = <Server as ServerStorage>::Storage;
 /// Device memory that stays where it is while this lives.
 type Memory = ManagedResource<<Storage as ComputeStorage>::Resource>;
 
-/// A tensor that a call takes or makes, and the moment from which a call may use it.
+/// A tensor that a call takes or makes.
 pub(crate) struct Source {
     tensor: CubeTensor,
     memory: Memory,
-    moment: Moment,
+    /// From when on a call may use it. The first of those that were made together, which are of one call, has the moment
+    /// of all.
+    moment: Option<Moment>,
+    /// Room for what comes of it.
+    room: Option<Box<Source>>,
 }
 
 impl Source {
-    /// To be made where the call is submitted.
-    pub(crate) fn new(tensor: CubeTensor) -> Result<Self, DdpError> {
-        let tensor = into_contiguous(tensor);
-        let (memory, moment) = now(&tensor.client, &tensor.handle)?;
-        Ok(Self {
+    /// The tensors of a call, to be made where it is submitted, with room for results of the shapes that `room` gives. The
+    /// host waits for CubeCL's thread once for all of them.
+    pub(crate) fn all(
+        tensors: Vec<CubeTensor>,
+        room: impl Fn(&Shape) -> Option<Shape>,
+    ) -> Result<Vec<Self>, DdpError> {
+        let mut tensors: Vec<_> = tensors.into_iter().map(into_contiguous).collect();
+        let rooms = tensors
+            .iter()
+            .map(|tensor| Some(empty_like(tensor, room(&tensor.shape())?)));
+        let rooms: Vec<Option<CubeTensor>> = rooms.collect();
+        let has_room: Vec<bool> = rooms.iter().map(Option::is_some).collect();
+        tensors.extend(rooms.into_iter().flatten());
+
+        let mut sources = Self::now(tensors)?;
+        let mut rooms = sources.split_off(has_room.len()).into_iter();
+        for (source, has_room) in sources.iter_mut().zip(has_room) {
+            source.room = has_room.then(|| Box::new(rooms.next().expect("one for each")));
+        }
+        Ok(sources)
+    }
+
+    /// Finds where the memory of one device's tensors is, and the moment at which this thread's stream has done all that was
+    /// submitted to it, and what others have done to that memory.
+    fn now(tensors: Vec<CubeTensor>) -> Result<Vec<Self>, DdpError> {
+        let Some(first) = tensors.first() else {
+            return Ok(Vec::new());
+        };
+        let device = DeviceHandle::<Server>::new(first.client.service_id().device);
+        let stream = StreamId::current();
+        let bindings: Vec<_> = tensors
+            .iter()
+            .map(|tensor| tensor.handle.clone().binding())
+            .collect();
+        let found = device.submit_blocking(move |server: &mut Server| {
+            // Also makes the device the thread's current one.
+            let memory = bindings
+                .iter()
+                .map(|binding| server.get_resource(binding.clone(), stream).map_err(text));
+            let memory: Vec<Memory> = memory.collect::<Result<_, String>>()?;
+            // Makes the stream wait for those that the memory was used on.
+            let streams = server.write_streams().resolve(stream, bindings.iter());
+            let stream = streams.map_err(text)?.current().sys;
+            // SAFETY: the stream is alive: it is CubeCL's, on whose thread this is.
+            let moment = unsafe { Moment::on(stream) }.map_err(|error| error.to_string())?;
+            Ok((memory, moment))
+        });
+        let (memory, moment) = found.unwrap_or_resume().map_err(DdpError::Device)?;
+        let mut moment = Some(moment);
+        let sources = tensors.into_iter().zip(memory);
+        let sources = sources.map(|(tensor, memory)| Self {
             tensor,
             memory,
-            moment,
-        })
+            moment: moment.take(),
+            room: None,
+        });
+        Ok(sources.collect())
     }
 
     pub(crate) fn into_tensor(self) -> CubeTensor {
@@ -70,44 +121,28 @@ impl Resident for Source {
         self.memory.resource().ptr
     }
 
-    fn room(&self, shape: Shape) -> Result<Self, DdpError> {
-        let Self { tensor: like, .. } = self;
-        let client = like.client.clone();
-        let handle = client.empty(shape.num_elements() * like.dtype.size());
-        let (memory, moment) = now(&client, &handle)?;
-        let tensor =
-            CubeTensor::new_contiguous(client, like.device.clone(), shape, handle, like.dtype);
-        Ok(Self {
-            tensor,
-            memory,
-            moment,
-        })
+    fn room(&mut self, shape: Shape) -> Result<Self, DdpError> {
+        match self.room.take_if(|room| room.shape() == shape) {
+            Some(room) => Ok(*room),
+            None => {
+                let room = Self::now(vec![empty_like(&self.tensor, shape)])?;
+                Ok(room.into_iter().next().expect("one for each tensor"))
+            }
+        }
     }
 
     fn precede(&mut self, stream: &dyn DeviceStream) -> Result<(), DdpError> {
-        self.moment.precede(stream)
+        match &self.moment {
+            Some(moment) => moment.precede(stream),
+            None => Ok(()),
+        }
     }
 }
 
-/// Where a handle's memory is, and the moment at which this thread's stream has done all that was submitted to it, and
-/// what others have done to that memory.
-fn now(client: &Client, handle: &Handle) -> Result<(Memory, Moment), DdpError> {
-    let stream = StreamId::current();
-    let binding = handle.clone().binding();
-    let device = DeviceHandle::<Server>::new(client.service_id().device);
-    let found = device.submit_blocking(move |server: &mut Server| {
-        // Also makes the device the thread's current one.
-        let memory = server.get_resource(binding.clone(), stream).map_err(text)?;
-        // Makes the stream wait for the one that the memory was used on.
-        let streams = server
-            .write_streams()
-            .resolve(stream, [&binding].into_iter());
-        let stream = streams.map_err(text)?.current().sys;
-        // SAFETY: the stream is alive: it is CubeCL's, on whose thread this is.
-        let moment = unsafe { Moment::on(stream) }.map_err(|error| error.to_string())?;
-        Ok((memory, moment))
-    });
-    found.unwrap_or_resume().map_err(DdpError::Device)
+fn empty_like(tensor: &CubeTensor, shape: Shape) -> CubeTensor {
+    let client = tensor.client.clone();
+    let handle = client.empty(shape.num_elements() * tensor.dtype.size());
+    CubeTensor::new_contiguous(client, tensor.device.clone(), shape, handle, tensor.dtype)
 }
 
 fn text(error: ServerError) -> String {

@@ -118,7 +118,7 @@ impl Resident for Block {
         self.address
     }
 
-    fn room(&self, shape: Shape) -> Result<Self, DdpError> {
+    fn room(&mut self, shape: Shape) -> Result<Self, DdpError> {
         let address = allocate(self.device, shape.num_elements() * self.size);
         Ok(Self {
             shape,

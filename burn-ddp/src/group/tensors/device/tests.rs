@@ -110,8 +110,17 @@ fn every_call<T: Element + From<u8>>(rank: &Rank, reduces: bool) {
         let number = |index: usize| T::from((1 + (index + 2 * group.rank()) % 3) as u8);
         let own: Vec<T> = (0..len).map(number).collect();
         let block = || rank.block([len / 2, 2], &own);
-        let by_nccl = |op| {
-            let results = rank.call::<T>(op, vec![block()]).unwrap();
+        let by_nccl = |op: TensorOp| {
+            let block = block();
+            let (shape, before) = (block.shape(), block.address());
+            let results = rank.call::<T>(op, vec![block]).unwrap();
+            // Room that is made before the call is what it needs then.
+            if let Some(room) = op.room(&shape, group.rank(), ranks) {
+                assert_eq!(room, results[0].shape(), "{op:?}");
+                assert_ne!(results[0].address(), before, "{op:?}");
+            } else if op != TensorOp::AllGather {
+                assert_eq!(results[0].address(), before, "{op:?}");
+            }
             (results[0].shape()[0], results[0].data::<T>())
         };
         let root = ranks - 1;
