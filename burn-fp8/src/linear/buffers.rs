@@ -22,7 +22,9 @@ pub(super) struct TensorScaling {
     format: Fp8Format,
     pub(super) history: Buffer,
     pub(super) scale: Buffer,
-    pub(super) amax: Buffer,
+    amax: ParamId,
+    /// What the next update takes in; nothing is an amax of 0, which changes nothing.
+    waiting: Option<Tensor<1>>,
 }
 
 /// A tensor of the record, never tracked.
@@ -45,7 +47,8 @@ impl Buffers {
             format,
             history: Buffer::new(zeros(recipe.amax_history_len, device)),
             scale: Buffer::new(Tensor::ones([1], (device, DType::F32))),
-            amax: Buffer::new(zeros(1, device)),
+            amax: ParamId::new(),
+            waiting: None,
         });
         Self {
             input,
@@ -68,10 +71,10 @@ impl Buffers {
 
     /// The amaxes become the largest of all ranks'.
     pub(super) fn reduce(&mut self, reducer: &dyn AmaxReducer) {
-        let amaxes = self.tensors().map(|tensor| tensor.amax.value.clone());
+        let amaxes = self.tensors().map(|tensor| tensor.amax().value);
         let reduced = reduce(reducer, Tensor::cat(amaxes.to_vec(), 0));
         for (index, tensor) in self.tensors().into_iter().enumerate() {
-            tensor.amax.value = reduced.clone().slice(index..index + 1);
+            tensor.wait(reduced.clone().slice(index..index + 1));
         }
     }
 
@@ -84,18 +87,39 @@ impl Buffers {
         // Less than 1, as a model's average has averaged steps.
         let due = steps.clone().lower_elem(1.0);
         let next = (steps.clone() + 1.0).remainder_scalar(interval as f32);
-        let ran = self.input.amax.value.clone().not_equal_elem(0.0);
+        let ran = self.input.amax().value.not_equal_elem(0.0);
         self.steps.value = steps.mask_where(ran, next);
         Some(due)
     }
 }
 
 impl TensorScaling {
+    /// The amax that the next update takes in.
+    pub(super) fn amax(&self) -> Buffer {
+        let waiting = self.waiting.clone();
+        Buffer {
+            id: self.amax,
+            value: waiting.unwrap_or_else(|| zeros(1, &self.scale.value.device())),
+        }
+    }
+
+    /// Have the next update take in an amax.
+    pub(super) fn wait(&mut self, amax: Tensor<1>) {
+        self.waiting = Some(amax);
+    }
+
+    /// Put what was made of [`amax`](Self::amax) in its place.
+    pub(super) fn put_amax(&mut self, Buffer { id, value }: Buffer) {
+        self.amax = id;
+        self.wait(value);
+    }
+
     /// Take the amax into the history, and change the scale if that is due.
     pub(super) fn update(&mut self, recipe: &DelayedScaling, due: Option<&Tensor<1, Bool>>) {
+        let Some(amax) = self.waiting.take() else {
+            return;
+        };
         let scale = self.scale.value.clone();
-        let zero = self.amax.value.zeros_like();
-        let amax = core::mem::replace(&mut self.amax.value, zero);
         let (history, new) = functions::update_scale(
             self.history.value.clone(),
             scale.clone(),

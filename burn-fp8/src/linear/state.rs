@@ -55,9 +55,9 @@ impl Fp8State {
         weight: Option<Tensor<1>>,
     ) {
         self.with(recipe, device, |buffers| {
-            buffers.input.amax.value = input;
+            buffers.input.wait(input);
             if let Some(weight) = weight {
-                buffers.weight.amax.value = weight;
+                buffers.weight.wait(weight);
             }
         });
     }
@@ -97,7 +97,7 @@ impl Fp8State {
             ScalingState {
                 history: values(&tensor.history),
                 scale: values(&tensor.scale)[0],
-                amax: values(&tensor.amax)[0],
+                amax: values(&tensor.amax())[0],
             }
         }))
     }
@@ -120,7 +120,7 @@ impl Fp8State {
         if self.gradient_amax.is_set() {
             let like = buffers.gradient.scale.value.clone().into_dispatch();
             let amax = Dispatch::fp8_gradient_amax(like, self.gradient_amax.clone(), true);
-            buffers.gradient.amax.value = Tensor::from_dispatch(amax);
+            buffers.gradient.wait(Tensor::from_dispatch(amax));
         }
     }
 
@@ -136,7 +136,9 @@ impl Fp8State {
                 let unit = tensor.scale_unit();
                 map(&[name, "history"], &mut tensor.history, 1.0);
                 map(&[name, "scale"], &mut tensor.scale, unit);
-                map(&[name, AMAX], &mut tensor.amax, 1.0);
+                let mut amax = tensor.amax();
+                map(&[name, AMAX], &mut amax, 1.0);
+                tensor.put_amax(amax);
             }
             map(&["steps"], &mut buffers.steps, 1.0);
         }
