@@ -1,6 +1,6 @@
 //! [`Kept`]: what layers keep with tensors.
 
-use crate::tensor::Rows;
+use crate::rows::Rows;
 use core::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

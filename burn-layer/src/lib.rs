@@ -4,6 +4,7 @@
 mod backend;
 mod clip;
 mod custom_op;
+mod deferred;
 mod device;
 mod error;
 mod frames;
@@ -17,6 +18,7 @@ mod ops;
 mod plan;
 mod recent;
 mod reduce;
+mod rows;
 mod run;
 mod scope;
 mod service;

@@ -1,11 +1,6 @@
 //! [`Plan`]: the dtypes that one op runs in.
 
-use crate::{
-    LayeredFloat,
-    kept::look,
-    scope::Scope,
-    tensor::{Part, Rows},
-};
+use crate::{LayeredFloat, kept::look, rows::Rows, scope::Scope, tensor::Part};
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use std::{any::Any, sync::Arc};
 

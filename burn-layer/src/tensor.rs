@@ -1,9 +1,9 @@
 //! The tensor primitives of a layered backend: those of the backend underneath, with their layer.
 
-use crate::{Cast, Descent, LayerSet, LayeredDevice, kept::KeptValues, scope::Scope};
+use crate::{Cast, LayerSet, LayeredDevice, deferred::Deferred, rows::Rows};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use core::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The layers of a tensor, which are not taken off their device while it lives.
 struct Held(Arc<LayerSet>);
@@ -27,39 +27,6 @@ impl Drop for Held {
     }
 }
 
-/// A tensor that is not there yet, such as a gradient on its way around the ranks. Its first use
-/// waits for it; clones share the wait and the result.
-#[derive(Clone)]
-pub(crate) struct Deferred<P>(Arc<DeferredInner<P>>);
-
-struct DeferredInner<P> {
-    value: OnceLock<P>,
-    wait: Box<dyn Fn() -> P + Send + Sync>,
-}
-
-impl<P: Clone> Deferred<P> {
-    /// A tensor that `wait` delivers. It is called once, on the thread that first needs the value.
-    pub(crate) fn new(wait: impl Fn() -> P + Send + Sync + 'static) -> Self {
-        Self(Arc::new(DeferredInner {
-            value: OnceLock::new(),
-            wait: Box::new(wait),
-        }))
-    }
-
-    /// The tensor, waiting for it if need be.
-    fn wait(&self) -> P {
-        self.0.value.get_or_init(|| (self.0.wait)()).clone()
-    }
-}
-
-impl<P> fmt::Debug for Deferred<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deferred")
-            .field("ready", &self.0.value.get().is_some())
-            .finish()
-    }
-}
-
 /// Where the elements of a float tensor are.
 #[derive(Clone, Debug)]
 enum Source<P: TensorMetadata> {
@@ -75,42 +42,6 @@ enum Source<P: TensorMetadata> {
 /// A copy in another dtype, which the clones of a tensor and its reshapes share. A narrower one of a parameter is there as long as
 /// they are, so that it is cast once and not once an op; others for a [while](crate::recent::Recent).
 pub(crate) type Copied<P> = Arc<Mutex<Option<(DType, P)>>>;
-
-/// What the clones of a tensor share with its reshapes that keep the last dimension: its rows are theirs.
-#[derive(Debug, Default)]
-pub(crate) struct Rows {
-    /// How they were last used, which their backward goes by: in products of each width, and in other ops.
-    used: Mutex<Vec<Used>>,
-    /// What layers keep with them.
-    pub(crate) kept: KeptValues,
-    /// What layers keep with them and what optimizers make of them.
-    pub(crate) descent: OnceLock<Descent>,
-}
-
-/// How a tensor was used in an op whose backward is ops of their own.
-#[derive(Clone, Debug)]
-pub(crate) struct Used {
-    /// The last dimension of what came of it, where the op was a product.
-    pub(crate) width: Option<usize>,
-    /// The scope, if it was in one.
-    pub(crate) scope: Option<Arc<Scope>>,
-    /// The dtype that the first float input of the op was stored in.
-    pub(crate) first: DType,
-}
-
-impl Rows {
-    /// How they were last used, in a product of that width or in another op.
-    pub(crate) fn used(&self, width: Option<usize>) -> Option<Used> {
-        let used = lock(&self.used);
-        used.iter().find(|used| used.width == width).cloned()
-    }
-
-    pub(crate) fn set_used(&self, now: &Used) {
-        let mut used = lock(&self.used);
-        used.retain(|used| used.width != now.width);
-        used.push(now.clone());
-    }
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -4,8 +4,9 @@ use super::lineage::Lineage;
 use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
     reduce::Viewed,
+    rows::Rows,
     scope::Scope,
-    tensor::{Copied, MaximumOf, Part, Rows},
+    tensor::{Copied, MaximumOf, Part},
 };
 use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;

@@ -1,6 +1,6 @@
 //! Collectives: the layers', or those of the backend underneath.
 
-use crate::{Layered, LayeredFloat, Reduced, reduce::Viewed, tensor::Deferred};
+use crate::{Layered, LayeredFloat, Reduced, deferred::Deferred, reduce::Viewed};
 use burn_backend::{
     DeviceId, TensorMetadata,
     distributed::{CollectiveTensor, DistributedOps, ReduceOperation},

@@ -10,8 +10,8 @@
 
 use crate::{
     LayeredFloat, Op,
+    rows::{Rows, Used},
     scope::Scope,
-    tensor::{Rows, Used},
 };
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use std::sync::Arc;
