@@ -54,8 +54,7 @@ impl Precision {
             Self::Plain | Self::Bf16ByHand | Self::AllBf16 => return device,
             Self::PlainCheckpointed => return device.autodiff().gradient_checkpointing(),
             Self::Bf16Checkpointed => {
-                let device = Self::Bf16.device(device);
-                return device.autodiff().gradient_checkpointing();
+                return Self::PlainCheckpointed.device(Self::Bf16.device(device));
             }
             Self::O0 => Autocast::new(Policy::o0()),
             Self::Bf16 => Autocast::bf16(),

@@ -22,6 +22,7 @@ pub(super) struct TensorScaling {
     format: Fp8Format,
     pub(super) history: Buffer,
     pub(super) scale: Buffer,
+    /// By what a record knows the amax.
     amax: ParamId,
     /// What the next update takes in; nothing is an amax of 0, which changes nothing.
     waiting: Option<Tensor<1>>,
