@@ -51,6 +51,7 @@ fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
         Precision::Plain,
         Precision::O0,
         Precision::Bf16,
+        Precision::Bf16Kept,
         Precision::Bf16ByHand,
         Precision::PlainCheckpointed,
         Precision::Bf16Checkpointed,

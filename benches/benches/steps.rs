@@ -66,6 +66,10 @@ fn compare<M: Module + 'static>(
     .with("autocast O0", step(Precision::O0))
     .with("autocast bf16", step(Precision::Bf16))
     .with(
+        "autocast bf16, nothing recomputed",
+        step(Precision::Bf16Kept),
+    )
+    .with(
         "autocast bf16, gradient checkpointing",
         step(Precision::Bf16Checkpointed),
     )

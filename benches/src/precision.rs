@@ -17,6 +17,8 @@ pub enum Precision {
     O0,
     /// In bf16 on the autocast device.
     Bf16,
+    /// The same, without [computing again](Autocast::recompute) what is cheap.
+    Bf16Kept,
     /// As autocast does it, on the plain device by casts that the program itself makes: products in bf16
     /// ([`cast_products`](crate::cast_products)), norms, softmax and loss in f32. What is summed over rows or several
     /// products in backward is bf16 here, and f32 with autocast.
@@ -35,10 +37,11 @@ pub enum Precision {
 
 impl Precision {
     /// All of them; the first is what the others are compared with.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Plain,
         Self::O0,
         Self::Bf16,
+        Self::Bf16Kept,
         Self::Bf16ByHand,
         Self::AllBf16,
         Self::Fp8Current,
@@ -58,6 +61,7 @@ impl Precision {
             }
             Self::O0 => Autocast::new(Policy::o0()),
             Self::Bf16 => Autocast::bf16(),
+            Self::Bf16Kept => Autocast::bf16().recompute(false),
             Self::Fp8Current => fp8(CurrentScaling::new().into()),
             Self::Fp8Delayed => fp8(DelayedScaling::new().into()),
         };
@@ -72,6 +76,7 @@ impl fmt::Display for Precision {
             Self::Plain => "plain f32",
             Self::O0 => "autocast O0",
             Self::Bf16 => "autocast bf16",
+            Self::Bf16Kept => "autocast bf16, nothing recomputed",
             Self::Bf16ByHand => "bf16 by hand",
             Self::AllBf16 => "all bf16",
             Self::Fp8Current => "autocast fp8, current scaling",
@@ -128,6 +133,7 @@ mod tests {
             plain,
             o0,
             bf16,
+            bf16_kept,
             by_hand,
             all_bf16,
             current,
@@ -140,7 +146,11 @@ mod tests {
             [plain; 4],
             "no casts but the program's own"
         );
-        assert_eq!(bf16_again, bf16, "nothing is rounded otherwise");
+        assert_eq!(
+            [bf16_kept, bf16_again],
+            [bf16; 2],
+            "nothing is rounded otherwise"
+        );
         let different = [plain, bf16, current, delayed];
         for (number, output) in different.iter().enumerate() {
             assert!(!different[..number].contains(output), "{number}");

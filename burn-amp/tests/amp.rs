@@ -30,6 +30,7 @@ mod suite {
     mod nan_guard;
     mod policy;
     mod pytorch_lists;
+    mod recompute;
     mod region;
     mod squares;
     mod training;

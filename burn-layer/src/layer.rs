@@ -77,6 +77,11 @@ pub trait Layer: Debug + Send + Sync + 'static {
         let _ = (op, dtype);
     }
 
+    /// What `op` made had been given up, as its [plan](Plan::recompute) allowed, and is about to be computed again.
+    fn recomputed(&self, op: Op) {
+        let _ = op;
+    }
+
     /// A float tensor was needed in another dtype than the one it is stored in.
     fn cast(&self, cast: Cast) {
         let _ = cast;

@@ -2,15 +2,22 @@
 
 use crate::{
     Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, recent::Recent,
-    tensor::Copied,
+    recompute::Recomputed, tensor::Copied,
 };
 use burn_backend::{DType, DeviceId, distributed::ReduceOperation};
 use core::{
     any::Any,
     fmt,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+/// As many as a block of a transformer goes back to: what queries, keys and values are made of, the scores between their maximum
+/// and the difference from it.
+const COPIES: usize = 4;
+
+/// As many as the parts of a softmax or a norm go back to.
+const VALUES: usize = 2;
 
 /// The layers of a device, the first one innermost. They can be [taken off](Self::take_off), and
 /// others [put on](Self::put_on), once none of the device's tensors lives.
@@ -20,7 +27,12 @@ pub(crate) struct LayerSet {
     stack: RwLock<Option<Stack>>,
     /// How many tensors the device has.
     tensors: AtomicUsize,
-    recent: Recent,
+    /// Whether backward runs, as far as ops tell.
+    backward: AtomicBool,
+    /// Copies in another dtype.
+    copies: Recent,
+    /// Tensors that can be computed again.
+    values: Recent,
 }
 
 /// What is on a device.
@@ -36,7 +48,9 @@ impl LayerSet {
             index,
             stack: RwLock::new(Some(stack)),
             tensors: AtomicUsize::new(0),
-            recent: Recent::default(),
+            backward: AtomicBool::new(false),
+            copies: Recent::new(COPIES),
+            values: Recent::new(VALUES),
         }
     }
 
@@ -56,10 +70,25 @@ impl LayerSet {
         self.tensors.fetch_sub(1, Ordering::Release);
     }
 
+    /// Whether the op of before was one of backward, if that could be told.
+    pub(crate) fn is_in_backward(&self) -> bool {
+        self.backward.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_in_backward(&self, backward: bool) {
+        self.backward.store(backward, Ordering::Relaxed);
+    }
+
     /// Keeps the copy of a tensor until others were made. It is not locked.
     pub(crate) fn keep_for_now<P: Send + 'static>(&self, copied: &Copied<P>) {
         let copied: Weak<Mutex<Option<(DType, P)>>> = Arc::downgrade(copied);
-        self.recent.keep(copied);
+        self.copies.keep(copied);
+    }
+
+    /// Keeps a tensor that can be computed again until others were made. It is not locked.
+    pub(crate) fn keep_value_for_now<P: Send + 'static>(&self, value: &Arc<Recomputed<P>>) {
+        let value: Weak<Recomputed<P>> = Arc::downgrade(value);
+        self.values.keep(value);
     }
 
     /// How many tensors the device has.
@@ -98,6 +127,10 @@ impl LayerSet {
 
     pub(crate) fn ran(&self, op: Op, dtype: DType) {
         self.with(|stack| stack.layers.iter().for_each(|layer| layer.ran(op, dtype)));
+    }
+
+    pub(crate) fn recomputed(&self, op: Op) {
+        self.with(|stack| stack.layers.iter().for_each(|layer| layer.recomputed(op)));
     }
 
     pub(crate) fn cast(&self, cast: Cast) {

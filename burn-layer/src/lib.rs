@@ -17,11 +17,13 @@ mod op;
 mod ops;
 mod plan;
 mod recent;
+mod recompute;
 mod reduce;
 mod rows;
 mod run;
 mod scope;
 mod service;
+mod source;
 mod tensor;
 mod under;
 

@@ -157,6 +157,10 @@ pub struct Plan {
     pub store: Option<DType>,
     /// Whether the layer [runs](crate::Layer::run) the op itself, with the inputs as they are stored.
     pub own: bool,
+    /// Whether what the op makes of an activation may be given up and computed again where it is needed once more, as in
+    /// backward: the same op on the same inputs, so the same to the bit. It is, where the op is [cheap](crate::Op::is_cheap)
+    /// and its inputs are kept for it at no more than what its result takes: one of the result's size, the others small.
+    pub recompute: bool,
 }
 
 impl Plan {
@@ -166,6 +170,7 @@ impl Plan {
             compute: Some(dtype),
             store: None,
             own: false,
+            recompute: false,
         }
     }
 
@@ -175,6 +180,7 @@ impl Plan {
             compute: None,
             store: None,
             own: true,
+            recompute: false,
         }
     }
 

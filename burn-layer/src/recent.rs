@@ -1,4 +1,4 @@
-//! [`Recent`]: copies in another dtype that are given up when others were made.
+//! [`Recent`]: what can be made again, and is given up when others were made.
 
 use burn_backend::DType;
 use std::{
@@ -6,11 +6,7 @@ use std::{
     sync::{Mutex, PoisonError, Weak},
 };
 
-/// As many as a block of a transformer goes back to: what queries, keys and values are made of, the scores between their maximum
-/// and the difference from it.
-const KEPT: usize = 4;
-
-/// A copy that can be made again.
+/// What can be made again: a copy in another dtype, or a tensor that is cheap to compute.
 pub(crate) trait GiveUp: Send + Sync {
     fn give_up(&self);
 }
@@ -21,21 +17,31 @@ impl<P: Send> GiveUp for Mutex<Option<(DType, P)>> {
     }
 }
 
-/// The copies that were made last. Backward needs activations once more, and until then a copy beside each would take half as
+/// The ones that were made last. Backward needs activations once more, and until then a copy beside each would take half as
 /// much memory again as these do, or twice as much where it is the wider one.
-#[derive(Default)]
-pub(crate) struct Recent(Mutex<VecDeque<Weak<dyn GiveUp>>>);
+pub(crate) struct Recent {
+    items: Mutex<VecDeque<Weak<dyn GiveUp>>>,
+    kept: usize,
+}
 
 impl Recent {
-    /// Keeps a copy for now. The caller has no copy locked.
-    pub(crate) fn keep(&self, copy: Weak<dyn GiveUp>) {
-        let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.retain(|other| !other.ptr_eq(&copy));
-        recent.push_back(copy);
-        let oldest = (recent.len() > KEPT).then(|| recent.pop_front());
+    /// So many are kept.
+    pub(crate) fn new(kept: usize) -> Self {
+        Self {
+            items: Mutex::default(),
+            kept,
+        }
+    }
+
+    /// Keeps one for now. The caller has none locked.
+    pub(crate) fn keep(&self, item: Weak<dyn GiveUp>) {
+        let mut recent = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.retain(|other| !other.ptr_eq(&item));
+        recent.push_back(item);
+        let oldest = (recent.len() > self.kept).then(|| recent.pop_front());
         drop(recent);
-        if let Some(copy) = oldest.flatten().and_then(|copy| copy.upgrade()) {
-            copy.give_up();
+        if let Some(item) = oldest.flatten().and_then(|item| item.upgrade()) {
+            item.give_up();
         }
     }
 }
@@ -48,7 +54,8 @@ mod tests {
 
     #[test]
     fn the_oldest_is_given_up() {
-        let recent = Recent::default();
+        const KEPT: usize = 4;
+        let recent = Recent::new(KEPT);
         let copies: Vec<Arc<Mutex<Option<(DType, usize)>>>> = (0..KEPT + 1)
             .map(|number| Arc::new(Mutex::new(Some((DType::F32, number)))))
             .collect();

@@ -1,7 +1,14 @@
 //! The tensor primitives of a layered backend: those of the backend underneath, with their layer.
 
-use crate::{Cast, LayerSet, LayeredDevice, deferred::Deferred, rows::Rows};
-use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
+use crate::{
+    Cast, LayerSet, LayeredDevice,
+    rows::Rows,
+    source::{Later, Source},
+};
+use burn_backend::{
+    Backend, DType, Shape, TensorMetadata,
+    tensor::{Device, FloatTensor},
+};
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -25,18 +32,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.0.release();
     }
-}
-
-/// Where the elements of a float tensor are.
-#[derive(Clone, Debug)]
-enum Source<P: TensorMetadata> {
-    Ready(P),
-    Deferred {
-        value: Deferred<P>,
-        shape: Shape,
-        dtype: DType,
-        device: P::Device,
-    },
 }
 
 /// A copy in another dtype, which the clones of a tensor and its reshapes share. A narrower one of a parameter is there as long as
@@ -85,18 +80,15 @@ impl<B: Backend> LayeredFloat<B> {
         Self::with_source(Source::Ready(primitive), nominal, layer)
     }
 
-    pub(crate) fn deferred(
-        value: Deferred<FloatTensor<B>>,
-        like: &FloatTensor<B>,
+    /// A tensor of elements that may not be there, in that shape and dtype.
+    pub(crate) fn later(
+        value: Later<FloatTensor<B>>,
+        (shape, dtype): (Shape, DType),
+        device: Device<B>,
         nominal: DType,
         layer: Arc<LayerSet>,
     ) -> Self {
-        let source = Source::Deferred {
-            value,
-            shape: like.shape(),
-            dtype: like.dtype(),
-            device: like.device(),
-        };
+        let source = Source::Later(value, (shape, dtype), device);
         Self::with_source(source, nominal, layer)
     }
 
@@ -202,20 +194,47 @@ impl<B: Backend> LayeredFloat<B> {
         Some((dtype, in_shape::<B>(copy, self.shape())))
     }
 
+    pub(crate) fn storage_device(&self) -> Device<B> {
+        self.source.device()
+    }
+
+    /// How many tensors are computed from each other to compute this one again; none if it is there for good.
+    pub(crate) fn recomputed(&self) -> Option<usize> {
+        self.source.depth()
+    }
+
     /// The dtype that the elements are stored in.
     pub fn storage_dtype(&self) -> DType {
-        match &self.source {
-            Source::Ready(tensor) => tensor.dtype(),
-            Source::Deferred { dtype, .. } => *dtype,
+        self.source.dtype()
+    }
+
+    /// The same elements, for what is computed of them again: nothing else is known of them or shared.
+    pub(crate) fn alone(&self) -> Self {
+        Self::with_source(self.source.clone(), self.nominal, self.layer().clone())
+    }
+
+    /// The tensor in that dtype, or as it is stored, without keeping a copy.
+    pub(crate) fn in_dtype(&self, dtype: Option<DType>) -> FloatTensor<B> {
+        let from = self.storage_dtype();
+        let stored = self.clone().into_storage();
+        match dtype.filter(|dtype| *dtype != from) {
+            Some(to) => {
+                let elements = self.shape().num_elements();
+                self.layer().cast(Cast {
+                    from,
+                    to,
+                    elements,
+                    saved: false,
+                });
+                B::float_cast(stored, to.into())
+            }
+            None => stored,
         }
     }
 
     /// The tensor of the backend underneath, as it is stored.
     pub fn into_storage(self) -> FloatTensor<B> {
-        match self.source {
-            Source::Ready(tensor) => tensor,
-            Source::Deferred { value, .. } => value.wait(),
-        }
+        self.source.get(&self.layer.0)
     }
 
     /// The tensor of the backend underneath in `dtype`, from an earlier cast of the same tensor
@@ -233,24 +252,24 @@ impl<B: Backend> LayeredFloat<B> {
         };
         // The last holder has no use for a copy beyond this op.
         let is_shared = Arc::strong_count(&self.copied) > 1;
-        let lasts = !self.computed && dtype.size() < from.size();
+        // What is computed again is so from the wider one, so that the narrower is all that takes memory.
+        let lasts = (!self.computed || self.recomputed().is_some()) && dtype.size() < from.size();
         let copied = self.copied.clone();
         let layer = self.layer().clone();
-        let mut copy = lock(&copied);
-        if let Some((at, tensor)) = copy.as_ref()
-            && *at == dtype
+        let copy = lock(&copied).clone();
+        if let Some((at, tensor)) = copy
+            && at == dtype
         {
             layer.cast(Cast {
                 saved: true,
                 ..cast
             });
-            return in_shape::<B>(tensor.clone(), self.shape());
+            return in_shape::<B>(tensor, self.shape());
         }
         layer.cast(cast);
         let tensor = B::float_cast(self.into_storage(), dtype.into());
         if is_shared {
-            *copy = Some((dtype, tensor.clone()));
-            drop(copy);
+            *lock(&copied) = Some((dtype, tensor.clone()));
             if !lasts {
                 layer.keep_for_now(&copied);
             }
@@ -307,24 +326,17 @@ impl<B: Backend> TensorMetadata for LayeredFloat<B> {
     }
 
     fn shape(&self) -> Shape {
-        match &self.source {
-            Source::Ready(tensor) => tensor.shape(),
-            Source::Deferred { shape, .. } => shape.clone(),
-        }
+        self.source.shape()
     }
 
     fn device(&self) -> Self::Device {
-        let base = match &self.source {
-            Source::Ready(tensor) => tensor.device(),
-            Source::Deferred { device, .. } => device.clone(),
-        };
-        LayeredDevice::with_shared(base, self.layer().clone())
+        LayeredDevice::with_shared(self.storage_device(), self.layer().clone())
     }
 
     fn can_mut(&self) -> bool {
         match &self.source {
             Source::Ready(tensor) => tensor.can_mut(),
-            Source::Deferred { .. } => false,
+            Source::Later(..) => false,
         }
     }
 }

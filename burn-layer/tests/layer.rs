@@ -12,6 +12,7 @@ mod suite {
     mod own;
     mod panics;
     mod provenance;
+    mod recompute;
     mod reduce;
     mod scope;
     mod service;

@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use super::{Bench, Findings, Theirs};
 use crate::{Goal, Goals, Precision, unpaired_ratio};
-use Precision::{Bf16, Bf16ByHand, Bf16Checkpointed, Fp8Delayed, O0, Plain};
+use Precision::{Bf16, Bf16ByHand, Fp8Delayed, O0, Plain};
 
 /// What was found of a model, printed as tables of Markdown: what a step costs in Burn, what it costs in PyTorch where that was
 /// measured, and which goals are met.
@@ -158,7 +158,6 @@ impl Report<'_> {
             .any(|name| self.bench.model.starts_with(name));
         for (of, to, most) in [
             (Bf16, Plain, 0.5),
-            (Bf16Checkpointed, Plain, 0.5),
             (Bf16, Bf16ByHand, 1.03),
             (O0, Plain, 1.02),
             (Fp8Delayed, Bf16, 1.0 / 1.2),
@@ -167,11 +166,9 @@ impl Report<'_> {
             let ratio = ratio.filter(|_| of != Fp8Delayed || fp8);
             goals.add_if_known(&name, ratio, Goal::AtMost(most));
         }
-        for way in [Bf16, Bf16Checkpointed] {
-            let memory = found.memory_ratio(way, Plain).map(|ratio| [ratio; 3]);
-            let name = format!("{way}: peak memory, of {Plain}'s");
-            goals.add_if_known(&name, memory, Goal::AtMost(0.6));
-        }
+        let memory = found.memory_ratio(Bf16, Plain).map(|ratio| [ratio; 3]);
+        let name = format!("{Bf16}: peak memory, of {Plain}'s");
+        goals.add_if_known(&name, memory, Goal::AtMost(0.6));
         let factor = self.theirs.and_then(|theirs| {
             let theirs = unpaired_ratio(theirs.seconds("TF32")?, theirs.seconds("bf16 autocast")?);
             Some(unpaired_ratio(found.ratio(Plain, Bf16)?, theirs))

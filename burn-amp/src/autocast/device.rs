@@ -37,12 +37,14 @@ pub struct Autocast {
     pub(super) policy: Policy,
     pub(super) fp8: Option<Fp8Settings>,
     guard: Option<NanGuard>,
+    recompute: bool,
 }
 
 /// A device that [`Autocast::device`] made.
 struct Made {
     policy: Policy,
     fp8: Option<Fp8Settings>,
+    recompute: bool,
     plain: Device,
     autocast: Device,
 }
@@ -56,6 +58,7 @@ impl Autocast {
             policy,
             fp8: None,
             guard: None,
+            recompute: true,
         }
     }
 
@@ -76,6 +79,23 @@ impl Autocast {
         self
     }
 
+    /// Whether backward computes again what is cheap, instead of keeping it in f32 from forward on: what elementwise ops make of
+    /// activations, such as the parts of a softmax or a norm. At first it does. The values are the same to the bit, and it is
+    /// mostly with them that the memory of a step in 16 bits comes near half of that in f32; it takes a few more elementwise ops.
+    /// [`Device::gradient_checkpointing`] does the same for more ops, in f32 as well.
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_amp::Autocast;
+    ///
+    /// let keeps = Autocast::bf16().recompute(false).device(Device::flex())?.autodiff();
+    /// # Ok::<(), burn_layer::LayerError>(())
+    /// ```
+    pub fn recompute(mut self, recompute: bool) -> Self {
+        self.recompute = recompute;
+        self
+    }
+
     /// The device, for the life of the process. Any Flex or CubeCL device will do; an autodiff
     /// device gives an autodiff device. As with Burn's own devices, the same policy over the same
     /// device is the same device (unless a [guard](Self::nan_guard) looks on).
@@ -88,13 +108,15 @@ impl Autocast {
         if self.guard.is_some() {
             return self.with_report(device).map(|autocast| autocast.device);
         }
-        let (policy, fp8, plain) = (
-            self.policy.clone(),
-            self.fp8.clone(),
-            device.clone().inner(),
-        );
+        let (policy, fp8, recompute) = (self.policy.clone(), self.fp8.clone(), self.recompute);
+        let plain = device.clone().inner();
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = |made: &&Made| made.policy == policy && made.fp8 == fp8 && made.plain == plain;
+        let same = |made: &&Made| {
+            made.policy == policy
+                && made.fp8 == fp8
+                && made.recompute == recompute
+                && made.plain == plain
+        };
         let autocast = match devices.iter().find(same) {
             Some(made) => made.autocast.clone(),
             None => {
@@ -102,6 +124,7 @@ impl Autocast {
                 devices.push(Made {
                     policy,
                     fp8,
+                    recompute,
                     plain,
                     autocast: autocast.clone(),
                 });
@@ -257,6 +280,7 @@ impl Autocast {
             policy: Arc::new(self.policy),
             fp8: self.fp8.map(|fp8| Arc::new(fp8.into())),
             supported,
+            recompute: self.recompute,
             counters: Arc::default(),
             not_in_fp8: Arc::new(Once::new()),
         })

@@ -17,6 +17,8 @@ pub struct AutocastLayer {
     pub(super) fp8: Option<Arc<Fp8>>,
     /// The float dtypes that the device computes in.
     pub(super) supported: Vec<DType>,
+    /// Whether what is cheap is computed again.
+    pub(super) recompute: bool,
     pub(super) counters: Arc<Counters>,
     /// The warning that no layer runs in fp8 after all.
     pub(super) not_in_fp8: Arc<Once>,
@@ -32,6 +34,15 @@ impl AutocastLayer {
             fp8: self.fp8.clone(),
         }
     }
+
+    /// Memory that a low dtype saves is not to be spent on what else is kept.
+    fn with_recompute(&self, policy: &Policy, plan: Plan, inputs: &Inputs) -> Plan {
+        let computed = plan.compute.unwrap_or(inputs.widest);
+        Plan {
+            recompute: self.recompute && policy.is_enabled() && computed != DType::F64,
+            ..plan
+        }
+    }
 }
 
 impl Layer for AutocastLayer {
@@ -39,10 +50,11 @@ impl Layer for AutocastLayer {
         Some(match inputs.scope() {
             Some(Region::Full) => region::full(inputs),
             Some(Region::Policy(policy)) if self.supported.contains(&policy.low_dtype().into()) => {
-                policy.plan(op, inputs)
+                self.with_recompute(policy, policy.plan(op, inputs), inputs)
             }
             _ => {
                 let plan = self.policy.plan(op, inputs);
+                let plan = self.with_recompute(&self.policy, plan, inputs);
                 match &self.fp8 {
                     Some(fp8) if fp8.takes(op, inputs) => {
                         let as_computed = plan.compute.unwrap_or(inputs.nominal);
@@ -76,6 +88,10 @@ impl Layer for AutocastLayer {
 
     fn ran(&self, op: Op, dtype: DType) {
         self.counters.ran(op, dtype);
+    }
+
+    fn recomputed(&self, _op: Op) {
+        self.counters.recomputed();
     }
 
     fn cast(&self, cast: Cast) {

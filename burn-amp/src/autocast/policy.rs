@@ -137,6 +137,11 @@ impl Policy {
         self.rules[op.index()]
     }
 
+    /// Whether the policy changes anything.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
     /// The plan for one run of `op`.
     pub(super) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
         let op = match op {

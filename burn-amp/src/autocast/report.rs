@@ -21,6 +21,7 @@ pub(super) struct Counters {
     casts_saved: AtomicU64,
     cast_elements: AtomicU64,
     low_bytes: AtomicU64,
+    recomputed: AtomicU64,
 }
 
 impl Default for Counters {
@@ -32,6 +33,7 @@ impl Default for Counters {
             casts_saved: AtomicU64::new(0),
             cast_elements: AtomicU64::new(0),
             low_bytes: AtomicU64::new(0),
+            recomputed: AtomicU64::new(0),
         }
     }
 }
@@ -63,6 +65,10 @@ impl Counters {
         }
     }
 
+    pub(super) fn recomputed(&self) {
+        self.recomputed.fetch_add(1, Relaxed);
+    }
+
     pub(super) fn report(&self) -> AutocastReport {
         let row = |op: &Op| OpCount {
             op: *op,
@@ -76,6 +82,7 @@ impl Counters {
             casts_saved: self.casts_saved.load(Relaxed),
             cast_elements: self.cast_elements.load(Relaxed),
             low_bytes: self.low_bytes.load(Relaxed),
+            recomputed: self.recomputed.load(Relaxed),
         }
     }
 }
@@ -123,6 +130,9 @@ pub struct AutocastReport {
     pub cast_elements: u64,
     /// Bytes of results that were kept in a lower dtype than the program sees.
     pub low_bytes: u64,
+    /// Ops that ran once more because what they had made was [not kept](crate::Autocast::recompute). They are not among the
+    /// `ops`.
+    pub recomputed: u64,
 }
 
 impl AutocastReport {
@@ -165,8 +175,8 @@ impl fmt::Display for AutocastReport {
         }
         write!(
             f,
-            "{} casts made ({} elements), {} saved; {} bytes kept low",
-            self.casts, self.cast_elements, self.casts_saved, self.low_bytes
+            "{} casts made ({} elements), {} saved; {} bytes kept low; {} ops recomputed",
+            self.casts, self.cast_elements, self.casts_saved, self.low_bytes, self.recomputed
         )
     }
 }

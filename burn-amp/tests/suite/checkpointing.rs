@@ -1,4 +1,5 @@
-//! Gradient checkpointing: Burn computes activations again in backward, as autocast did at first.
+//! Gradient checkpointing: Burn computes activations again in backward, as autocast did at first. (`recompute` is about what autocast
+//! computes again by itself.)
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -26,7 +27,7 @@ impl ModuleVisitor for Collect<'_> {
 }
 
 /// The loss and all gradients.
-fn pass<M: Module>(model: &M, output: Tensor<1>) -> (f32, Vec<Vec<f32>>) {
+pub(super) fn pass<M: Module>(model: &M, output: Tensor<1>) -> (f32, Vec<Vec<f32>>) {
     let loss = output.powf_scalar(2.0).mean();
     let mut collect = Collect {
         gradients: &loss.backward(),
@@ -47,7 +48,7 @@ fn on_both<M: Module>(build: impl Fn(&Device) -> M, run: impl Fn(&M, &Device) ->
     assert_eq!(found, expected);
 }
 
-fn wave<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+pub(super) fn wave<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     let ramp =
         Tensor::<1, burn::tensor::Int>::arange(0..shape.iter().product::<usize>() as i64, device);
     (ramp.float() * 0.37).sin().reshape(shape)

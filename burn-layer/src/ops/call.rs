@@ -1,6 +1,6 @@
 //! One op on its way through a layer.
 
-use super::lineage::Lineage;
+use super::{again::Again, lineage::Lineage};
 use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
     reduce::Viewed,
@@ -15,16 +15,20 @@ use std::sync::{Arc, Mutex};
 /// An op that runs: its arguments are [seen](Call::see_float), the layer [plans](Call::plan), the
 /// arguments are [lowered](Call::lower) and the results wrapped.
 pub(crate) struct Call<B: BackendIr> {
-    op: Op,
-    layer: Option<Arc<LayerSet>>,
+    pub(super) op: Op,
+    pub(super) layer: Option<Arc<LayerSet>>,
     inputs: Option<Inputs>,
     /// The first float input's [identity](LayeredFloat::identity), while all are that tensor.
     only: Option<usize>,
-    plan: Plan,
+    pub(super) plan: Plan,
     /// The scope that the op is in: at first the one it was started in.
     scope: Option<Arc<Scope>>,
     /// What tells whether it is part of backward.
-    lineage: Lineage,
+    pub(super) lineage: Lineage,
+    /// How many tensors are computed from each other to compute an input again, if one is.
+    pub(super) of_recomputed: Option<usize>,
+    /// How its result may be computed again.
+    pub(super) again: Option<Again<B>>,
     /// What the result is the maximum of along a dimension, if it is.
     maximum_of: Option<MaximumOf>,
     /// The rows of a tensor that is reshaped or transposed.
@@ -36,9 +40,11 @@ pub(crate) struct Call<B: BackendIr> {
     /// What is kept for what the op makes of its first float input.
     descent: Option<Descent>,
     /// The dimensions that a transposition is about.
-    dims: Vec<usize>,
+    pub(super) dims: Vec<usize>,
+    /// What a reshape is to give.
+    pub(super) shape: Option<Shape>,
     /// Whether a layer watches what ops make.
-    watched: bool,
+    pub(super) watched: bool,
     /// The float inputs as they are stored, when watched.
     stored: Vec<Viewed<B>>,
 }
@@ -53,12 +59,15 @@ impl<B: BackendIr> Call<B> {
             plan: Plan::default(),
             scope,
             lineage: Lineage::new(op),
+            of_recomputed: None,
+            again: None,
             maximum_of: None,
             rows: None,
             copied: None,
             copy: None,
             descent: None,
             dims: Vec::new(),
+            shape: None,
             watched: false,
             stored: Vec::new(),
         }
@@ -97,7 +106,14 @@ impl<B: BackendIr> Call<B> {
             self.rows = Some(tensor.rows().clone());
             self.copy = tensor.copy();
         }
+        self.of_recomputed = self.of_recomputed.max(tensor.recomputed());
         self.lineage.see(tensor);
+    }
+
+    pub(crate) fn see_shape(&mut self, shape: &Shape) {
+        if self.op == Op::float_reshape {
+            self.shape = Some(shape.clone());
+        }
     }
 
     pub(crate) fn see_dims(&mut self, dims: &[usize]) {
@@ -128,6 +144,9 @@ impl<B: BackendIr> Call<B> {
             return;
         };
         self.watched = layer.watches();
+        if let Some(backward) = self.lineage.is_backward() {
+            layer.set_in_backward(backward);
+        }
         let Some(inputs) = &mut self.inputs else {
             return;
         };
@@ -194,7 +213,7 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// A float result: the program sees the dtype of the inputs, or without any what was computed.
-    pub(crate) fn float(&self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
+    pub(crate) fn float(&mut self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
         let nominal = match &self.inputs {
             Some(inputs) => inputs.nominal,
             None => tensor.dtype(),
@@ -203,16 +222,18 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// The result of an op that the program asked a dtype of.
-    pub(crate) fn recast(&self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
+    pub(crate) fn recast(&mut self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
         let nominal = tensor.dtype();
         self.wrap(tensor, nominal)
     }
 
-    fn wrap(&self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
+    fn wrap(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
         let ran_in = tensor.dtype();
         let tensor = match self.plan.store {
             Some(dtype) if dtype != tensor.dtype() => {
+                // It is another that was computed.
+                self.again = None;
                 LayeredFloat::<B>::new(tensor, nominal, layer.clone()).into_dtype(dtype)
             }
             _ => tensor,
@@ -220,9 +241,15 @@ impl<B: BackendIr> Call<B> {
         if self.watched {
             self.made(&tensor, ran_in);
         }
-        layer.stored(tensor.dtype(), nominal, tensor.shape().num_elements());
         let shape = tensor.shape();
-        let tensor = LayeredFloat::new(tensor, nominal, layer)
+        layer.stored(tensor.dtype(), nominal, shape.num_elements());
+        let tensor = self.kept(tensor, nominal);
+        self.known(tensor, shape)
+    }
+
+    /// The result with what is known of it.
+    pub(super) fn known(&self, tensor: LayeredFloat<B>, shape: Shape) -> LayeredFloat<B> {
+        let tensor = tensor
             .with_maximum_of(self.maximum_of.clone())
             .with_part(self.makes_part(&shape));
         let tensor = match (&self.descent, &self.inputs) {
@@ -254,7 +281,7 @@ impl<B: BackendIr> Call<B> {
         let last = shape.num_dims() - 1;
         let copy = B::float_swap_dims(copy, last - 1, last);
         let copied = Arc::new(Mutex::new(Some((dtype, copy))));
-        if tensor.is_computed() {
+        if tensor.is_computed() && tensor.recomputed().is_none() {
             tensor.layer().keep_for_now(&copied);
         }
         tensor.with_copied(copied)
@@ -332,7 +359,7 @@ impl<B: BackendIr> Call<B> {
         LayeredTensor::new(tensor, self.layer())
     }
 
-    fn layer(&self) -> Arc<LayerSet> {
+    pub(super) fn layer(&self) -> Arc<LayerSet> {
         let layer = self.layer.as_ref();
         layer
             .expect("every op that returns a tensor takes a tensor or a device")

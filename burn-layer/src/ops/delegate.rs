@@ -2,8 +2,7 @@
 //! inputs as the layer's [plan](crate::Plan) says, calls the backend underneath and wraps what it
 //! returns.
 
-use super::call::Call;
-use super::table::op_table;
+use super::{again::again, call::Call, table::op_table};
 use crate::Layered;
 use burn_backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
@@ -97,6 +96,9 @@ macro_rules! see {
     };
     ($call:ident, [&[usize]], $arg:ident) => {
         $call.see_dims($arg);
+    };
+    ($call:ident, [Shape], $arg:ident) => {
+        $call.see_shape(&$arg);
     };
     ($call:ident, $other:tt, $arg:ident) => {};
 }
@@ -296,6 +298,7 @@ macro_rules! delegate {
                         $(see!(call, $kind, $arg);)*
                         call.plan();
                         own!(call, $ret, $($arg: $kind),*);
+                        again!(call, $name, $ret, $($arg: $kind),*);
                         $(let $arg = lower!(call, $kind, $arg);)*
                         wrap!(call, $ret, B::$name($($arg),*))
                     })

@@ -124,6 +124,19 @@ impl Lineage {
             .for_each(|input| input.rows.set_used(&used));
     }
 
+    /// Whether the op is one of activations.
+    pub(crate) fn is_of_activations(&self) -> bool {
+        self.any_computed && !self.any_gradient
+    }
+
+    /// Whether the op is part of backward, if that can be told: what takes no gradient may be of either, elementwise.
+    pub(crate) fn is_backward(&self) -> Option<bool> {
+        match self.op {
+            _ if self.any_gradient => Some(true),
+            op => op.has_backward().then_some(false),
+        }
+    }
+
     /// Whether a result of that shape is a gradient.
     pub(crate) fn makes_gradient(&self, shape: &Shape) -> bool {
         match self.op {

@@ -1,5 +1,6 @@
 //! Delegation of Burn's op traits.
 
+mod again;
 pub(crate) mod call;
 mod delegate;
 mod distributed;

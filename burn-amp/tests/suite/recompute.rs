@@ -1,0 +1,113 @@
+//! What autocast computes again in backward instead of keeping it: every bit is as if it were kept.
+
+use super::{
+    checkpointing::{pass, wave},
+    devices::devices,
+};
+use burn::{
+    module::Module,
+    nn::{
+        BatchNormConfig, PaddingConfig2d,
+        conv::Conv2dConfig,
+        transformer::{TransformerEncoderConfig, TransformerEncoderInput},
+    },
+    tensor::{DType, Device, Tensor, activation::relu},
+};
+use burn_amp::{Autocast, Policy, recipe::CurrentScaling};
+
+/// Each kind of autocast that `plain` can do.
+fn kinds(plain: &Device) -> Vec<Autocast> {
+    let mut kinds = vec![Autocast::fp16(), Autocast::new(Policy::o2())];
+    if plain.supports_dtype(DType::BF16) {
+        kinds.push(Autocast::bf16());
+        kinds.push(Autocast::fp8(CurrentScaling::new()).unwrap());
+    }
+    kinds
+}
+
+/// Gradients with and without, of the same model.
+fn compare<M: Module>(build: impl Fn(&Device) -> M, run: impl Fn(&M, &Device) -> Tensor<1>) {
+    for plain in devices() {
+        let record = build(&plain).into_record();
+        for kind in kinds(&plain) {
+            let [keeps, recomputes] = [false, true].map(|recompute| {
+                let autocast = kind.clone().recompute(recompute);
+                let autocast = autocast.with_report(plain.clone()).unwrap();
+                let device = autocast.device.clone().autodiff();
+                let model = build(&device).load_record(record.clone());
+                let output = run(&model, &device);
+                device.sync().unwrap();
+                let forward = autocast.report().recomputed;
+                assert_eq!(forward, 0, "forward finds what it has just made: {kind:?}");
+                (pass(&model, output), autocast.report().recomputed)
+            });
+            assert_eq!(keeps.1, 0);
+            assert!(recomputes.1 > 0, "{kind:?} on {plain:?}");
+            assert_eq!(recomputes.0, keeps.0, "{kind:?} on {plain:?}");
+            let (_, gradients) = keeps.0;
+            assert!(gradients.iter().flatten().any(|&gradient| gradient != 0.0));
+        }
+    }
+}
+
+#[test]
+fn a_transformer_has_the_same_gradients() {
+    let config = TransformerEncoderConfig::new(64, 128, 4, 2)
+        .with_dropout(0.0)
+        .with_norm_first(true);
+    compare(
+        |device| config.init(device),
+        |model, device| {
+            let tokens = wave([4, 33, 64], device);
+            model
+                .forward(TransformerEncoderInput::new(tokens))
+                .flatten(0, 2)
+        },
+    );
+}
+
+#[test]
+fn a_convolution_has_the_same_gradients() {
+    compare(
+        |device| {
+            let conv = |from| {
+                Conv2dConfig::new([from, 8], [3, 3])
+                    .with_padding(PaddingConfig2d::Same)
+                    .init(device)
+            };
+            let norm = || BatchNormConfig::new(8).init(device);
+            [(conv(3), norm()), (conv(8), norm())]
+        },
+        |layers, device| {
+            let images = wave([4, 3, 16, 16], device);
+            let output = layers.iter().fold(images, |x, (conv, norm)| {
+                relu(norm.forward(conv.forward(x)))
+            });
+            output.flatten(0, 3)
+        },
+    );
+}
+
+#[test]
+fn it_is_another_device() {
+    let device = |autocast: Autocast| autocast.device(Device::flex()).unwrap();
+    let keeps = device(Autocast::bf16().recompute(false));
+    assert_ne!(keeps, device(Autocast::bf16()));
+    assert_eq!(keeps, device(Autocast::bf16().recompute(false)));
+    assert_eq!(
+        device(Autocast::bf16().recompute(true)),
+        device(Autocast::bf16())
+    );
+}
+
+/// Nothing is low there, and O0 is to cost nothing.
+#[test]
+fn a_policy_that_changes_nothing_keeps_all() {
+    let autocast = Autocast::new(Policy::o0()).with_report(Device::flex());
+    let autocast = autocast.unwrap();
+    let device = autocast.device.clone().autodiff();
+    let x = wave([64, 64], &device).require_grad();
+    x.clone().matmul(x).exp().log().sum().backward();
+    device.sync().unwrap();
+    assert_eq!(autocast.report().recomputed, 0);
+}

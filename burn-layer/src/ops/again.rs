@@ -1,0 +1,239 @@
+//! What is [computed again](crate::Plan::recompute) where it is needed once more: results of cheap ops, and other views of them.
+
+use super::call::Call;
+use crate::{
+    LayeredFloat, Op,
+    recompute::{DEPTH, Recomputed},
+    source::Later,
+};
+use burn_backend::{DType, TensorMetadata, tensor::FloatTensor};
+use burn_ir::BackendIr;
+use std::sync::Arc;
+
+/// Smaller ones are not worth it: a large step has few of its bytes in them.
+const ELEMENTS: usize = 1 << 12;
+
+/// An op on the backend underneath, with all but its float inputs.
+pub(crate) type Run<B> = Box<dyn Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Send + Sync>;
+
+/// An op and its float inputs.
+pub(crate) struct Again<B: BackendIr> {
+    inputs: Vec<LayeredFloat<B>>,
+    run: Run<B>,
+}
+
+/// Tells the call how to run the op again, and has other views of what is computed again wait for it. For ops of few kinds of
+/// arguments, which all cheap ones are.
+macro_rules! again {
+    ($call:ident, $name:ident, Float, $x:ident: Float) => {
+        again!(@view $call, [$x], |x| B::$name(x.remove(0)))
+    };
+    ($call:ident, $name:ident, Float, $x:ident: Float, $y:ident: Float) => {
+        again!(@op $call, [$x, $y], |x| {
+            let y = x.remove(1);
+            B::$name(x.remove(0), y)
+        })
+    };
+    ($call:ident, $name:ident, Float, $x:ident: Float, $value:ident: [Scalar]) => {
+        again!(@op $call, [$x], |x| B::$name(x.remove(0), $value))
+    };
+    ($call:ident, $name:ident, Float, $x:ident: Float, $min:ident: [Scalar], $max:ident: [Scalar]) => {
+        again!(@op $call, [$x], |x| B::$name(x.remove(0), $min, $max))
+    };
+    ($call:ident, $name:ident, Float, $x:ident: Float, $mask:ident: Bool, $value:ident: [Scalar]) => {
+        again!(@op $call, [$x], mask = $mask.clone(), |x| B::$name(x.remove(0), mask.clone().into_storage(), $value))
+    };
+    ($call:ident, $name:ident, Float, $x:ident: Float, $shape:ident: [Shape]) => {
+        again!(@view $call, [$x], shape = $shape.clone(), |x| B::$name(x.remove(0), shape.clone()))
+    };
+    ($call:ident, $name:ident, Float, $x:ident: Float, $a:ident: [usize], $b:ident: [usize]) => {
+        again!(@view $call, [$x], |x| B::$name(x.remove(0), $a, $b))
+    };
+    ($call:ident, $name:ident, Float, $x:ident: Float, $axes:ident: [&[usize]]) => {
+        again!(@view $call, [$x], axes = $axes.to_vec(), |x| B::$name(x.remove(0), &axes))
+    };
+    (@op $call:ident, [$($x:ident),*], $($name:ident = $value:expr,)? |$inputs:ident| $run:expr) => {
+        if $call.is_computed_again() {
+            $(let $name = $value;)?
+            let run = move |mut $inputs: Vec<FloatTensor<B>>| $run;
+            $call.again(&[$(&$x),*], Box::new(run));
+        }
+    };
+    (@view $call:ident, $($op:tt)*) => {
+        again!(@op $call, $($op)*);
+        if let Some(tensor) = $call.view() {
+            return tensor;
+        }
+    };
+    ($call:ident, $($other:tt)*) => {};
+}
+pub(super) use again;
+
+impl<B: BackendIr> Call<B> {
+    /// Whether what the op makes may be computed again.
+    pub(super) fn is_computed_again(&self) -> bool {
+        match self.of_recomputed {
+            Some(depth) if depth >= DEPTH => false,
+            Some(_) if self.op.is_view() => true,
+            _ => {
+                // What backward makes is soon used up.
+                self.plan.recompute
+                    && !self.plan.own
+                    && self.op.is_cheap()
+                    && self.lineage.is_of_activations()
+                    && !self
+                        .layer
+                        .as_ref()
+                        .is_some_and(|layer| layer.is_in_backward())
+            }
+        }
+    }
+
+    pub(super) fn again(&mut self, inputs: &[&LayeredFloat<B>], run: Run<B>) {
+        let inputs = inputs.iter().map(|input| input.alone()).collect();
+        self.again = Some(Again { inputs, run });
+    }
+
+    /// Another view of a tensor that is computed again, which is as well.
+    pub(super) fn view(&mut self) -> Option<LayeredFloat<B>> {
+        if !self.op.is_view() || self.watched {
+            return None;
+        }
+        let again = self.again.take()?;
+        let input = &again.inputs[0];
+        let mut shape = input.shape();
+        match self.op {
+            Op::float_reshape => shape = self.shape.take()?,
+            Op::float_permute => shape = self.dims.iter().map(|&dim| shape[dim]).collect(),
+            _ => {
+                let last = shape.num_dims() - 1;
+                let dims = match self.dims.as_slice() {
+                    [a, b] => (*a, *b),
+                    _ => (last - 1, last),
+                };
+                shape.as_mut_slice().swap(dims.0, dims.1);
+            }
+        }
+        let (dtype, device, nominal) =
+            (input.storage_dtype(), input.storage_device(), input.dtype());
+        let layer = self.layer();
+        layer.stored(dtype, nominal, shape.num_elements());
+        let value = self.recomputed(None, again);
+        let tensor = LayeredFloat::later(value, (shape.clone(), dtype), device, nominal, layer);
+        Some(self.known(tensor, shape))
+    }
+
+    /// The op's result, which is given up after a while if it can be computed again and that takes no more memory.
+    pub(super) fn kept(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
+        let layer = self.layer();
+        let again = self.again.take();
+        let Some(again) = again.filter(|again| again.takes_less(self.op, &tensor)) else {
+            return LayeredFloat::new(tensor, nominal, layer);
+        };
+        let form = (tensor.shape(), tensor.dtype());
+        let device = tensor.device();
+        let value = self.recomputed(Some(tensor), again);
+        LayeredFloat::later(value, form, device, nominal, layer)
+    }
+
+    fn recomputed(&self, value: Option<FloatTensor<B>>, again: Again<B>) -> Later<FloatTensor<B>> {
+        let dtype = self.plan.compute;
+        let there = value.is_some();
+        let depth = self.of_recomputed.map_or(1, |depth| depth + 1);
+        let value = Recomputed::new(self.op, value, depth, move || {
+            let inputs = again.inputs.iter();
+            (again.run)(inputs.map(|input| input.in_dtype(dtype)).collect())
+        });
+        let value = Arc::new(value);
+        if there {
+            self.layer().keep_value_for_now(&value);
+        }
+        Later::Recomputed(value)
+    }
+}
+
+impl<B: BackendIr> Again<B> {
+    /// Whether keeping the inputs takes less than keeping the output: one input is of its size, and in a narrower dtype or kept in any
+    /// case; the others are small.
+    fn takes_less(&self, op: Op, output: &FloatTensor<B>) -> bool {
+        let elements = output.shape().num_elements();
+        let mut large = None;
+        for input in &self.inputs {
+            match input.shape().num_elements() {
+                all if all == elements => match large {
+                    None => large = Some(input),
+                    Some(_) => return false,
+                },
+                some if some * 4 > elements => return false,
+                _ => {}
+            }
+        }
+        let gains = |input: &LayeredFloat<B>| {
+            let narrower = input.storage_dtype().size() < output.dtype().size();
+            narrower || input.recomputed().is_some() || op.keeps_input()
+        };
+        elements >= ELEMENTS && large.is_some_and(gains)
+    }
+}
+
+impl Op {
+    /// Whether the op is as cheap as a read of its inputs, so that its result may be [computed again](crate::Plan::recompute)
+    /// instead of being kept: elementwise arithmetic and functions.
+    ///
+    /// ```
+    /// use burn_layer::Op;
+    ///
+    /// assert!(Op::float_exp.is_cheap() && !Op::float_matmul.is_cheap() && !Op::float_sum_dim.is_cheap());
+    /// ```
+    pub fn is_cheap(self) -> bool {
+        KEEP_INPUTS.contains(&self) || KEEP_NOTHING.contains(&self)
+    }
+
+    /// Whether backward of a cheap op has its input kept.
+    fn keeps_input(self) -> bool {
+        KEEP_INPUTS.contains(&self)
+    }
+
+    /// Whether the op is about the shape alone.
+    pub(crate) fn is_view(self) -> bool {
+        matches!(
+            self,
+            Op::float_reshape | Op::float_transpose | Op::float_swap_dims | Op::float_permute
+        )
+    }
+}
+
+/// Cheap ops whose inputs Burn's autodiff keeps for their backward.
+const KEEP_INPUTS: &[Op] = &[
+    Op::float_mul,
+    Op::float_div,
+    Op::float_recip,
+    Op::float_exp,
+    Op::float_log,
+    Op::float_log1p,
+    Op::float_powf_scalar,
+    Op::float_sqrt,
+    Op::float_abs,
+    Op::float_cos,
+    Op::float_sin,
+    Op::float_tanh,
+    Op::float_erf,
+    Op::relu,
+    Op::gelu,
+    Op::sigmoid,
+];
+
+/// Those of which it keeps none, or no float.
+const KEEP_NOTHING: &[Op] = &[
+    Op::float_add,
+    Op::float_add_scalar,
+    Op::float_sub,
+    Op::float_sub_scalar,
+    Op::float_mul_scalar,
+    Op::float_div_scalar,
+    Op::float_neg,
+    Op::float_clamp,
+    Op::float_clamp_min,
+    Op::float_clamp_max,
+    Op::float_mask_fill,
+];

@@ -1,0 +1,69 @@
+//! [`Recomputed`]: a tensor that may be given up, since it can be computed again.
+
+use crate::{LayerSet, Op, recent::GiveUp};
+use core::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// So many may be computed from each other, which bounds what one use may cost.
+pub(crate) const DEPTH: usize = 16;
+
+/// The result of a cheap op, which knows the inputs that it was made of. Clones of a tensor share it. It is there for a
+/// [while](crate::recent::Recent), and is computed again where it is used after that: the same op on the same inputs.
+pub(crate) struct Recomputed<P> {
+    value: Mutex<Option<P>>,
+    op: Op,
+    compute: Box<dyn Fn() -> P + Send + Sync>,
+    /// How many are computed from each other for it.
+    pub(crate) depth: usize,
+}
+
+impl<P: Clone + Send + 'static> Recomputed<P> {
+    /// What `op` gives again by `compute`, computed already or not.
+    pub(crate) fn new(
+        op: Op,
+        value: Option<P>,
+        depth: usize,
+        compute: impl Fn() -> P + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            value: Mutex::new(value),
+            op,
+            compute: Box::new(compute),
+            depth,
+        }
+    }
+
+    /// The tensor, computed again if it is not there. Nothing is locked meanwhile, so two threads may both compute it.
+    pub(crate) fn get(self: &Arc<Self>, layer: &LayerSet) -> P {
+        let there = self.lock().clone();
+        let value = there.unwrap_or_else(|| {
+            if !self.op.is_view() {
+                layer.recomputed(self.op);
+            }
+            let value = (self.compute)();
+            *self.lock() = Some(value.clone());
+            value
+        });
+        layer.keep_value_for_now(self);
+        value
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<P>> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<P: Send> GiveUp for Recomputed<P> {
+    fn give_up(&self) {
+        *self.value.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl<P> fmt::Debug for Recomputed<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recomputed")
+            .field("op", &self.op)
+            .field("depth", &self.depth)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,60 @@
+//! [`Source`]: where the elements of a float tensor are.
+
+use crate::{LayerSet, deferred::Deferred, recompute::Recomputed};
+use burn_backend::{DType, Shape, TensorMetadata};
+use std::sync::Arc;
+
+/// Where the elements of a float tensor are.
+#[derive(Clone, Debug)]
+pub(crate) enum Source<P: TensorMetadata> {
+    Ready(P),
+    /// With what is known of them in any case.
+    Later(Later<P>, (Shape, DType), P::Device),
+}
+
+/// Elements that may not be there.
+#[derive(Clone, Debug)]
+pub(crate) enum Later<P> {
+    Deferred(Deferred<P>),
+    Recomputed(Arc<Recomputed<P>>),
+}
+
+impl<P: TensorMetadata + 'static> Source<P> {
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Self::Ready(tensor) => tensor.shape(),
+            Self::Later(_, (shape, _), _) => shape.clone(),
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Self::Ready(tensor) => tensor.dtype(),
+            Self::Later(_, (_, dtype), _) => *dtype,
+        }
+    }
+
+    pub(crate) fn device(&self) -> P::Device {
+        match self {
+            Self::Ready(tensor) => tensor.device(),
+            Self::Later(_, _, device) => device.clone(),
+        }
+    }
+
+    /// How many tensors are computed from each other to compute this one again; none if it is there for good.
+    pub(crate) fn depth(&self) -> Option<usize> {
+        match self {
+            Self::Later(Later::Recomputed(value), ..) => Some(value.depth),
+            _ => None,
+        }
+    }
+
+    /// The elements, waited for or computed again if need be.
+    pub(crate) fn get(self, layer: &LayerSet) -> P {
+        match self {
+            Self::Ready(tensor) => tensor,
+            Self::Later(Later::Deferred(value), ..) => value.wait(),
+            Self::Later(Later::Recomputed(value), ..) => value.get(layer),
+        }
+    }
+}

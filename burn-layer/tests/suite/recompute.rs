@@ -1,0 +1,242 @@
+//! What is given up and computed again, beside the plain device.
+
+use super::devices::devices;
+use burn::tensor::{Device, Distribution, Tensor, activation};
+use burn_layer::{Inputs, Layer, Layers, Op, Plan};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    thread,
+};
+
+/// Has everything computed again that may be, and writes down what was.
+#[derive(Clone, Debug, Default)]
+struct Recompute(Arc<Mutex<Vec<Op>>>);
+
+impl Layer for Recompute {
+    fn plan(&self, _op: Op, inputs: &Inputs) -> Option<Plan> {
+        Some(Plan {
+            recompute: true,
+            ..inputs.promote()
+        })
+    }
+
+    fn recomputed(&self, op: Op) {
+        self.0.lock().unwrap().push(op);
+    }
+}
+
+impl Recompute {
+    fn device(&self, plain: &Device) -> Device {
+        let layers = Layers::on(plain.clone()).layer(self.clone());
+        layers.serve().unwrap()
+    }
+
+    /// What `tensor` holds, and what had to be computed again to read it.
+    fn read<const D: usize>(&self, tensor: &Tensor<D>) -> (Vec<f32>, Vec<Op>) {
+        tensor.device().sync().unwrap();
+        self.0.lock().unwrap().clear();
+        let values = values(tensor.clone());
+        (values, core::mem::take(&mut *self.0.lock().unwrap()))
+    }
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+/// An activation: it comes of a product. Positive, so that roots and logarithms are numbers.
+fn activation(device: &Device, size: usize) -> Tensor<2> {
+    let row = Tensor::<1, burn::tensor::Int>::arange(0..size as i64, device);
+    let row = (row.float() * 0.7).sin().abs().add_scalar(0.1);
+    let column = row.clone().flip([0]).reshape([size, 1]);
+    column.matmul(row.reshape([1, size]))
+}
+
+/// Makes as many others as it takes for earlier ones to be given up.
+fn give_up_earlier(device: &Device) {
+    let other = activation(device, 64);
+    (0..4).for_each(|_| drop(other.clone().cos()));
+}
+
+type Apply = fn(Tensor<2>) -> Tensor<2>;
+
+/// Another row than those of the activation.
+fn row(like: &Tensor<2>) -> Tensor<2> {
+    let row = like.clone().slice([1..2, 0..64]);
+    row.exp()
+}
+
+const CHEAP: [(Op, Apply); 27] = [
+    (Op::float_mul, |x| x.clone() * row(&x)),
+    (Op::float_div, |x| x.clone() / row(&x)),
+    (Op::float_add, |x| x.clone() + row(&x)),
+    (Op::float_sub, |x| x.clone() - row(&x)),
+    (Op::float_recip, Tensor::recip),
+    (Op::float_exp, Tensor::exp),
+    (Op::float_log, Tensor::log),
+    (Op::float_log1p, Tensor::log1p),
+    (Op::float_powf_scalar, |x| x.powf_scalar(2.5)),
+    (Op::float_sqrt, Tensor::sqrt),
+    (Op::float_abs, Tensor::abs),
+    (Op::float_cos, Tensor::cos),
+    (Op::float_sin, Tensor::sin),
+    (Op::float_tanh, Tensor::tanh),
+    (Op::float_erf, Tensor::erf),
+    (Op::relu, activation::relu),
+    (Op::gelu, activation::gelu),
+    (Op::sigmoid, activation::sigmoid),
+    (Op::float_add_scalar, |x| x + 0.3),
+    (Op::float_sub_scalar, |x| x - 0.3),
+    (Op::float_mul_scalar, |x| x * 0.3),
+    (Op::float_div_scalar, |x| x / 0.3),
+    (Op::float_neg, Tensor::neg),
+    (Op::float_clamp, |x| x.clamp(1.1, 1.4)),
+    (Op::float_clamp_min, |x| x.clamp_min(1.1)),
+    (Op::float_clamp_max, |x| x.clamp_max(1.4)),
+    (Op::float_mask_fill, |x| {
+        let mask = x.clone().greater_elem(1.3);
+        x.mask_fill(mask, 0.5)
+    }),
+];
+
+#[test]
+fn every_cheap_op_is_computed_again_with_the_same_result() {
+    let listed: BTreeSet<Op> = CHEAP.iter().map(|(op, _)| *op).collect();
+    let cheap = Op::ALL.iter().copied().filter(|op| op.is_cheap());
+    assert_eq!(listed, cheap.collect());
+
+    for plain in devices() {
+        let layer = Recompute::default();
+        let device = layer.device(&plain);
+        for (op, apply) in CHEAP {
+            // Of what is computed again itself, so that whatever is made of it costs no memory.
+            let apply = |device: &Device| apply(activation(device, 64).exp());
+            let made = apply(&device);
+            give_up_earlier(&device);
+            let (found, computed) = layer.read(&made);
+            assert_eq!(computed, [op, Op::float_exp]);
+            assert_eq!(found, values(apply(&plain)), "{op} on {plain:?}");
+            // It is there again.
+            assert_eq!(layer.read(&made), (found, vec![]), "{op}");
+        }
+    }
+}
+
+/// What it is made of stays as it was, whatever the program goes on to make of that.
+#[test]
+fn inputs_do_not_change() {
+    let layer = Recompute::default();
+    let device = layer.device(&Device::flex());
+    let x = activation(&device, 64);
+    let made = x.clone().exp();
+    let mut next = x;
+    for _ in 0..3 {
+        next = next + 1.0;
+    }
+    give_up_earlier(&device);
+    let plain = activation(&Device::flex(), 64);
+    let (found, computed) = layer.read(&made);
+    assert_eq!(computed, [Op::float_exp]);
+    assert_eq!(found, values(plain.clone().exp()));
+    assert_eq!(layer.read(&next).0, values(plain + 1.0 + 1.0 + 1.0));
+}
+
+#[test]
+fn other_views_are_of_what_is_computed_again() {
+    type View = fn(Tensor<2>) -> Tensor<3>;
+    let views: [View; 4] = [
+        |x| x.transpose().unsqueeze(),
+        |x| x.reshape([4, 16, 64]).swap_dims(0, 2),
+        |x| x.reshape([4, 16, 64]).permute([2, 0, 1]),
+        |x| x.reshape([4, 16, 64]).permute([1, 0, 2]).swap_dims(1, 2),
+    ];
+    for plain in devices() {
+        let layer = Recompute::default();
+        let device = layer.device(&plain);
+        for view in views {
+            let expected = view(activation(&plain, 64).exp());
+            let made = view(activation(&device, 64).exp());
+            assert_eq!(made.shape(), expected.shape());
+            give_up_earlier(&device);
+            let (found, computed) = layer.read(&made);
+            assert_eq!(computed, [Op::float_exp]);
+            assert_eq!(found, values(expected));
+        }
+    }
+}
+
+#[test]
+fn what_saves_nothing_is_kept() {
+    let layer = Recompute::default();
+    let device = layer.device(&Device::flex());
+    let x = activation(&device, 64);
+    let parameter = Tensor::<2>::random([64, 64], Distribution::Default, &device);
+    let made = [
+        // An activation of no layer, and nothing that an optimizer makes.
+        parameter.clone().exp(),
+        // Two inputs of its size, which it would take to compute it.
+        x.clone() * x.clone().transpose(),
+        // An input that nothing else needs.
+        x.clone() + 1.0,
+        // Not cheap.
+        x.clone().sum_dim(0),
+        // Too small to matter.
+        activation(&device, 16).exp(),
+    ];
+    give_up_earlier(&device);
+    for made in made {
+        assert_eq!(layer.read(&made).1, []);
+    }
+
+    // Nobody asked for it.
+    #[derive(Debug)]
+    struct Panics;
+    impl Layer for Panics {
+        fn recomputed(&self, op: Op) {
+            panic!("{op} is computed again");
+        }
+    }
+    let device = Layers::on(Device::flex()).layer(Panics).serve().unwrap();
+    let made = activation(&device, 64).exp();
+    give_up_earlier(&device);
+    values(made);
+}
+
+/// A chain is computed again from one of its links, not from its beginning.
+#[test]
+fn a_long_chain_costs_little() {
+    let layer = Recompute::default();
+    let device = layer.device(&Device::flex());
+    let chain = |device: &Device| {
+        let first = activation(device, 64).exp();
+        let next = |x: &Tensor<2>| Some(x.clone() * 1.01);
+        core::iter::successors(Some(first), next).take(100)
+    };
+    let made: Vec<Tensor<2>> = chain(&device).collect();
+    let mut most = 0;
+    for (link, expected) in made.iter().zip(chain(&Device::flex())) {
+        give_up_earlier(&device);
+        let (found, computed) = layer.read(link);
+        assert_eq!(found, values(expected), "to the bit");
+        most = computed.len().max(most);
+    }
+    assert_eq!(most, 16);
+}
+
+#[test]
+fn threads_share_it() {
+    let layer = Recompute::default();
+    let device = layer.device(&Device::flex());
+    let expected = values(activation(&Device::flex(), 64).exp().log());
+    for _ in 0..10 {
+        let made = activation(&device, 64).exp().log();
+        give_up_earlier(&device);
+        device.sync().unwrap();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert_eq!(values(made.clone()), expected));
+            }
+        });
+    }
+}
