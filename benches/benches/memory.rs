@@ -53,6 +53,7 @@ fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
         Precision::Bf16,
         Precision::Bf16Kept,
         Precision::Bf16ByHand,
+        Precision::Fp8Delayed,
         Precision::PlainCheckpointed,
         Precision::Bf16Checkpointed,
     ];

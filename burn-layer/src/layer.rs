@@ -58,7 +58,7 @@ pub trait Layer: Debug + Send + Sync + 'static {
     ///     }
     ///
     ///     fn run(&self, run: &Run<'_>) -> Option<Ran> {
-    ///         run.on::<Flex>(|mut inputs| Flex::float_sin(inputs.remove(0).tensor))
+    ///         run.on::<Flex>(|mut inputs| Flex::float_sin(inputs.remove(0).tensor()))
     ///     }
     /// }
     ///

@@ -1,7 +1,10 @@
 //! [`Run`]: an op that a layer runs itself.
 
 use crate::{Inputs, Kept, LayeredFloat, Op};
-use burn_backend::{Backend, DType, tensor::FloatTensor};
+use burn_backend::{
+    Backend, DType, Shape, TensorMetadata,
+    tensor::{Device, FloatTensor},
+};
 use core::{any::Any, fmt};
 
 /// An op that a layer's [plan](crate::Plan::own) asked to run itself.
@@ -42,7 +45,8 @@ impl Run<'_> {
     ) -> Option<Ran> {
         let inputs: &Vec<LayeredFloat<B>> = self.tensors.downcast_ref()?;
         let inputs = inputs.iter().map(|tensor| RunInput {
-            tensor: tensor.clone().into_storage(),
+            tensor,
+            turned: false,
             kept: Kept::of(tensor.rows()),
             transposed: tensor.columns().map(|columns| Kept::of(columns)),
         });
@@ -60,14 +64,53 @@ impl fmt::Debug for Run<'_> {
 }
 
 /// A float input of an op that a layer runs itself.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RunInput<'a, B: Backend> {
-    /// The tensor of the backend underneath.
-    pub tensor: FloatTensor<B>,
+    tensor: &'a LayeredFloat<B>,
+    /// Whether its last two dimensions are to be swapped.
+    turned: bool,
     /// What is kept with it.
     pub kept: Kept<'a>,
     /// What is kept with the tensor that it is the transposition of (of the last two dimensions), where it is one.
     pub transposed: Option<Kept<'a>>,
+}
+
+impl<B: Backend> RunInput<'_, B> {
+    /// The tensor of the backend underneath, in the dtype that it is stored in. If it was not kept, it is
+    /// [computed again](crate::Plan::recompute), so this is for where it is needed.
+    pub fn tensor(&self) -> FloatTensor<B> {
+        let tensor = self.tensor.clone().into_storage();
+        let rank = tensor.shape().num_dims();
+        match self.turned {
+            true => B::float_swap_dims(tensor, rank - 2, rank - 1),
+            false => tensor,
+        }
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> Shape {
+        let mut shape = self.tensor.shape();
+        if self.turned {
+            let rank = shape.num_dims();
+            shape.as_mut_slice().swap(rank - 2, rank - 1);
+        }
+        shape
+    }
+
+    /// Its device.
+    pub fn device(&self) -> Device<B> {
+        self.tensor.storage_device()
+    }
+
+    /// The tensor that it is the transposition of, with what is kept with that; `None` if it is no transposition.
+    pub fn untransposed(self) -> Option<Self> {
+        Some(Self {
+            turned: !self.turned,
+            kept: self.transposed?,
+            transposed: None,
+            tensor: self.tensor,
+        })
+    }
 }
 
 /// What came of an op that a layer ran itself.

@@ -7,11 +7,14 @@ use super::{
 use burn::{
     module::Module,
     nn::{
-        BatchNormConfig, PaddingConfig2d,
+        BatchNormConfig, LinearConfig, PaddingConfig2d,
         conv::Conv2dConfig,
         transformer::{TransformerEncoderConfig, TransformerEncoderInput},
     },
-    tensor::{DType, Device, Tensor, activation::relu},
+    tensor::{
+        DType, Device, Tensor,
+        activation::{gelu, relu},
+    },
 };
 use burn_amp::{Autocast, Policy, recipe::CurrentScaling};
 
@@ -110,4 +113,25 @@ fn a_policy_that_changes_nothing_keeps_all() {
     x.clone().matmul(x).exp().log().sum().backward();
     device.sync().unwrap();
     assert_eq!(autocast.report().recomputed, 0);
+}
+
+/// What a linear layer takes in fp8 stays in fp8, so that backward does not ask for it once more.
+#[test]
+fn fp8_needs_inputs_once() {
+    let kinds = [
+        Autocast::bf16(),
+        Autocast::fp8(CurrentScaling::new()).unwrap(),
+    ];
+    let [bf16, fp8] = kinds.map(|kind| {
+        let autocast = kind.with_report(Device::flex()).unwrap();
+        let device = autocast.device.clone().autodiff();
+        let layers = [0, 1, 2].map(|_| LinearConfig::new(64, 64).with_bias(false).init(&device));
+        let x = wave([64, 64], &device);
+        let output = layers.iter().fold(x, |x, linear| gelu(linear.forward(x)));
+        let (_, gradients) = pass(&layers.to_vec(), output.flatten(0, 1));
+        assert_eq!(gradients.len(), 3);
+        autocast.report().recomputed
+    });
+    // The inputs of two of them. (The last output is there until backward begins.)
+    assert_eq!((bf16, fp8), (2, 0));
 }

@@ -46,13 +46,13 @@ impl Layer for Doubling {
                 let doubled = weight.kept.with(|kept: &mut Option<_>| {
                     kept.get_or_insert_with(|| {
                         self.doubled.fetch_add(1, Ordering::Relaxed);
-                        Flex::float_mul_scalar(weight.tensor.clone(), 2f32.into())
+                        Flex::float_mul_scalar(weight.tensor(), 2f32.into())
                     })
                     .clone()
                 });
-                Flex::float_matmul(inputs[0].tensor.clone(), doubled)
+                Flex::float_matmul(inputs[0].tensor(), doubled)
             }),
-            Op::float_cat => run.on::<Flex>(|inputs| inputs[inputs.len() - 1].tensor.clone()),
+            Op::float_cat => run.on::<Flex>(|inputs| inputs[inputs.len() - 1].tensor()),
             op => {
                 assert_eq!(op, Op::gelu);
                 None
@@ -156,7 +156,7 @@ impl Layer for Turned {
             if inputs[0].transposed.is_some() {
                 self.0.fetch_add(1, Ordering::Relaxed);
             }
-            Flex::float_matmul(inputs[0].tensor.clone(), inputs[1].tensor.clone())
+            Flex::float_matmul(inputs[0].tensor(), inputs[1].tensor())
         })
     }
 }
@@ -227,7 +227,7 @@ impl Layer for Family {
                 None => Default::default(),
             });
             self.0.lock().unwrap().push(descent.downgrade());
-            Flex::float_matmul(left.tensor.clone(), right.tensor.clone())
+            Flex::float_matmul(left.tensor(), right.tensor())
         })
     }
 }

@@ -38,6 +38,9 @@ pub(super) fn format_of(recipe: RecipeFormat, role: Role) -> Fp8Format {
     }
 }
 
+/// What the products of backward are known by.
+const TRANSPOSED: &str = "it is transposed";
+
 /// The casts of a tensor, kept with it, and what tells of their end.
 type Casts<B> = Vec<(Fp8Cast, Operand<B>, Arc<()>)>;
 
@@ -56,11 +59,11 @@ impl Fp8 {
         let casts = self.settings.recipe.casts();
         let dtype = run.store().expect("the plan says what is stored").into();
         let bias = match inputs.len() {
-            3 => Bias::Row(inputs.remove(2).tensor),
+            3 => Bias::Row(inputs.remove(2).tensor()),
             _ => Bias::None,
         };
         let [first, second] = <[_; 2]>::try_from(inputs).expect("a product has two factors");
-        let [left, right] = [&first, &second].map(|input| input.tensor.shape());
+        let [left, right] = [&first, &second].map(|input| input.shape());
         let (product, size) = product::of(run.op(), run.inputs()).expect("fp8 takes products only");
         // The product of two batches, that is.
         let batch = run.op() == Op::float_matmul && !product::is_matrix(&right);
@@ -68,7 +71,7 @@ impl Fp8 {
             Product::Output => {
                 let [input, weight] = casts.output;
                 let descent = descent(&second);
-                let layer = self.layer(run, size, &second.tensor.device(), &descent);
+                let layer = self.layer(run, size, &second.device(), &descent);
                 second.kept.with(|WasWeight(was)| *was = true);
                 first.kept.with(|InputOf(layers)| {
                     // Weights that are gone do not come back.
@@ -85,12 +88,12 @@ impl Fp8 {
             Product::InputGradient => {
                 let (weight, gradient) = match run.op() {
                     Op::linear_x_backward => (first, second),
-                    _ => (untransposed(second), first),
+                    _ => (second.untransposed().expect(TRANSPOSED), first),
                 };
-                let shape = with_last(gradient.tensor.shape(), size[0]);
+                let shape = with_last(gradient.shape(), size[0]);
                 let [left, right] = casts.input_gradient;
                 let descent = weight.kept.descent();
-                let layer = self.layer(run, size, &weight.tensor.device(), &descent);
+                let layer = self.layer(run, size, &weight.device(), &descent);
                 let gradient = self.cast(gradient, Gradient, left, &layer, false);
                 let weight = self.cast(weight, Weight, right, &layer, false);
                 self.learn(&layer, lift);
@@ -99,12 +102,15 @@ impl Fp8 {
             Product::WeightGradient => {
                 let (input, shape) = match run.op() {
                     Op::linear_weight_backward => (first, Shape::new(size)),
-                    _ => (untransposed(first), with_last(left, size[1])),
+                    _ => (
+                        first.untransposed().expect(TRANSPOSED),
+                        with_last(left, size[1]),
+                    ),
                 };
                 let [left, right] = casts.weight_gradient;
                 // A gradient that is cast already was in the layer's other product.
                 let known = second.kept.with(|casts: &mut Casts<B>| !casts.is_empty());
-                let device = input.tensor.device();
+                let device = input.device();
                 let weights: Vec<_> = input.kept.with(|InputOf(layers)| {
                     let of_size = layers.iter().filter(|(of, _)| *of == size && !known);
                     of_size.filter_map(|(_, weight)| weight.upgrade()).collect()
@@ -182,14 +188,14 @@ impl Fp8 {
         let format = format_of(recipe.format(), role);
         let cast = Fp8Cast::new(granularity, format).with_power_of_two(recipe.power_of_two());
         if batch && granularity != Granularity::Tensor {
-            return Operand::cast(input.tensor, cast);
+            return Operand::cast(input.tensor(), cast);
         }
-        let shape = input.tensor.shape();
+        let shape = input.shape();
         let operand = input.kept.with(|casts: &mut Casts<B>| {
             if let Some((_, operand, _)) = casts.iter().find(|(made, ..)| *made == cast) {
                 return operand.clone();
             }
-            let matrix = as_matrix::<B>(input.tensor);
+            let matrix = as_matrix::<B>(input.tensor());
             let alive = Arc::new(());
             let operand = match (recipe, layer) {
                 (Fp8Recipe::Delayed(recipe), Some(layer)) => {
@@ -218,16 +224,6 @@ fn descent<B: Backend>(weight: &RunInput<'_, B>) -> Descent {
 /// What is kept for the transposition of a parameter, kept for the parameter.
 #[derive(Default)]
 struct Turned(Descent);
-
-/// A transposed tensor as it was before, with what is kept with it.
-fn untransposed<B: Backend>(input: RunInput<'_, B>) -> RunInput<'_, B> {
-    let rank = input.tensor.shape().num_dims();
-    RunInput {
-        tensor: B::float_swap_dims(input.tensor, rank - 2, rank - 1),
-        kept: input.transposed.expect("it is transposed"),
-        transposed: None,
-    }
-}
 
 /// The leading dimensions as rows.
 fn as_matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
