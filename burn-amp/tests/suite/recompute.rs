@@ -16,7 +16,7 @@ use burn::{
         activation::{gelu, relu},
     },
 };
-use burn_amp::{Autocast, Policy, recipe::CurrentScaling};
+use burn_amp::{Autocast, Policy, full_precision, recipe::CurrentScaling};
 
 /// Each kind of autocast that `plain` can do.
 fn kinds(plain: &Device) -> Vec<Autocast> {
@@ -89,6 +89,22 @@ fn a_convolution_has_the_same_gradients() {
             output.flatten(0, 3)
         },
     );
+}
+
+/// A transposition of what is stored in bf16, for a region that computes in f32.
+#[test]
+fn views_are_in_the_dtype_of_their_region() {
+    let [keeps, recomputes] = [false, true].map(|recompute| {
+        let autocast = Autocast::bf16().recompute(recompute);
+        let device = autocast.device(Device::flex()).unwrap();
+        let x = wave([64, 64], &device);
+        let low = relu(x.clone().matmul(x));
+        let turned = full_precision(|| low.clone().transpose());
+        let sum = full_precision(|| turned + low.clone() * 1.001);
+        sum.into_data().try_to_vec::<f32>().unwrap()
+    });
+    assert_eq!(recomputes, keeps);
+    assert!(keeps.iter().any(|&x| x != 0.0 && x.to_bits() << 16 != 0));
 }
 
 #[test]

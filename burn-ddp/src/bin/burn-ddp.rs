@@ -128,7 +128,6 @@ fn calibrate() -> Result<(), DdpError> {
     for ranks in 2..=4 {
         let sizes = [1 << 10, 40 << 10, 1 << 20, 8 << 20];
         let calibration = simulate::calibrate(ranks, &sizes, 20)?;
-        let Network { latency, bandwidth } = calibration.network;
         for case in calibration.cases {
             let algorithm = format!("{:?}", case.algorithm).to_lowercase();
             println!(
@@ -139,10 +138,14 @@ fn calibrate() -> Result<(), DdpError> {
                 case.predicted / case.measured
             );
         }
+        let Network { latency, bandwidth } = calibration.network;
+        let quiet = calibration.quiet;
         println!(
-            "{ranks:>6} ranks: alpha {:.1} us, 1/beta {:.2} GB/s",
+            "{ranks:>6} ranks: alpha {:.1} us, 1/beta {:.2} GB/s; two alone: alpha {:.1} us, 1/beta {:.2} GB/s",
             latency * 1e6,
-            bandwidth / 1e9
+            bandwidth / 1e9,
+            quiet.latency * 1e6,
+            quiet.bandwidth / 1e9
         );
     }
     Ok(())

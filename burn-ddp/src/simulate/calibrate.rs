@@ -14,8 +14,11 @@ const MESSAGES: [usize; 6] = [64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20
 pub struct Calibration {
     /// The number of ranks.
     pub ranks: usize,
-    /// The network that fits the messages best.
+    /// The network that fits messages best which all ranks send at once, as those of a ring.
     pub network: Network,
+    /// The one that fits those best which two ranks send in turn while the others have nothing to do, as those of a tree are. Where
+    /// each rank has a machine of its own, it is the same.
+    pub quiet: Network,
     /// All-reduces, which were not fitted to.
     pub cases: Vec<Case>,
 }
@@ -33,11 +36,12 @@ pub struct Case {
     pub predicted: f64,
 }
 
-/// Times messages between `ranks` threads of this process, over TCP on the loopback interface, fits a
-/// [`Network`] to them, and times all-reduces of `sizes` bytes beside what the model says of them.
+/// Times messages between `ranks` threads of this process, over TCP on the loopback interface, fits
+/// [`Network`]s to them, and times all-reduces of `sizes` bytes beside what the model says of them.
 ///
-/// The messages are those of all-gathers, in which all ranks send at the same time, as they do in an
-/// all-reduce; so what the ranks of one machine take from each other is in the network that comes out. Adding up
+/// The messages are those of all-gathers, in which all ranks send at the same time, as they do in a ring and where everyone
+/// sends to everyone; so what the ranks of one machine take from each other is in the network that comes out. Up and down a tree
+/// few ranks send at a time, so trees are foretold by messages that go to and fro between two. Adding up
 /// is not in the model. Each time is the median of `repetitions`.
 ///
 /// ```
@@ -83,6 +87,7 @@ pub fn calibrate(ranks: usize, sizes: &[u64], repetitions: usize) -> Result<Cali
 #[derive(Clone, Copy, Debug)]
 enum Timed {
     AllGather(usize),
+    ToAndFro(usize),
     AllReduce(usize),
 }
 
@@ -96,6 +101,10 @@ fn measure(
             let data = vec![0u8; bytes];
             time(repetitions, || group.all_gather(&data).map(drop))
         }
+        Timed::ToAndFro(bytes) => {
+            let mut data = vec![0u8; bytes];
+            time(repetitions, || to_and_fro(group, &mut data))
+        }
         Timed::AllReduce(bytes) => {
             let mut data = vec![0f32; bytes / 4];
             time(repetitions, || group.all_reduce(&mut data, ReduceOp::Sum))
@@ -103,7 +112,16 @@ fn measure(
     })
 }
 
-/// The network that fits the seconds of all-gathers, and what it says of all-reduces.
+/// A message from rank 0 to rank 1 and one back.
+fn to_and_fro(group: &ProcessGroup, data: &mut [u8]) -> Result<(), DdpError> {
+    match group.rank() {
+        0 => group.send(data, 1).and_then(|()| group.recv(data, 1)),
+        1 => group.recv(data, 0).and_then(|()| group.send(data, 0)),
+        _ => Ok(()),
+    }
+}
+
+/// The networks that fit the seconds of all-gathers and of messages to and fro, and what they say of all-reduces.
 fn fit(
     ranks: usize,
     sizes: &[u64],
@@ -111,7 +129,10 @@ fn fit(
 ) -> Result<Calibration, DdpError> {
     let others = ranks - 1;
     let mut messages = Vec::with_capacity(MESSAGES.len());
+    let mut quiet = Vec::with_capacity(MESSAGES.len());
     for bytes in MESSAGES {
+        let both = seconds(Timed::ToAndFro(bytes))?;
+        quiet.push((bytes as f64, both / 2.0));
         let seconds = seconds(Timed::AllGather(bytes))?;
         messages.push(match bytes * ranks < RING {
             // To all others at once.
@@ -120,7 +141,8 @@ fn fit(
             false => (bytes as f64, seconds / others as f64),
         });
     }
-    let network = Network::fit(&messages).expect("messages of several sizes");
+    let [network, quiet] = [messages, quiet]
+        .map(|messages| Network::fit(&messages).expect("messages of several sizes"));
     let mut cases = Vec::with_capacity(sizes.len());
     for &bytes in sizes {
         let measured = seconds(Timed::AllReduce(bytes as usize))?;
@@ -129,12 +151,20 @@ fn fit(
             bytes,
             algorithm,
             measured,
-            predicted: algorithm.seconds(network, ranks, bytes),
+            predicted: algorithm.seconds(
+                match algorithm {
+                    AllReduce::Tree => quiet,
+                    _ => network,
+                },
+                ranks,
+                bytes,
+            ),
         });
     }
     Ok(Calibration {
         ranks,
         network,
+        quiet,
         cases,
     })
 }
@@ -162,28 +192,31 @@ mod tests {
     use super::*;
 
     /// A machine whose calls take what their messages take, sent one after the other: those of a rank that
-    /// are under way at the same time share its link and one latency.
+    /// are under way at the same time share its link and one latency. Where all ranks send at once, each is slower.
     struct Machine {
         alpha: f64,
         beta: f64,
+        slower: f64,
     }
 
     impl Machine {
         /// The all-gather and all-reduce of `src/collective`, round by round.
         fn seconds(&self, ranks: usize, timed: Timed) -> f64 {
-            let round = |bytes: f64| self.alpha + self.beta * bytes;
+            let message = |bytes: f64| self.alpha + self.beta * bytes;
+            let round = |bytes: f64| self.slower * message(bytes);
             let rounds = |count: usize, bytes: f64| (0..count).map(|_| round(bytes)).sum::<f64>();
             let n = ranks as f64;
             match timed {
                 Timed::AllGather(bytes) if bytes * ranks < RING => round((n - 1.0) * bytes as f64),
                 Timed::AllGather(bytes) => rounds(ranks - 1, bytes as f64),
+                Timed::ToAndFro(bytes) => message(bytes as f64) + message(bytes as f64),
                 Timed::AllReduce(bytes) => {
                     let bytes = bytes as f64;
                     match AllReduce::chosen(ranks, bytes as u64) {
                         AllReduce::Direct => round((n - 1.0) * bytes),
                         AllReduce::Ring => rounds(2 * (ranks - 1), bytes / n),
                         // Up and down a binomial tree.
-                        _ => rounds(2 * n.log2().ceil() as usize, bytes),
+                        _ => 2.0 * n.log2().ceil() * message(bytes),
                     }
                 }
             }
@@ -194,16 +227,25 @@ mod tests {
     fn a_known_machine_is_recovered_and_its_all_reduces_foretold() {
         let sizes = [1 << 10, 40 << 10, 1 << 20, 8 << 20];
         for ranks in [2, 3, 4, 8] {
-            for (alpha, beta) in [(20e-6, 0.5e-9), (1e-6, 1e-8), (1e-3, 1e-10)] {
-                let machine = Machine { alpha, beta };
+            for (alpha, beta, slower) in
+                [(20e-6, 0.5e-9, 1.0), (1e-6, 1e-8, 3.0), (1e-3, 1e-10, 2.0)]
+            {
+                let machine = Machine {
+                    alpha,
+                    beta,
+                    slower,
+                };
                 let seconds = |timed| Ok(machine.seconds(ranks, timed));
                 let calibration = fit(ranks, &sizes, seconds).unwrap();
-                let Network { latency, bandwidth } = calibration.network;
-                assert!((latency / alpha - 1.0).abs() < 1e-6, "{ranks}: {latency}");
-                assert!(
-                    (bandwidth * beta - 1.0).abs() < 1e-6,
-                    "{ranks}: {bandwidth}"
-                );
+                for (network, slower) in [(calibration.network, slower), (calibration.quiet, 1.0)] {
+                    let Network { latency, bandwidth } = network;
+                    let [alpha, beta] = [alpha, beta].map(|it| it * slower);
+                    assert!((latency / alpha - 1.0).abs() < 1e-6, "{ranks}: {latency}");
+                    assert!(
+                        (bandwidth * beta - 1.0).abs() < 1e-6,
+                        "{ranks}: {bandwidth}"
+                    );
+                }
                 let algorithms = calibration.cases.iter().map(|case| {
                     assert!(
                         (case.predicted / case.measured - 1.0).abs() < 1e-6,

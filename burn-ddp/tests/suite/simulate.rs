@@ -329,13 +329,16 @@ fn a_calibration_has_what_was_asked_for() {
         assert_eq!(calibration.ranks, ranks);
         let bytes: Vec<u64> = calibration.cases.iter().map(|case| case.bytes).collect();
         assert_eq!(bytes, sizes);
-        let Network { latency, bandwidth } = calibration.network;
-        assert!(latency >= 0.0 && bandwidth > 0.0);
+        for Network { latency, bandwidth } in [calibration.network, calibration.quiet] {
+            assert!(latency >= 0.0 && bandwidth > 0.0);
+        }
         for case in calibration.cases {
             assert!(case.measured > 0.0);
-            let expected = case
-                .algorithm
-                .seconds(calibration.network, ranks, case.bytes);
+            let network = match case.algorithm {
+                AllReduce::Tree => calibration.quiet,
+                _ => calibration.network,
+            };
+            let expected = case.algorithm.seconds(network, ranks, case.bytes);
             assert_eq!(case.predicted, expected);
             assert_eq!(case.algorithm, AllReduce::chosen(ranks, case.bytes));
         }

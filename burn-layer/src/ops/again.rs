@@ -114,8 +114,11 @@ impl<B: BackendIr> Call<B> {
                 shape.as_mut_slice().swap(dims.0, dims.1);
             }
         }
-        let (dtype, device, nominal) =
-            (input.storage_dtype(), input.storage_device(), input.dtype());
+        let dtype = self.plan.compute.unwrap_or(input.storage_dtype());
+        if self.plan.store.is_some_and(|store| store != dtype) {
+            return None;
+        }
+        let (device, nominal) = (input.storage_device(), input.dtype());
         let layer = self.layer();
         layer.stored(dtype, nominal, shape.num_elements());
         let value = self.recomputed(None, again);
