@@ -158,8 +158,9 @@ pub struct Plan {
     /// Whether the layer [runs](crate::Layer::run) the op itself, with the inputs as they are stored.
     pub own: bool,
     /// Whether what the op makes of an activation may be given up and computed again where it is needed once more, as in
-    /// backward: the same op on the same inputs, so the same to the bit. It is, where the op is [cheap](crate::Op::is_cheap)
-    /// and its inputs are kept for it at no more than what its result takes: one of the result's size, the others small.
+    /// backward: the same op on the same inputs. (Backends that fuse ops may round it otherwise the second time.) It is given up where
+    /// the op is [cheap](crate::Op::is_cheap) and keeping its inputs takes less than keeping its result: one of them is of the result's
+    /// size, in a narrower dtype or kept by Burn's autodiff in any case, the others are small.
     pub recompute: bool,
 }
 

@@ -59,6 +59,22 @@ fn give_up_earlier(device: &Device) {
     (0..4).for_each(|_| drop(other.clone().cos()));
 }
 
+/// To the bit on Flex. CubeCL fuses what is computed again with other ops than before, and may round products and sums together.
+fn agree(plain: &Device, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    let tolerance = match *plain == Device::flex() {
+        true => 0.0,
+        false => 1e-5,
+    };
+    for (found, expected) in found.iter().zip(expected) {
+        let error = (found - expected).abs();
+        assert!(
+            error <= tolerance * expected.abs().max(1.0),
+            "{found} for {expected} on {plain:?}"
+        );
+    }
+}
+
 type Apply = fn(Tensor<2>) -> Tensor<2>;
 
 /// Another row than those of the activation.
@@ -116,7 +132,7 @@ fn every_cheap_op_is_computed_again_with_the_same_result() {
             give_up_earlier(&device);
             let (found, computed) = layer.read(&made);
             assert_eq!(computed, [op, Op::float_exp]);
-            assert_eq!(found, values(apply(&plain)), "{op} on {plain:?}");
+            agree(&plain, &found, &values(apply(&plain)));
             // It is there again.
             assert_eq!(layer.read(&made), (found, vec![]), "{op}");
         }
@@ -161,7 +177,7 @@ fn other_views_are_of_what_is_computed_again() {
             give_up_earlier(&device);
             let (found, computed) = layer.read(&made);
             assert_eq!(computed, [Op::float_exp]);
-            assert_eq!(found, values(expected));
+            agree(&plain, &found, &values(expected));
         }
     }
 }
