@@ -160,7 +160,7 @@ pub struct Plan {
     /// Whether what the op makes of an activation may be given up and computed again where it is needed once more, as in
     /// backward: the same op on the same inputs. (Backends that fuse ops may round it otherwise the second time.) It is given up where
     /// the op is [cheap](crate::Op::is_cheap) and keeping its inputs takes less than keeping its result: one of them is of the result's
-    /// size, in a narrower dtype or kept by Burn's autodiff in any case, the others are small.
+    /// size, in a narrower dtype or kept in any case, as by Burn's autodiff; the others are small.
     pub recompute: bool,
 }
 

@@ -180,6 +180,11 @@ impl<B: Backend> LayeredFloat<B> {
         Arc::as_ptr(&self.identity) as usize
     }
 
+    /// Whether the program has the tensor besides this one.
+    pub(crate) fn has_clones(&self) -> bool {
+        Arc::strong_count(&self.identity) > 1
+    }
+
     pub(crate) fn copied(&self) -> &Copied<FloatTensor<B>> {
         &self.copied
     }

@@ -18,8 +18,14 @@ pub(crate) type Run<B> = Box<dyn Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Sen
 
 /// An op and its float inputs.
 pub(crate) struct Again<B: BackendIr> {
-    inputs: Vec<LayeredFloat<B>>,
+    inputs: Vec<Input<B>>,
     run: Run<B>,
+}
+
+struct Input<B: BackendIr> {
+    tensor: LayeredFloat<B>,
+    /// Whether it is kept in any case, as by Burn's autodiff.
+    kept: bool,
 }
 
 /// Tells the call how to run the op again, and has other views of what is computed again wait for it. For ops of few kinds of
@@ -90,8 +96,14 @@ impl<B: BackendIr> Call<B> {
     }
 
     pub(super) fn again(&mut self, inputs: &[&LayeredFloat<B>], run: Run<B>) {
-        let inputs = inputs.iter().map(|input| input.alone()).collect();
-        self.again = Some(Again { inputs, run });
+        let inputs = inputs.iter().map(|tensor| Input {
+            tensor: tensor.alone(),
+            kept: tensor.has_clones(),
+        });
+        self.again = Some(Again {
+            inputs: inputs.collect(),
+            run,
+        });
     }
 
     /// Another view of a tensor that is computed again, which is as well.
@@ -100,7 +112,7 @@ impl<B: BackendIr> Call<B> {
             return None;
         }
         let again = self.again.take()?;
-        let input = &again.inputs[0];
+        let input = &again.inputs[0].tensor;
         let mut shape = input.shape();
         match self.op {
             Op::float_reshape => shape = self.shape.take()?,
@@ -130,7 +142,7 @@ impl<B: BackendIr> Call<B> {
     pub(super) fn kept(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
         let again = self.again.take();
-        let Some(again) = again.filter(|again| again.takes_less(self.op, &tensor)) else {
+        let Some(again) = again.filter(|again| again.takes_less(&tensor)) else {
             return LayeredFloat::new(tensor, nominal, layer);
         };
         let form = (tensor.shape(), tensor.dtype());
@@ -145,7 +157,7 @@ impl<B: BackendIr> Call<B> {
         let depth = self.of_recomputed.map_or(1, |depth| depth + 1);
         let value = Recomputed::new(self.op, value, depth, move || {
             let inputs = again.inputs.iter();
-            (again.run)(inputs.map(|input| input.in_dtype(dtype)).collect())
+            (again.run)(inputs.map(|input| input.tensor.in_dtype(dtype)).collect())
         });
         let value = Arc::new(value);
         if there {
@@ -158,11 +170,11 @@ impl<B: BackendIr> Call<B> {
 impl<B: BackendIr> Again<B> {
     /// Whether keeping the inputs takes less than keeping the output: one input is of its size, and in a narrower dtype or kept in any
     /// case; the others are small.
-    fn takes_less(&self, op: Op, output: &FloatTensor<B>) -> bool {
+    fn takes_less(&self, output: &FloatTensor<B>) -> bool {
         let elements = output.shape().num_elements();
         let mut large = None;
         for input in &self.inputs {
-            match input.shape().num_elements() {
+            match input.tensor.shape().num_elements() {
                 all if all == elements => match large {
                     None => large = Some(input),
                     Some(_) => return false,
@@ -171,9 +183,9 @@ impl<B: BackendIr> Again<B> {
                 _ => {}
             }
         }
-        let gains = |input: &LayeredFloat<B>| {
-            let narrower = input.storage_dtype().size() < output.dtype().size();
-            narrower || input.recomputed().is_some() || op.keeps_input()
+        let gains = |Input { tensor, kept }: &Input<B>| {
+            let narrower = tensor.storage_dtype().size() < output.dtype().size();
+            narrower || *kept || tensor.recomputed().is_some()
         };
         elements >= ELEMENTS && large.is_some_and(gains)
     }
@@ -189,12 +201,7 @@ impl Op {
     /// assert!(Op::float_exp.is_cheap() && !Op::float_matmul.is_cheap() && !Op::float_sum_dim.is_cheap());
     /// ```
     pub fn is_cheap(self) -> bool {
-        KEEP_INPUTS.contains(&self) || KEEP_NOTHING.contains(&self)
-    }
-
-    /// Whether backward of a cheap op has its input kept.
-    fn keeps_input(self) -> bool {
-        KEEP_INPUTS.contains(&self)
+        CHEAP.contains(&self)
     }
 
     /// Whether the op is about the shape alone.
@@ -206,37 +213,33 @@ impl Op {
     }
 }
 
-/// Cheap ops whose inputs Burn's autodiff keeps for their backward.
-const KEEP_INPUTS: &[Op] = &[
-    Op::float_mul,
-    Op::float_div,
-    Op::float_recip,
-    Op::float_exp,
-    Op::float_log,
-    Op::float_log1p,
-    Op::float_powf_scalar,
-    Op::float_sqrt,
-    Op::float_abs,
-    Op::float_cos,
-    Op::float_sin,
-    Op::float_tanh,
-    Op::float_erf,
-    Op::relu,
-    Op::gelu,
-    Op::sigmoid,
-];
-
-/// Those of which it keeps none, or no float.
-const KEEP_NOTHING: &[Op] = &[
+/// Of those that [`again`] has the arguments of.
+const CHEAP: &[Op] = &[
     Op::float_add,
     Op::float_add_scalar,
     Op::float_sub,
     Op::float_sub_scalar,
+    Op::float_mul,
     Op::float_mul_scalar,
+    Op::float_div,
     Op::float_div_scalar,
     Op::float_neg,
+    Op::float_recip,
+    Op::float_abs,
+    Op::float_sqrt,
+    Op::float_exp,
+    Op::float_log,
+    Op::float_log1p,
+    Op::float_powf_scalar,
+    Op::float_cos,
+    Op::float_sin,
+    Op::float_tanh,
+    Op::float_erf,
     Op::float_clamp,
     Op::float_clamp_min,
     Op::float_clamp_max,
     Op::float_mask_fill,
+    Op::relu,
+    Op::gelu,
+    Op::sigmoid,
 ];

@@ -127,14 +127,16 @@ fn every_cheap_op_is_computed_again_with_the_same_result() {
         let device = layer.device(&plain);
         for (op, apply) in CHEAP {
             // Of what is computed again itself, so that whatever is made of it costs no memory.
-            let apply = |device: &Device| apply(activation(device, 64).exp());
-            let made = apply(&device);
+            let kept = activation(&device, 64);
+            let made = apply(kept.clone().exp());
             give_up_earlier(&device);
             let (found, computed) = layer.read(&made);
             assert_eq!(computed, [op, Op::float_exp]);
-            agree(&plain, &found, &values(apply(&plain)));
+            let expected = apply(activation(&plain, 64).exp());
+            agree(&plain, &found, &values(expected));
             // It is there again.
             assert_eq!(layer.read(&made), (found, vec![]), "{op}");
+            drop(kept);
         }
     }
 }
@@ -172,12 +174,14 @@ fn other_views_are_of_what_is_computed_again() {
         let device = layer.device(&plain);
         for view in views {
             let expected = view(activation(&plain, 64).exp());
-            let made = view(activation(&device, 64).exp());
+            let kept = activation(&device, 64);
+            let made = view(kept.clone().exp());
             assert_eq!(made.shape(), expected.shape());
             give_up_earlier(&device);
             let (found, computed) = layer.read(&made);
             assert_eq!(computed, [Op::float_exp]);
             agree(&plain, &found, &values(expected));
+            drop(kept);
         }
     }
 }
@@ -194,7 +198,7 @@ fn what_saves_nothing_is_kept() {
         // Two inputs of its size, which it would take to compute it.
         x.clone() * x.clone().transpose(),
         // An input that nothing else needs.
-        x.clone() + 1.0,
+        activation(&device, 64) + 1.0,
         // Not cheap.
         x.clone().sum_dim(0),
         // Too small to matter.
@@ -219,13 +223,26 @@ fn what_saves_nothing_is_kept() {
     values(made);
 }
 
+/// An input that backward will need stays in any case.
+#[test]
+fn what_is_made_of_something_kept_is_computed_again() {
+    let layer = Recompute::default();
+    let device = layer.device(&Device::flex());
+    let x = activation(&device, 64);
+    let made = x.clone() + 1.0;
+    give_up_earlier(&device);
+    let (found, computed) = layer.read(&made);
+    assert_eq!(computed, [Op::float_add_scalar]);
+    assert_eq!(found, values(x + 1.0));
+}
+
 /// A chain is computed again from one of its links, not from its beginning.
 #[test]
 fn a_long_chain_costs_little() {
     let layer = Recompute::default();
     let device = layer.device(&Device::flex());
     let chain = |device: &Device| {
-        let first = activation(device, 64).exp();
+        let first = activation(device, 64);
         let next = |x: &Tensor<2>| Some(x.clone() * 1.01);
         core::iter::successors(Some(first), next).take(100)
     };
@@ -246,7 +263,8 @@ fn threads_share_it() {
     let device = layer.device(&Device::flex());
     let expected = values(activation(&Device::flex(), 64).exp().log());
     for _ in 0..10 {
-        let made = activation(&device, 64).exp().log();
+        let kept = activation(&device, 64);
+        let made = kept.clone().exp().log();
         give_up_earlier(&device);
         device.sync().unwrap();
         thread::scope(|scope| {
@@ -254,5 +272,6 @@ fn threads_share_it() {
                 scope.spawn(|| assert_eq!(values(made.clone()), expected));
             }
         });
+        drop(kept);
     }
 }
