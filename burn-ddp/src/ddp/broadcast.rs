@@ -20,6 +20,7 @@ const CHUNK: usize = 250 << 20;
 pub(crate) enum Part {
     All,
     /// Those that no optimizer keeps equal: running statistics, for instance.
+    #[cfg(feature = "train")]
     Untrained,
 }
 
