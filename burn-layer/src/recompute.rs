@@ -47,7 +47,9 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
         layer.keep_value_for_now(self);
         value
     }
+}
 
+impl<P> Recomputed<P> {
     fn lock(&self) -> MutexGuard<'_, Option<P>> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -55,7 +57,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
 
 impl<P: Send> GiveUp for Recomputed<P> {
     fn give_up(&self) {
-        *self.value.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.lock() = None;
     }
 }
 

@@ -79,7 +79,7 @@ impl Autocast {
         self
     }
 
-    /// Whether backward computes again what is cheap, instead of keeping it in f32 from forward on: what elementwise ops make of
+    /// Whether backward computes again what is cheap, instead of keeping it from forward on: what elementwise ops make of
     /// activations, such as the parts of a softmax or a norm. At first it does. They are the same ops on the same values, so the results
     /// are the same, to the bit where the backend does not fuse ops. It is mostly by this that the memory of a step in 16 bits comes
     /// near half of that in f32; it takes a few more elementwise ops. [`Device::gradient_checkpointing`] does the same for more ops, in

@@ -147,18 +147,15 @@ fn fit(
     for &bytes in sizes {
         let measured = seconds(Timed::AllReduce(bytes as usize))?;
         let algorithm = AllReduce::chosen(ranks, bytes);
+        let on = match algorithm {
+            AllReduce::Tree => quiet,
+            _ => network,
+        };
         cases.push(Case {
             bytes,
             algorithm,
             measured,
-            predicted: algorithm.seconds(
-                match algorithm {
-                    AllReduce::Tree => quiet,
-                    _ => network,
-                },
-                ranks,
-                bytes,
-            ),
+            predicted: algorithm.seconds(on, ranks, bytes),
         });
     }
     Ok(Calibration {

@@ -1,6 +1,6 @@
 //! What is [computed again](crate::Plan::recompute) where it is needed once more: results of cheap ops, and other views of them.
 
-use super::call::Call;
+use super::call::{Call, transposes};
 use crate::{
     LayeredFloat, Op,
     recompute::{DEPTH, Recomputed},
@@ -87,10 +87,7 @@ impl<B: BackendIr> Call<B> {
                     && !self.plan.own
                     && self.op.is_cheap()
                     && self.lineage.is_of_activations()
-                    && !self
-                        .layer
-                        .as_ref()
-                        .is_some_and(|layer| layer.is_in_backward())
+                    && !self.layer().is_in_backward()
             }
         }
     }
@@ -138,7 +135,7 @@ impl<B: BackendIr> Call<B> {
         Some(self.known(tensor, shape))
     }
 
-    /// The op's result, which is given up after a while if it can be computed again and that takes no more memory.
+    /// The op's result, which is given up after a while if it can be computed again and that takes less memory.
     pub(super) fn kept(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
         let again = self.again.take();
@@ -206,10 +203,7 @@ impl Op {
 
     /// Whether the op is about the shape alone.
     pub(crate) fn is_view(self) -> bool {
-        matches!(
-            self,
-            Op::float_reshape | Op::float_transpose | Op::float_swap_dims | Op::float_permute
-        )
+        self == Op::float_reshape || transposes(self)
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 /// arguments are [lowered](Call::lower) and the results wrapped.
 pub(crate) struct Call<B: BackendIr> {
     pub(super) op: Op,
-    pub(super) layer: Option<Arc<LayerSet>>,
+    layer: Option<Arc<LayerSet>>,
     inputs: Option<Inputs>,
     /// The first float input's [identity](LayeredFloat::identity), while all are that tensor.
     only: Option<usize>,
@@ -367,7 +367,8 @@ impl<B: BackendIr> Call<B> {
     }
 }
 
-fn transposes(op: Op) -> bool {
+/// Whether the op changes the order of dimensions.
+pub(super) fn transposes(op: Op) -> bool {
     matches!(
         op,
         Op::float_transpose | Op::float_swap_dims | Op::float_permute

@@ -191,9 +191,10 @@ fn what_saves_nothing_is_kept() {
     let layer = Recompute::default();
     let device = layer.device(&Device::flex());
     let x = activation(&device, 64);
+    let small = activation(&device, 16);
     let parameter = Tensor::<2>::random([64, 64], Distribution::Default, &device);
     let made = [
-        // An activation of no layer, and nothing that an optimizer makes.
+        // Of a parameter, as optimizers make others.
         parameter.clone().exp(),
         // Two inputs of its size, which it would take to compute it.
         x.clone() * x.clone().transpose(),
@@ -202,7 +203,7 @@ fn what_saves_nothing_is_kept() {
         // Not cheap.
         x.clone().sum_dim(0),
         // Too small to matter.
-        activation(&device, 16).exp(),
+        small.clone().exp(),
     ];
     give_up_earlier(&device);
     for made in made {
@@ -218,9 +219,11 @@ fn what_saves_nothing_is_kept() {
         }
     }
     let device = Layers::on(Device::flex()).layer(Panics).serve().unwrap();
-    let made = activation(&device, 64).exp();
+    let x = activation(&device, 64);
+    let made = x.clone().exp();
     give_up_earlier(&device);
     values(made);
+    drop(x);
 }
 
 /// An input that backward will need stays in any case.
