@@ -9,15 +9,18 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             |_| DropoutConfig::new(0.5).init(),
             |m, feed| m.forward(feed.float([4, 8])),
-        ),
+        )
+        .draws(),
         case(
             |_| GaussianNoiseConfig::new(0.5).init(),
             |m, feed| m.forward(feed.float([4, 8])),
-        ),
+        )
+        .draws(),
         case(
             |_| RReluConfig::new().init(),
             |m, feed| m.forward(feed.float([4, 8])),
-        ),
+        )
+        .draws(),
     ]
 }
 

@@ -9,11 +9,11 @@ use burn::{
 
 /// Where a module runs, and how it came there.
 pub(super) enum Start {
-    /// On plain Flex.
-    Plain,
-    /// Moved from plain Flex.
+    /// On a plain device, moved from plain Flex.
+    Plain(Device),
+    /// On an autocast device, moved from plain Flex.
     Forked(Device),
-    /// Loaded from a record of plain Flex.
+    /// On an autocast device, loaded from a record of plain Flex.
     Loaded(Device),
 }
 
@@ -35,8 +35,7 @@ impl Run {
     ) -> Self {
         let plain = || init(&Device::flex().autodiff()).map(&mut Weights::default());
         let (model, device) = match start {
-            Start::Plain => (plain(), Device::flex()),
-            Start::Forked(device) => (plain().fork(device), device.clone()),
+            Start::Plain(device) | Start::Forked(device) => (plain().fork(device), device.clone()),
             Start::Loaded(device) => {
                 let record = plain().into_record().into_bytes().expect("a record");
                 let record = ModuleRecord::from_bytes(record).expect("the record's bytes");

@@ -109,7 +109,7 @@ fn transformers() -> Vec<Case> {
                 m.forward(TransformerDecoderInput::new(target, memory))
             },
         )
-        .attends(1)
+        .attends(2)
         .vanishing(&[
             "layers.0.self_attn.key.bias",
             "layers.0.cross_attn.key.bias",
