@@ -48,7 +48,7 @@ pub(super) struct Case {
     /// By how much its tolerance is larger.
     factor: f32,
     vanishing: &'static [&'static str],
-    draws: bool,
+    beside_base: bool,
     run: Box<dyn Fn(&Start) -> Run>,
 }
 
@@ -62,7 +62,7 @@ fn case<M: Module + 'static, const D: usize>(
         module: path.rsplit("::").next().unwrap_or(path),
         factor: 1.0,
         vanishing: &[],
-        draws: false,
+        beside_base: false,
         run: Box::new(move |start| Run::new(start, &init, &forward)),
     }
 }
@@ -91,17 +91,18 @@ impl Case {
         }
     }
 
-    /// Random numbers are part of what comes out: those of a seed are other ones on Flex than on a GPU.
-    fn draws(self) -> Self {
+    /// The plain device is the one that autocast is put over, not Flex: Burn's own results on a GPU are others, as are random
+    /// numbers of the same seed.
+    fn beside_base(self) -> Self {
         Self {
-            draws: true,
+            beside_base: true,
             ..self
         }
     }
 
     /// What is farther from f32 than it may be.
     fn problems(&self) -> Vec<String> {
-        let plain = match self.draws {
+        let plain = match self.beside_base {
             true => base(),
             false => Device::flex(),
         };

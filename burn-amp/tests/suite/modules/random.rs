@@ -10,17 +10,17 @@ pub(super) fn cases() -> Vec<Case> {
             |_| DropoutConfig::new(0.5).init(),
             |m, feed| m.forward(feed.float([4, 8])),
         )
-        .draws(),
+        .beside_base(),
         case(
             |_| GaussianNoiseConfig::new(0.5).init(),
             |m, feed| m.forward(feed.float([4, 8])),
         )
-        .draws(),
+        .beside_base(),
         case(
             |_| RReluConfig::new().init(),
             |m, feed| m.forward(feed.float([4, 8])),
         )
-        .draws(),
+        .beside_base(),
     ]
 }
 
