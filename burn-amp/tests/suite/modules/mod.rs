@@ -1,7 +1,7 @@
 //! Every module and every loss of burn-nn under autocast, beside plain f32.
 //!
-//! The same weights and the same inputs run forward and backward on plain Flex and on autocast
-//! devices. What a module takes comes out of a matrix product, so that it is stored low.
+//! The same weights and the same inputs run forward and backward on plain Flex (or, where a case says so,
+//! on the plain device) and on autocast devices. What a module takes comes out of a matrix product, so that it is stored low.
 
 mod activations;
 mod coverage;
