@@ -12,12 +12,16 @@ use core::{
 };
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-/// As many as a block of a transformer goes back to: what queries, keys and values are made of, the scores between their maximum
-/// and the difference from it.
+/// How many [copies](Recent) there are. As many as a block of a transformer goes back to: what queries, keys and values are made of,
+/// the scores between their maximum and the difference from it.
 const COPIES: usize = 4;
 
-/// As many as the parts of a softmax or a norm go back to.
+/// How many values there are. As many as the parts of a softmax or a norm go back to.
 const VALUES: usize = 2;
+
+/// The same over a backend that fuses ops. What is there when a kernel ends is written, and what is computed again in the kernel
+/// that needs it is not read. One is there, so that a reduction and what takes its result can be one kernel.
+const FUSED_VALUES: usize = 1;
 
 /// The layers of a device, the first one innermost. They can be [taken off](Self::take_off), and
 /// others [put on](Self::put_on), once none of the device's tensors lives.
@@ -29,6 +33,8 @@ pub(crate) struct LayerSet {
     tensors: AtomicUsize,
     /// Whether backward runs, as far as ops tell.
     backward: AtomicBool,
+    /// Whether the backend underneath fuses ops.
+    fused: AtomicBool,
     /// Copies in another dtype.
     copies: Recent,
     /// Tensors that can be computed again.
@@ -49,6 +55,7 @@ impl LayerSet {
             stack: RwLock::new(Some(stack)),
             tensors: AtomicUsize::new(0),
             backward: AtomicBool::new(false),
+            fused: AtomicBool::new(false),
             copies: Recent::new(COPIES),
             values: Recent::new(VALUES),
         }
@@ -60,6 +67,17 @@ impl LayerSet {
 
     pub(crate) fn take_off(&self) {
         *self.stack.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The backend underneath fuses ops.
+    pub(crate) fn set_fused(&self) {
+        self.fused.store(true, Ordering::Relaxed);
+        self.values.keep_so_many(FUSED_VALUES);
+    }
+
+    /// Whether the backend underneath fuses ops.
+    pub(crate) fn is_fused(&self) -> bool {
+        self.fused.load(Ordering::Relaxed)
     }
 
     pub(crate) fn hold(&self) {

@@ -42,6 +42,9 @@ pub struct Inputs {
     /// Of a product or convolution of backward that makes the gradient of the forward's first float input: the dtype that this
     /// one was stored in. `None` for every other op.
     pub gradient_of: Option<DType>,
+    /// Whether the op is a product of backward that makes the gradient of a factor which a batch of matrices shared, as those of a
+    /// linear layer do: `x^T dy`, which Burn makes of each matrix, and sums.
+    pub of_shared: bool,
     /// What of a linear layer the first float input may be.
     pub(crate) first_part: Option<Part>,
     /// The scope of the op.
@@ -75,6 +78,7 @@ impl Inputs {
             shifted: false,
             biased: false,
             gradient_of: None,
+            of_shared: false,
             first_part: tensor.part(),
             scope: None,
             first_rows: tensor.rows().clone(),
@@ -162,6 +166,9 @@ pub struct Plan {
     /// the op is [cheap](crate::Op::is_cheap) and keeping its inputs takes less than keeping its result: one of them is of the result's
     /// size, in a narrower dtype or kept in any case, as by Burn's autodiff; the others are small.
     pub recompute: bool,
+    /// Whether a product that [makes the gradient of a shared factor](Inputs::of_shared) waits for the sum over its batch, and is then
+    /// made of all rows of the batch at once, as PyTorch does. No product of each matrix is written.
+    pub over_batch: bool,
 }
 
 impl Plan {
@@ -172,6 +179,7 @@ impl Plan {
             store: None,
             own: false,
             recompute: false,
+            over_batch: false,
         }
     }
 
@@ -182,6 +190,15 @@ impl Plan {
             store: None,
             own: true,
             recompute: false,
+            over_batch: false,
+        }
+    }
+
+    /// Make a gradient that is summed over a batch [at once](Self::over_batch).
+    pub const fn over_batch(self) -> Self {
+        Self {
+            over_batch: true,
+            ..self
         }
     }
 

@@ -3,7 +3,10 @@
 use burn_backend::DType;
 use std::{
     collections::VecDeque,
-    sync::{Mutex, PoisonError, Weak},
+    sync::{
+        Mutex, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 /// What can be made again: a copy in another dtype, or a tensor that is cheap to compute.
@@ -21,7 +24,7 @@ impl<P: Send> GiveUp for Mutex<Option<(DType, P)>> {
 /// much memory again as these do, or twice as much where it is the wider one.
 pub(crate) struct Recent {
     items: Mutex<VecDeque<Weak<dyn GiveUp>>>,
-    kept: usize,
+    kept: AtomicUsize,
 }
 
 impl Recent {
@@ -29,8 +32,13 @@ impl Recent {
     pub(crate) fn new(kept: usize) -> Self {
         Self {
             items: Mutex::default(),
-            kept,
+            kept: kept.into(),
         }
+    }
+
+    /// So many from now on.
+    pub(crate) fn keep_so_many(&self, kept: usize) {
+        self.kept.store(kept, Ordering::Relaxed);
     }
 
     /// Keeps one for now. The caller has none locked.
@@ -38,7 +46,7 @@ impl Recent {
         let mut recent = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         recent.retain(|other| !other.ptr_eq(&item));
         recent.push_back(item);
-        let oldest = (recent.len() > self.kept).then(|| recent.pop_front());
+        let oldest = (recent.len() > self.kept.load(Ordering::Relaxed)).then(|| recent.pop_front());
         drop(recent);
         if let Some(item) = oldest.flatten().and_then(|item| item.upgrade()) {
             item.give_up();
@@ -74,5 +82,15 @@ mod tests {
         keep(KEPT);
         let expected: Vec<bool> = (0..KEPT + 1).map(|number| number != 1).collect();
         assert_eq!(kept(), expected);
+    }
+
+    #[test]
+    fn none_may_be_kept() {
+        let recent = Recent::new(1);
+        recent.keep_so_many(0);
+        let copy = Arc::new(Mutex::new(Some((DType::F32, 1))));
+        let weak: Weak<Mutex<_>> = Arc::downgrade(&copy);
+        recent.keep(weak);
+        assert_eq!(*copy.lock().unwrap(), None);
     }
 }

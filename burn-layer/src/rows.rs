@@ -24,6 +24,8 @@ pub(crate) struct Used {
     pub(crate) scope: Option<Arc<Scope>>,
     /// The dtype that the first float input of the op was stored in.
     pub(crate) first: DType,
+    /// Whether the op was a product of a batch of matrices, all by the same last factor.
+    pub(crate) shared: bool,
 }
 
 impl Rows {

@@ -33,6 +33,9 @@ use tokio::runtime::{Builder, Runtime};
 /// underneath, and the names of the custom ops.
 type Kind = (TypeId, DeviceId, Vec<String>);
 
+/// How the names of backends begin that fuse ops.
+const FUSION: &str = "fusion<";
+
 /// The services that no device has, longest unused first.
 static VACANT: LazyLock<Mutex<HashMap<Kind, VecDeque<Service>>>> = LazyLock::new(Mutex::default);
 
@@ -102,6 +105,9 @@ impl Service {
 
         let device = LayeredDevice::new(base, []);
         let layers = device.layer().clone();
+        if B::name(device.base()).starts_with(FUSION) {
+            layers.set_fused();
+        }
         let token = token();
         let authorizer = TokenAuthorizer::new(token.as_str()).expect("the token is not empty");
         // Not `serve`, which would install a log subscriber and signal handlers of its own.

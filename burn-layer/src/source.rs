@@ -41,12 +41,17 @@ impl<P: TensorMetadata + 'static> Source<P> {
         }
     }
 
-    /// How many tensors are computed from each other to compute this one again; none if it is there for good.
-    pub(crate) fn depth(&self) -> Option<usize> {
+    /// What can be computed again, if it is that.
+    pub(crate) fn value(&self) -> Option<&Arc<Recomputed<P>>> {
         match self {
-            Self::Later(Later::Recomputed(value), ..) => Some(value.depth),
+            Self::Later(Later::Recomputed(value), ..) => Some(value),
             _ => None,
         }
+    }
+
+    /// How many tensors are computed from each other to compute this one again; none if it is there for good.
+    pub(crate) fn depth(&self) -> Option<usize> {
+        self.value().map(|value| value.depth)
     }
 
     /// The elements, waited for or computed again if need be.

@@ -2,6 +2,9 @@
 
 use crate::{
     Cast, LayerSet, LayeredDevice,
+    ops::batch::Products,
+    recent::GiveUp,
+    recompute::Recomputed,
     rows::Rows,
     source::{Later, Source},
 };
@@ -61,6 +64,8 @@ pub struct LayeredFloat<B: Backend> {
     computed: bool,
     /// What of a linear layer it may be.
     part: Option<Part>,
+    /// The product that it is, if that waits for the sum over its batch.
+    products: Option<Arc<Products<B>>>,
     layer: Held,
 }
 
@@ -104,6 +109,7 @@ impl<B: Backend> LayeredFloat<B> {
             gradient: false,
             computed: false,
             part: None,
+            products: None,
             layer: Held::new(layer),
         }
     }
@@ -171,6 +177,15 @@ impl<B: Backend> LayeredFloat<B> {
         Self { part, ..self }
     }
 
+    /// The product that the tensor is, if that waits for the sum over its batch.
+    pub(crate) fn products(&self) -> Option<&Arc<Products<B>>> {
+        self.products.as_ref()
+    }
+
+    pub(crate) fn with_products(self, products: Option<Arc<Products<B>>>) -> Self {
+        Self { products, ..self }
+    }
+
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
         &self.layer.0
     }
@@ -206,6 +221,11 @@ impl<B: Backend> LayeredFloat<B> {
     /// How many tensors are computed from each other to compute this one again; none if it is there for good.
     pub(crate) fn recomputed(&self) -> Option<usize> {
         self.source.depth()
+    }
+
+    /// What of it can be computed again, if it can.
+    pub(crate) fn value(&self) -> Option<&Arc<Recomputed<FloatTensor<B>>>> {
+        self.source.value()
     }
 
     /// The dtype that the elements are stored in.
@@ -272,11 +292,15 @@ impl<B: Backend> LayeredFloat<B> {
             return in_shape::<B>(tensor, self.shape());
         }
         layer.cast(cast);
+        let value = self.value().cloned();
         let tensor = B::float_cast(self.into_storage(), dtype.into());
         if is_shared {
             *lock(&copied) = Some((dtype, tensor.clone()));
-            if !lasts {
-                layer.keep_for_now(&copied);
+            match value.filter(|_| lasts) {
+                // The copy is what its products need.
+                Some(value) => value.give_up(),
+                None if lasts => {}
+                None => layer.keep_for_now(&copied),
             }
         }
         tensor
@@ -309,6 +333,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             gradient: self.gradient,
             computed: self.computed,
             part: self.part,
+            products: self.products.clone(),
             layer: self.layer.clone(),
         }
     }

@@ -1,6 +1,7 @@
 //! Tests of burn-layer.
 
 mod suite {
+    mod batch;
     mod child;
     mod clip;
     mod delegation;

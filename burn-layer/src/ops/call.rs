@@ -3,6 +3,8 @@
 use super::{again::Again, lineage::Lineage};
 use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
+    recent::GiveUp,
+    recompute::Recomputed,
     reduce::Viewed,
     rows::Rows,
     scope::Scope,
@@ -47,6 +49,8 @@ pub(crate) struct Call<B: BackendIr> {
     pub(super) watched: bool,
     /// The float inputs as they are stored, when watched.
     stored: Vec<Viewed<B>>,
+    /// The float inputs that can be computed again. They are held until the op was sent, so that it comes before what they free.
+    values: Vec<Arc<Recomputed<FloatTensor<B>>>>,
 }
 
 impl<B: BackendIr> Call<B> {
@@ -70,6 +74,7 @@ impl<B: BackendIr> Call<B> {
             shape: None,
             watched: false,
             stored: Vec::new(),
+            values: Vec::new(),
         }
     }
 
@@ -136,6 +141,7 @@ impl<B: BackendIr> Call<B> {
     pub(crate) fn plan(&mut self) {
         let forward = self.lineage.forward();
         let gradient_of = forward.as_ref().and_then(|forward| forward.gradient_of);
+        let of_shared = forward.as_ref().is_some_and(|forward| forward.of_shared);
         match forward {
             Some(forward) => self.scope = forward.scope,
             None => self.lineage.used_in(self.scope.as_ref()),
@@ -152,6 +158,7 @@ impl<B: BackendIr> Call<B> {
         };
         inputs.scope = self.scope.clone();
         inputs.gradient_of = gradient_of;
+        inputs.of_shared = of_shared;
         self.plan = match self.op {
             // What the program reads is in the dtype that it sees.
             Op::float_into_data => Plan::compute(inputs.nominal),
@@ -206,6 +213,7 @@ impl<B: BackendIr> Call<B> {
         if self.watched {
             self.stored.push(Viewed(tensor.clone().into_storage()));
         }
+        self.values.extend(tensor.value().cloned());
         match self.plan.compute {
             Some(dtype) => tensor.into_dtype(dtype),
             None => tensor.into_storage(),
@@ -229,6 +237,10 @@ impl<B: BackendIr> Call<B> {
 
     fn wrap(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
+        if self.op.has_backward() {
+            // A product ends what could be one kernel with them.
+            self.values.iter().for_each(|value| value.give_up());
+        }
         let ran_in = tensor.dtype();
         let tensor = match self.plan.store {
             Some(dtype) if dtype != tensor.dtype() => {
@@ -238,6 +250,10 @@ impl<B: BackendIr> Call<B> {
             }
             _ => tensor,
         };
+        let tensor = match self.makes_weight_gradient() {
+            true => alone_in_kernel::<B>(tensor, &layer),
+            false => tensor,
+        };
         if self.watched {
             self.made(&tensor, ran_in);
         }
@@ -245,6 +261,18 @@ impl<B: BackendIr> Call<B> {
         layer.stored(tensor.dtype(), nominal, shape.num_elements());
         let tensor = self.kept(tensor, nominal);
         self.known(tensor, shape)
+    }
+
+    /// Whether the op is a product of backward that gives `x^T dy`, and this is cast.
+    fn makes_weight_gradient(&self) -> bool {
+        let inputs = self.inputs.as_ref();
+        self.op == Op::float_matmul
+            && self.plan.store.is_some()
+            && inputs.is_some_and(|inputs| {
+                // Where nothing is computed again, gradients that attention makes go on into what comes next.
+                let goes_on = inputs.shapes[0].num_dims() > 2 && !self.plan.recompute;
+                inputs.first_transposed && inputs.last_is_gradient && !goes_on
+            })
     }
 
     /// The result with what is known of it.
@@ -365,6 +393,21 @@ impl<B: BackendIr> Call<B> {
             .expect("every op that returns a tensor takes a tensor or a device")
             .clone()
     }
+}
+
+/// Ends the kernel that a tensor is made in. What takes the gradient of a weight comes after backward: until then a backend that
+/// fuses ops would leave the kernel open for it, and find fewer ops elsewhere to make one kernel of. No kernel goes on after a
+/// view of its result.
+pub(super) fn alone_in_kernel<B: BackendIr>(
+    tensor: FloatTensor<B>,
+    layer: &LayerSet,
+) -> FloatTensor<B> {
+    if !layer.is_fused() {
+        return tensor;
+    }
+    let shape = tensor.shape();
+    let flat = B::float_reshape(tensor, Shape::new([shape.num_elements()]));
+    B::float_reshape(flat, shape)
 }
 
 /// Whether the op changes the order of dimensions.

@@ -2,7 +2,7 @@
 //! inputs as the layer's [plan](crate::Plan) says, calls the backend underneath and wraps what it
 //! returns.
 
-use super::{again::again, call::Call, table::op_table};
+use super::{again::again, batch::batch, call::Call, identity::identity, table::op_table};
 use crate::Layered;
 use burn_backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
@@ -299,6 +299,8 @@ macro_rules! delegate {
                         call.plan();
                         own!(call, $ret, $($arg: $kind),*);
                         again!(call, $name, $ret, $($arg: $kind),*);
+                        identity!(call, $ret, $($arg: $kind),*);
+                        batch!(call, $name, $($arg: $kind),*);
                         $(let $arg = lower!(call, $kind, $arg);)*
                         wrap!(call, $ret, B::$name($($arg),*))
                     })

@@ -33,6 +33,8 @@ struct Input {
     gradient: bool,
     /// Its last dimension.
     width: Option<usize>,
+    /// How many matrices it is a batch of.
+    batch: usize,
 }
 
 /// The forward that an op is the backward of.
@@ -41,6 +43,8 @@ pub(crate) struct Forward {
     pub(crate) scope: Option<Arc<Scope>>,
     /// What its first float input was stored in, where the op makes the gradient of that.
     pub(crate) gradient_of: Option<DType>,
+    /// Whether the op makes the gradient of a factor that a batch of matrices shared.
+    pub(crate) of_shared: bool,
 }
 
 impl Lineage {
@@ -59,12 +63,14 @@ impl Lineage {
         self.all_gradients &= tensor.is_gradient();
         self.any_computed |= tensor.is_computed();
         if self.op.has_backward() || self.op.is_backward() {
+            let shape = tensor.shape();
             self.inputs.push(Input {
                 rows: tensor.rows().clone(),
                 columns: tensor.columns().cloned(),
                 storage: tensor.storage_dtype(),
                 gradient: tensor.is_gradient(),
-                width: tensor.shape().last().copied(),
+                width: shape.last().copied(),
+                batch: shape.iter().rev().skip(2).product(),
             });
         }
     }
@@ -78,6 +84,7 @@ impl Lineage {
         };
         Some(Forward {
             gradient_of: of_first.then_some(used.first),
+            of_shared: used.shared && !of_first,
             scope: used.scope,
         })
     }
@@ -110,14 +117,12 @@ impl Lineage {
             return;
         };
         let product = self.op == Op::float_matmul;
+        let last = self.inputs.last().filter(|_| product);
         let used = Used {
-            width: self
-                .inputs
-                .last()
-                .and_then(|last| last.width)
-                .filter(|_| product),
+            width: last.and_then(|last| last.width),
             scope: scope.cloned(),
             first: first.storage,
+            shared: last.is_some_and(|last| last.batch == 1 && first.batch > 1),
         };
         self.inputs
             .iter()

@@ -1,9 +1,11 @@
 //! Delegation of Burn's op traits.
 
 mod again;
+pub(crate) mod batch;
 pub(crate) mod call;
 mod delegate;
 mod distributed;
+mod identity;
 mod lineage;
 pub(crate) mod table;
 mod transaction;

@@ -1,0 +1,170 @@
+//! Gradients of what a batch of matrices shares, such as the weight of a linear layer.
+//!
+//! Burn's autodiff makes the product `x^T dy` of each matrix of the batch, and sums these: of 128 images that writes and reads the
+//! gradient of a weight 128 times. Where the [plan](crate::Plan::over_batch) says so, the product waits for the sum, and both are one
+//! product of the rows of all matrices, as in PyTorch.
+
+use super::call::{Call, alone_in_kernel};
+use crate::{LayeredFloat, recent::GiveUp, recompute::Recomputed, source::Later};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_ir::BackendIr;
+use std::sync::Arc;
+
+/// Has products wait, and makes them when their sum comes.
+macro_rules! batch {
+    ($call:ident, float_matmul, $x:ident: Float, $y:ident: Float) => {
+        if let Some(tensor) = $call.waits(&$x, &$y) {
+            return tensor;
+        }
+    };
+    ($call:ident, float_sum_dim, $x:ident: Float, $dim:ident: [usize]) => {
+        if let Some(tensor) = $call.sums(&$x, $dim) {
+            return tensor;
+        }
+    };
+    ($call:ident, $($other:tt)*) => {};
+}
+pub(super) use batch;
+
+/// So many tiles of a product keep a large GPU busy: a smaller one is cut along its rows, and summed.
+const TILES: usize = 128;
+
+/// Rows and columns of a tile.
+const TILE: usize = 128;
+
+/// The products `x^T dy` of a batch of matrices.
+pub(crate) struct Products<B: Backend> {
+    /// `[.., b, .., k, m]`, the transposition of `x`.
+    x: LayeredFloat<B>,
+    /// `[.., b, .., m, n]`.
+    dy: LayeredFloat<B>,
+    /// The dimension of the batch, the only one before the last two that is not 1.
+    dim: usize,
+    /// The dtypes to compute in and to store.
+    compute: DType,
+    store: DType,
+}
+
+impl<B: BackendIr> Call<B> {
+    /// The product of each matrix, which waits for the sum.
+    pub(super) fn waits(
+        &self,
+        x: &LayeredFloat<B>,
+        dy: &LayeredFloat<B>,
+    ) -> Option<LayeredFloat<B>> {
+        if !self.plan.over_batch || self.watched {
+            return None;
+        }
+        let compute = self.plan.compute?;
+        let store = self.plan.store.unwrap_or(compute);
+        let (left, right) = (x.shape(), dy.shape());
+        let last = left.num_dims().checked_sub(2)?;
+        let mut batches = (0..last).filter(|&dim| left[dim] > 1);
+        let dim = batches.next().filter(|_| batches.next().is_none())?;
+        if left[..last] != right[..last] {
+            return None;
+        }
+        let mut shape = left;
+        shape.as_mut_slice()[last + 1] = right[last + 1];
+        let products = Arc::new(Products {
+            x: x.clone(),
+            dy: dy.clone(),
+            dim,
+            compute,
+            store,
+        });
+        let each = products.clone();
+        let value = Recomputed::new(self.op, None, 1, move || each.each());
+        let layer = self.layer();
+        let tensor = LayeredFloat::later(
+            Later::Recomputed(Arc::new(value)),
+            (shape.clone(), store),
+            x.storage_device(),
+            x.dtype(),
+            layer,
+        );
+        Some(self.known(tensor, shape).with_products(Some(products)))
+    }
+
+    /// The sum of products that waited for it.
+    pub(super) fn sums(&mut self, x: &LayeredFloat<B>, dim: usize) -> Option<LayeredFloat<B>> {
+        let products = x.products()?;
+        if products.dim != dim {
+            return None;
+        }
+        let tensor = products.sum();
+        Some(self.float(tensor))
+    }
+}
+
+impl<B: BackendIr> Products<B> {
+    /// The product of each matrix.
+    fn each(&self) -> FloatTensor<B> {
+        let (x, dy) = (self.x.clone(), self.dy.clone());
+        let product = B::float_matmul(x.into_dtype(self.compute), dy.into_dtype(self.compute));
+        self.stored(product)
+    }
+
+    /// Their sum.
+    fn sum(&self) -> FloatTensor<B> {
+        let x = self.x.clone().into_dtype(self.compute);
+        let dy = self.dy.clone().into_dtype(self.compute);
+        for factor in [&self.x, &self.dy] {
+            if let Some(value) = factor.value() {
+                value.give_up();
+            }
+        }
+        let (mut shape, batch) = (x.shape(), x.shape()[self.dim]);
+        let last = shape.num_dims() - 2;
+        let (k, m, n) = (shape[last], shape[last + 1], dy.shape()[last + 1]);
+        let parts = parts(batch, k, n);
+        let rows = batch / parts * m;
+        let x = B::float_swap_dims(x, last, last + 1);
+        let x = B::float_reshape(x, Shape::new([parts, rows, k]));
+        let x = B::float_swap_dims(x, 1, 2);
+        let dy = B::float_reshape(dy, Shape::new([parts, rows, n]));
+        let product = self.stored(B::float_matmul(x, dy));
+        let sum = match parts {
+            1 => product,
+            _ => B::float_sum_dim(product, 0),
+        };
+        let sum = alone_in_kernel::<B>(sum, self.x.layer());
+        shape.as_mut_slice()[self.dim] = 1;
+        shape.as_mut_slice()[last + 1] = n;
+        match last {
+            1 => sum,
+            _ => B::float_reshape(sum, shape),
+        }
+    }
+
+    fn stored(&self, product: FloatTensor<B>) -> FloatTensor<B> {
+        match self.store == product.dtype() {
+            true => product,
+            false => B::float_cast(product, self.store.into()),
+        }
+    }
+}
+
+/// Into how many parts of the same size a batch is cut for a product `[k, n]`.
+fn parts(batch: usize, k: usize, n: usize) -> usize {
+    let tiles = k.div_ceil(TILE) * n.div_ceil(TILE);
+    let parts = (1..=batch).filter(|parts| batch.is_multiple_of(*parts));
+    let mut enough = parts.filter(|parts| parts * tiles >= TILES);
+    enough.next().unwrap_or(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_product_is_cut() {
+        // 6 by 24 tiles; 6 by 6, which are 36; one tile.
+        assert_eq!(parts(128, 768, 3072), 1);
+        assert_eq!(parts(128, 768, 768), 4);
+        assert_eq!(parts(8, 100, 100), 8);
+        // Parts are of the same size.
+        assert_eq!(parts(9, 768, 768), 9);
+        assert_eq!(parts(7, 768, 3072), 1);
+    }
+}

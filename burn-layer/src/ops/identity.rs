@@ -1,0 +1,45 @@
+//! Reductions that change nothing: along dimensions of one element.
+//!
+//! Burn's backward makes them of what is reduced already. They are left out: not for the little that they cost, but because a
+//! backend that fuses ops cannot make one kernel of what comes before a reduction and what comes after.
+
+use super::call::Call;
+use crate::{LayeredFloat, Op};
+use burn_backend::TensorMetadata;
+use burn_ir::BackendIr;
+
+/// Returns the tensor where the op is such a reduction.
+macro_rules! identity {
+    ($call:ident, Float, $x:ident: Float, $dim:ident: [usize]) => {
+        identity!(@of $call, $x, &[$dim])
+    };
+    ($call:ident, Float, $x:ident: Float, $dims:ident: [&[usize]]) => {
+        identity!(@of $call, $x, $dims)
+    };
+    (@of $call:ident, $x:ident, $dims:expr) => {
+        if $call.changes_nothing(&$x, $dims) {
+            let tensor = $call.lower($x);
+            return $call.float(tensor);
+        }
+    };
+    ($call:ident, $($other:tt)*) => {};
+}
+pub(super) use identity;
+
+impl<B: BackendIr> Call<B> {
+    /// Whether the op reduces the tensor along these dimensions alone, and each is 1.
+    pub(super) fn changes_nothing(&self, tensor: &LayeredFloat<B>, dims: &[usize]) -> bool {
+        let shape = tensor.shape();
+        REDUCTIONS.contains(&self.op) && dims.iter().all(|&dim| shape[dim] == 1)
+    }
+}
+
+/// Of one element, that element.
+const REDUCTIONS: &[Op] = &[
+    Op::float_sum_dim,
+    Op::float_sum_dims,
+    Op::float_mean_dim,
+    Op::float_prod_dim,
+    Op::float_max_dim,
+    Op::float_min_dim,
+];
