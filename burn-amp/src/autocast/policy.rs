@@ -165,7 +165,11 @@ impl Policy {
         match rule {
             // The gradient of a weight that was used in a plain product: x^T dy.
             Rule::Lower if op == Op::float_matmul && inputs.first_transposed => {
-                Plan::compute(low).store(DType::F32)
+                let plan = Plan::compute(low).store(DType::F32);
+                match inputs.of_shared {
+                    true => plan.over_batch(),
+                    false => plan,
+                }
             }
             // The gradient of a tensor that was cast for a product: as PyTorch's, in the dtype before the cast.
             Rule::Lower if inputs.gradient_of == Some(DType::F32) => {

@@ -132,6 +132,8 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::ctc_loss_backward,
         ],
     ),
+    // What softmax subtracts, which is as exact in 16 bits: but a softmax can be one kernel if all of it is f32.
+    (Rule::Full, &[Op::float_max_dim]),
     // layer_norm, native_layer_norm; batch norm
     (Rule::Full, &[Op::layer_norm, Op::batch_norm_train]),
     (Rule::FullKeep, &[Op::batch_norm]),
@@ -243,7 +245,6 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_all,
             Op::float_all_dim,
             Op::float_max,
-            Op::float_max_dim,
             Op::float_max_dim_with_indices,
             Op::float_min,
             Op::float_min_dim,

@@ -281,6 +281,11 @@ const OWN: &[(Op, Precision, &str)] = &[
         "PyTorch's kernel sums in f32 inside",
     ),
     (
+        Op::float_max_dim,
+        Precision::Full,
+        "what PyTorch's softmax subtracts, which computes in f32 inside",
+    ),
+    (
         Op::log_sigmoid,
         Precision::Full,
         "PyTorch's kernel computes in f32 inside",
