@@ -17,6 +17,7 @@ mod stderr_log;
 pub mod steps;
 mod time_left;
 mod torch;
+mod traffic;
 mod training;
 mod two_ranks;
 
@@ -35,5 +36,6 @@ pub use selection::is_selected;
 pub use stderr_log::log_warnings;
 pub use time_left::{BENCH_SECONDS, share_of_time, time_left};
 pub use torch::torch_script;
+pub use traffic::{FusionLog, Traffic};
 pub use training::{NoTraining, Training, training_of};
 pub use two_ranks::{Partner, tcp_groups};
