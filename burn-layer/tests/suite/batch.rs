@@ -44,7 +44,10 @@ fn numbers(shape: impl Into<Shape>, step: usize) -> TensorData {
 
 /// `sum(x^T dy)` over the batch, by the formula.
 fn sum_of_products(x: &TensorData, dy: &TensorData, [b, m, k, n]: [usize; 4]) -> Vec<f32> {
-    let (x, dy) = (x.to_vec::<f32>().unwrap(), dy.to_vec::<f32>().unwrap());
+    let (x, dy) = (
+        x.try_to_vec::<f32>().unwrap(),
+        dy.try_to_vec::<f32>().unwrap(),
+    );
     let mut sum = vec![0.0; k * n];
     for row in 0..b * m {
         for (i, sum) in sum.chunks_mut(n).enumerate() {
@@ -126,7 +129,7 @@ fn the_product_of_each_matrix_is_there_as_well() {
     let each: Vec<f32> = (0..b)
         .flat_map(|matrix| {
             let part = |data: &TensorData, width: usize| {
-                let values = data.to_vec::<f32>().unwrap();
+                let values = data.try_to_vec::<f32>().unwrap();
                 let rows = &values[matrix * m * width..][..m * width];
                 TensorData::new(rows.to_vec(), [1, m, width])
             };
