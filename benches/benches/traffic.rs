@@ -1,5 +1,5 @@
 //! How many kernels does a training step launch where ops are fused, and how much do they read and write? By what Burn's fusion says
-//! that it makes one kernel of: on a GPU, where most kernels wait for memory, or with small models on the CPU. Arguments choose
+//! that it makes one kernel of: of large models on a GPU, or of small ones on the CPU. Arguments choose
 //! models by name.
 
 use benches::{FusionLog, Precision, Traffic, is_selected, models::model_training};

@@ -4,7 +4,7 @@
 //! gradient of a weight 128 times. Where the [plan](crate::Plan::over_batch) says so, the product waits for the sum, and both are one
 //! product of the rows of all matrices, as in PyTorch.
 
-use super::call::{Call, alone_in_kernel};
+use super::{call::Call, kernel_end::alone_in_kernel};
 use crate::{LayeredFloat, recent::GiveUp, recompute::Recomputed, source::Later};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;

@@ -1,6 +1,6 @@
 //! One op on its way through a layer.
 
-use super::{again::Again, lineage::Lineage};
+use super::{again::Again, kernel_end::alone_in_kernel, lineage::Lineage};
 use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
     recent::GiveUp,
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Call<B: BackendIr> {
     pub(super) op: Op,
     layer: Option<Arc<LayerSet>>,
-    inputs: Option<Inputs>,
+    pub(super) inputs: Option<Inputs>,
     /// The first float input's [identity](LayeredFloat::identity), while all are that tensor.
     only: Option<usize>,
     pub(super) plan: Plan,
@@ -263,18 +263,6 @@ impl<B: BackendIr> Call<B> {
         self.known(tensor, shape)
     }
 
-    /// Whether the op is a product of backward that gives `x^T dy`, and this is cast.
-    fn makes_weight_gradient(&self) -> bool {
-        let inputs = self.inputs.as_ref();
-        self.op == Op::float_matmul
-            && self.plan.store.is_some()
-            && inputs.is_some_and(|inputs| {
-                // Where nothing is computed again, gradients that attention makes go on into what comes next.
-                let goes_on = inputs.shapes[0].num_dims() > 2 && !self.plan.recompute;
-                inputs.first_transposed && inputs.last_is_gradient && !goes_on
-            })
-    }
-
     /// The result with what is known of it.
     pub(super) fn known(&self, tensor: LayeredFloat<B>, shape: Shape) -> LayeredFloat<B> {
         let tensor = tensor
@@ -393,21 +381,6 @@ impl<B: BackendIr> Call<B> {
             .expect("every op that returns a tensor takes a tensor or a device")
             .clone()
     }
-}
-
-/// Ends the kernel that a tensor is made in. What takes the gradient of a weight comes after backward: until then a backend that
-/// fuses ops would leave the kernel open for it, and find fewer ops elsewhere to make one kernel of. No kernel goes on after a
-/// view of its result.
-pub(super) fn alone_in_kernel<B: BackendIr>(
-    tensor: FloatTensor<B>,
-    layer: &LayerSet,
-) -> FloatTensor<B> {
-    if !layer.is_fused() {
-        return tensor;
-    }
-    let shape = tensor.shape();
-    let flat = B::float_reshape(tensor, Shape::new([shape.num_elements()]));
-    B::float_reshape(flat, shape)
 }
 
 /// Whether the op changes the order of dimensions.

@@ -6,6 +6,7 @@ pub(crate) mod call;
 mod delegate;
 mod distributed;
 mod identity;
+mod kernel_end;
 mod lineage;
 pub(crate) mod table;
 mod transaction;
