@@ -7,6 +7,7 @@ mod suite {
     mod delegation;
     mod devices;
     mod frames;
+    mod identity;
     mod lease;
     mod made;
     mod op_table;
