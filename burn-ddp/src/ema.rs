@@ -4,7 +4,7 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     store::{ModuleRecord, RecordError},
-    tensor::Tensor,
+    tensor::{DType, Tensor},
 };
 
 use crate::widen::widen;
@@ -13,9 +13,9 @@ use crate::widen::widen;
 /// themselves (Polyak and Juditsky 1992; timm's `ModelEmaV2`, PyTorch's `get_ema_multi_avg_fn`).
 ///
 /// After each step, `average = decay * average + (1 - decay) * weights`, for all float tensors, running
-/// statistics too, as timm does; other tensors are copied. Averages of 16-bit weights are kept in `f32`,
-/// where small changes are not lost. Ranks whose weights are equal have equal averages: nothing is
-/// communicated.
+/// statistics too, as timm does; other tensors are copied, as are quantized ones. Averages of 16-bit weights
+/// are kept in `f32`, where small changes are not lost. Ranks whose weights are equal have equal averages:
+/// nothing is communicated.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::Device};
@@ -51,14 +51,20 @@ impl<M: Module> ModelEma<M> {
             (0.0..=1.0).contains(&decay),
             "the decay, {decay}, must be between 0 and 1"
         );
-        let mut ema = Self {
-            average: model.valid(),
+        struct Widen;
+
+        impl ModuleMapper for Widen {
+            fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+                param.map(widen)
+            }
+        }
+
+        Self {
+            average: model.valid().map(&mut Widen),
             decay,
             warm_up: false,
             updates: 0,
-        };
-        ema.average = ema.blend(model, 0.0);
-        ema
+        }
     }
 
     /// Whether the decay starts small, so that the average soon forgets where it started: update `t`
@@ -94,7 +100,11 @@ impl<M: Module> ModelEma<M> {
 
         impl ModuleMapper for Apply {
             fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-                param.map(|value| self.0.next::<D>().cast(value.dtype()))
+                let average = self.0.next::<D>();
+                param.map(|value| match value.dtype() {
+                    DType::QFloat(_) => value,
+                    dtype => average.cast(dtype),
+                })
             }
         }
 
@@ -126,10 +136,13 @@ impl<M: Module> ModelEma<M> {
 
         impl ModuleMapper for Blend {
             fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-                param.map(|value| {
-                    let value = widen(value);
-                    let average = widen(self.averages.next::<D>());
-                    average.mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay)
+                let average = widen(self.averages.next::<D>());
+                param.map(|value| match (value.dtype(), self.decay) {
+                    (DType::QFloat(_), _) => value,
+                    // A factor of 0 would make NaN of what is infinite.
+                    (_, 0.0) => widen(value),
+                    (_, 1.0) => average,
+                    (_, decay) => average.mul_scalar(decay) + widen(value).mul_scalar(1.0 - decay),
                 })
             }
         }

@@ -6,6 +6,8 @@ mod accumulation;
 mod buckets;
 #[path = "suite/checkpoint.rs"]
 mod checkpoint;
+#[path = "suite/checkpoint_states.rs"]
+mod checkpoint_states;
 #[path = "suite/collectives.rs"]
 mod collectives;
 #[path = "suite/convert.rs"]
@@ -16,6 +18,8 @@ mod ddp;
 mod devices;
 #[path = "suite/diverged.rs"]
 mod diverged;
+#[path = "suite/early.rs"]
+mod early;
 #[path = "suite/faults.rs"]
 mod faults;
 #[path = "suite/fp8.rs"]
@@ -54,6 +58,10 @@ mod network;
 mod overflow;
 #[path = "suite/overlapped.rs"]
 mod overlapped;
+#[path = "suite/partly.rs"]
+mod partly;
+#[path = "suite/quantized.rs"]
+mod quantized;
 #[path = "suite/ranks.rs"]
 mod ranks;
 #[path = "suite/sampler.rs"]
@@ -74,6 +82,8 @@ mod sync_batch_norm;
 mod sync_batch_norm_16_bit;
 #[path = "suite/tensors.rs"]
 mod tensors;
+#[path = "suite/tied.rs"]
+mod tied;
 #[path = "suite/training.rs"]
 mod training;
 #[path = "suite/whole_run.rs"]

@@ -1,5 +1,6 @@
 //! Checkpoints: written by rank 0, all or nothing, and found again by all ranks alike.
 
+mod disk;
 mod states;
 
 use std::{
@@ -11,6 +12,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::disk::make_folder;
+use self::disk::{flush, in_words, remove_folder};
 use crate::{DdpError, ProcessGroup};
 
 /// The file that describes a checkpoint, beside what the program wrote.
@@ -36,7 +39,7 @@ pub enum Best {
 pub struct Checkpoint {
     /// The step after which it was made.
     pub step: u64,
-    /// The metric by which checkpoints are compared.
+    /// The metric by which checkpoints are compared. None where it was not finite.
     pub metric: Option<f64>,
     /// Its number among those that were written to its folder, from 1: the highest is the
     /// [latest](Checkpoints::latest). 0 where the description says nothing of it.
@@ -50,7 +53,8 @@ pub struct Checkpoint {
 /// A folder of checkpoints, each a folder of its own.
 ///
 /// A checkpoint is written under another name, flushed to the disk and renamed: at any moment, what
-/// is there is whole. What an interrupted run left unfinished is removed.
+/// is there is whole. What an interrupted run left unfinished goes with the next [save](Self::save). Until
+/// then, nothing in the folder changes: another program may read it while a training writes.
 ///
 /// The order of checkpoints is that in which they were written, whatever their steps. A run that goes on from
 /// step 300, the [best](Self::best), after 500 were made writes 310 behind 500: 310 is then the
@@ -101,21 +105,8 @@ impl Checkpoints {
             keep_best: None,
         };
         checkpoints.on_main(|| {
-            let folder = &checkpoints.folder;
-            make_folder(folder)?;
-            for entry in fs::read_dir(folder)? {
-                let entry = entry?;
-                let name = entry.file_name();
-                let name = name.to_string_lossy();
-                match name.strip_prefix(REPLACED).map(|step| folder.join(step)) {
-                    // The new one had not come to its place.
-                    Some(step) if !step.exists() => fs::rename(entry.path(), step)?,
-                    Some(_) => fs::remove_dir_all(entry.path())?,
-                    None if name.starts_with(UNFINISHED) => fs::remove_dir_all(entry.path())?,
-                    None => {}
-                }
-            }
-            Ok(())
+            make_folder(&checkpoints.folder)?;
+            fs::read_dir(&checkpoints.folder).map(drop)
         })?;
         Ok(checkpoints)
     }
@@ -164,11 +155,11 @@ impl Checkpoints {
             let unfinished = self.folder.join(format!("{UNFINISHED}{step}"));
             let result = self.write(&unfinished, step, metric, write);
             if result.is_err() {
-                // The error that matters is the first; `new` will try to remove it again.
+                // The error that matters is the first; the next save will try to remove it again.
                 let _ = fs::remove_dir_all(&unfinished);
             }
             result?;
-            if let Err(error) = self.prune() {
+            if let Err(error) = self.tidy().and_then(|()| self.prune()) {
                 let folder = self.folder.display();
                 log::warn!("burn-ddp: old checkpoints in {folder} could not be removed: {error}");
             }
@@ -204,6 +195,8 @@ impl Checkpoints {
         metric: Option<f64>,
         write: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<()> {
+        // Of a run that was killed.
+        remove_folder(unfinished)?;
         fs::create_dir(unfinished)?;
         write(unfinished)?;
         let description = Checkpoint {
@@ -220,7 +213,7 @@ impl Checkpoints {
         let name = format!("{PREFIX}{step:012}");
         let finished = self.folder.join(&name);
         // Saved again: after a resume, for instance. A folder is not renamed over another; after a kill
-        // between the two renames, `new` undoes the first.
+        // between the two renames, the old one is found under its other name.
         let replaced = self.folder.join(format!("{REPLACED}{name}"));
         let again = finished.exists();
         if again {
@@ -243,9 +236,14 @@ impl Checkpoints {
             let entry = entry?;
             // Other files may be there.
             let name = entry.file_name();
-            let step = name.to_string_lossy();
+            let name = name.to_string_lossy();
+            let replaced = name.strip_prefix(REPLACED);
+            let step = replaced.unwrap_or(&name);
             let step = step.strip_prefix(PREFIX).unwrap_or_default();
             if step.is_empty() || step.bytes().any(|byte| !byte.is_ascii_digit()) {
+                continue;
+            }
+            if replaced.is_some_and(|name| self.folder.join(name).exists()) {
                 continue;
             }
             match describe(entry.path()) {
@@ -262,14 +260,25 @@ impl Checkpoints {
         Ok(all)
     }
 
-    /// Removes what is not to be kept. The one that was written last always is.
-    fn prune(&self) -> io::Result<()> {
+    /// Puts what a kill has left in order.
+    fn tidy(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(REPLACED) {
-                remove_folder(&entry.path())?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            match name.strip_prefix(REPLACED).map(|it| self.folder.join(it)) {
+                // The new one had not come to its place.
+                Some(step) if !step.exists() => fs::rename(entry.path(), step)?,
+                Some(_) => remove_folder(&entry.path())?,
+                None if name.starts_with(UNFINISHED) => remove_folder(&entry.path())?,
+                None => {}
             }
         }
+        Ok(())
+    }
+
+    /// Removes what is not to be kept. The one that was written last always is.
+    fn prune(&self) -> io::Result<()> {
         let Some(keep_last) = self.keep_last else {
             return Ok(());
         };
@@ -285,7 +294,7 @@ impl Checkpoints {
     }
 
     /// Removes a checkpoint. It is renamed first, so that a kill meanwhile leaves no half of one; what is
-    /// left of it then goes when the folder is next [opened](Self::new).
+    /// left of it then goes with the next save.
     fn discard(&self, checkpoint: &Path) -> io::Result<()> {
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
         let discarded = self.folder.join(format!("{UNFINISHED}discarded-{name}"));
@@ -296,7 +305,7 @@ impl Checkpoints {
     /// Does something on rank 0; its failure is everyone's.
     fn on_main(&self, body: impl FnOnce() -> io::Result<()>) -> Result<(), DdpError> {
         let problem = match self.group.is_main() {
-            true => body().err().map(|error| error.to_string()),
+            true => body().err().map(|error| in_words(&error)),
             false => None,
         };
         let problem = problem.unwrap_or_default();
@@ -357,42 +366,4 @@ fn choose(all: &[Checkpoint], best: Best) -> Option<&Checkpoint> {
     comparable
         .max_by(|a, b| value(a.1).total_cmp(&value(b.1)))
         .map(|(checkpoint, _)| checkpoint)
-}
-
-/// Makes a folder, and those that it is in, where they do not exist. Their names are on the disk too.
-pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
-    if folder.is_dir() || folder.as_os_str().is_empty() {
-        return Ok(());
-    }
-    let parent = folder.parent().unwrap_or(Path::new(""));
-    make_folder(parent)?;
-    match fs::create_dir(folder) {
-        // Someone else was faster.
-        Err(_) if folder.is_dir() => {}
-        made => made?,
-    }
-    let parent = match parent.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => parent,
-    };
-    File::open(parent)?.sync_all()
-}
-
-fn remove_folder(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Makes sure that a folder and all in it are on the disk.
-fn flush(folder: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => flush(&entry.path())?,
-            false => File::open(entry.path())?.sync_all()?,
-        }
-    }
-    File::open(folder)?.sync_all()
 }

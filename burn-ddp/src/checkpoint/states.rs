@@ -2,13 +2,14 @@
 
 use std::{fs, io, path::Path};
 
+use rmp_serde::{Deserializer, Serializer, decode, encode};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{Checkpoint, Checkpoints};
 use crate::DdpError;
 
-/// The file with the states of all ranks.
-const RANKS: &str = "ranks.json";
+/// The file with the states of all ranks, in MessagePack: unlike JSON, it has all floats as they are.
+const RANKS: &str = "ranks.msgpack";
 
 impl Checkpoint {
     /// The state of a rank, which it gave to [`Checkpoints::save_with`].
@@ -23,15 +24,15 @@ impl Checkpoint {
             problem,
         };
         let text = fs::read(self.folder.join(RANKS)).map_err(|error| failed(error.to_string()))?;
-        let invalid = |error: serde_json::Error| failed(error.to_string());
-        let states: Vec<String> = serde_json::from_slice(&text).map_err(invalid)?;
+        let invalid = |error: decode::Error| failed(error.to_string());
+        let states: Vec<Vec<u8>> = decode(&text).map_err(invalid)?;
         let state = states.get(rank).ok_or_else(|| {
             let ranks = states.len();
             failed(format!(
                 "it has the states of {ranks} ranks, and none of rank {rank}"
             ))
         })?;
-        serde_json::from_str(state).map_err(invalid)
+        decode(state).map_err(invalid)
     }
 }
 
@@ -85,7 +86,7 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// As [`save`](Self::save); also when a state is not one that JSON has.
+    /// As [`save`](Self::save); also when a state cannot be serialized.
     pub fn save_with<T: Serialize>(
         &self,
         step: u64,
@@ -94,24 +95,33 @@ impl Checkpoints {
         write: impl FnOnce(&Path) -> io::Result<()>,
     ) -> Result<(), DdpError> {
         // A rank that cannot tell its state tells nothing, so that the others do not wait for it.
-        let own = serde_json::to_string(state);
-        let told = own.as_ref().map(String::as_bytes).unwrap_or_default();
+        let own = encode(state);
+        let told = own.as_deref().unwrap_or_default();
         let states = self.group.all_gather_bytes(told)?;
         if let Some(rank) = states.iter().position(Vec::is_empty) {
             let problem = match own {
                 Err(error) if rank == self.group.rank() => format!(": {error}"),
                 _ => String::new(),
             };
-            let problem = format!("the state of rank {rank} is none that JSON has{problem}");
+            let problem = format!("the state of rank {rank} cannot be serialized{problem}");
             return Err(self.failed(problem.as_bytes()));
         }
-        let states: Vec<_> = states
-            .iter()
-            .map(|it| String::from_utf8_lossy(it))
-            .collect();
         self.save(step, metric, |folder| {
             write(folder)?;
-            fs::write(folder.join(RANKS), serde_json::to_vec(&states)?)
+            let states = encode(&states).map_err(io::Error::other)?;
+            fs::write(folder.join(RANKS), states)
         })
     }
+}
+
+/// A value with the names of its fields, so that a type may get new ones.
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, encode::Error> {
+    let mut bytes = Vec::new();
+    let serializer = Serializer::new(&mut bytes).with_struct_map();
+    value.serialize(&mut serializer.with_human_readable())?;
+    Ok(bytes)
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, decode::Error> {
+    T::deserialize(&mut Deserializer::from_read_ref(bytes).with_human_readable())
 }

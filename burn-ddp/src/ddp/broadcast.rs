@@ -1,6 +1,7 @@
 //! The tensors of rank 0's model to all ranks, through the host, a chunk at a time.
 
 pub(super) mod on_device;
+pub(super) mod quantized;
 
 use std::{fmt::Display, slice, vec};
 
@@ -25,11 +26,12 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// The bytes of a tensor that travel.
+    /// The bytes of a tensor that travel. [Quantized](quantized) ones have a way of their own.
     fn bytes(self, signature: &Signature) -> usize {
-        match self == Self::All || !signature.trained {
-            true => signature.shape.num_elements() * signature.dtype.size(),
-            false => 0,
+        match signature.dtype {
+            DType::QFloat(_) => 0,
+            _ if self != Self::All && signature.trained => 0,
+            dtype => signature.shape.num_elements() * dtype.size(),
         }
     }
 }

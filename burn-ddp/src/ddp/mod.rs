@@ -17,6 +17,7 @@ mod presence;
 mod reducer;
 mod server;
 mod step;
+mod tied;
 mod timeline;
 mod values;
 
@@ -31,11 +32,12 @@ pub(crate) use self::broadcast::Part;
 use self::{
     after::After,
     agreement::{check_equal, on_all_ranks},
-    broadcast::{broadcast, on_device},
+    broadcast::{broadcast, on_device, quantized},
     during::During,
     method::Method,
     parameters::Signature,
     step::Step,
+    tied::tie,
 };
 pub use self::{
     config::DdpConfig,
@@ -179,7 +181,8 @@ impl Ddp {
     /// after [`new`](Self::new); parameters then stay equal by themselves. Running statistics do not: each rank
     /// goes on with those of its own batches (PyTorch copies rank 0's before each forward pass), until this is
     /// called again, before an evaluation for instance.
-    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal.
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. A parameter that is in several places (one
+    /// [`ParamId`](burn::module::ParamId)) with the same contents is one tensor afterwards.
     ///
     /// # Errors
     ///
@@ -210,7 +213,8 @@ impl Ddp {
             Some(group) => on_device::broadcast(group, model, &self.parameters, part),
             None => broadcast(&self.group, model, &self.parameters, part),
         };
-        received.map_err(give_up)
+        let received = received.and_then(|model| quantized::broadcast(&self.group, model));
+        received.map(tie).map_err(give_up)
     }
 
     /// The averages of all ranks' gradients, to be called by all ranks in each step.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use burn::{
     backend::DispatchDevice,
     module::{Module, ModuleMapper, Param},
-    tensor::{Device, Tensor},
+    tensor::{DType, Device, Tensor},
 };
 use burn_backend::{DeviceId, distributed::ReduceOperation};
 use burn_layer::{FloatView, Layer, Reduced};
@@ -37,6 +37,10 @@ use crate::{DdpError, ProcessGroup};
 /// [`no_sync`](super::Ddp::no_sync), or while a rank has [no batch](super::Ddp::join); and those of a second backward
 /// pass since the parameters were last updated (several losses, a step that a loss scaler skipped), as Burn submits
 /// gradients only in the first.
+///
+/// One limit is Burn's (0.22.1): where backward passes the gradient of a parameter on as it is, to something that the
+/// parameter was added to without broadcasting, the thread that submits it may free it before backward has used it,
+/// which ends the job (`Should have handle for tensor`). Add `parameter.val().mul_scalar(1.0)` instead.
 ///
 /// Each rank is a process of its own: Burn has one gradient server for all layered devices of a process, which
 /// waits for one backward pass at a time. So a process has one overlapped `Ddp` of several ranks at a time
@@ -194,7 +198,9 @@ pub(super) fn mark<M: Module>(model: M) -> M {
     impl ModuleMapper for Marker {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let id = param.id;
-            match param.is_require_grad() {
+            // Burn marks no quantized tensors, which have no gradients.
+            let quantized = matches!(param.base().dtype(), DType::QFloat(_));
+            match param.is_require_grad() && !quantized {
                 true => param.map(|tensor| tensor.set_distributed(id)),
                 false => param,
             }

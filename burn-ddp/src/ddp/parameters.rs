@@ -110,12 +110,10 @@ impl Visitor {
 impl ModuleVisitor for Visitor {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
-        self.add(
-            param.id,
-            value.shape(),
-            value.dtype(),
-            param.is_require_grad(),
-        );
+        // A quantized tensor may be left marked as trained, and never has a gradient.
+        let quantized = matches!(value.dtype(), DType::QFloat(_));
+        let trained = param.is_require_grad() && !quantized;
+        self.add(param.id, value.shape(), value.dtype(), trained);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {

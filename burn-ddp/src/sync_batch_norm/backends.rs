@@ -22,7 +22,7 @@ pub(super) trait SyncBatchNormOps: Backend {
     /// `[channels]`.
     ///
     /// Returns the output, of `x`'s shape and type, and mean and biased variance, of shape
-    /// `[channels]`, in `f32` or wider.
+    /// `[channels]`, in `f32` or wider. A variance of -1 says that no rank had samples.
     fn sync_batch_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,

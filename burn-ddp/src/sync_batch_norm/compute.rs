@@ -8,9 +8,9 @@ use burn::{
 use super::exchange::Exchange;
 use crate::ProcessGroup;
 
-/// The type in which statistics are computed.
-fn wide<B: Backend>(tensor: &FloatTensor<B>) -> FloatDType {
-    match tensor.dtype() {
+/// The type in which the statistics of inputs of a type are computed.
+pub(super) fn wide(dtype: DType) -> FloatDType {
+    match dtype {
         DType::F64 => FloatDType::F64,
         _ => FloatDType::F32,
     }
@@ -52,7 +52,7 @@ pub(super) fn forward<B: Backend>(
     epsilon: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
     let group = known(group_id);
-    let dtype = wide::<B>(&x);
+    let dtype = wide(x.dtype());
     let output_dtype: FloatDType = x.dtype().into();
     let (device, shape) = (x.device(), x.shape());
     let (channels, rank) = (shape[1], shape.num_dims());
@@ -100,7 +100,7 @@ pub(super) fn backward<B: Backend>(
     epsilon: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
     let group = known(group_id);
-    let dtype = wide::<B>(&x);
+    let dtype = wide(x.dtype());
     let (x_dtype, gamma_dtype): (FloatDType, FloatDType) = (x.dtype().into(), gamma.dtype().into());
     let (device, shape) = (x.device(), x.shape());
     let (channels, rank) = (shape[1], shape.num_dims());

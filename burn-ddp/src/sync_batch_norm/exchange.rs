@@ -22,8 +22,8 @@ pub(super) struct Exchange<'a, B: Backend> {
 }
 
 impl<B: Backend> Exchange<'_, B> {
-    /// Mean and biased variance over all ranks' batches. `own` are those of this rank's, one behind the
-    /// other, and its number of samples, if it has any.
+    /// Mean and biased variance over all ranks' batches; the variance is -1 where there are no samples. `own` are those of
+    /// this rank's, one behind the other, and its number of samples, if it has any.
     pub(super) fn statistics(
         &self,
         own: Option<(FloatTensor<B>, usize)>,
@@ -100,7 +100,7 @@ fn merge<B: Backend>(rows: FloatTensor<B>, channels: usize) -> (FloatTensor<B>, 
     let means = columns(0..channels);
     let counts = columns(2 * channels..2 * channels + 1);
     let total = B::float_sum_dim(counts.clone(), 0);
-    // Where nobody has samples, all weights are 0, and nothing is normalized: the variance is 1.
+    // Where nobody has samples, all weights are 0, and nothing is normalized: the variance is -1.
     let weights = B::float_div(counts, B::float_clamp_min(total.clone(), 1.0.into()));
     let nobody = B::float_add_scalar(
         B::float_neg(B::float_clamp_max(total, 1.0.into())),
@@ -112,7 +112,7 @@ fn merge<B: Backend>(rows: FloatTensor<B>, channels: usize) -> (FloatTensor<B>, 
     let spread = B::float_mul(distance.clone(), distance);
     let variance = B::float_add(columns(channels..2 * channels), spread);
     let variance = B::float_sum_dim(B::float_mul(variance, weights), 0);
-    let variance = B::float_add(variance, nobody);
+    let variance = B::float_sub(variance, nobody);
     let flat = |tensor| B::float_reshape(tensor, Shape::new([channels]));
     (flat(mean), flat(variance))
 }

@@ -12,10 +12,13 @@ use burn::{
     backend::Dispatch,
     module::{Content, DisplaySettings, Flag, Module, ModuleDisplay, Param, RunningState},
     nn::BatchNorm,
-    tensor::{Tensor, assert_shape, module::batch_norm},
+    tensor::{
+        Bool, Tensor, assert_shape,
+        module::{batch_norm, batch_norm_train},
+    },
 };
 
-use self::backends::SyncBatchNormOps;
+use self::{backends::SyncBatchNormOps, compute::wide};
 pub use self::{
     convert::{Norm, ToSyncBatchNorm},
     remote::with_custom_ops,
@@ -25,11 +28,12 @@ use crate::ProcessGroup;
 /// Burn's [`BatchNorm`] with the statistics of the batches of all ranks, in training as if they
 /// were one batch (as PyTorch's `SyncBatchNorm`).
 ///
-/// Ranks may have batches of different size, one sample, or none; they all make the same calls.
-/// Statistics are kept and merged in `f32` or wider, also for 16-bit inputs. Each direction takes one
+/// Ranks may have batches of different size, one sample, or none; they all make the same calls. Where none
+/// has a sample, the running statistics stay as they are. Statistics are computed and merged in `f32` or wider,
+/// also for 16-bit inputs, and in evaluation; the output has the input's type. Each direction takes one
 /// collective call. The gradients of gamma and beta are this rank's share, as those of all other
 /// parameters: [`Ddp`](crate::Ddp) averages them. For evaluation, when frozen, and in a group of one,
-/// it is [`BatchNorm`].
+/// it is [`BatchNorm`], except that inputs and parameters may be of different types.
 ///
 /// Its records are those of [`BatchNorm`], both ways; the group is no part of them.
 ///
@@ -128,33 +132,37 @@ impl SyncBatchNorm {
         assert_shape!(input, [_, num_features, ..]);
         match input.device().is_autodiff() && self.training.is_enabled() {
             false => self.forward_inference(input),
-            true if self.group.world_size() == 1 && input.dims()[0] > 0 => {
-                self.forward_alone(input)
-            }
+            true if self.group.world_size() == 1 && !is_empty(&input) => self.forward_alone(input),
             true => self.forward_synchronized(input),
         }
     }
 
     fn forward_inference<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let device = input.device();
-        batch_norm(
+        let (device, dtype) = (input.device(), input.dtype());
+        let input = input.cast(wide(dtype));
+        let like_input = |tensor: Tensor<1>| tensor.to_device(&device).cast(wide(dtype));
+        let output = batch_norm(
             input,
-            self.gamma.val(),
-            self.beta.val(),
-            self.running_mean.value().to_device(&device),
-            self.running_var.value().to_device(&device),
+            like_input(self.gamma.val()),
+            like_input(self.beta.val()),
+            like_input(self.running_mean.value()),
+            like_input(self.running_var.value()),
             self.epsilon,
-        )
+        );
+        output.cast(dtype)
     }
 
     fn forward_alone<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let (gamma, beta) = (self.gamma.val(), self.beta.val());
-        let result = burn::tensor::module::batch_norm_train(input, gamma, beta, self.epsilon);
-        self.update(result.mean, result.variance);
-        result.output
+        let dtype = input.dtype();
+        let input = input.cast(wide(dtype));
+        let [gamma, beta] = [&self.gamma, &self.beta].map(|it| it.val().cast(wide(dtype)));
+        let result = batch_norm_train(input, gamma, beta, self.epsilon);
+        self.update(result.mean, result.variance, None);
+        result.output.cast(dtype)
     }
 
     fn forward_synchronized<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        let empty = is_empty(&input);
         let (output, mean, variance) = <Dispatch as SyncBatchNormOps>::sync_batch_norm(
             input.into_dispatch(),
             self.gamma.val().into_dispatch(),
@@ -162,19 +170,31 @@ impl SyncBatchNorm {
             self.group.id(),
             self.epsilon,
         );
-        self.update(Tensor::from_dispatch(mean), Tensor::from_dispatch(variance));
+        let [mean, variance] = [mean, variance].map(Tensor::from_dispatch);
+        // Where this rank has samples, it is not so, and nothing has to be asked of the device.
+        let nobody = empty.then(|| variance.clone().lower_elem(0.0));
+        self.update(mean, variance, nobody);
         Tensor::from_dispatch(output)
     }
 
-    /// Moves the running statistics towards those of a batch.
-    fn update(&self, mean: Tensor<1>, variance: Tensor<1>) {
+    /// Moves the running statistics towards those of a batch, except in channels of which `nobody` had samples.
+    fn update(&self, mean: Tensor<1>, variance: Tensor<1>, nobody: Option<Tensor<1, Bool>>) {
         for (state, value) in [(&self.running_mean, mean), (&self.running_var, variance)] {
             let old = state.value_sync().to_device(&value.device());
             let value = value.detach().cast(old.dtype());
-            let new = old.mul_scalar(1.0 - self.momentum) + value.mul_scalar(self.momentum);
+            let moved = old.clone().mul_scalar(1.0 - self.momentum);
+            let moved = moved + value.mul_scalar(self.momentum);
+            let new = match &nobody {
+                None => moved,
+                Some(nobody) => moved.mask_where(nobody.clone(), old),
+            };
             state.update(new.detach());
         }
     }
+}
+
+fn is_empty<const D: usize>(tensor: &Tensor<D>) -> bool {
+    tensor.shape().num_elements() == 0
 }
 
 /// The norm in a group of its own, in which it is a [`BatchNorm`]; [`SyncBatchNorm::with_group`] gives it

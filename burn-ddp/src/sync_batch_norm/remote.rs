@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{
     backends::{SyncBatchNormOps, Three},
-    compute::known,
+    compute::{known, wide},
 };
 use crate::ProcessGroup;
 
@@ -156,10 +156,7 @@ impl<C: RouterChannel> SyncBatchNormOps for BackendRouter<C> {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let client = x.client.clone();
         let [x, gamma, beta] = [x.into_ir(), gamma.into_ir(), beta.into_ir()];
-        let statistics = match x.dtype {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
+        let statistics: DType = wide(x.dtype).into();
         let outputs = [
             (x.shape.clone(), x.dtype),
             (gamma.shape.clone(), statistics),

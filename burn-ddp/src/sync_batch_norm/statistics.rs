@@ -40,8 +40,8 @@ impl Statistics {
             ..Self::empty(channels)
         };
         if count == 0.0 {
-            // Nobody has samples: nothing is normalized.
-            merged.variance.fill(1.0);
+            // Nobody has samples, which no variance could say: nothing is normalized.
+            merged.variance.fill(-1.0);
             return merged;
         }
         for row in rows() {
@@ -99,6 +99,7 @@ mod tests {
             let merged = Statistics::merge(1, &rows);
             let [mean, variance, count] = of(&batches.concat());
             prop_assert_eq!(merged.count, count);
+            prop_assert_eq!(merged.variance[0] < 0.0, count == 0.0);
             if count > 0.0 {
                 prop_assert!((merged.mean[0] - mean).abs() < 1e-9);
                 prop_assert!((merged.variance[0] - variance).abs() < 1e-6);

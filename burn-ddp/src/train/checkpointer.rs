@@ -24,9 +24,10 @@ const WHOLE: &str = ".whole-";
 /// burn-train writes, and deletes, these three on threads of their own, in place: a kill or a full disk
 /// leaves half a file, or a new model with an old optimizer. Here, each is written under another name and
 /// flushed to the disk; when all three are, a note says so, and they get their names. What a kill leaves
-/// between is finished, or removed, when the folder is next opened. While an epoch is being written, and when
-/// it could not be, older ones are not deleted. The files are burn-train's: `FileCheckpointer` reads them, and
-/// what it wrote is read here.
+/// between is finished, or removed, when the next epoch is written; until then an epoch that is all on the disk
+/// is read where it is, and nothing in the folder changes, so that another program may read it while a training
+/// writes. While an epoch is being written, and when it could not be, older ones are not deleted. The files are
+/// burn-train's: `FileCheckpointer` reads them, and what it wrote is read here.
 ///
 /// ```
 /// use burn_ddp::{EpochCheckpoints, ProcessGroup};
@@ -71,11 +72,12 @@ struct Writing {
     failed: HashSet<usize>,
     /// What is to be deleted once an epoch is whole.
     to_delete: Vec<(&'static str, usize)>,
+    /// Whether what a kill has left is in order.
+    tidy: bool,
 }
 
 impl EpochCheckpoints {
-    /// Opens a folder, which is made if it does not exist. All ranks call this; rank 0 puts in order what an
-    /// interrupted run has left.
+    /// Opens a folder, which is made if it does not exist. All ranks call this.
     ///
     /// # Errors
     ///
@@ -83,7 +85,7 @@ impl EpochCheckpoints {
     pub fn open(folder: impl AsRef<Path>, group: &ProcessGroup) -> Result<Self, DdpError> {
         let folder = folder.as_ref();
         let found = match group.is_main() {
-            true => recover(folder).map_err(|error| error.to_string()),
+            true => last(folder).map_err(|error| error.to_string()),
             false => Ok(None),
         };
         let found = serde_json::to_vec(&found).expect("plain data");
@@ -143,6 +145,16 @@ impl AtomicCheckpointer {
         self.writing.lock().expect("no panic under lock")
     }
 
+    /// The same for the one that is about to write or delete: the first puts in order what a kill has left.
+    fn tidied(&self) -> Result<MutexGuard<'_, Writing>, CheckpointerError> {
+        let mut writing = self.writing();
+        if !writing.tidy {
+            tidy(&self.folder).map_err(CheckpointerError::IOError)?;
+            writing.tidy = true;
+        }
+        Ok(writing)
+    }
+
     fn refuse_failed(&self, writing: &Writing, epoch: usize) -> Result<(), CheckpointerError> {
         match writing.failed.contains(&epoch) {
             false => Ok(()),
@@ -156,7 +168,7 @@ impl AtomicCheckpointer {
 
 impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
     fn save(&self, epoch: usize, record: R) -> Result<(), CheckpointerError> {
-        self.refuse_failed(&self.writing(), epoch)?;
+        self.refuse_failed(&*self.tidied()?, epoch)?;
         let unfinished = self.folder.join(unfinished(self.part, epoch));
         let flush = || File::open(&unfinished)?.sync_all();
         let written = record
@@ -165,8 +177,10 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
         let mut writing = self.writing();
         let written = written.and_then(|()| self.refuse_failed(&writing, epoch));
         if written.is_err() {
-            // The error that matters is the first.
-            let _ = fs::remove_file(unfinished);
+            // The error that matters is the first. A part that is still being written then fails, too.
+            for part in PARTS {
+                let _ = fs::remove_file(self.folder.join(self::unfinished(part, epoch)));
+            }
             writing.written.remove(&epoch);
             writing.failed.insert(epoch);
             return written;
@@ -179,7 +193,7 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
         writing.written.remove(&epoch);
         let to_delete = std::mem::take(&mut writing.to_delete);
         let finish = || {
-            let note = self.folder.join(format!("{WHOLE}{epoch}"));
+            let note = self.folder.join(whole(epoch));
             File::create(&note)?.sync_all()?;
             File::open(&self.folder)?.sync_all()?;
             finish(&self.folder, epoch)?;
@@ -195,7 +209,7 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
     }
 
     fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
-        let mut writing = self.writing();
+        let mut writing = self.tidied()?;
         // What is to be deleted may be the last that is whole.
         if writing.written.is_empty() && writing.failed.is_empty() {
             let file = self.folder.join(name(self.part, epoch));
@@ -206,7 +220,11 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
     }
 
     fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
-        FileCheckpointer::new(&self.folder, self.part).restore(epoch)
+        let unfinished = self.folder.join(unfinished(self.part, epoch));
+        match self.folder.join(whole(epoch)).exists() && unfinished.exists() {
+            true => R::load(unfinished),
+            false => FileCheckpointer::new(&self.folder, self.part).restore(epoch),
+        }
     }
 }
 
@@ -216,6 +234,10 @@ fn name(part: &str, epoch: usize) -> String {
 
 fn unfinished(part: &str, epoch: usize) -> String {
     format!("{UNFINISHED}{}", name(part, epoch))
+}
+
+fn whole(epoch: usize) -> String {
+    format!("{WHOLE}{epoch}")
 }
 
 /// Gives the parts of an epoch their names, those that do not have them yet.
@@ -230,7 +252,7 @@ fn finish(folder: &Path, epoch: usize) -> io::Result<()> {
         }
     }
     File::open(folder)?.sync_all()?;
-    fs::remove_file(folder.join(format!("{WHOLE}{epoch}")))
+    fs::remove_file(folder.join(whole(epoch)))
 }
 
 fn remove(file: &Path) -> io::Result<()> {
@@ -240,42 +262,49 @@ fn remove(file: &Path) -> io::Result<()> {
     }
 }
 
-/// Finishes what is all on the disk, removes what is not, and returns the last epoch that is there.
-fn recover(folder: &Path) -> io::Result<Option<usize>> {
+/// The epoch of a part's file.
+fn epoch_of(name: &str, part: &str) -> Option<usize> {
+    let name = name.strip_prefix(part)?.strip_prefix('-')?;
+    name.strip_suffix(".bpk")?.parse().ok()
+}
+
+/// The epoch that a note says is all on the disk.
+fn noted(name: &str) -> Option<usize> {
+    name.strip_prefix(WHOLE)?.parse().ok()
+}
+
+fn names(folder: &Path) -> io::Result<Vec<String>> {
+    let entries = fs::read_dir(folder)?;
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
+}
+
+/// The last epoch that is there, under whichever names.
+fn last(folder: &Path) -> io::Result<Option<usize>> {
     make_folder(folder)?;
-    let names = || -> io::Result<Vec<String>> {
-        let entries = fs::read_dir(folder)?;
-        entries
-            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-            .collect()
-    };
-    let epoch = |name: &str, part: &str| -> Option<usize> {
-        name.strip_prefix(part)?
-            .strip_prefix('-')?
-            .strip_suffix(".bpk")?
-            .parse()
-            .ok()
-    };
-    for name in names()? {
-        if let Some(epoch) = name
-            .strip_prefix(WHOLE)
-            .and_then(|epoch| epoch.parse().ok())
-        {
-            finish(folder, epoch)?;
-        }
-    }
-    let names = names()?;
-    for name in &names {
-        let part = name.strip_prefix(UNFINISHED);
-        if part.is_some_and(|name| PARTS.iter().any(|part| epoch(name, part).is_some())) {
-            remove(&folder.join(name))?;
-        }
-    }
-    let epochs = |part| names.iter().filter_map(move |name| epoch(name, part));
+    let names = names(folder)?;
+    let epochs = |part| names.iter().filter_map(move |name| epoch_of(name, part));
     let whole = epochs(PARTS[0]).filter(|model| {
         PARTS[1..]
             .iter()
             .all(|part| epochs(part).any(|epoch| epoch == *model))
     });
-    Ok(whole.max())
+    Ok(whole
+        .chain(names.iter().filter_map(|name| noted(name)))
+        .max())
+}
+
+/// Finishes what is all on the disk, and removes what is not.
+fn tidy(folder: &Path) -> io::Result<()> {
+    for epoch in names(folder)?.iter().filter_map(|name| noted(name)) {
+        finish(folder, epoch)?;
+    }
+    for name in names(folder)? {
+        let part = name.strip_prefix(UNFINISHED);
+        if part.is_some_and(|name| PARTS.iter().any(|part| epoch_of(name, part).is_some())) {
+            remove(&folder.join(name))?;
+        }
+    }
+    Ok(())
 }

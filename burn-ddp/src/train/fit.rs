@@ -92,6 +92,9 @@ where
                 epoch_number: epoch,
                 total_items: train.total,
             });
+            if let Some(seed) = self.strategy.seed {
+                device.seed(seed_of(seed, self.group.rank(), epoch));
+            }
             self.train_pass(&mut ddp, &train)?;
             self.train_event(LearnerEvent::EndSplit(epoch));
             if !self.all_go_on(self.group, false)? {
@@ -172,4 +175,12 @@ where
                 .fail_on_error(self.events.process_valid(event));
         }
     }
+}
+
+/// The seed of a rank in an epoch: one that no other has.
+fn seed_of(seed: u64, rank: usize, epoch: usize) -> u64 {
+    let numbers = [seed, rank as u64, epoch as u64].map(u64::to_le_bytes);
+    let hash = blake3::hash(numbers.as_flattened());
+    let (first, _) = hash.as_bytes().split_first_chunk().expect("32 bytes");
+    u64::from_le_bytes(*first)
 }

@@ -125,7 +125,8 @@ use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ddp::Part};
 /// checkpoints, and stop with it. A stop that is asked for on any rank (`Interrupter::stop`) stops all of them after
 /// the same step. To resume (`SupervisedTraining::checkpoint`), all ranks must see the folder of the checkpoints.
 /// burn-train writes them in place; with [`EpochCheckpoints`] (`SupervisedTraining::with_custom_checkpointers`),
-/// an epoch's three files are there and belong together, or the epoch is not there.
+/// an epoch's three files are there and belong together, or the epoch is not there. A model that draws random numbers
+/// (`Dropout`) needs a [`seed`](Self::seed) to go on as if it had not stopped.
 ///
 /// **Faults.** A rank that fails makes `launch` return on all others, with the fault in
 /// `LearningResult::error`: see [`fault`](Self::fault). burn-train shows it as a dataset error, which is the only one
@@ -139,6 +140,7 @@ pub struct DdpStrategy {
     overlap: Option<Overlap>,
     gather_training: bool,
     dealt: bool,
+    seed: Option<u64>,
 }
 
 impl DdpStrategy {
@@ -156,6 +158,7 @@ impl DdpStrategy {
             overlap: None,
             gather_training: true,
             dealt: false,
+            seed: None,
         }
     }
 
@@ -197,6 +200,25 @@ impl DdpStrategy {
     /// for [`DistributedLoader`](crate::DistributedLoader).
     pub fn dealt_already(mut self) -> Self {
         self.dealt = true;
+        self
+    }
+
+    /// Gives the device its random numbers before each epoch's training, of this seed, the rank and the epoch: the
+    /// ranks drop out (`Dropout`) different activations, and a training that is resumed at an epoch goes on as if it
+    /// had not been interrupted. Default: they go on from where the program has them, of which no checkpoint knows.
+    ///
+    /// Some of Burn's devices have their random numbers in common: where ranks are threads of a process, they are
+    /// not each rank's own.
+    ///
+    /// ```
+    /// # use burn::tensor::Device;
+    /// # use burn_ddp::{DdpStrategy, ProcessGroup};
+    /// # let group = ProcessGroup::single();
+    /// let strategy = DdpStrategy::new(&group, Device::flex()).seed(42);
+    /// # let _ = strategy;
+    /// ```
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
         self
     }
 

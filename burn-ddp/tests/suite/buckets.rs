@@ -1,11 +1,15 @@
 //! Buckets of gradients that a test makes up.
 
+use std::sync::{Arc, Mutex};
+
 use burn::{
     module::{Module, Param},
     optim::GradientsParams,
     tensor::{DType, Device, FloatDType, Tensor},
 };
-use burn_ddp::{Ddp, DdpConfig, DdpError, DdpStats, ProcessGroup, Values};
+use burn_ddp::{
+    Average, CommHook, Ddp, DdpConfig, DdpError, DdpStats, GradientBucket, ProcessGroup, Values,
+};
 use half::bf16;
 
 use crate::ranks::locally;
@@ -153,6 +157,33 @@ fn types_do_not_share_buckets() {
         ];
         assert_eq!(rounds.average(own).unwrap(), expected);
         assert_eq!(rounds.stats().buckets, 3);
+    });
+}
+
+/// Notes how many elements each bucket has.
+#[derive(Clone, Debug, Default)]
+struct Noting(Arc<Mutex<Vec<usize>>>);
+
+impl CommHook for Noting {
+    fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
+        self.0.lock().unwrap().push(bucket.values.len());
+        Average.average(group, bucket)
+    }
+}
+
+#[test]
+fn by_default_the_first_bucket_has_1_mib_and_the_others_have_25() {
+    // 256 KiB each.
+    let lens = [1 << 16; 4 + 2 * 100 + 1];
+    locally(2, |group| {
+        let noting = Noting::default();
+        let config = DdpConfig::default().hook(noting.clone());
+        let mut rounds = Rounds::new(&group, &floats(&lens), config);
+        let own = lens.map(|len| Some(Values::F32(vec![1.0; len])));
+        rounds.average(own.into()).unwrap();
+        let mib = (1 << 20) / 4;
+        let expected = [mib, 25 * mib, 25 * mib, 1 << 16];
+        assert_eq!(*noting.0.lock().unwrap(), expected);
     });
 }
 

@@ -3,7 +3,6 @@
 use std::{ffi::OsStr, fs, io, os::unix::ffi::OsStrExt, path::Path, thread, time::Duration};
 
 use burn_ddp::{Best, Checkpoints, DdpError, ProcessGroup};
-use serde::{Deserialize, Serialize};
 
 use crate::ranks::{impatiently, locally};
 
@@ -121,13 +120,13 @@ fn an_old_one_that_stays_is_no_failed_write() {
     checkpoints.save(1, None, |_| Ok(())).unwrap();
     // Where it is moved before it is removed, there is something else.
     let taken = ".unfinished-discarded-step-000000000001";
-    fs::create_dir_all(folder.path().join(taken).join("something")).unwrap();
+    fs::write(folder.path().join(taken), "something").unwrap();
     checkpoints.save(2, None, |_| Ok(())).unwrap();
     assert_eq!(checkpoints.latest().unwrap().unwrap().step, 2);
     let old = folder.path().join("step-000000000001");
     assert!(old.exists());
     // The next save tries again.
-    fs::remove_dir_all(folder.path().join(taken)).unwrap();
+    fs::remove_file(folder.path().join(taken)).unwrap();
     checkpoints.save(3, None, |_| Ok(())).unwrap();
     assert!(!old.exists());
 }
@@ -211,15 +210,63 @@ fn a_failed_write_is_everyones_error_and_leaves_the_earlier_ones() {
 }
 
 #[test]
-fn what_was_left_unfinished_is_removed() {
+fn what_was_left_unfinished_goes_with_the_next_save() {
+    // Of the same step, and of another.
+    for step in [7, 8] {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join(".unfinished-7")).unwrap();
+        fs::write(folder.path().join(".unfinished-7/model"), "half").unwrap();
+        fs::write(folder.path().join("notes.txt"), "the user's").unwrap();
+        let group = ProcessGroup::single();
+        let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+        assert_eq!(checkpoints.latest().unwrap(), None);
+        assert_eq!(steps(folder.path()), [".unfinished-7", "notes.txt"]);
+        checkpoints.save(step, None, |_| Ok(())).unwrap();
+        let saved = format!("step-{step:012}");
+        assert_eq!(steps(folder.path()), ["notes.txt", &saved]);
+        assert!(
+            !checkpoints
+                .latest()
+                .unwrap()
+                .unwrap()
+                .folder
+                .join("model")
+                .exists()
+        );
+    }
+}
+
+#[test]
+fn who_reads_is_not_in_the_way_of_who_writes() {
     let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join(".unfinished-7")).unwrap();
-    fs::write(folder.path().join(".unfinished-7/model"), "half").unwrap();
-    fs::write(folder.path().join("notes.txt"), "the user's").unwrap();
     let group = ProcessGroup::single();
-    let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
-    assert_eq!(checkpoints.latest().unwrap(), None);
-    assert_eq!(steps(folder.path()), ["notes.txt"]);
+    let open = || Checkpoints::new(folder.path(), &group).unwrap();
+    let checkpoints = open();
+    // Saved, and saved again.
+    for text in ["old", "new"] {
+        let write = |half: &Path| {
+            fs::write(half.join("model"), text)?;
+            let found = open().latest().unwrap();
+            let model = found.map(|it| fs::read_to_string(it.folder.join("model")).unwrap());
+            assert_eq!(model.as_deref(), (text == "new").then_some("old"));
+            assert!(half.join("model").exists());
+            Ok(())
+        };
+        checkpoints.save(1, None, write).unwrap();
+    }
+    let latest = open().latest().unwrap().unwrap();
+    assert_eq!(fs::read(latest.folder.join("model")).unwrap(), b"new");
+}
+
+#[test]
+fn a_failure_that_says_nothing_is_a_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    locally(2, |group| {
+        let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+        let error = checkpoints.save(1, None, |_| Err(io::Error::other("")));
+        assert!(matches!(error, Err(DdpError::Checkpoint { problem, .. }) if !problem.is_empty()));
+        assert_eq!(checkpoints.latest().unwrap(), None);
+    });
 }
 
 #[test]
@@ -240,7 +287,7 @@ fn a_kill_while_a_step_is_saved_again_leaves_one_of_the_two() {
         let aside = path.join(".replaced-step-000000000001");
         fs::rename(path.join("step-000000000001"), &aside).unwrap();
         if new_is_there {
-            // Not by `new`, which would put the old one back.
+            // Not by `save` there, which would remove the old one.
             let other = tempfile::tempdir_in(path).unwrap();
             let checkpoints = Checkpoints::new(other.path(), &group).unwrap();
             let write = |folder: &Path| fs::write(folder.join("model"), "new");
@@ -256,55 +303,15 @@ fn a_kill_while_a_step_is_saved_again_leaves_one_of_the_two() {
         let checkpoints = Checkpoints::new(path, &group).unwrap();
         let latest = checkpoints.latest().unwrap().unwrap();
         let expected = if new_is_there { "new" } else { "old" };
-        assert_eq!(model(&latest.folder), expected);
-        assert_eq!(steps(path), ["step-000000000001"]);
+        assert_eq!(
+            (model(&latest.folder).as_str(), latest.number),
+            (expected, 1)
+        );
+        checkpoints.save(2, None, |_| Ok(())).unwrap();
+        assert_eq!(steps(path), ["step-000000000001", "step-000000000002"]);
+        assert_eq!(model(&path.join("step-000000000001")), expected);
+        assert_eq!(checkpoints.latest().unwrap().unwrap().number, 2);
     }
-}
-
-#[test]
-fn each_rank_gets_its_state_back() {
-    #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    struct State {
-        place: u128,
-        name: String,
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let state = |rank: usize, step: u64| State {
-        place: u128::MAX - rank as u128,
-        name: format!("[rank {rank}, \"step\" {step}]"),
-    };
-    locally(3, |group| {
-        let rank = group.rank();
-        let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
-        let write = |folder: &Path| fs::write(folder.join("model"), "weights");
-        for step in [1, 2] {
-            let saved = checkpoints.save_with(step, None, &state(rank, step), write);
-            saved.unwrap();
-        }
-        let latest = checkpoints.latest().unwrap().unwrap();
-        assert!(latest.folder.join("model").exists());
-        for rank in 0..3 {
-            assert_eq!(latest.state::<State>(rank).unwrap(), state(rank, 2));
-        }
-        // As many ranks as there were, and of the type that it was.
-        let error = latest.state::<State>(3).unwrap_err().to_string();
-        assert!(error.contains("the states of 3 ranks"), "{error}");
-        assert!(latest.state::<Vec<u8>>(rank).is_err());
-        // What JSON does not have is everyone's error, and nothing is saved.
-        let mut odd = std::collections::HashMap::new();
-        if rank == 1 {
-            odd.insert((1, 2), 3);
-        }
-        let error = checkpoints.save_with(3, None, &odd, write).unwrap_err();
-        assert!(error.to_string().contains("the state of rank 1"), "{error}");
-        assert_eq!(checkpoints.latest().unwrap().unwrap().step, 2);
-        checkpoints.save(4, None, write).unwrap();
-        let without = checkpoints.latest().unwrap().unwrap();
-        assert!(matches!(
-            without.state::<State>(rank),
-            Err(DdpError::Checkpoint { .. })
-        ));
-    });
 }
 
 #[test]

@@ -140,6 +140,59 @@ fn a_different_model_is_named_on_all_ranks() {
     }
 }
 
+#[test]
+fn another_type_or_name_is_named_on_all_ranks() {
+    #[derive(Module, Debug)]
+    struct One {
+        head: Param<Tensor<1>>,
+    }
+    #[derive(Module, Debug)]
+    struct Other {
+        tail: Param<Tensor<1>>,
+    }
+    let zeros = |dtype: DType| {
+        let device = Device::flex().autodiff();
+        Param::from_tensor(Tensor::zeros([2], (&device, dtype)))
+    };
+    let differ = |rank: usize, other_name: bool| {
+        let errors = locally(3, |group| {
+            let differs = group.rank() == rank;
+            let dtype = if differs && !other_name {
+                DType::F16
+            } else {
+                DType::F32
+            };
+            let result = match differs && other_name {
+                true => Ddp::new(&group, DdpConfig::new(), &Other { tail: zeros(dtype) }),
+                false => Ddp::new(&group, DdpConfig::new(), &One { head: zeros(dtype) }),
+            };
+            result.unwrap_err()
+        });
+        let problem = |error| match error {
+            DdpError::ModelMismatch {
+                rank: named,
+                problem,
+            } if named == rank => problem,
+            error => panic!("{error}"),
+        };
+        errors.into_iter().map(problem).collect::<Vec<String>>()
+    };
+    for rank in [1, 2] {
+        for problem in differ(rank, false) {
+            assert!(
+                problem.contains("`head`") && problem.contains("F16"),
+                "{problem}"
+            );
+        }
+        for problem in differ(rank, true) {
+            assert!(
+                problem.contains("`tail`") && problem.contains("`head`"),
+                "{problem}"
+            );
+        }
+    }
+}
+
 #[derive(Module, Debug)]
 pub(crate) struct Branches {
     pub(crate) used: Param<Tensor<1>>,

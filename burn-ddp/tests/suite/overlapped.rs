@@ -38,6 +38,8 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped join" => crate::join::join_when_overlapped,
         "overlapped static graph" => crate::static_graph::when_overlapped,
         "overlapped ways to accumulate" => crate::accumulation::all_ways_when_overlapped,
+        "overlapped early" => crate::early::when_overlapped,
+        "overlapped partly" => crate::partly::when_overlapped,
         "overlapped unmarked" => crate::accumulation::unmarked_when_overlapped,
         _ => return None,
     };

@@ -413,6 +413,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "whole run on a small disk" => |group| crate::whole_run::play(&group, 8 << 10, false),
         "learner overlapped" => |group| crate::learner::train_overlapped(&group),
         "epochs for ever" => |group| crate::learner::epochs_for_ever(&group),
+        "learner with dropout" => |group| crate::learner::resume_with_dropout(&group),
         "learner for ever" => |group| crate::learner::train_for_ever(&group),
         #[cfg(feature = "cuda")]
         "nccl" => crate::nccl::two_ranks,

@@ -350,3 +350,66 @@ fn a_fault_surfaces_in_the_next_call() {
     });
     assert_eq!(errors, ["rank 1 aborted: enough"; 2]);
 }
+
+/// Running statistics before and after a step with batches of these sizes, one for each rank.
+fn running(sizes: &[usize], device: impl Fn() -> Device + Sync) -> Vec<[[Vec<f64>; 2]; 2]> {
+    locally(sizes.len(), |group| {
+        let device = device();
+        let norm = SyncBatchNorm::new(&BatchNormConfig::new(2).init(&device), &group);
+        let statistics =
+            || [&norm.running_mean, &norm.running_var].map(|it| values(it.value_sync()));
+        norm.forward(sample(&device) + 3.0);
+        let before = statistics();
+        let input = sample(&device).slice(0..sizes[group.rank()]).require_grad();
+        let output = norm.forward(input.clone());
+        let shape = output.dims();
+        let gradients = output.sum().backward();
+        assert_eq!(input.grad(&gradients).unwrap().dims(), shape);
+        [before, statistics()]
+    })
+}
+
+#[test]
+fn without_samples_the_running_statistics_stay() {
+    let layered = || {
+        let layers = with_custom_ops(Layers::on(Device::flex()));
+        layers.serve().unwrap().autodiff()
+    };
+    let flex = || Device::flex().autodiff();
+    for sizes in [&[0][..], &[0, 0], &[0, 0, 0]] {
+        for [before, after] in running(sizes, flex).iter().chain(&running(sizes, layered)) {
+            assert_eq!(before, after);
+        }
+    }
+    // Where one has some, they move on all.
+    let [before, alone] = running(&[4], flex).remove(0);
+    assert_ne!(before, alone);
+    for [_, after] in running(&[0, 4], flex) {
+        for (found, expected) in after.iter().zip(&alone) {
+            close(found, expected, 1e-6, "running statistics");
+        }
+    }
+}
+
+#[test]
+fn each_direction_takes_one_call() {
+    let device = Device::flex().autodiff();
+    for channels in [1, 2, 300] {
+        locally(3, |group| {
+            let norm = BatchNormConfig::new(channels).init(&device);
+            let norm = SyncBatchNorm::new(&norm, &group);
+            // The first asks all ranks once by which way tensors travel.
+            norm.forward(Tensor::<3>::ones([2, channels, 3], &device));
+            let start = group.stats().calls;
+            let calls = || group.stats().calls - start;
+            let input = Tensor::<3>::ones([2, channels, 3], &device).require_grad();
+            let output = norm.forward(input);
+            assert_eq!(calls(), 1);
+            let _gradients = output.sum().backward();
+            assert_eq!(calls(), 2);
+            norm.valid()
+                .forward(Tensor::<3>::ones([2, channels, 3], &Device::flex()));
+            assert_eq!(calls(), 2);
+        });
+    }
+}

@@ -1,8 +1,9 @@
 //! Synchronized batch normalization of 16-bit inputs: statistics in `f32`.
 
 use burn::{
+    module::{Module, Param},
     nn::BatchNormConfig,
-    tensor::{DType, Device},
+    tensor::{DType, Device, Tensor},
 };
 use burn_ddp::SyncBatchNorm;
 
@@ -14,14 +15,23 @@ use crate::{
 #[test]
 fn sixteen_bit_inputs_have_f32_statistics() {
     // Inputs and outputs are rounded to 8 bits of precision, the running statistics are not.
-    check_16_bit(DType::BF16, 0.03);
-    check_16_bit(DType::F16, 0.004);
+    for (dtype, tolerance) in [(DType::BF16, 0.03), (DType::F16, 0.004)] {
+        for ranks in [1, 2] {
+            for parameters in [DType::F32, dtype] {
+                check_16_bit(dtype, tolerance, ranks, parameters);
+            }
+        }
+    }
 }
 
-fn check_16_bit(dtype: DType, tolerance: f64) {
+fn check_16_bit(dtype: DType, tolerance: f64, ranks: usize, parameters: DType) {
     let device = Device::flex().autodiff();
-    let results = locally(2, |group| {
-        let norm = SyncBatchNorm::new(&BatchNormConfig::new(1).init(&device), &group);
+    let results = locally(ranks, |group| {
+        let mut norm = SyncBatchNorm::new(&BatchNormConfig::new(1).init(&device), &group);
+        for parameter in [&mut norm.gamma, &mut norm.beta] {
+            let cast = parameter.val().inner().cast(parameters);
+            *parameter = Param::from_tensor(Tensor::from_inner(cast));
+        }
         // 1001 samples around 100: a 16-bit mean or variance would be far off.
         let len = 500 + group.rank();
         let samples: Vec<f64> = (0..len)
@@ -38,6 +48,8 @@ fn check_16_bit(dtype: DType, tolerance: f64) {
         assert_eq!(gradient.dtype(), dtype);
         let dgamma = values(norm.gamma.grad(&gradients).unwrap());
         let running_mean = values(norm.running_mean.value_sync());
+        let evaluated = norm.valid().forward(x.inner());
+        assert_eq!(evaluated.dtype(), dtype);
         (
             samples,
             weights,
@@ -45,6 +57,7 @@ fn check_16_bit(dtype: DType, tolerance: f64) {
             values(gradient),
             dgamma,
             running_mean,
+            values(evaluated),
         )
     });
     let joined = |of: fn(&Ranks) -> &Vec<f64>| -> Vec<f64> {
@@ -71,11 +84,27 @@ fn check_16_bit(dtype: DType, tolerance: f64) {
     // Summed over the batch in f32, from inputs that are exact.
     let dgamma: f64 = results.iter().map(|rank| rank.4[0]).sum();
     let expected: f64 = products().sum();
-    assert!((dgamma - expected).abs() < 1e-2, "{dgamma} {expected}");
+    let rounding = match parameters {
+        DType::F32 => 1e-2,
+        _ => tolerance * expected.abs().max(1.0),
+    };
+    assert!((dgamma - expected).abs() < rounding, "{dgamma} {expected}");
     for rank in &results {
         close(&rank.5, &[0.1 * mean], 1e-5, "running mean");
     }
+    let deviation = (0.9 + 0.1 * variance + 1e-5).sqrt();
+    let expected: Vec<f64> = all.iter().map(|it| (it - 0.1 * mean) / deviation).collect();
+    close(&joined(|rank| &rank.6), &expected, tolerance, "evaluated");
 }
 
-/// Samples, their weights in the loss, outputs, gradients of samples and gamma, the running mean.
-type Ranks = (Vec<f64>, Vec<f64>, Vec<f64>, Vec<f64>, Vec<f64>, Vec<f64>);
+/// Samples, their weights in the loss, outputs, gradients of samples and gamma, the running mean, outputs in
+/// evaluation.
+type Ranks = (
+    Vec<f64>,
+    Vec<f64>,
+    Vec<f64>,
+    Vec<f64>,
+    Vec<f64>,
+    Vec<f64>,
+    Vec<f64>,
+);

@@ -60,6 +60,36 @@ fn averages_follow_the_formula() {
 }
 
 #[test]
+fn what_is_infinite_stays_infinite() {
+    let model = |values: [f32; 2]| {
+        let mut model = LinearConfig::new(1, 2).with_bias(false).init(&device());
+        let values = Tensor::from_data([values], &device());
+        model.weight = Param::from_tensor(values);
+        model
+    };
+    let masked = model([f32::NEG_INFINITY, 1.0]);
+    for (decay, expected) in [(0.0, 2.0), (0.5, 1.5), (1.0, 1.0)] {
+        let mut ema = ModelEma::new(&masked, decay);
+        assert_eq!(contents(&ema.apply(&masked)), [f32::NEG_INFINITY, 1.0]);
+        ema.update(&model([f32::NEG_INFINITY, 2.0]));
+        assert_eq!(contents(&ema.apply(&masked)), [f32::NEG_INFINITY, expected]);
+    }
+    // Nor is what is left behind, or not looked at, in the way of what is finite.
+    for (decay, expected) in [(0.0, 2.0), (1.0, 1.0)] {
+        let finite = [[1.0, 1.0], [2.0, 2.0]];
+        let [mut old, mut new] = finite;
+        if decay == 0.0 {
+            old[0] = f32::INFINITY
+        } else {
+            new[0] = f32::INFINITY
+        }
+        let mut ema = ModelEma::new(&model(old), decay);
+        ema.update(&model(new));
+        assert_eq!(contents(&ema.apply(&masked)), [expected; 2]);
+    }
+}
+
+#[test]
 fn averages_survive_a_checkpoint() {
     let mut model = next(4);
     let mut ema = ModelEma::new(&model, 0.5).warm_up(true);

@@ -92,6 +92,10 @@ fn files(epoch: usize) -> Vec<String> {
         .into()
 }
 
+fn unfinished(name: &String) -> String {
+    format!(".unfinished-{name}")
+}
+
 #[test]
 fn a_full_disk_leaves_no_half_of_an_epoch() {
     let folder = tempfile::tempdir().unwrap();
@@ -127,7 +131,11 @@ fn an_epoch_is_there_with_all_its_files_or_not_at_all() {
         }
         let epochs = alone(path);
         assert_eq!(epochs.last(), last);
-        let left = if count == 3 { files(7) } else { Vec::new() };
+        // The next to write removes what is not whole.
+        let left = match count {
+            3 => files(7),
+            _ => files(7)[..count].iter().map(unfinished).collect(),
+        };
         assert_eq!(names(path)[1..], left);
     }
     // Written again: the old one stays until the new one is whole, whatever order the files come in.
@@ -142,12 +150,16 @@ fn an_epoch_is_there_with_all_its_files_or_not_at_all() {
     }
     for named in [1, 2, 3] {
         for name in &files(8)[named..] {
-            fs::rename(path.join(name), path.join(format!(".unfinished-{name}"))).unwrap();
+            fs::rename(path.join(name), path.join(unfinished(name))).unwrap();
         }
         fs::write(path.join(".whole-8"), "").unwrap();
+        let killed = names(path);
         let epochs = alone(path);
         assert_eq!(epochs.last(), Some(8));
         assert_eq!(parts(&epochs).map(|part| number(&part, 8)), [80; 3]);
+        assert_eq!(names(path), killed, "who reads changes nothing");
+        // Who writes or deletes finishes it first.
+        Checkpointer::<ModuleRecord>::delete(&epochs.model(), 1).unwrap();
         assert_eq!(names(path).len(), 1 + 6, "{:?}", names(path));
     }
     // burn-train's own reads them, and writes what is read here.
@@ -164,6 +176,25 @@ fn an_epoch_is_there_with_all_its_files_or_not_at_all() {
             .map(|epoch| parts(&epochs).map(|part| number(&part, epoch)))
     });
     assert_eq!(ranks, [Some([90; 3]); 2]);
+}
+
+#[test]
+fn who_reads_is_not_in_the_way_of_who_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let epochs = alone(folder.path());
+    for part in parts(&epochs) {
+        assert_eq!(alone(folder.path()).last(), None);
+        part.save(1, record(1)).unwrap();
+    }
+    for part in parts(&epochs) {
+        let reader = alone(folder.path());
+        assert_eq!(reader.last(), Some(1));
+        assert_eq!(parts(&reader).map(|part| number(&part, 1)), [1; 3]);
+        part.save(2, record(2)).unwrap();
+    }
+    let reader = alone(folder.path());
+    assert_eq!(reader.last(), Some(2));
+    assert_eq!(parts(&reader).map(|part| number(&part, 2)), [2; 3]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod asked_late;
 mod checkpoints;
+mod dropout;
 mod epochs;
 mod outputs;
 mod program;
@@ -21,7 +22,9 @@ use burn_train::{Learner, LearningResult, SupervisedTraining};
 use self::program::{
     BATCH, Falling, HELD_OUT, ITEMS, Log, Net, Noting, dealt, items, learner, training, with_log,
 };
-pub(crate) use self::{epochs::epochs_for_ever, stops::train_for_ever};
+pub(crate) use self::{
+    dropout::resume_with_dropout, epochs::epochs_for_ever, stops::train_for_ever,
+};
 use crate::{
     net::{closest, contents},
     overlapped::results,

@@ -1,0 +1,54 @@
+//! Folders on the disk.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::Path,
+};
+
+/// Makes a folder, and those that it is in, where they do not exist. Their names are on the disk too.
+pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() || folder.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let parent = folder.parent().unwrap_or(Path::new(""));
+    make_folder(parent)?;
+    match fs::create_dir(folder) {
+        // Someone else was faster.
+        Err(_) if folder.is_dir() => {}
+        made => made?,
+    }
+    let parent = match parent.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => parent,
+    };
+    File::open(parent)?.sync_all()
+}
+
+/// Removes a folder, if it is there.
+pub(super) fn remove_folder(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Makes sure that a folder and all in it are on the disk.
+pub(super) fn flush(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => flush(&entry.path())?,
+            false => File::open(entry.path())?.sync_all()?,
+        }
+    }
+    File::open(folder)?.sync_all()
+}
+
+/// What an error says, or else how it was made: nothing at all is what success says.
+pub(super) fn in_words(error: &io::Error) -> String {
+    match error.to_string() {
+        words if words.is_empty() => format!("{error:?}"),
+        words => words,
+    }
+}

@@ -1,0 +1,52 @@
+//! The same for quantized tensors, each by a call of its own: how many bytes one has, with its scales, only
+//! its device knows.
+
+use burn::{
+    module::{Module, ModuleMapper, Param},
+    tensor::{DType, Tensor},
+};
+
+use super::data;
+use crate::{DdpError, ProcessGroup};
+
+/// The model with the quantized tensors of rank 0.
+pub(in crate::ddp) fn broadcast<M: Module>(group: &ProcessGroup, model: M) -> Result<M, DdpError> {
+    let mut travel = Travel { group, error: None };
+    let model = model.map(&mut travel);
+    travel.error.map_or(Ok(model), Err)
+}
+
+struct Travel<'a> {
+    group: &'a ProcessGroup,
+    error: Option<DdpError>,
+}
+
+impl Travel<'_> {
+    /// The tensor of rank 0.
+    fn exchange<const D: usize>(&self, own: Tensor<D>) -> Result<Tensor<D>, DdpError> {
+        if self.group.is_main() {
+            let bytes = own.clone().try_into_data()?;
+            self.group.broadcast_bytes(bytes.as_bytes(), 0)?;
+            return Ok(own);
+        }
+        let bytes = self.group.broadcast_bytes(&[], 0)?;
+        let data = data(bytes, own.shape(), own.dtype());
+        Ok(Tensor::from_data(data, &own.device()))
+    }
+}
+
+impl ModuleMapper for Travel<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let own = param.base();
+        if self.error.is_some() || !matches!(own.dtype(), DType::QFloat(_)) {
+            return param;
+        }
+        match self.exchange(own) {
+            Ok(new) => param.map(|_| new),
+            Err(error) => {
+                self.error = Some(error);
+                param
+            }
+        }
+    }
+}
