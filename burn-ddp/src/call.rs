@@ -120,13 +120,23 @@ impl Display for Call {
 /// Bytes of an encoded [`Call`].
 pub(crate) const HEADER: usize = 32;
 /// The version of the messages' layout.
-pub(crate) const VERSION: u8 = 3;
+pub(crate) const VERSION: u8 = 4;
 const MAGIC: [u8; 4] = *b"BDDP";
 /// Beside the operator: how far to the left a flaw is, or 0 for none, and whether elements go by NCCL.
 const FLAW: u8 = 3;
 const BY_NCCL: u8 = 0x80;
 
 impl Call {
+    /// Whether ranks of one communicator cannot both be in these: calls of one number are the same call, in which some
+    /// may be at the shapes and some at the elements.
+    pub(crate) fn excludes(&self, other: &Self) -> bool {
+        let elements = |call: &Self| Self {
+            root: call.root & !ABOUT_SHAPES,
+            ..*call
+        };
+        self.sequence == other.sequence && elements(self) != elements(other)
+    }
+
     /// Encodes the header that precedes each payload: magic, version, kind, dtype, operator
     /// (with flaw and way), sequence, length, root, and the CRC-32 of all these; little-endian.
     pub(crate) fn encode(&self) -> [u8; HEADER] {

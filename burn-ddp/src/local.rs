@@ -99,14 +99,14 @@ impl Message {
 struct Communicator {
     /// By sender and receiver.
     messages: HashMap<(usize, usize), VecDeque<Message>>,
-    /// The number of calls that each rank has entered.
-    progress: HashMap<usize, u64>,
+    /// The call that each rank has entered last.
+    doing: HashMap<usize, Call>,
     left: HashSet<usize>,
 }
 
 impl Communicator {
     fn calls(&self, rank: usize) -> u64 {
-        self.progress.get(&rank).copied().unwrap_or(0)
+        self.doing.get(&rank).map_or(0, |call| call.sequence + 1)
     }
 }
 
@@ -235,7 +235,19 @@ impl Transport for Local {
         let mut state = self.hub.state();
         let communicator = state.communicator(self.communicator);
         if call.kind != CallKind::Message {
-            communicator.progress.insert(self.rank, call.sequence + 1);
+            communicator.doing.insert(self.rank, *call);
+            // Where all of them receive, no message tells that they disagree.
+            let mut others = communicator.doing.iter();
+            if let Some((other, theirs)) = others.find(|(_, theirs)| theirs.excludes(call)) {
+                let fault = DdpError::Diverged {
+                    rank: self.rank,
+                    call: *call,
+                    other: *other,
+                    other_call: *theirs,
+                    shapes: None,
+                };
+                return Err(self.record(&mut state, fault));
+            }
         }
         for (peer, message) in messages {
             let queue = communicator.messages.entry((self.rank, peer));
@@ -318,86 +330,4 @@ impl Transport for Local {
 }
 
 #[cfg(test)]
-mod tests {
-
-    use super::*;
-
-    fn call(kind: CallKind, sequence: u64) -> Call {
-        Call {
-            sequence,
-            kind,
-            ..crate::call::tests::barrier()
-        }
-    }
-
-    #[test]
-    fn messages_say_nothing_of_the_calls_of_all() {
-        let hub = Arc::new(Hub::default());
-        let ranks = [0, 1, 2].map(|rank| Local::new(&hub, rank, 0, 3));
-        let short = Deadline::after(Duration::from_millis(50));
-        // Rank 1 has sent many messages, and made no call of all.
-        for sequence in 0..5 {
-            let outgoing = vec![Outgoing::new::<u8>(2, &[])];
-            let message = call(CallKind::Message, sequence);
-            ranks[1]
-                .exchange(&message, outgoing, vec![], short)
-                .unwrap();
-        }
-        let barrier = call(CallKind::Barrier, 0);
-        let (late, why) = ranks[0].blame(&barrier, &[1]);
-        assert_eq!((&late[..], &why[..]), (&[1][..], "not in this call yet"));
-
-        let incoming = vec![Incoming::copy::<u8>(1, &mut [])];
-        let message = call(CallKind::Message, 0);
-        let error = ranks[0].exchange(&message, vec![], incoming, short);
-        let Err(DdpError::Timeout { ranks, why, .. }) = error else {
-            panic!("nobody sent it");
-        };
-        assert_eq!(
-            (&ranks[..], &why[..]),
-            (&[1][..], "the message did not come")
-        );
-    }
-
-    #[test]
-    fn a_communicator_is_forgotten_when_all_have_left_it() {
-        let hub = Arc::new(Hub::default());
-        let ranks = [0, 1].map(|rank| Local::new(&hub, rank, 0, 2));
-        let limit = Deadline::after(Duration::from_secs(60));
-        let [first, second] = ranks.each_ref().map(|rank| {
-            let made = rank.duplicate(1, &[0, 1], limit);
-            made.unwrap()
-        });
-        let message = call(CallKind::Message, 0);
-        let payload = [1u8, 2, 3];
-        let outgoing = vec![Outgoing::new(1, &payload)];
-        first.exchange(&message, outgoing, vec![], limit).unwrap();
-        drop(first);
-        // What it sent before still counts; that it is gone is known at once.
-        let mut received = [0u8; 3];
-        let incoming = vec![Incoming::copy(0, &mut received)];
-        second.exchange(&message, vec![], incoming, limit).unwrap();
-        let incoming = vec![Incoming::copy::<u8>(0, &mut [])];
-        let barrier = call(CallKind::Barrier, 0);
-        let error = second.exchange(&barrier, vec![], incoming, limit);
-        assert!(
-            matches!(
-                error,
-                Err(DdpError::RankLeft {
-                    rank: 0,
-                    calls: 0,
-                    ..
-                })
-            ),
-            "{error:?}"
-        );
-        assert_eq!(received, payload);
-        let is_known = || {
-            let state = hub.state();
-            state.communicators.contains_key(&1)
-        };
-        assert!(is_known());
-        drop(second);
-        assert!(!is_known());
-    }
-}
+mod tests;

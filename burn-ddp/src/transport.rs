@@ -136,6 +136,13 @@ pub(crate) trait Transport: Send + Sync {
     /// what is known of them.
     fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String);
 
+    /// The fault of a call that waits for a member which has given no sign of life for longer than its deadline has it.
+    /// `None` where all have, or there is no telling.
+    fn silent(&self, call: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
+        let _ = (call, waited_for, deadline);
+        None
+    }
+
     /// A member's number in the whole job, by which faults name it.
     fn number(&self, member: usize) -> usize {
         member

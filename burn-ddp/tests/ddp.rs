@@ -86,5 +86,7 @@ mod tensors;
 mod tied;
 #[path = "suite/training.rs"]
 mod training;
+#[path = "suite/turns.rs"]
+mod turns;
 #[path = "suite/whole_run.rs"]
 mod whole_run;

@@ -44,7 +44,9 @@ pub enum NcclError {
         problem: String,
     },
     /// The library is too old.
-    #[error("{library} is NCCL {version}; version {oldest} or newer is needed")]
+    #[error(
+        "{library} is NCCL {version}; install version {oldest} or newer, or set BURN_DDP_NCCL to the path of one"
+    )]
     TooOld {
         /// The library's file.
         library: String,

@@ -198,6 +198,8 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                 },
             },
         };
+        // As URLs have addresses of version 6.
+        let host = host.trim_matches(['[', ']']).to_owned();
         let agent = (self.get)("TORCHELASTIC_USE_AGENT_STORE");
         if agent.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             let run = (self.get)("TORCHELASTIC_RUN_ID").unwrap_or_default();

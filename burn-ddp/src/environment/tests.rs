@@ -56,6 +56,16 @@ fn torchrun() {
 }
 
 #[test]
+fn addresses_of_version_6_may_be_in_brackets() {
+    for host in ["::1", "[::1]"] {
+        let master = [("MASTER_ADDR", host), ("MASTER_PORT", "1234")];
+        let host = "::1".into();
+        let expected = Place::Address { host, port: 1234 };
+        assert_eq!(with(&master).place().unwrap(), expected);
+    }
+}
+
+#[test]
 fn torchruns_agent_holds_the_port() {
     let env = with(&[
         ("RANK", "0"),

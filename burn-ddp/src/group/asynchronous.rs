@@ -3,16 +3,26 @@
 //! Each is the call of the same name, made in the order in which it was submitted: asynchronous calls and
 //! others share one queue. They take their data, and give back what the others leave in them.
 
+use std::sync::MutexGuard;
+
 use super::{Pending, ProcessGroup};
 use crate::{DdpError, Element, ReduceOp};
 
 impl ProcessGroup {
+    /// For as long as a place is taken and its job handed over: the group's thread makes calls in the order in which it
+    /// got them, and would wait for ever for a place that is behind it.
+    pub(super) fn submitting(&self) -> MutexGuard<'_, ()> {
+        let submitting = self.inner.submitting.lock();
+        submitting.expect("no panic under lock")
+    }
+
     /// Makes one call on the group's thread, at the place in the queue that is next now.
     pub(super) fn submit_call<R: Send + 'static>(
         &self,
         call: impl FnOnce(&Self) -> Result<R, DdpError> + Send + 'static,
     ) -> Pending<R> {
         let group = self.clone();
+        let _submitting = self.submitting();
         let place = self.inner.order.take();
         self.submit_to(&self.inner.worker, move || {
             place.reserve_for(|| call(&group))

@@ -77,6 +77,8 @@ pub(crate) struct Inner {
     order: Order,
     sequences: Mutex<Sequences>,
     worker: Worker,
+    /// Held while a call is handed to the worker.
+    submitting: Mutex<()>,
     /// How tensors travel, once the ranks have settled that.
     plane: Mutex<Option<Result<Plane, DdpError>>>,
     counters: Counters,
@@ -193,6 +195,7 @@ impl ProcessGroup {
             order: Order::default(),
             sequences: Mutex::default(),
             worker: Worker::default(),
+            submitting: Mutex::default(),
             plane: Mutex::default(),
             counters: Counters::default(),
         });

@@ -4,7 +4,10 @@ use std::{
     cell::Cell,
     collections::BTreeSet,
     sync::{Arc, Condvar, Mutex, MutexGuard},
+    time::{Duration, Instant},
 };
+
+use crate::DdpError;
 
 /// Hands out places in a queue.
 #[derive(Clone, Default)]
@@ -23,9 +26,23 @@ struct Turns {
     given: u64,
     /// The place whose turn it is.
     served: u64,
+    /// Whether its call has begun: then that has a time limit of its own.
+    begun: bool,
     /// Places after that which were given up before their turn.
     given_up: BTreeSet<u64>,
 }
+
+/// Why a place's turn does not come.
+#[derive(Debug)]
+pub(super) enum Obstacle {
+    /// The group has a fault.
+    Fault(DdpError),
+    /// The call whose turn it is does not begin.
+    NotBegun,
+}
+
+/// How often it is looked for faults.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A place in the queue. It is given up when dropped, before its turn or after.
 pub(super) struct Place {
@@ -79,11 +96,30 @@ impl Place {
         code()
     }
 
-    /// Waits until all earlier places were given up.
-    pub(super) fn wait(&self) {
-        let waiting = |turns: &mut Turns| turns.served != self.number;
-        let turns = self.queue.changed.wait_while(self.queue.turns(), waiting);
-        drop(turns.expect("no panic under lock"));
+    /// Waits until all earlier places were given up. None of them may go without beginning its call for longer
+    /// than the limit.
+    pub(super) fn wait(
+        &self,
+        limit: Duration,
+        fault: impl Fn() -> Option<DdpError>,
+    ) -> Result<(), Obstacle> {
+        let mut turns = self.queue.turns();
+        let (mut ahead, mut since) = (turns.served, Instant::now());
+        while turns.served != self.number {
+            if let Some(fault) = fault() {
+                return Err(Obstacle::Fault(fault));
+            }
+            if turns.begun || turns.served != ahead {
+                (ahead, since) = (turns.served, Instant::now());
+            }
+            if since.elapsed() >= limit {
+                return Err(Obstacle::NotBegun);
+            }
+            let waited = self.queue.changed.wait_timeout(turns, LOOK.min(limit));
+            turns = waited.expect("no panic under lock").0;
+        }
+        turns.begun = true;
+        Ok(())
     }
 }
 
@@ -97,6 +133,7 @@ impl Drop for Place {
                 break;
             }
             turns.served += 1;
+            turns.begun = false;
         }
         self.queue.changed.notify_all();
     }
@@ -105,7 +142,13 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{thread, time::Duration};
+    use std::thread;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn no_fault() -> Option<DdpError> {
+        None
+    }
 
     #[test]
     fn turns_come_in_order_and_places_may_be_given_up() {
@@ -120,7 +163,7 @@ mod tests {
                 }
                 let done = &done;
                 scope.spawn(move || {
-                    place.wait();
+                    place.wait(LONG, no_fault).unwrap();
                     thread::sleep(Duration::from_millis(5));
                     done.lock().unwrap().push(number);
                 });
@@ -138,6 +181,37 @@ mod tests {
         assert_eq!(numbers, [0, 2]);
         // One that was not used is given up.
         second.reserve_for(|| ());
-        order.take().wait();
+        order.take().wait(LONG, no_fault).unwrap();
+    }
+
+    #[test]
+    fn a_fault_ends_the_wait_out_of_turn() {
+        let order = Order::default();
+        let (_first, second) = (order.take(), order.take());
+        let died = || Some(DdpError::RankDied { rank: 3 });
+        let obstacle = second.wait(LONG, died);
+        assert!(matches!(
+            obstacle,
+            Err(Obstacle::Fault(DdpError::RankDied { rank: 3 }))
+        ));
+    }
+
+    /// One that has begun is waited for as long as it takes.
+    #[test]
+    fn a_call_that_does_not_begin_is_not_waited_for() {
+        let order = Order::default();
+        let (first, second) = (order.take(), order.take());
+        let short = Duration::from_millis(20);
+        assert!(matches!(
+            second.wait(short, no_fault),
+            Err(Obstacle::NotBegun)
+        ));
+        first.wait(LONG, no_fault).unwrap();
+        thread::scope(|scope| {
+            let second = scope.spawn(|| second.wait(short, no_fault));
+            thread::sleep(10 * short);
+            drop(first);
+            second.join().unwrap().unwrap();
+        });
     }
 }

@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Instant};
 
-use super::{ProcessGroup, order::Place};
+use super::{
+    ProcessGroup,
+    order::{Obstacle, Place},
+};
 use crate::{
     Backend, Call, CallKind, DdpError, Element, ElementType, ReduceOp, collective::Collective,
     transport::Deadline,
@@ -99,7 +102,12 @@ impl ProcessGroup {
         number: impl FnOnce(&mut Sequences) -> Call,
     ) -> Result<Option<(Place, Collective<'_>)>, DdpError> {
         let inner = &*self.inner;
-        place.wait();
+        let number = || number(&mut inner.sequences.lock().expect("no panic under lock"));
+        match place.wait(self.timeout, || inner.transport.fault()) {
+            Ok(()) => {}
+            Err(Obstacle::Fault(fault)) => return Err(fault),
+            Err(Obstacle::NotBegun) => return Err(self.stuck(number())),
+        }
         inner.counters.calls.fetch_add(1, Ordering::Relaxed);
         if let Some(fault) = inner.transport.fault() {
             return Err(fault);
@@ -107,7 +115,7 @@ impl ProcessGroup {
         if self.is_alone() {
             return Ok(None);
         }
-        let call = number(&mut inner.sequences.lock().expect("no panic under lock"));
+        let call = number();
         let collective = Collective {
             transport: &*inner.transport,
             rank: inner.rank,
@@ -116,6 +124,18 @@ impl ProcessGroup {
             deadline: Deadline::after(self.timeout).with_silence(inner.settings.timeout),
         };
         Ok(Some((place, collective)))
+    }
+
+    /// Ends the job for a call whose turn does not come.
+    fn stuck(&self, call: Call) -> DdpError {
+        self.inner.transport.fail(DdpError::Timeout {
+            ranks: vec![self.inner.job_rank],
+            call,
+            after: self.timeout,
+            why: "an earlier call of this rank has not begun, for its tensor is not there yet; where that waits for this \
+                  call, as in a SyncBatchNorm on a layered device, one of them needs a group of its own (`duplicate`)"
+                .into(),
+        })
     }
 
     pub(super) fn check_rank(&self, rank: usize) -> Result<(), DdpError> {

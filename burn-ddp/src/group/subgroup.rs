@@ -159,6 +159,12 @@ struct Subset {
     ranks: Vec<usize>,
 }
 
+impl Subset {
+    fn numbers(&self, members: &[usize]) -> Vec<usize> {
+        members.iter().map(|member| self.ranks[*member]).collect()
+    }
+}
+
 impl Transport for Subset {
     fn exchange(
         &self,
@@ -182,16 +188,19 @@ impl Transport for Subset {
         members: &[usize],
         deadline: Deadline,
     ) -> Result<Box<dyn Transport>, DdpError> {
-        let members: Vec<usize> = members.iter().map(|member| self.ranks[*member]).collect();
         Ok(Box::new(Self {
-            inner: self.inner.duplicate(id, &members, deadline)?,
+            inner: self.inner.duplicate(id, &self.numbers(members), deadline)?,
             ranks: self.ranks.clone(),
         }))
     }
 
     fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
-        let waited_for: Vec<usize> = waited_for.iter().map(|rank| self.ranks[*rank]).collect();
-        self.inner.blame(call, &waited_for)
+        self.inner.blame(call, &self.numbers(waited_for))
+    }
+
+    fn silent(&self, call: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
+        let waited_for = self.numbers(waited_for);
+        self.inner.silent(call, &waited_for, deadline)
     }
 
     fn number(&self, member: usize) -> usize {

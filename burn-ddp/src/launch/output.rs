@@ -1,7 +1,8 @@
-//! What a rank writes, copied line by line, each after the rank's number.
+//! What a rank writes, copied line by line, each after the rank's number. A progress bar's lines end where it begins
+//! anew.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -34,12 +35,18 @@ impl Output {
         let thread = thread::spawn(move || {
             let mut lines = BufReader::new(output);
             let mut line = Vec::new();
-            while let Ok(bytes @ 1..) = lines.read_until(b'\n', &mut line) {
+            // Whether the last line ended where it is to begin anew.
+            let mut returned = false;
+            while let Ok(bytes @ 1..) = read_line(&mut lines, &mut line) {
                 counts.0.fetch_add(bytes as u64, Ordering::SeqCst);
-                if line.last() != Some(&b'\n') {
+                let mut whole = match returned && line == b"\n" {
+                    true => Vec::new(),
+                    false => format!("[{rank}] ").into_bytes(),
+                };
+                returned = line.last() == Some(&b'\r');
+                if !returned && line.last() != Some(&b'\n') {
                     line.push(b'\n');
                 }
-                let mut whole = format!("[{rank}] ").into_bytes();
                 whole.append(&mut line);
                 // A closed output is the reader's wish.
                 let _ = sink().write_all(&whole);
@@ -65,6 +72,26 @@ impl Output {
     }
 }
 
+/// Reads to the end of a line, or to where it begins anew; returns the number of bytes.
+fn read_line(from: &mut impl BufRead, into: &mut Vec<u8>) -> io::Result<usize> {
+    let mut read = 0;
+    loop {
+        let there = match from.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            there => there?,
+        };
+        let end = there.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+        let taken = end.map_or(there.len(), |end| end + 1);
+        into.extend_from_slice(&there[..taken]);
+        let is_over = taken == 0 || end.is_some();
+        from.consume(taken);
+        read += taken;
+        if is_over {
+            return Ok(read);
+        }
+    }
+}
+
 /// What is left in a pipe.
 pub(super) struct Rest {
     output: Output,
@@ -84,5 +111,65 @@ impl Rest {
         }
         self.written = written;
         !self.output.thread.is_finished() && written < self.end && self.heard.elapsed() < SILENCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// What is copied of a rank's output that comes in these pieces.
+    fn copied(pieces: &[&str]) -> String {
+        struct Pieces(Vec<Vec<u8>>);
+
+        impl Read for Pieces {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                if self.0.is_empty() {
+                    return Ok(0);
+                }
+                let piece = self.0.remove(0);
+                into[..piece.len()].copy_from_slice(&piece);
+                Ok(piece.len())
+            }
+        }
+
+        #[derive(Clone, Default)]
+        struct Sink(Arc<Mutex<Vec<u8>>>);
+
+        impl Write for Sink {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+
+        let pieces = Pieces(pieces.iter().map(|piece| (*piece).into()).collect());
+        let sink = Sink::default();
+        let written = sink.clone();
+        let output = Output::copy(3, pieces, move || Box::new(sink.clone()));
+        output.thread.join().unwrap();
+        let written = written.0.lock().unwrap().clone();
+        String::from_utf8(written).unwrap()
+    }
+
+    #[test]
+    fn each_line_has_the_rank_before_it() {
+        assert_eq!(copied(&["a\nb", "c\n\nd"]), "[3] a\n[3] bc\n[3] \n[3] d\n");
+        assert_eq!(copied(&[]), "");
+    }
+
+    /// Nothing waits for the end of a bar, which is a line of hours.
+    #[test]
+    fn progress_bars_move() {
+        assert_eq!(copied(&["10 %\r", "20 %\r"]), "[3] 10 %\r[3] 20 %\r");
+        assert_eq!(
+            copied(&["100 %\r", "\nend\r\n"]),
+            "[3] 100 %\r\n[3] end\r\n"
+        );
     }
 }

@@ -182,6 +182,11 @@ pub(super) mod tests {
             (vec![self.0], "no sign of life".into())
         }
 
+        fn silent(&self, _: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
+            assert!(waited_for.contains(&self.0) && deadline.silence < deadline.after);
+            Some(DdpError::RankDied { rank: self.0 })
+        }
+
         fn fail(&self, fault: DdpError) -> DdpError {
             fault
         }

@@ -50,7 +50,7 @@ fn load(candidates: Vec<PathBuf>) -> Result<Found, NcclError> {
         match Library::open(&path) {
             Ok(library) => return check(library, file),
             // A library that is there says more than one that is not.
-            Err(problem) if path.exists() => {
+            Err(problem) if !is_absent(&file, &problem) => {
                 broken.get_or_insert(NcclError::NotUsable {
                     library: file,
                     problem,
@@ -62,9 +62,14 @@ fn load(candidates: Vec<PathBuf>) -> Result<Found, NcclError> {
     Err(broken.unwrap_or(NcclError::NotFound { searched }))
 }
 
+/// Whether the loader's words mean that this very file is not there, and not one that it needs.
+fn is_absent(file: &str, problem: &str) -> bool {
+    problem.contains(file) && problem.contains("No such file")
+}
+
 fn check(library: Library, file: String) -> Result<Found, NcclError> {
     let version = match library.version() {
-        Ok(code) => NcclVersion::from_code(code),
+        Ok(code) => supported(code, &file)?,
         Err(problem) => {
             return Err(NcclError::NotUsable {
                 library: file,
@@ -72,19 +77,25 @@ fn check(library: Library, file: String) -> Result<Found, NcclError> {
             });
         }
     };
-    if version < OLDEST {
-        return Err(NcclError::TooOld {
-            library: file,
-            version,
-            oldest: OLDEST,
-        });
-    }
     log::debug!("burn-ddp: NCCL {version} from {file} ({VARIABLE} names another)");
     Ok(Found {
         library,
         file,
         version,
     })
+}
+
+/// The version of this code, if it is not too old.
+fn supported(code: u32, file: &str) -> Result<NcclVersion, NcclError> {
+    let version = NcclVersion::from_code(code);
+    match version >= OLDEST {
+        true => Ok(version),
+        false => Err(NcclError::TooOld {
+            library: file.into(),
+            version,
+            oldest: OLDEST,
+        }),
+    }
 }
 
 impl Found {
@@ -133,6 +144,17 @@ mod tests {
     }
 
     #[test]
+    fn versions_without_what_is_needed_are_refused() {
+        assert_eq!(supported(21_403, "nccl").unwrap().to_string(), "2.14.3");
+        let error = supported(21_304, "/opt/libnccl.so.2").unwrap_err();
+        assert!(matches!(error, NcclError::TooOld { .. }));
+        let error = error.to_string();
+        for text in ["/opt/libnccl.so.2", "2.13.4", "2.14.0", "BURN_DDP_NCCL"] {
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
     fn what_is_not_there_is_listed_and_what_is_broken_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("libnccl.so.2");
@@ -148,6 +170,14 @@ mod tests {
         };
         assert_eq!(library, name);
         assert!(!problem.is_empty());
+
+        // What the system's loader looks for by its bare name, and what that lacks.
+        let name = "libnccl-of-another-name.so.2";
+        let problem = Library::open(Path::new(name)).err().unwrap();
+        assert!(is_absent(name, &problem), "{problem}");
+        let lacking = "libcudart.so.12: cannot open shared object file: No such file or directory";
+        let older = "/lib/libc.so.6: version `GLIBC_2.38' not found (required by libnccl.so.2)";
+        assert!(!is_absent("libnccl.so.2", lacking) && !is_absent("libnccl.so.2", older));
 
         // A library, but not NCCL.
         let Err(NcclError::NotUsable { problem, .. }) = Library::open(Path::new("libc.so.6"))

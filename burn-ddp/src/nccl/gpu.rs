@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 
 use super::{
-    ffi::{DeviceStream, Functions, Stream},
+    ffi::{DeviceStream, Functions, Stream, has_driver},
     found::nccl,
     link::Link,
 };
@@ -14,6 +14,11 @@ use crate::{DdpError, NcclError, NcclVersion, backend::Gpu, collective::Collecti
 /// The GPU of this number and this machine's NCCL.
 pub(crate) fn offer(ordinal: usize) -> Result<(Gpu, NcclVersion), NcclError> {
     let version = nccl()?.version;
+    if !has_driver() {
+        return Err(NcclError::Driver {
+            problem: "CUDA's driver (libcuda.so) is not installed".into(),
+        });
+    }
     let driver = |error: DriverError| NcclError::Driver {
         problem: error.to_string(),
     };

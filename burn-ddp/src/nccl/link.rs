@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::{
     drive::{Trouble, drive, meet},
+    faults::faults,
     ffi::{DeviceCommunicator, DeviceStream, Functions, UniqueId},
     plan::{Errand, Move},
 };
@@ -32,7 +33,7 @@ impl Link {
         });
         let mut communicator =
             communicator.map_err(|problem| Trouble::Failed(problem).fault(call, &everyone))?;
-        meet(&mut communicator, call.deadline, || call.transport.fault())
+        meet(&mut communicator, call.deadline, faults(call, &everyone))
             .map_err(|trouble| trouble.fault(call, &everyone))?;
         Ok(Self {
             ordinal,
@@ -83,10 +84,10 @@ pub(super) fn run(
     errand: Errand,
     moves: &[Move],
 ) -> Result<(), DdpError> {
-    drive(communicator, moves, call.deadline, || {
-        call.transport.fault()
-    })
-    .map_err(|trouble| trouble.fault(call, &errand.waits_for(call)))
+    let waited_for = errand.waits_for(call);
+    let faults = faults(call, &waited_for);
+    drive(communicator, moves, call.deadline, faults)
+        .map_err(|trouble| trouble.fault(call, &waited_for))
 }
 
 #[cfg(all(test, feature = "cuda"))]

@@ -6,6 +6,7 @@
 //! stream and one for tensors; all else runs in tests, over an NCCL made of host memory.
 
 mod drive;
+mod faults;
 mod ffi;
 mod found;
 mod link;

@@ -124,7 +124,8 @@ impl Acceptor {
         let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
         let wanted = self.shared.own.world_size - 1;
         loop {
-            if arrivals.registered.len() == wanted {
+            let left = deadline.left();
+            if arrivals.registered.len() == wanted || left.is_none() {
                 // Those that have died since do not count, and may come again.
                 arrivals.registered.retain(|_, it| is_open(&it.stream));
                 if arrivals.registered.len() == wanted {
@@ -134,7 +135,7 @@ impl Acceptor {
             if let Some(error) = &arrivals.failed {
                 return Err(error.clone());
             }
-            let Some(left) = deadline.left() else {
+            let Some(left) = left else {
                 let world_size = self.shared.own.world_size;
                 let missing = |rank: &usize| !arrivals.registered.contains_key(rank);
                 return Err(DdpError::MissingRanks {
@@ -309,6 +310,7 @@ fn judge(hello: &Hello, shared: &Shared) -> Verdict {
         return Verdict::Sockets;
     }
     match hello.purpose {
+        Purpose::Register { .. } if shared.session.load(Ordering::SeqCst) != 0 => Verdict::Begun,
         Purpose::Register { .. } => {
             let arrivals = shared.arrivals.lock().expect("no panic under lock");
             match arrivals.registered.get(&(hello.rank as usize)) {

@@ -19,11 +19,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::poll::{PollFd, PollFlags, poll};
-
 mod peer;
+mod watch;
 
-use self::peer::{ABORT, ALIVE, GOODBYE, LEFT, LONGEST, Peer, entries, entry};
+use self::{
+    peer::{ABORT, GOODBYE, LEFT, LONGEST, Peer, calls, entry},
+    watch::watch,
+};
 use crate::{Call, CallKind, DdpError, transport::Deadline};
 
 /// How often a rank tells that it lives.
@@ -38,13 +40,21 @@ pub(super) const NO_SIGN: &str = "no sign of life: stopped or unreachable";
 
 struct State {
     peers: HashMap<usize, Peer>,
-    /// The number of calls that this rank has entered, by communicator.
-    progress: HashMap<u32, u64>,
+    /// The communicators that this rank is in.
+    joined: HashMap<u32, Joined>,
     /// The lowest number that no communicator of this rank has had.
     next: u32,
     /// All that had come by then has been heard.
     looked: Instant,
     fault: Option<DdpError>,
+}
+
+/// A communicator that this rank is in.
+#[derive(Debug, PartialEq)]
+struct Joined {
+    members: Vec<usize>,
+    /// The call that this rank entered last.
+    doing: Option<Call>,
 }
 
 struct Shared {
@@ -76,7 +86,7 @@ impl Control {
             rank,
             state: Mutex::new(State {
                 peers,
-                progress: HashMap::new(),
+                joined: HashMap::new(),
                 next: 0,
                 looked: Instant::now(),
                 fault: None,
@@ -96,19 +106,22 @@ impl Control {
         })
     }
 
-    /// Notes that this rank is in a communicator now.
-    pub(crate) fn join(&self, communicator: u32) {
+    /// Notes that this rank is in a communicator now. Others of the same number may have other members.
+    pub(crate) fn join(&self, communicator: u32, members: Vec<usize>) {
         let mut state = self.shared.state();
-        state.progress.insert(communicator, 0);
+        let doing = None;
+        state.joined.insert(communicator, Joined { members, doing });
         state.next = state.next.max(communicator + 1);
     }
 
     /// Tells the members of a communicator that this rank leaves it.
-    pub(crate) fn leave(&self, communicator: u32, members: impl Iterator<Item = usize>) {
+    pub(crate) fn leave(&self, communicator: u32) {
         let mut state = self.shared.state();
-        let calls = state.progress.remove(&communicator).unwrap_or(0);
-        let frame = entry(communicator, calls);
-        for member in members {
+        let Some(left) = state.joined.remove(&communicator) else {
+            return;
+        };
+        let frame = entry(communicator, calls(left.doing.as_ref()));
+        for member in left.members {
             if let Some(peer) = state.peers.get_mut(&member) {
                 peer.left.remove(&communicator);
                 peer.push(LEFT, &frame);
@@ -121,7 +134,9 @@ impl Control {
     pub(crate) fn enter(&self, communicator: u32, call: &Call) {
         if call.kind != CallKind::Message {
             let mut state = self.shared.state();
-            state.progress.insert(communicator, call.sequence + 1);
+            if let Some(joined) = state.joined.get_mut(&communicator) {
+                joined.doing = Some(*call);
+            }
         }
     }
 
@@ -200,12 +215,7 @@ impl Control {
         }
         let peers = state.peers.iter().filter(|(rank, _)| concerned(**rank));
         let mut late: Vec<(usize, u64)> = peers
-            .map(|(rank, peer)| {
-                (
-                    *rank,
-                    peer.progress.get(&communicator).copied().unwrap_or(0),
-                )
-            })
+            .map(|(rank, peer)| (*rank, peer.calls(communicator)))
             .filter(|(_, entered)| !is_message && *entered <= call.sequence)
             .collect();
         late.sort_unstable();
@@ -293,85 +303,18 @@ impl State {
 
     /// Whether this rank is in a communicator, or will be: another may leave before it has come.
     fn needs(&self, communicator: u32) -> bool {
-        communicator >= self.next || self.progress.contains_key(&communicator)
+        communicator >= self.next || self.joined.contains_key(&communicator)
     }
-}
 
-fn watch(shared: &Shared, woken: &UnixStream) {
-    let mut beat = Instant::now();
-    // Polled without the lock.
-    let handle = |(rank, peer): (&usize, &Peer)| (*rank, peer.stream.clone());
-    let mut open: Vec<(usize, Arc<TcpStream>)> = shared.state().peers.iter().map(handle).collect();
-    while !shared.stop.load(Ordering::SeqCst) {
-        let mut wanted: Vec<PollFd<'_>> = open
+    /// What another rank does that differs from what this one does in its place: this one's call, and that one's.
+    fn divergence(&self, rank: usize) -> Option<(Call, Call)> {
+        let peer = self.peers.get(&rank)?;
+        let shared = self
+            .joined
             .iter()
-            .map(|(_, stream)| PollFd::new(stream.as_fd(), PollFlags::POLLIN))
-            .collect();
-        wanted.push(PollFd::new(woken.as_fd(), PollFlags::POLLIN));
-        let pause = HEARTBEAT.saturating_sub(beat.elapsed()).as_millis() as u16;
-        let looked = Instant::now();
-        // It only fails when interrupted, and is made again soon.
-        let polled = poll(&mut wanted, pause).is_ok();
-        let mut state = shared.state();
-        if polled {
-            for ((rank, _), wanted) in open.iter().zip(&wanted) {
-                if wanted.any() != Some(false) {
-                    hear(shared, &mut state, *rank);
-                }
-            }
-            state.looked = looked;
-        }
-        if beat.elapsed() >= HEARTBEAT {
-            beat = Instant::now();
-            let mut progress = Vec::new();
-            for (communicator, calls) in &state.progress {
-                progress.extend_from_slice(&entry(*communicator, *calls));
-            }
-            for peer in state.peers.values_mut() {
-                match peer.unsent.is_empty() {
-                    true => peer.push(ALIVE, &progress),
-                    // A peer that does not read gets no more beats to read.
-                    false => peer.flush(),
-                }
-            }
-        }
-        open.retain(|(rank, _)| !state.peers[rank].closed);
-    }
-}
-
-/// Takes in what one rank has to say.
-fn hear(shared: &Shared, state: &mut State, rank: usize) {
-    let peer = state.peers.get_mut(&rank).expect("every rank has a peer");
-    let frames = peer.read();
-    let (mut left, mut fault) = (Vec::new(), None);
-    for (kind, body) in frames {
-        match kind {
-            ALIVE => peer.progress = entries(&body).collect(),
-            LEFT => left.extend(entries(&body)),
-            GOODBYE => peer.said_goodbye = true,
-            ABORT => {
-                fault = Some(serde_json::from_slice(&body).unwrap_or(DdpError::Aborted {
-                    rank,
-                    reason: "for a reason that could not be read".into(),
-                }))
-            }
-            kind => {
-                fault = Some(DdpError::Protocol {
-                    rank,
-                    problem: format!("a control frame of kind {kind}"),
-                })
-            }
-        }
-    }
-    if peer.closed && !peer.said_goodbye && fault.is_none() {
-        fault = Some(DdpError::RankDied { rank });
-    }
-    left.retain(|(communicator, _)| state.needs(*communicator));
-    if let Some(peer) = state.peers.get_mut(&rank) {
-        peer.left.extend(left);
-    }
-    if let Some(fault) = fault {
-        shared.fail(state, fault);
+            .filter(|(_, it)| it.members.contains(&rank));
+        let mut pairs = shared.filter_map(|(id, it)| it.doing.zip(peer.doing.get(id).copied()));
+        pairs.find(|(own, theirs)| own.excludes(theirs))
     }
 }
 

@@ -141,10 +141,11 @@ pub(crate) enum Verdict {
     DuplicateRank,
     Session,
     Sockets,
+    Begun,
 }
 
 impl Verdict {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Welcome,
         Self::Version,
         Self::Secret,
@@ -153,6 +154,7 @@ impl Verdict {
         Self::DuplicateRank,
         Self::Session,
         Self::Sockets,
+        Self::Begun,
     ];
 
     pub(crate) fn reason(self) -> &'static str {
@@ -164,6 +166,7 @@ impl Verdict {
             Self::RankRange => "its rank is not below the world size",
             Self::DuplicateRank => "another process has the same rank",
             Self::Session => "it belongs to another run of the job",
+            Self::Begun => "the job there has begun, with all its ranks",
             Self::Sockets => "the numbers of sockets between two ranks differ",
         }
     }

@@ -45,7 +45,8 @@ impl Mesh {
         for stream in lanes.iter().flatten() {
             stream.set_nonblocking(true)?;
         }
-        job.control.join(communicator);
+        let members = (0..lanes.len()).filter(|rank| !lanes[*rank].is_empty());
+        job.control.join(communicator, members.collect());
         Ok(Self {
             job,
             communicator,
@@ -92,25 +93,20 @@ impl Mesh {
         }
     }
 
-    /// The fault of a call whose time is over, or that waits for a rank which says nothing.
-    fn overdue(&self, call: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
-        let ((ranks, why), after) = match deadline.left() {
-            None => (self.blame(call, waited_for), deadline.after),
-            Some(_) => {
-                let concerned = |rank| self.concerns(call, waited_for, rank);
-                let silent = self.job.control.silent(deadline.silence, concerned);
-                if silent.is_empty() {
-                    return None;
-                }
-                ((silent, NO_SIGN.into()), deadline.silence)
-            }
-        };
-        Some(self.job.control.fail(DdpError::Timeout {
+    /// The fault of a call whose time is over.
+    fn late(&self, call: &Call, waited_for: &[usize], deadline: Deadline) -> DdpError {
+        let blamed = self.blame(call, waited_for);
+        self.timeout(call, blamed, deadline.after)
+    }
+
+    fn timeout(&self, call: &Call, blamed: (Vec<usize>, String), after: Duration) -> DdpError {
+        let (ranks, why) = blamed;
+        self.fail(DdpError::Timeout {
             ranks,
             call: *call,
             after,
             why,
-        }))
+        })
     }
 }
 
@@ -121,8 +117,7 @@ impl Drop for Mesh {
             let (rank, reason) = (self.job.own.rank, "it panicked".into());
             control.fail(DdpError::Aborted { rank, reason });
         }
-        let members = (0..self.lanes.len()).filter(|rank| self.is_member(*rank));
-        control.leave(self.communicator, members);
+        control.leave(self.communicator);
     }
 }
 
@@ -174,7 +169,11 @@ impl Transport for Mesh {
                     .collect();
                 waited_for.sort_unstable();
                 waited_for.dedup();
-                if let Some(fault) = self.overdue(call, &waited_for, deadline) {
+                let fault = match left {
+                    None => Some(self.late(call, &waited_for, deadline)),
+                    Some(_) => self.silent(call, &waited_for, deadline),
+                };
+                if let Some(fault) = fault {
                     return Err(fault);
                 }
             }
@@ -209,6 +208,13 @@ impl Transport for Mesh {
         let concerned = |rank| self.concerns(call, waited_for, rank);
         let control = &self.job.control;
         control.blame(self.communicator, call, waited_for, concerned)
+    }
+
+    fn silent(&self, call: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
+        let concerned = |rank| self.concerns(call, waited_for, rank);
+        let silent = self.job.control.silent(deadline.silence, concerned);
+        let blamed = (!silent.is_empty()).then(|| (silent, NO_SIGN.into()));
+        blamed.map(|blamed| self.timeout(call, blamed, deadline.silence))
     }
 
     fn fail(&self, fault: DdpError) -> DdpError {

@@ -2,8 +2,6 @@
 
 use std::{io, net::TcpStream, sync::Arc, time::Duration};
 
-use socket2::SockRef;
-
 mod acceptor;
 mod control;
 mod descriptors;
@@ -29,8 +27,6 @@ use crate::{
 
 /// The communicator number of the control connections.
 const CONTROL: u32 = u32::MAX;
-/// Kernel buffers of a data connection, so that large payloads move in few system calls.
-const BUFFER: usize = 4 << 20;
 
 /// What all communicators of one rank share.
 struct Job {
@@ -132,13 +128,8 @@ impl Job {
             let lanes = 0..self.own.sockets as u32;
             lanes
                 .map(|lane| {
-                    let stream = links
-                        .connect(peer, communicator, lane, || self.control.fault().is_some())?;
-                    let socket = SockRef::from(&stream);
-                    // The kernel may grant less: slower, not wrong.
-                    let _ = socket.set_send_buffer_size(BUFFER);
-                    let _ = socket.set_recv_buffer_size(BUFFER);
-                    Ok(stream)
+                    let interrupted = || self.control.fault().is_some();
+                    links.connect(peer, communicator, lane, interrupted)
                 })
                 .collect()
         };

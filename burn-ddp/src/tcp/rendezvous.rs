@@ -285,6 +285,10 @@ fn register(
     match handshake::call(&stream, &own.key, &hello) {
         Ok(()) => {}
         Err(Failure::Stranger(problem)) => return Err(Attempt::Again(problem)),
+        // It may end, and this one's begin in its place.
+        Err(Failure::Refused(verdict @ Verdict::Begun)) => {
+            return Err(Attempt::Again(verdict.reason().into()));
+        }
         Err(Failure::Refused(verdict)) => {
             return Err(Attempt::Failed(DdpError::Refused {
                 rank: own.rank,

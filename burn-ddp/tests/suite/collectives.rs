@@ -279,12 +279,18 @@ fn sums_of_16_bit_floats_are_rounded_once() {
     for len in [5, 100_000] {
         let results = over_tcp(4, 1, |group| {
             let value = if group.rank() == 0 { 256.0 } else { 1.0 };
-            let mut data = vec![bf16::from_f32(value); len];
+            let mut data = vec![bf16::from_f32(value); 4 * len];
+            let part = group.reduce_scatter(&data, ReduceOp::Sum).unwrap();
+            let mut at_root = data.clone();
+            group.reduce(&mut at_root, ReduceOp::Sum, 0).unwrap();
+            at_root.truncate(if group.is_main() { 4 * len } else { 0 });
             group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            data
+            [data, part, at_root]
         });
-        for data in results {
-            assert!(data.iter().all(|value| *value == bf16::from_f32(259.0)));
+        // Rounded to the nearest, of 256, 258 and 260 in steps of two, and to the even one.
+        let sum = bf16::from_f32(259.0);
+        for data in results.into_iter().flatten() {
+            assert!(data.iter().all(|value| *value == sum), "{sum}");
         }
     }
 }

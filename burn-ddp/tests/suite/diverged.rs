@@ -225,3 +225,41 @@ fn one_of_many_ranks_with_another_shape_is_named() {
         }
     }
 }
+
+/// Nobody sends anything that the others could compare with what they expect.
+#[test]
+fn ranks_that_all_receive_find_out() {
+    type Call = fn(&ProcessGroup) -> Result<(), DdpError>;
+    let pairs: [[Call; 2]; 3] = [
+        [
+            |group| group.broadcast(&mut [1u8], 1),
+            |group| group.broadcast(&mut [1u8], 0),
+        ],
+        [
+            |group| group.reduce(&mut [1f32], ReduceOp::Sum, 0),
+            |group| group.reduce(&mut [1f32], ReduceOp::Sum, 1),
+        ],
+        [
+            |group| group.reduce(&mut [1f32], ReduceOp::Sum, 0),
+            |group| group.broadcast(&mut [1f32], 0),
+        ],
+    ];
+    for pair in pairs {
+        let body = |group: ProcessGroup| {
+            group.barrier().unwrap();
+            pair[group.rank()](&group).unwrap_err()
+        };
+        let start = Instant::now();
+        for end in over_tcp(2, 1, body).into_iter().chain(locally(2, body)) {
+            let DdpError::Diverged {
+                call, other_call, ..
+            } = &end
+            else {
+                panic!("{end}");
+            };
+            assert_eq!((call.sequence, other_call.sequence), (1, 1));
+            assert_ne!(call, other_call);
+        }
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}

@@ -39,10 +39,11 @@ macro_rules! with_elements {
 pub(super) use with_elements;
 
 impl ProcessGroup {
-    /// Makes a call over tensors of one type and device, of which there is one at least.
+    /// Makes a call over tensors of one type and device, of which there is one at least. Without a place, it takes one
+    /// when they have been read: what makes them may make calls of its own.
     pub(super) fn through_host<const D: usize, K: Numeric>(
         &self,
-        place: Place,
+        place: Option<Place>,
         op: TensorOp,
         tensors: Vec<Tensor<D, K>>,
     ) -> Result<Vec<Tensor<D, K>>, DdpError> {
@@ -52,6 +53,7 @@ impl ProcessGroup {
         let data: Result<Vec<TensorData>, _> =
             tensors.into_iter().map(Tensor::try_into_data).collect();
         let data = data.map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
+        let place = place.unwrap_or_else(|| self.inner.order.take());
         with_elements!(data, |elements| {
             let results = self.on_host(place, op, elements, &shapes)?;
             let results = results.into_iter().zip(&shapes).map(|(result, shape)| {

@@ -140,15 +140,11 @@ fn type_of_all<const D: usize, K: Numeric>(
     element_type(dtype).map_err(|error| (Flaw::TypeUnsupported, error))
 }
 
-/// A call that was submitted, with its inputs and its place in the queue.
-enum Submitted<const D: usize, K: Numeric> {
-    Host {
-        place: Place,
-        tensors: Vec<Tensor<D, K>>,
-    },
+/// The inputs of a call, as they go on their way.
+enum Prepared<const D: usize, K: Numeric> {
+    Host(Vec<Tensor<D, K>>),
     #[cfg(feature = "nccl")]
     Nccl {
-        place: Place,
         link: std::sync::Arc<Link>,
         sources: Vec<Source>,
         dtype: ElementType,
@@ -217,10 +213,12 @@ impl ProcessGroup {
         tensor: Tensor<D, K>,
         then: impl FnOnce() + Send + 'static,
     ) -> Result<Pending<Tensor<D, K>>, DdpError> {
-        let submitted = self.submit(op, vec![tensor])?;
+        let prepared = self.prepare(op, vec![tensor])?;
         let group = self.clone();
+        let _submitting = self.submitting();
+        let place = self.inner.order.take();
         Ok(self.submit_to(&self.inner.worker, move || {
-            let mut results = group.complete(op, submitted)?;
+            let mut results = group.complete(op, prepared, Some(place))?;
             then();
             Ok(results.pop().expect("a result for each tensor"))
         }))
@@ -244,15 +242,15 @@ impl ProcessGroup {
             let nothing = self.meet_over(op.kind(), Flaw::NoTensors);
             return nothing.map(|()| Vec::new());
         }
-        let submitted = self.submit(op, tensors)?;
-        self.complete(op, submitted)
+        let prepared = self.prepare(op, tensors)?;
+        self.complete(op, prepared, None)
     }
 
-    fn submit<const D: usize, K: Numeric + Autodiff + 'static>(
+    fn prepare<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         op: TensorOp,
         tensors: Vec<Tensor<D, K>>,
-    ) -> Result<Submitted<D, K>, DdpError> {
+    ) -> Result<Prepared<D, K>, DdpError> {
         let dtype =
             type_of_all(&tensors).map_err(|(flaw, error)| self.refuse(op.kind(), flaw, error))?;
         let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
@@ -268,32 +266,32 @@ impl ProcessGroup {
             let sources = sources.expect("a tensor on a CUDA device is CubeCL's");
             let (rank, ranks) = (self.rank(), self.world_size());
             let sources = Source::all(sources, |shape| op.room(shape, rank, ranks));
-            return Ok(Submitted::Nccl {
-                place: self.inner.order.take(),
+            return Ok(Prepared::Nccl {
                 link: link.clone(),
                 sources: sources.map_err(|error| self.give_up(error))?,
                 dtype,
             });
         }
         let _ = (plane, dtype);
-        let place = self.inner.order.take();
-        Ok(Submitted::Host { place, tensors })
+        Ok(Prepared::Host(tensors))
     }
 
+    /// Makes the call, at a place in the queue that was taken before, or at the next one once the elements are there.
     fn complete<const D: usize, K: Numeric>(
         &self,
         op: TensorOp,
-        submitted: Submitted<D, K>,
+        prepared: Prepared<D, K>,
+        place: Option<Place>,
     ) -> Result<Vec<Tensor<D, K>>, DdpError> {
-        match submitted {
-            Submitted::Host { place, tensors } => self.through_host(place, op, tensors),
+        match prepared {
+            Prepared::Host(tensors) => self.through_host(place, op, tensors),
             #[cfg(feature = "nccl")]
-            Submitted::Nccl {
-                place,
+            Prepared::Nccl {
                 link,
                 sources,
                 dtype,
             } => {
+                let place = place.unwrap_or_else(|| self.inner.order.take());
                 let results = self.by_nccl(place, op, &link, sources, dtype)?.into_iter();
                 Ok(results
                     .map(|it| tensor_from_cube(it.into_tensor()))

@@ -2,7 +2,9 @@
 
 use std::{
     ffi::c_int,
-    ptr, thread,
+    mem, ptr,
+    sync::mpsc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -32,6 +34,9 @@ pub(crate) trait DeviceStream: Send {
 
 /// How long a communicator that is no longer needed may take to let its peers finish.
 const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How long NCCL may take to end a communicator: it joins threads of its own and frees memory of the device.
+const END: Duration = Duration::from_secs(10);
 
 /// A communicator of NCCL that never blocks, on a device, with a stream of its own.
 pub(in crate::nccl) struct DeviceCommunicator {
@@ -201,10 +206,32 @@ impl DeviceCommunicator {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        // SAFETY: it is finalized, and nothing uses it afterwards.
-        let status = unsafe { (self.functions.destroy)(*self.comm) };
-        *self.comm = ptr::null_mut();
-        self.check(status)
+        self.end(self.functions.destroy)
+    }
+
+    /// Ends the communicator, by `ncclCommDestroy` when it is finalized or by `ncclCommAbort`, and forgets it. If NCCL
+    /// takes too long, which it has been known to, it goes on without this rank.
+    fn end(&mut self, how: unsafe extern "C" fn(Comm) -> Status) -> Result<(), String> {
+        /// A communicator, where NCCL may still read it, that nobody else uses.
+        struct Ended(Box<Comm>);
+
+        // SAFETY: NCCL's communicators may be used from any thread, by one at a time.
+        unsafe impl Send for Ended {}
+
+        let functions = self.functions;
+        let ended = Ended(mem::replace(&mut self.comm, Box::new(ptr::null_mut())));
+        let (sender, result) = mpsc::channel();
+        let end = move || {
+            let Ended(comm) = { ended };
+            // SAFETY: the communicator is alive, and nothing uses it afterwards. NCCL makes its device current itself.
+            let status = unsafe { how(*comm) };
+            // Nobody may be waiting any more.
+            let _ = sender.send(functions.check(status, ptr::null_mut()));
+        };
+        let thread = thread::Builder::new().name("ddp-nccl-end".into());
+        thread.spawn(end).map_err(|error| error.to_string())?;
+        let result = result.recv_timeout(END);
+        result.unwrap_or_else(|_| Err(format!("it did not end within {END:?}, and is left behind")))
     }
 }
 
@@ -244,10 +271,7 @@ impl Communicator for DeviceCommunicator {
         if self.comm.is_null() {
             return;
         }
-        // SAFETY: the communicator is alive, and nothing uses it afterwards.
-        let status = unsafe { (self.functions.abort)(*self.comm) };
-        *self.comm = ptr::null_mut();
-        if let Err(problem) = self.check(status) {
+        if let Err(problem) = self.end(self.functions.abort) {
             log::warn!("burn-ddp: NCCL could not abort a communicator: {problem}");
         }
     }

@@ -34,6 +34,7 @@ pub(in crate::nccl) struct Config {
 }
 
 /// The functions that communicators need.
+#[derive(Clone, Copy)]
 pub(in crate::nccl) struct Functions {
     pub(in crate::nccl) init:
         unsafe extern "C" fn(*mut Comm, c_int, RawUniqueId, c_int, *mut Config) -> Status,

@@ -19,4 +19,4 @@ pub(super) use library::{Library, UniqueId};
 pub(super) use library::{RawUniqueId, Status};
 pub(crate) use resident::{Resident, run};
 #[cfg(feature = "nccl")]
-pub(crate) use source::Source;
+pub(crate) use source::{Source, has_driver};

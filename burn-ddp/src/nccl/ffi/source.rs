@@ -30,6 +30,12 @@ use cudarc::driver::{
 use super::DeviceStream;
 use crate::{DdpError, nccl::Resident};
 
+/// Whether this machine has CUDA's driver: cudarc panics where it does not.
+pub(crate) fn has_driver() -> bool {
+    // SAFETY: it loads the driver's library, as any use of CUDA does.
+    unsafe { cudarc::driver::sys::is_culib_present() }
+}
+
 type Server = <CudaRuntime as Runtime>::Server;
 type Storage = <Server as ServerStorage>::Storage;
 

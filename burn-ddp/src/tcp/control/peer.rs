@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use crate::tcp::handshake::is_pause;
+use crate::{Call, call::HEADER, tcp::handshake::is_pause};
 
 /// Frames are small; a longer one is no frame.
 pub(super) const LONGEST: usize = 1 << 20;
@@ -19,6 +19,8 @@ pub(super) const ABORT: u8 = 3;
 pub(super) const LEFT: u8 = 4;
 /// Bytes of a communicator's number and a number of calls.
 const ENTRY: usize = 12;
+/// Bytes of a communicator's number and a call.
+const DOING: usize = 4 + HEADER;
 
 /// What is known of another rank.
 pub(super) struct Peer {
@@ -26,12 +28,17 @@ pub(super) struct Peer {
     received: Vec<u8>,
     pub(super) unsent: Vec<u8>,
     pub(super) heard: Instant,
-    /// The number of calls it has entered, by communicator.
-    pub(super) progress: HashMap<u32, u64>,
+    /// The call that it entered last, by communicator.
+    pub(super) doing: HashMap<u32, Call>,
     /// The communicators of this rank that it has left, and after how many calls.
     pub(super) left: HashMap<u32, u64>,
     pub(super) said_goodbye: bool,
     pub(super) closed: bool,
+}
+
+/// How many calls a rank has entered, by the last of them.
+pub(super) fn calls(last: Option<&Call>) -> u64 {
+    last.map_or(0, |call| call.sequence + 1)
 }
 
 /// A communicator, and a number of calls.
@@ -52,7 +59,31 @@ pub(super) fn entries(body: &[u8]) -> impl Iterator<Item = (u32, u64)> {
     })
 }
 
+/// A communicator, and the call that a rank has entered last there.
+pub(super) fn doing(communicator: u32, call: &Call) -> [u8; DOING] {
+    let mut bytes = [0; DOING];
+    bytes[..4].copy_from_slice(&communicator.to_le_bytes());
+    bytes[4..].copy_from_slice(&call.encode());
+    bytes
+}
+
+/// What a rank is doing in each of its communicators. Fails with what is wrong.
+pub(super) fn all_doing(body: &[u8]) -> Result<HashMap<u32, Call>, String> {
+    let entries = body.as_chunks::<DOING>().0.iter().map(|entry| {
+        let (communicator, call) = entry.split_at(4);
+        let communicator = u32::from_le_bytes(communicator.try_into().expect("4 bytes"));
+        let call = Call::decode(call.try_into().expect("a header"))?;
+        Ok((communicator, call))
+    });
+    entries.collect()
+}
+
 impl Peer {
+    /// The number of calls that it has entered in a communicator.
+    pub(super) fn calls(&self, communicator: u32) -> u64 {
+        calls(self.doing.get(&communicator))
+    }
+
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -60,7 +91,7 @@ impl Peer {
             received: Vec::new(),
             unsent: Vec::new(),
             heard: Instant::now(),
-            progress: HashMap::new(),
+            doing: HashMap::new(),
             left: HashMap::new(),
             said_goodbye: false,
             closed: false,

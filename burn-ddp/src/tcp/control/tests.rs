@@ -81,40 +81,74 @@ fn who_leaves_a_communicator_is_known_for_as_long_as_that_matters() {
     let [here, there] = &ranks[..] else {
         panic!("two ranks");
     };
-    here.join(5);
-    there.join(5);
+    here.join(5, vec![1]);
+    there.join(5, vec![0]);
     let barrier = Call {
         sequence: 2,
         ..crate::call::tests::barrier()
     };
     there.enter(5, &barrier);
-    there.leave(5, [0].into_iter());
+    there.leave(5);
     assert_eq!(here.left_after(5, 1), Some(3));
-    here.leave(5, [1].into_iter());
+    here.leave(5);
 
     // One may leave before the other has come.
-    there.join(7);
-    there.leave(7, [0].into_iter());
+    there.join(7, vec![0]);
+    there.leave(7);
     assert_eq!(here.left_after(7, 1), Some(0));
-    here.join(7);
+    here.join(7, vec![1]);
     assert_eq!(here.left_after(7, 1), Some(0));
-    here.leave(7, [1].into_iter());
+    here.leave(7);
 
     // Nobody asks any more.
-    here.join(8);
-    there.join(8);
-    here.leave(8, [1].into_iter());
-    there.leave(8, [0].into_iter());
-    there.join(9);
-    there.leave(9, [0].into_iter());
+    here.join(8, vec![1]);
+    there.join(8, vec![0]);
+    here.leave(8);
+    there.leave(8);
+    there.join(9, vec![0]);
+    there.leave(9);
     assert_eq!(here.left_after(9, 1), Some(0));
     let state = here.shared.state();
-    let known = (state.peers[&1].left.clone(), state.progress.clone());
+    assert_eq!(state.peers[&1].left, [(9, 0)].into());
+    assert_eq!(state.joined, HashMap::new());
     drop(state);
-    assert_eq!(known, ([(9, 0)].into(), HashMap::new()));
 
     assert_eq!(here.left_after(10, 1), None);
     assert!(here.fault().is_none() && there.fault().is_none());
+}
+
+/// Communicators of other ranks may have the same number.
+#[test]
+fn ranks_that_do_different_things_in_the_same_place_are_found_out() {
+    let ranks = star(4);
+    let barrier = crate::call::tests::barrier();
+    let broadcast = |root| Call {
+        kind: CallKind::Broadcast,
+        root,
+        ..barrier
+    };
+    for (rank, members) in [(0, vec![2]), (2, vec![0]), (1, vec![3]), (3, vec![1])] {
+        ranks[rank].join(5, members);
+    }
+    ranks[0].enter(5, &broadcast(0));
+    ranks[1].enter(5, &barrier);
+    thread::sleep(4 * HEARTBEAT);
+    assert!(ranks.iter().all(|rank| rank.fault().is_none()));
+    // The next call is another matter.
+    let next = Call {
+        sequence: 1,
+        ..broadcast(1)
+    };
+    ranks[2].enter(5, &next);
+    thread::sleep(4 * HEARTBEAT);
+    assert!(ranks.iter().all(|rank| rank.fault().is_none()));
+
+    ranks[2].enter(5, &broadcast(1));
+    let fault = fault_of(&ranks[0]);
+    for text in ["rank 0 called broadcast", "rank 2 called broadcast"] {
+        let other = text.replace("rank", "but rank");
+        assert!(fault.contains(text) || fault.contains(&other), "{fault}");
+    }
 }
 
 #[test]

@@ -61,3 +61,47 @@ fn all_addresses_that_do_not_answer_are_listed() {
     }
     assert_eq!(problem.matches("refused").count(), 2, "{problem}");
 }
+
+fn third(rank: usize) -> Identity {
+    Identity {
+        world_size: 3,
+        ..own(rank)
+    }
+}
+
+/// Registers as a rank, and goes as soon as that is done.
+fn come_and_go(master: SocketAddr, rank: usize) {
+    let stream = TcpStream::connect(master).unwrap();
+    let own = third(rank);
+    let hello = own.hello(Purpose::Register { port: 1 }, 0);
+    handshake::call(&stream, &own.key, &hello).unwrap();
+}
+
+#[test]
+fn who_has_died_is_missing_like_who_never_came() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let master = Acceptor::start(listener, third(0)).unwrap();
+    come_and_go(address, 1);
+    let limit = Deadline::after(Duration::from_millis(500));
+    let Err(DdpError::MissingRanks { missing, .. }) = master.wait_registered(limit) else {
+        panic!("nobody is there");
+    };
+    assert_eq!(missing, [1, 2]);
+}
+
+/// Nobody would ever answer it.
+#[test]
+fn a_rank_that_comes_when_the_job_has_begun_is_told_so() {
+    let limit = Deadline::after(Duration::from_secs(60));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let master = Acceptor::start(listener, own(0)).unwrap();
+    master.set_session(7);
+    let place = Place::File("unread".into());
+    let joined = register(address, &mut None, &place, &own(1), limit);
+    let Err(Attempt::Again(problem)) = joined else {
+        panic!("the job has begun");
+    };
+    assert!(problem.contains("has begun"), "{problem}");
+}

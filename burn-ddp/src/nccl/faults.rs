@@ -1,0 +1,59 @@
+//! What ends a call of NCCL from outside: faults of the group, and ranks that say nothing.
+
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
+
+use crate::{DdpError, collective::Collective};
+
+/// How often it is looked who says nothing.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Tells of faults of the group while NCCL is at work, ranks that say nothing among them.
+pub(super) fn faults<'a>(
+    call: &'a Collective<'_>,
+    waited_for: &'a [usize],
+) -> impl Fn() -> Option<DdpError> + 'a {
+    let looked = Cell::new(Instant::now());
+    move || {
+        let fault = call.transport.fault();
+        if fault.is_some() || looked.get().elapsed() < LOOK {
+            return fault;
+        }
+        looked.set(Instant::now());
+        let (transport, deadline) = (call.transport, call.deadline);
+        transport.silent(&call.call, waited_for, deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::{call, nccl::drive::tests::Knowing, transport::Deadline};
+
+    #[test]
+    fn a_rank_that_says_nothing_ends_a_patient_call() {
+        let patient = Deadline::after(Duration::from_secs(3600));
+        let call = Collective {
+            transport: &Knowing(2),
+            rank: 0,
+            world_size: 3,
+            call: call::tests::barrier(),
+            deadline: patient.with_silence(Duration::from_millis(1)),
+        };
+        let faults = faults(&call, &[1, 2]);
+        // NCCL is asked many times meanwhile.
+        assert!(faults().is_none());
+        thread::sleep(2 * LOOK);
+        let fault = faults().unwrap();
+        assert_eq!(fault.to_string(), call.transport.fail(died(2)).to_string());
+        assert!(faults().is_none());
+    }
+
+    fn died(rank: usize) -> DdpError {
+        DdpError::RankDied { rank }
+    }
+}

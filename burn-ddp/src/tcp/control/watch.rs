@@ -1,0 +1,111 @@
+//! The thread that watches a job's control plane.
+
+use std::{
+    net::TcpStream,
+    os::{fd::AsFd, unix::net::UnixStream},
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use nix::poll::{PollFd, PollFlags, poll};
+
+use super::{
+    HEARTBEAT, Shared, State,
+    peer::{ABORT, ALIVE, GOODBYE, LEFT, Peer, all_doing, doing, entries},
+};
+use crate::DdpError;
+
+/// Hears what the other ranks say, and tells them that this one lives, until it is to stop.
+pub(super) fn watch(shared: &Shared, woken: &UnixStream) {
+    let mut beat = Instant::now();
+    // Polled without the lock.
+    let handle = |(rank, peer): (&usize, &Peer)| (*rank, peer.stream.clone());
+    let mut open: Vec<(usize, Arc<TcpStream>)> = shared.state().peers.iter().map(handle).collect();
+    while !shared.stop.load(Ordering::SeqCst) {
+        let mut wanted: Vec<PollFd<'_>> = open
+            .iter()
+            .map(|(_, stream)| PollFd::new(stream.as_fd(), PollFlags::POLLIN))
+            .collect();
+        wanted.push(PollFd::new(woken.as_fd(), PollFlags::POLLIN));
+        let pause = HEARTBEAT.saturating_sub(beat.elapsed()).as_millis() as u16;
+        let looked = Instant::now();
+        // It only fails when interrupted, and is made again soon.
+        let polled = poll(&mut wanted, pause).is_ok();
+        let mut state = shared.state();
+        if polled {
+            for ((rank, _), wanted) in open.iter().zip(&wanted) {
+                if wanted.any() != Some(false) {
+                    hear(shared, &mut state, *rank);
+                }
+            }
+            state.looked = looked;
+        }
+        if beat.elapsed() >= HEARTBEAT {
+            beat = Instant::now();
+            let mut all = Vec::new();
+            for (communicator, joined) in &state.joined {
+                if let Some(call) = &joined.doing {
+                    all.extend_from_slice(&doing(*communicator, call));
+                }
+            }
+            for peer in state.peers.values_mut() {
+                match peer.unsent.is_empty() {
+                    true => peer.push(ALIVE, &all),
+                    // A peer that does not read gets no more beats to read.
+                    false => peer.flush(),
+                }
+            }
+        }
+        open.retain(|(rank, _)| !state.peers[rank].closed);
+    }
+}
+
+/// Takes in what one rank has to say.
+fn hear(shared: &Shared, state: &mut State, rank: usize) {
+    let peer = state.peers.get_mut(&rank).expect("every rank has a peer");
+    let frames = peer.read();
+    let (mut left, mut fault) = (Vec::new(), None);
+    for (kind, body) in frames {
+        match kind {
+            ALIVE => match all_doing(&body) {
+                Ok(all) => peer.doing = all,
+                Err(problem) => fault = Some(DdpError::Protocol { rank, problem }),
+            },
+            LEFT => left.extend(entries(&body)),
+            GOODBYE => peer.said_goodbye = true,
+            ABORT => {
+                fault = Some(serde_json::from_slice(&body).unwrap_or(DdpError::Aborted {
+                    rank,
+                    reason: "for a reason that could not be read".into(),
+                }))
+            }
+            kind => {
+                fault = Some(DdpError::Protocol {
+                    rank,
+                    problem: format!("a control frame of kind {kind}"),
+                })
+            }
+        }
+    }
+    if peer.closed && !peer.said_goodbye && fault.is_none() {
+        fault = Some(DdpError::RankDied { rank });
+    }
+    left.retain(|(communicator, _)| state.needs(*communicator));
+    if let Some(peer) = state.peers.get_mut(&rank) {
+        peer.left.extend(left);
+    }
+    // Where all of them receive, no message tells that they disagree.
+    let fault = fault.or_else(|| {
+        let (call, other_call) = state.divergence(rank)?;
+        Some(DdpError::Diverged {
+            rank: shared.rank,
+            call,
+            other: rank,
+            other_call,
+            shapes: None,
+        })
+    });
+    if let Some(fault) = fault {
+        shared.fail(state, fault);
+    }
+}
