@@ -108,6 +108,21 @@ pub enum Fp8Error {
         /// Those of F32, BF16 and F16 that the device computes in.
         supported: Vec<String>,
     },
+    /// More elements than the kernels of a CubeCL device count.
+    #[error(
+        "{what}, {shape:?}, has {elements} elements, but the fp8 kernels of the device count up to {most}; split it, such as by \
+         rows, and compute the parts one after the other"
+    )]
+    TooLarge {
+        /// What is too large: a tensor to be cast, a product, or a side of one.
+        what: &'static str,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Its elements.
+        elements: usize,
+        /// As many elements always are possible.
+        most: usize,
+    },
     /// Raw codes of the wrong length.
     #[error("{codes} codes do not fill the shape {shape:?}; one code is one byte is one element")]
     CodeLength {

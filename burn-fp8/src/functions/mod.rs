@@ -9,7 +9,7 @@ pub use scaled_matmul::{scaled_matmul, scaled_matmul_with_amax};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::{Fp8Error, Fp8Format, Fp8Ops, recipe::ScaleUpdate};
+use crate::{Fp8Error, Fp8Format, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec, recipe::ScaleUpdate};
 
 /// Refuses a dtype that a device of this process has not. Served devices are not asked: that would wait for them.
 pub(crate) fn check_dtype(device: &Device, dtype: FloatDType) -> Result<(), Fp8Error> {
@@ -26,6 +26,36 @@ pub(crate) fn check_dtype(device: &Device, dtype: FloatDType) -> Result<(), Fp8E
         });
     }
     let _ = (device, dtype);
+    Ok(())
+}
+
+/// Refuses a product that is too large for the kernels of a device of this process.
+pub(crate) fn check_product<const D: usize>(
+    lhs: &Fp8Tensor<D>,
+    rhs: &Fp8Tensor<D>,
+    spec: MatmulSpec,
+) -> Result<(), Fp8Error> {
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
+    if let burn_dispatch::DispatchDevice::Cube(device) = lhs.device().as_dispatch() {
+        let shapes = [lhs.dims(), rhs.dims()].map(burn::tensor::Shape::from);
+        let granularities = [lhs.granularity(), rhs.granularity()];
+        return crate::kernels::check_product(device, shapes, granularities, spec);
+    }
+    let _ = (lhs, rhs, spec);
+    Ok(())
+}
+
+/// Refuses a cast that is too large for the kernels of a device of this process.
+pub(crate) fn check_cast<const D: usize>(
+    tensor: &Tensor<D>,
+    granularity: Granularity,
+) -> Result<(), Fp8Error> {
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
+    if let burn_dispatch::DispatchDevice::Cube(_) = tensor.device().without_autodiff().as_dispatch()
+    {
+        return crate::kernels::check_cast(&tensor.shape(), tensor.dtype(), granularity);
+    }
+    let _ = (tensor, granularity);
     Ok(())
 }
 

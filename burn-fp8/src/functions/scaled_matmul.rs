@@ -1,7 +1,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{FloatDType, Int, Tensor};
 
-use super::{amax, check_dtype};
+use super::{amax, check_dtype, check_product};
 use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec};
 
 /// The matrix product of two fp8 tensors: `lhs * rhs + bias` of their values, accumulated in f32.
@@ -16,7 +16,8 @@ use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec};
 /// (as DeepSeek-V3 does, arXiv:2412.19437).
 ///
 /// # Errors
-/// [`Fp8Error`] where shapes, bias or dtype do not fit, or the device does not compute in the dtype (bf16 on WebGPU).
+/// [`Fp8Error`] where shapes, bias or dtype do not fit, the device does not compute in the dtype (bf16 on WebGPU), or, on CubeCL's
+/// devices, the product or a side of it has more elements than any routine counts ([`Fp8Error::TooLarge`]).
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};
@@ -111,6 +112,8 @@ impl<const D: usize> Product<D> {
         dtype: FloatDType,
     ) -> Result<Self, Fp8Error> {
         check(lhs, rhs, bias.as_ref(), dtype)?;
+        let spec = MatmulSpec::new(lhs.format(), rhs.format(), dtype);
+        check_product(lhs, rhs, spec)?;
         Ok(Self {
             codes: [lhs.codes(), rhs.codes()],
             scales: [lhs.scale(), rhs.scale()],
@@ -118,7 +121,7 @@ impl<const D: usize> Product<D> {
                 Some(bias) => Bias::Row(bias.into_dispatch()),
                 None => Bias::None,
             },
-            spec: MatmulSpec::new(lhs.format(), rhs.format(), dtype),
+            spec,
         })
     }
 }

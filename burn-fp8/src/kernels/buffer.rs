@@ -20,6 +20,10 @@ use cubecl::{client::Client, prelude::*, server::Handle};
 const MAX_CUBES: usize = 8192;
 const MAX_UNITS: usize = 1024;
 
+/// Elements of a kernel's array, at most: kernels count in 32 bits the four codes or floats of every element, and of as many more as all
+/// units of a grid read ahead.
+pub(in crate::kernels) const MOST: usize = u32::MAX as usize / 4 - 2 * MAX_CUBES * MAX_UNITS;
+
 /// Words that hold `codes` codes.
 pub(in crate::kernels) fn words(codes: usize) -> usize {
     codes.div_ceil(4)
@@ -250,8 +254,8 @@ pub(in crate::kernels) fn array(mut handle: Handle, length: usize, size: usize) 
         "{length} elements of {size} bytes in {used}"
     );
     assert!(
-        is_countable(length),
-        "{length} elements of {size} bytes: the fp8 kernels take fewer than 2^30, about four billion codes; split the tensor"
+        length <= MOST,
+        "{length} elements of {size} bytes: the fp8 kernels count up to {MOST}; split the tensor, such as by rows"
     );
     // A kernel takes a slice's length from its handle, and CUDA's rows, those of tensors of one too, end in bytes that are nobody's.
     if used > wanted {
@@ -259,12 +263,6 @@ pub(in crate::kernels) fn array(mut handle: Handle, length: usize, size: usize) 
     }
     // SAFETY: the elements lie in the allocation, which the runtimes align and pad to more than 4 bytes.
     unsafe { BufferArg::from_raw_parts(handle, length) }
-}
-
-/// Whether kernels, which count in 32 bits, can count the four codes or floats of every element, and of as many more as all units of
-/// a grid read ahead.
-fn is_countable(elements: usize) -> bool {
-    4 * (elements + 2 * MAX_CUBES * MAX_UNITS) <= u32::MAX as usize
 }
 
 /// A handle as a matrix of bytes, `pitch` of them from a row to the next.
@@ -304,10 +302,8 @@ mod tests {
     #[test]
     fn kernels_count_in_32_bits() {
         let ahead = 2 * MAX_CUBES * MAX_UNITS;
-        for elements in [1, 1 << 29, (1 << 30) - ahead - 1] {
-            assert!(is_countable(elements));
-            assert!(u32::try_from(4 * (elements + ahead)).is_ok());
-        }
-        assert!(!is_countable(1 << 30));
+        assert!(u32::try_from(4 * (MOST + ahead)).is_ok());
+        assert!(u32::try_from(4 * (MOST + ahead + 1)).is_err());
+        assert_eq!(MOST, 1_056_964_607, "as the README says");
     }
 }

@@ -1,19 +1,59 @@
 //! Floats as kernels read them: four at a time, by one load where they lie so.
 
 use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{buffer, codec::Four};
+use super::{blocks::Blocks, buffer, codec::Four};
+use crate::{Fp8Error, Granularity};
+
+/// Refuses a tensor to be cast that has more elements than are counted.
+///
+/// # Errors
+/// [`Fp8Error::TooLarge`].
+pub(crate) fn check_cast(
+    shape: &Shape,
+    dtype: DType,
+    granularity: Granularity,
+) -> Result<(), Fp8Error> {
+    let elements = shape.num_elements();
+    // A tensor with one scale is one row; four elements that several blocks share are read one by one.
+    let columns = match granularity {
+        Granularity::Tensor => elements,
+        _ => {
+            let Blocks { matrix, block } = Blocks::of(shape, granularity);
+            let shared = block[1] > 1 && !block[1].is_multiple_of(4) && block[1] != matrix[1];
+            if shared { 1 } else { matrix[1] }
+        }
+    };
+    let most = fours(columns, dtype) * buffer::MOST;
+    match elements <= most {
+        true => Ok(()),
+        false => Err(Fp8Error::TooLarge {
+            what: "the tensor to be cast",
+            shape: shape.to_vec(),
+            elements,
+            most,
+        }),
+    }
+}
 
 /// Elements that a kernel's loads of a tensor have, whose elements lie in whole rows of `columns`: 4, or 1 where some load would
 /// not be of one row, or not be aligned.
 pub(in crate::kernels) fn vector(tensor: &CubeTensor, columns: usize) -> usize {
     let size = 4 * tensor.dtype.size();
     let offset = tensor.handle.offset_start.unwrap_or(0);
-    let aligned = offset.is_multiple_of(size as u64);
+    match offset.is_multiple_of(size as u64) {
+        true => fours(columns, tensor.dtype),
+        false => 1,
+    }
+}
+
+/// The same where tensors are aligned.
+fn fours(columns: usize, dtype: DType) -> usize {
     // PTX, and so CUDA, has no loads of more than 16 bytes.
-    match columns.is_multiple_of(4) && aligned && size <= 16 {
+    match columns.is_multiple_of(4) && 4 * dtype.size() <= 16 {
         true => 4,
         false => 1,
     }
@@ -51,4 +91,45 @@ pub(in crate::kernels) fn four<F: Numeric, N: Size>(
         }
     }
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where a row is whole loads of four elements, four times as many are counted.
+    #[test]
+    fn casts_are_as_large_as_their_loads_count() {
+        let (one, four) = (buffer::MOST, 4 * buffer::MOST);
+        let block = |rows, columns| Granularity::Block { rows, columns };
+        for (columns, dtype, granularity, most) in [
+            (1 << 10, DType::F32, Granularity::Tensor, four),
+            (1 << 10, DType::BF16, Granularity::Row, four),
+            (1 << 10, DType::BF16, Granularity::Column, four),
+            (1 << 10, DType::BF16, block(128, 128), four),
+            (1 << 10, DType::BF16, block(6, 6), one),
+            (1 << 10, DType::F64, Granularity::Tensor, one),
+            (1023, DType::BF16, Granularity::Row, one),
+        ] {
+            let check = |rows| check_cast(&Shape::new([rows, columns]), dtype, granularity);
+            let rows = most / columns;
+            assert_eq!(check(rows), Ok(()), "{columns} {granularity:?}");
+            let refused = check(rows + 1);
+            let found = match &refused {
+                Err(Fp8Error::TooLarge { elements, most, .. }) => [*elements, *most],
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(
+                found,
+                [(rows + 1) * columns, most],
+                "{columns} {granularity:?}"
+            );
+        }
+        // With one scale a tensor's rows do not matter.
+        let pairs = Shape::new([2 * (one / 2), 2]);
+        assert_eq!(check_cast(&pairs, DType::F16, Granularity::Tensor), Ok(()));
+        let odd = Shape::new([2 * (one / 2) + 1, 1]);
+        assert_eq!(check_cast(&odd, DType::F16, Granularity::Tensor), Ok(()));
+        assert!(check_cast(&pairs, DType::F16, Granularity::Row).is_err());
+    }
 }

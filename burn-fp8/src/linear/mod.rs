@@ -29,20 +29,24 @@ use state::Fp8State;
 ///
 /// Input and weight are cast to the recipe's forward format, the gradient of the output to its gradient format; sums
 /// are in f32; the output has the input's dtype and the weight gradient the weight's (f32 for f32 parameters). The
-/// bias and its gradient stay in high precision. Sizes need not be multiples of 16. An input without rows is passed
-/// to Burn's own `linear`.
+/// bias and its gradient stay in high precision. Sizes need not be multiples of 16. (With the feature `cuda` but not `cuda-cpp` the only
+/// products in fp8 are cuBLASLt's, whose sizes are: a layer with a `d_input` or `d_output` that is none has its products decoded, and
+/// the log says so once.) An input without rows, and any of a layer whose `d_input` or `d_output` is 0, is left to high
+/// precision, as all are where fp8 is off: to Burn's own `linear`, in the weight's dtype.
 ///
 /// With delayed scaling, amax histories and scales are state of the module: a forward pass on an autodiff device
 /// updates them, `into_record` and `load_record` carry them, and a run that is resumed from a record continues bit for
-/// bit. A clone has its own state. `valid()` makes a copy that keeps its scales as they are.
+/// bit. A clone has its own state. `valid()` makes a copy that keeps its scales as they are. Each pass counts as a step, of a layer that
+/// runs several times before backward too: see [`DelayedScaling`](crate::recipe::DelayedScaling).
 ///
 /// [`fp8_autocast`](crate::fp8_autocast) turns it off for a while or gives it another recipe,
 /// [`calibrate`](crate::calibrate) sets the scales of a model that was trained without it, and [`Fp8Scope`] says which
 /// passes of a step may share the cast weight.
 ///
 /// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*` besides. To load the record of a `Linear`, load it
-/// there and convert, or allow a partial record; to load this one into a `Linear`, allow unused tensors. Histories have the
-/// recipe's length in it (see [`with_recipe`](Self::with_recipe)); scales fit whatever formats the recipe has. What averages a
+/// there and convert, or allow a partial record; to load this one into a `Linear`, allow unused tensors. Load PyTorch's
+/// weights into a `Linear` too, and convert: `burn-store` transposes those of a module of that name, and an `Fp8Linear` would get them
+/// as they lie there, `[d_output, d_input]`, without an error where both are equal. Histories have the recipe's length in it (see [`with_recipe`](Self::with_recipe)); scales fit whatever formats the recipe has. What averages a
 /// model's parameters, such as an EMA, averages this state with them: its scales are between those of the steps that it
 /// averages.
 ///
@@ -175,12 +179,12 @@ impl Fp8Linear {
             self.gather(&recipe, input.clone(), weight.clone());
         }
         if !scope.enabled() || !filled {
-            return linear(input, weight, bias);
+            return in_high_precision(input, weight, bias);
         }
         let scales = self.scales(&recipe, &input, &weight);
         // Not before the scales: ranks whose part of the batch has rows wait for this one's amaxes.
         if rows == 0 {
-            return linear(input, weight, bias);
+            return in_high_precision(input, weight, bias);
         }
         if scope.microbatch() != Microbatch::Later {
             self.cache.clear();
@@ -198,6 +202,28 @@ impl Fp8Linear {
         };
         output.reshape(dims)
     }
+}
+
+/// In the dtype of the weight, as Burn's `linear` takes one for all. The output has the input's, as that of fp8 has.
+fn in_high_precision<const D: usize>(
+    input: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    let [own, dtype] = [input.dtype(), weight.dtype()];
+    let bias = bias.map(|bias| bias.cast(dtype));
+    let [d_input, d_output] = weight.dims();
+    if d_input == 0 {
+        // Burn's kernels for processors leave a product without terms as its memory was.
+        let mut dims = input.dims();
+        dims[D - 1] = d_output;
+        let none = Tensor::zeros(dims, (&weight.device(), dtype));
+        return match bias {
+            Some(bias) => (none + bias.unsqueeze()).cast(own),
+            None => none.cast(own),
+        };
+    }
+    linear(input.cast(dtype), weight, bias).cast(own)
 }
 
 /// Delayed scaling's state of one tensor, on the host.

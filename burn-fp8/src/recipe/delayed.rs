@@ -23,6 +23,12 @@ pub enum AmaxCompute {
 /// - the amax is zero, infinite or NaN: the scale stays (as long as an infinity is in the window);
 /// - the quotient overflows: the scale is the largest f32;
 /// - the tensor was not used in that step (its amax is exactly 0): history and scale stay.
+///
+/// A step of an [`Fp8Linear`](crate::Fp8Linear) is a pass. A layer that runs `n` times before backward takes the amax of the pass
+/// before, of input and of weight, into the histories at each of them: scales change from one to the next, a history reaches back
+/// over an `n`th of the steps, an [`interval`](Self::interval) counts passes, and [`AmaxCompute::MostRecent`] looks
+/// at the last pass. Of the gradient, whose amaxes all come with backward, the largest enters, once. Transformer Engine takes the
+/// largest of all calls in an `autocast` for input and weight as well, and so does burn-amp's `Autocast::fp8`, by the step.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct DelayedScaling {
     /// Powers of two between the scaled amax and the largest fp8 value.

@@ -4,7 +4,7 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use super::{Fp8Tensor, Granularity};
-use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops};
+use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
 
 impl<const D: usize> Fp8Tensor<D> {
     /// Quantize every row (of the last dimension) with a scale of its own, from its amax.
@@ -25,7 +25,8 @@ impl<const D: usize> Fp8Tensor<D> {
     /// `[1, 128]` for activations and `[128, 128]` for weights.
     ///
     /// # Errors
-    /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::NoMatrix`] for tensors of rank 1.
+    /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::NoMatrix`] for tensors of rank 1,
+    /// [`Fp8Error::TooLarge`] where CubeCL's kernels cannot count the elements.
     pub fn quantize_blocks(
         tensor: Tensor<D>,
         [rows, columns]: [usize; 2],
@@ -41,9 +42,10 @@ impl<const D: usize> Fp8Tensor<D> {
     ///
     /// # Errors
     /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::NoMatrix`] for columns or blocks of a
-    /// tensor of rank 1.
+    /// tensor of rank 1, [`Fp8Error::TooLarge`] where CubeCL's kernels cannot count the elements.
     pub fn quantize_as(tensor: Tensor<D>, cast: Fp8Cast) -> Result<Self, Fp8Error> {
         cast.granularity.check(D)?;
+        functions::check_cast(&tensor, cast.granularity)?;
         Ok(match cast.granularity {
             Granularity::Tensor => Self::quantize_whole(tensor, cast),
             _ => Self::quantize_by(tensor, cast),

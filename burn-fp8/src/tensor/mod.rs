@@ -56,13 +56,15 @@ impl<const D: usize> Fp8Tensor<D> {
     /// Quantize with a given scale, which multiplies before the cast. Values out of range saturate.
     ///
     /// # Errors
-    /// [`Fp8Error::InvalidScale`] unless the scale is positive and finite.
+    /// [`Fp8Error::InvalidScale`] unless the scale is positive and finite, and [`Fp8Error::TooLarge`] where CubeCL's kernels cannot count
+    /// the elements.
     pub fn quantize_with_scale(
         tensor: Tensor<D>,
         scale: f32,
         format: Fp8Format,
     ) -> Result<Self, Fp8Error> {
         check_scale(scale)?;
+        functions::check_cast(&tensor, Granularity::Tensor)?;
         let device = tensor.device().without_autodiff();
         let scale = Tensor::from_data(TensorData::from([scale]), (&device, DType::F32));
         Ok(Self::quantize_with_device_scale(tensor, scale, format).0)

@@ -37,15 +37,27 @@ fn client() -> Client {
     CubeDevice::Cpu(Default::default()).client()
 }
 
+/// What else a product is made of.
+#[derive(Clone, Copy, Default)]
+struct Parts {
+    batched: bool,
+    bias: bool,
+    amax: bool,
+}
+
 /// The source of a product on tensor cores.
 fn product(
     routine: MatmulRoutine,
     spec: MatmulSpec,
     granularities: [Granularity; 2],
-    has_bias: bool,
+    Parts {
+        batched,
+        bias,
+        amax,
+    }: Parts,
 ) -> String {
-    let has_amax = !has_bias;
-    let definition = matmul_definition(&client(), routine, spec, granularities, has_bias, has_amax);
+    let definition =
+        matmul_definition(&client(), routine, spec, granularities, batched, bias, amax);
     source(definition.unwrap())
 }
 
@@ -71,33 +83,54 @@ fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Optio
     let mut last = None;
     let block = |rows, columns| Granularity::Block { rows, columns };
     let (e4m3, e5m2) = (Fp8Format::E4M3, Fp8Format::E5M2);
-    for (lhs, rhs, output, granularities, has_bias) in [
-        (e4m3, e4m3, FloatDType::F32, [Granularity::Tensor; 2], true),
+    let whole = [Granularity::Tensor; 2];
+    let parts = |[batched, bias, amax]: [bool; 3]| Parts {
+        batched,
+        bias,
+        amax,
+    };
+    for (lhs, rhs, output, granularities, parts) in [
+        (
+            e4m3,
+            e4m3,
+            FloatDType::F32,
+            whole,
+            parts([true, true, false]),
+        ),
         // As `RowwiseScaling` and `BlockScaling` have it.
         (
             e4m3,
             e5m2,
             FloatDType::F16,
             [Granularity::Row, Granularity::Column],
-            true,
+            parts([true, true, false]),
         ),
         (
             e5m2,
             e4m3,
             FloatDType::BF16,
             [block(1, 128), block(128, 128)],
-            false,
+            parts([false, true, false]),
         ),
         (
             e5m2,
             e5m2,
             FloatDType::F32,
             [block(1, 128), block(128, 1)],
-            false,
+            parts([true, false, true]),
         ),
+        // A layer's output and the gradient of its weight, of a tensor that is cast next.
+        (
+            e4m3,
+            e4m3,
+            FloatDType::BF16,
+            whole,
+            parts([false, true, true]),
+        ),
+        (e4m3, e5m2, FloatDType::F32, whole, parts([false; 3])),
     ] {
         let spec = MatmulSpec::new(lhs, rhs, output);
-        let source = product(routine, spec, granularities, has_bias);
+        let source = product(routine, spec, granularities, parts);
         let binary = cubin(&source, architecture, &toolkit).unwrap_or_else(|log| panic!("{log}"));
         let code = disassemble(&binary, &toolkit)?;
         let instruction = format!("{instruction}.F32.{lhs:?}.{rhs:?}");
@@ -150,14 +183,14 @@ fn each_instruction_is_for_its_gpus() {
     let whole = [Granularity::Tensor; 2];
     assert!(
         cubin(
-            &product(MatmulRoutine::Wgmma, e4m3, whole, true),
+            &product(MatmulRoutine::Wgmma, e4m3, whole, Parts::default()),
             "89",
             &toolkit
         )
         .is_err()
     );
     let binary = cubin(
-        &product(MatmulRoutine::Mma, e4m3, whole, true),
+        &product(MatmulRoutine::Mma, e4m3, whole, Parts::default()),
         "90a",
         &toolkit,
     )

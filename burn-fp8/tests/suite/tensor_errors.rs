@@ -4,7 +4,10 @@ use std::panic::AssertUnwindSafe;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_fp8::recipe::DelayedScaling;
-use burn_fp8::{Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity, scaled_matmul};
+use burn_fp8::{
+    Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity, scaled_matmul,
+    scaled_matmul_with_amax,
+};
 
 use super::device::{devices, values};
 
@@ -30,6 +33,51 @@ fn dtypes_that_the_device_has_not_are_errors() {
             let error = product.unwrap_err().to_string();
             let panic = *decoded.unwrap_err().downcast::<String>().unwrap();
             assert_eq!(panic, format!("dequantize: {error}"));
+        }
+    }
+}
+
+/// More than kernels count, of operands and inputs that take no memory to speak of. Flex has no such limit.
+#[test]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
+fn what_kernels_cannot_count_is_an_error() {
+    const SIDE: usize = 1 << 16;
+    for device in devices() {
+        if device == Device::flex() {
+            continue;
+        }
+        let cast = |shape: [usize; 2]| {
+            let ones = Tensor::<2>::ones(shape, &device);
+            Fp8Tensor::quantize_with_scale(ones, 1.0, Fp8Format::E4M3).unwrap()
+        };
+        let (lhs, rhs) = (cast([SIDE, 1]), cast([1, SIDE]));
+        let rows = |side| match side {
+            true => {
+                Fp8Tensor::quantize_rows(Tensor::<2>::ones([SIDE, 1], &device), Fp8Format::E4M3)
+            }
+            false => lhs.clone(),
+        };
+        for lhs in [false, true].map(rows) {
+            for product in [
+                scaled_matmul(&lhs, &rhs, None, FloatDType::F32),
+                scaled_matmul_with_amax(&lhs, &rhs, None, FloatDType::F32).map(|it| it.0),
+            ] {
+                match product {
+                    Err(Fp8Error::TooLarge { shape, most, .. }) => {
+                        assert_eq!(shape, [SIDE, SIDE]);
+                        assert!(most < SIDE * SIDE);
+                    }
+                    other => panic!("{:?}", other.map(|product| product.dims())),
+                }
+            }
+        }
+        // A view of one element.
+        let wide = Tensor::<2>::ones([1, 1], &device).expand([SIDE, SIDE]);
+        let whole = Fp8Tensor::quantize_with_scale(wide.clone(), 1.0, Fp8Format::E4M3);
+        let rows = Fp8Tensor::quantize_as(wide, Fp8Cast::new(Granularity::Row, Fp8Format::E4M3));
+        for cast in [whole, rows] {
+            let error = cast.map(|cast| cast.dims()).unwrap_err();
+            assert!(matches!(error, Fp8Error::TooLarge { .. }), "{error}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Decode both operands, multiply by Burn's own (tuned, tensor cores where there are any), scale afterwards.
 //!
 //! All codes are exact in bf16, so nothing is lost where the device multiplies that faster. Scales that change along the
-//! inner dimension belong into the operands, which are f32 then.
+//! inner dimension belong into the operands, which are f32 then, and rounded by Burn's kernels to TF32 where the device has that.
 
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType};
@@ -14,7 +14,7 @@ use burn_cubecl::{
 };
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
-use super::{Product, Size, routine::Routine};
+use super::{Outline, Product, Size, routine::Routine};
 use crate::{
     Bias, Granularity,
     granular::scaled_together,
@@ -33,6 +33,21 @@ use crate::{
 pub(super) struct Decoded;
 
 impl Routine for Decoded {
+    fn fits(&self, outline: &Outline) -> bool {
+        let Size { m, n, k, batches } = outline.size;
+        // Values are counted as they are written: by fours, where codes lie so and each of them is decoded for itself.
+        let fours = |[rows, columns]: [usize; 2]| {
+            let fours = rows.is_multiple_of(4) && columns.is_multiple_of(4);
+            match fours && !scales_terms(outline.granularities, k) {
+                true => 4,
+                false => 1,
+            }
+        };
+        let mut sides = outline.codes.into_iter().zip([[m, k], [k, n]]);
+        outline.size.multiplications() * batches > 0
+            && sides.all(|(codes, side)| codes <= fours(side) * buffer::MOST)
+    }
+
     fn matmul(&self, product: Product) -> CubeTensor {
         let dtype = operand_dtype(&product.lhs.device);
         matmul(product, dtype)
@@ -42,7 +57,7 @@ impl Routine for Decoded {
 /// With operands of `dtype`, where that holds them.
 fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
     let Size { m, n, k, .. } = product.size();
-    let along = scaled_together(product.granularities()).is_some_and(|together| together < k);
+    let along = scales_terms(product.granularities(), k);
     let Product {
         lhs,
         rhs,
@@ -116,6 +131,11 @@ fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
         dtype_to_storage_type(output.dtype),
     );
     output
+}
+
+/// Whether scales change along sums of `k` terms.
+fn scales_terms(granularities: [Granularity; 2], k: usize) -> bool {
+    scaled_together(granularities).is_some_and(|together| together < k)
 }
 
 /// Bf16 where the device computes with it; processors do so in f32.

@@ -4,22 +4,24 @@ mod cublaslt;
 mod decoded;
 mod direct;
 mod key;
+mod outline;
 mod routine;
 mod tile;
 mod tune;
 
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use cubecl::{
     client::Client,
     prelude::{ElemType, KernelDefinition},
 };
-use serde::{Deserialize, Serialize};
 
 use super::{buffer, scale_grid::Scales};
 use crate::{Bias, Fp8Format, Granularity, MatmulSpec, custom::matmul_shape};
 use key::Key;
+pub(crate) use outline::check_product;
+use outline::{Outline, Size};
 pub use routine::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_policy, set_matmul_policy};
 
 /// Multiplications above which it pays to decode both operands first, or to fill a tensor core's tiles.
@@ -45,38 +47,11 @@ impl Product {
     }
 
     fn size(&self) -> Size {
-        let shape = self.shape();
-        let rank = shape.num_dims();
-        Size {
-            m: shape[rank - 2],
-            n: shape[rank - 1],
-            k: self.lhs.shape()[rank - 1],
-            batches: shape.iter().take(rank - 2).product(),
-        }
+        Size::of(&self.lhs.shape(), &self.rhs.shape())
     }
 
     fn granularities(&self) -> [Granularity; 2] {
         [self.lhs_scales.granularity, self.rhs_scales.granularity]
-    }
-}
-
-/// The sizes of a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-struct Size {
-    /// Rows.
-    m: usize,
-    /// Columns.
-    n: usize,
-    /// The inner dimension.
-    k: usize,
-    /// Matrices.
-    batches: usize,
-}
-
-impl Size {
-    /// Multiplications of one matrix of the batch.
-    fn multiplications(self) -> usize {
-        self.m * self.n * self.k
     }
 }
 
@@ -125,9 +100,9 @@ pub(crate) fn matmul(
 /// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales of one element), its kernel picked
 /// by `policy`.
 ///
-/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (by tensor cores one without elements or terms,
-/// or with scales that change within 128 terms, or on a device with too little shared memory; see [`MatmulRoutine::CublasLt`] too), it
-/// is computed as by [`MatmulPolicy::Automatic`].
+/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (one without elements or terms by any but the direct
+/// routine, by tensor cores one with scales that change within 128 terms, or on a device with too little shared memory; see
+/// [`MatmulRoutine::CublasLt`] too), it is computed as by [`MatmulPolicy::Automatic`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -294,28 +269,53 @@ impl Choice {
 }
 
 fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
-    let key = Key::of(product);
-    match policy {
-        MatmulPolicy::Only(only) if only.fits(&key) && only.has_room(&product.lhs) => {
-            Choice::Routine(only)
-        }
-        MatmulPolicy::Measured => Choice::Fastest(key),
-        _ if key.size.multiplications() < LARGE => Choice::Routine(MatmulRoutine::Direct),
-        _ if accelerated(&key, product).is_some() => Choice::Fastest(key),
-        _ => Choice::Routine(MatmulRoutine::Decoded),
+    let outline = Outline::of(product);
+    let (client, device) = (&product.lhs.client, &product.lhs.device);
+    if let MatmulPolicy::Only(only) = policy
+        && only.fits(&outline)
+        && only.has_room(client)
+    {
+        return Choice::Routine(only);
     }
+    let measured = policy == MatmulPolicy::Measured;
+    let small = outline.size.multiplications() < LARGE;
+    if !measured && small && MatmulRoutine::Direct.fits(&outline) {
+        return Choice::Routine(MatmulRoutine::Direct);
+    }
+    let routines = native(&outline, client, device);
+    if accelerated(&routines).is_some() || measured && routines.len() > 1 {
+        return Choice::Fastest(Key::of(product, &outline, routines));
+    }
+    cublaslt::tell_of_others(&outline, device);
+    Choice::Routine(unmeasured(&outline))
 }
 
-/// The first routine, if there is one, by which the device multiplies fp8 itself.
-fn accelerated(key: &Key, product: &Product) -> Option<MatmulRoutine> {
-    MatmulRoutine::ALL.into_iter().find(|routine| {
-        routine.reads_along_sums() && routine.fits(key) && routine.is_native(&product.lhs)
-    })
+/// The routines that can compute a product, and for which a device has what makes them fast.
+fn native(outline: &Outline, client: &Client, device: &CubeDevice) -> Vec<MatmulRoutine> {
+    let mut routines = MatmulRoutine::ALL.to_vec();
+    routines.retain(|routine| routine.fits(outline) && routine.is_native(client, device));
+    routines
+}
+
+/// The first routine, if there is one, by which a device multiplies fp8 itself.
+fn accelerated(native: &[MatmulRoutine]) -> Option<MatmulRoutine> {
+    let mut native = native.iter().copied();
+    native.find(|routine| routine.reads_along_sums())
+}
+
+/// The routine for where a device does not multiply fp8 itself.
+fn unmeasured(outline: &Outline) -> MatmulRoutine {
+    match MatmulRoutine::Decoded.fits(outline) {
+        true => MatmulRoutine::Decoded,
+        false => MatmulRoutine::Direct,
+    }
 }
 
 /// Whether large products on the device of `tensor` read both operands along the sum, and copy one that lies otherwise.
 pub(crate) fn products_read_along_sums(tensor: &CubeTensor) -> bool {
-    read_along_sums(matmul_policy(), |routine| routine.is_native(tensor))
+    read_along_sums(matmul_policy(), |routine| {
+        routine.is_native(&tensor.client, &tensor.device)
+    })
 }
 
 /// The same by which routines are native to a device.
@@ -348,7 +348,7 @@ pub(super) fn definitions(
 }
 
 /// The kernel of a routine with its tensor-core instruction, as CubeCL's compilers take it, `None` for the routines that
-/// have no such instruction.
+/// have no such instruction: of a batch or one matrix, with a bias or without, and with the product's amax or without.
 ///
 /// This is how a kernel is looked at without the GPU it is for: CubeCL's C++ compiler turns the definition into CUDA C++,
 /// NVRTC compiles that for any GPU, a disassembler shows the instructions.
@@ -362,9 +362,12 @@ pub(super) fn definitions(
 ///
 /// let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::BF16);
 /// let client = CubeDevice::Cpu(CpuDevice).client();
-/// let whole = [Granularity::Tensor; 2];
-/// assert!(matmul_definition(&client, MatmulRoutine::Wgmma, spec, whole, true, false).is_some());
-/// assert!(matmul_definition(&client, MatmulRoutine::Direct, spec, whole, true, false).is_none());
+/// let definition = |routine| {
+///     let (whole, [batched, bias, amax]) = ([Granularity::Tensor; 2], [false, true, false]);
+///     matmul_definition(&client, routine, spec, whole, batched, bias, amax)
+/// };
+/// assert!(definition(MatmulRoutine::Wgmma).is_some());
+/// assert!(definition(MatmulRoutine::Direct).is_none());
 /// # }
 /// ```
 pub fn matmul_definition(
@@ -372,11 +375,12 @@ pub fn matmul_definition(
     routine: MatmulRoutine,
     spec: MatmulSpec,
     granularities: [Granularity; 2],
+    batched: bool,
     has_bias: bool,
     has_amax: bool,
 ) -> Option<KernelDefinition> {
     let tile = routine.tile()?;
-    Some(tile.definition(client, spec, granularities, has_bias, has_amax))
+    Some(tile.definition(client, spec, granularities, batched, has_bias, has_amax))
 }
 
 #[cfg(test)]

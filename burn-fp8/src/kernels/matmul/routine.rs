@@ -6,21 +6,28 @@ use std::{
     sync::{OnceLock, RwLock},
 };
 
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use cubecl::client::Client;
+use serde::{Deserialize, Serialize};
 
 use super::{
-    Key, Product, Size, cublaslt, decoded, direct,
+    Outline, Product, Size, cublaslt, decoded, direct,
+    outline::MOST_CODES,
     tile::{Instruction, Tile},
 };
-use crate::Granularity;
+use crate::kernels::buffer;
 
 /// A way to compute a product by kernels of this crate.
 pub(super) trait Routine: Send + Sync {
-    /// Whether it can compute products of these sizes and granularities. What fits, fits with smaller sizes too that are
-    /// not 0.
-    fn fits(&self, _size: Size, _granularities: [Granularity; 2]) -> bool {
+    /// Whether it can compute products of these sizes and granularities, with an output of no more elements than the
+    /// [most](Self::most).
+    fn fits(&self, _outline: &Outline) -> bool {
         true
+    }
+
+    /// Elements of an output, at most.
+    fn most(&self, _size: Size) -> usize {
+        buffer::MOST
     }
 
     /// Whether the device of `client` has the shared memory that it takes.
@@ -50,11 +57,12 @@ pub(super) trait Routine: Send + Sync {
 /// assert_eq!("wgmma".parse(), Ok(MatmulRoutine::Wgmma));
 /// assert_eq!(MatmulRoutine::Wgmma.to_string(), "wgmma");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MatmulRoutine {
     /// One kernel that decodes codes in registers, for small products.
     Direct,
-    /// Both operands are decoded to bf16 (f32 on processors), and multiplied by Burn's own kernels.
+    /// Both operands are decoded to bf16 (f32 on processors), and multiplied by Burn's own kernels. With scales that change along the
+    /// sum they are decoded to f32, which those kernels round to TF32 where the device has it.
     Decoded,
     /// fp8 `mma.sync`: compute capability 8.9 and 12.x.
     Mma,
@@ -65,7 +73,8 @@ pub enum MatmulRoutine {
     /// NVIDIA's library, with the feature `cuda`, where it is installed and the GPU has fp8.
     ///
     /// It takes single matrices with one scale each, `[m, k]` by `[k, n]` with `k` and `n` multiples of 16, and not e5m2 by e5m2. What
-    /// it does not take is left to the other routines, which pad odd sizes as they read them. It runs on CubeCL's own stream, in
+    /// it does not take is left to the other routines: those of tensor cores pad odd sizes as they read them, and without the feature
+    /// `cuda-cpp`, which these need, a large product is decoded. It runs on CubeCL's own stream, in
     /// its turn among CubeCL's kernels.
     CublasLt,
 }
@@ -108,25 +117,28 @@ impl MatmulRoutine {
         })
     }
 
-    /// Whether it can compute the products of a key.
-    pub(super) fn fits(self, key: &Key) -> bool {
-        match self.routine() {
-            Some(routine) => routine.fits(key.size, key.granularities),
-            None => key.library,
-        }
+    /// Whether it can compute such products.
+    pub(super) fn fits(self, outline: &Outline) -> bool {
+        let (fits, most) = match self.routine() {
+            Some(routine) => (routine.fits(outline), routine.most(outline.size)),
+            // The library counts in 64 bits; the kernel that finds the amax of what it leaves does not.
+            None => (outline.library, 4 * buffer::MOST),
+        };
+        fits && outline.size.elements() <= most
+            && outline.codes.into_iter().all(|codes| codes <= MOST_CODES)
     }
 
-    /// Whether the device of `tensor` has the shared memory that it takes.
-    pub(super) fn has_room(self, tensor: &CubeTensor) -> bool {
+    /// Whether the device of `client` has the shared memory that it takes.
+    pub(super) fn has_room(self, client: &Client) -> bool {
         self.routine()
-            .is_none_or(|routine| routine.has_room(&tensor.client))
+            .is_none_or(|routine| routine.has_room(client))
     }
 
-    /// Whether the device of `tensor` has what makes it fast.
-    pub(super) fn is_native(self, tensor: &CubeTensor) -> bool {
+    /// Whether `device`, whose client is `client`, has what makes it fast.
+    pub(super) fn is_native(self, client: &Client, device: &CubeDevice) -> bool {
         match self.routine() {
-            Some(routine) => routine.is_native(&tensor.client),
-            None => cublaslt::is_there(tensor),
+            Some(routine) => routine.is_native(client),
+            None => cublaslt::is_there(device),
         }
     }
 

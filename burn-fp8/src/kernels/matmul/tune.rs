@@ -3,7 +3,7 @@
 use burn_cubecl::{CubeTuneId, tensor::CubeTensor};
 use cubecl::tune::{LocalTuner, Tunable, TunableSet, TuneGroup, local_tuner};
 
-use super::{Key, MatmulRoutine, Product, buffer};
+use super::{Key, MatmulRoutine, Outline, Product, accelerated, buffer, unmeasured};
 
 /// Multiplications above which the direct routine is not worth a measurement.
 const DIRECT: usize = 1 << 24;
@@ -14,21 +14,20 @@ pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
 
     let client = product.lhs.client.clone();
     let id = CubeTuneId::new(&client, &product.lhs.device);
-    let on = product.lhs.clone();
-    let routines = TUNER.init(&id, move || {
-        let native = native(&on);
+    let routines = TUNER.init(&id, || {
         let one = TuneGroup::new("routines", |_: &Key| 0);
         let inputs = |_: &Key, keyed: &Keyed| keyed.measured();
         let mut set = TunableSet::new(|keyed: &Keyed| keyed.key.clone(), inputs);
         for routine in MatmulRoutine::ALL {
-            let native = native.clone();
-            let run = move |keyed: Keyed| Ok::<_, String>(routine.matmul(keyed.product));
+            let run = move |keyed: Keyed| {
+                let routine = keyed.in_place_of(routine);
+                Ok::<_, String>(routine.matmul(keyed.product))
+            };
             let tunable = Tunable::new(&routine.to_string(), run);
-            set = set.with(tunable.group(&one, move |key| rank(routine, key, &native)));
+            set = set.with(tunable.group(&one, move |key| rank(routine, key)));
         }
         set
     });
-    let key = key.rounded();
     TUNER.execute(&id, &client, routines, Keyed { key, product })
 }
 
@@ -47,30 +46,29 @@ impl Keyed {
         *amax = amax.as_ref().map(buffer::zero_scalar);
         keyed
     }
-}
 
-fn native(on: &CubeTensor) -> Vec<MatmulRoutine> {
-    let mut native = MatmulRoutine::ALL.to_vec();
-    native.retain(|routine| routine.is_native(on));
-    native
-}
-
-/// When a routine is measured for the products of a key, by what is native to the device: in the first round, in the next, should
-/// all of the first fail, or, below 0, never.
-///
-/// Where fp8 is multiplied as it is, decoding it first does not pay, and to measure it is to measure all of Burn's products.
-fn rank(routine: MatmulRoutine, key: &Key, native: &[MatmulRoutine]) -> i8 {
-    let suits = |routine: MatmulRoutine| suits(routine, key) && native.contains(&routine);
-    let accelerated = |&routine: &MatmulRoutine| routine.reads_along_sums() && suits(routine);
-    match routine {
-        _ if !suits(routine) => -1,
-        MatmulRoutine::Decoded if native.iter().any(accelerated) => 0,
-        _ => 1,
+    /// The routine, if it is one for the product, and otherwise the one that decodes: whatever result is stored, none has a device
+    /// emulate an instruction.
+    fn in_place_of(&self, routine: MatmulRoutine) -> MatmulRoutine {
+        match self.key.routines.contains(&routine) {
+            true => routine,
+            false => unmeasured(&Outline::of(&self.product)),
+        }
     }
 }
 
-fn suits(routine: MatmulRoutine, key: &Key) -> bool {
-    routine.fits(key) && (routine != MatmulRoutine::Direct || key.size.multiplications() <= DIRECT)
+/// When a routine is measured for the products of a key: in the first round, in the next, should all of the first fail, or, below 0,
+/// never.
+///
+/// Where fp8 is multiplied as it is, decoding it first does not pay, and to measure it is to measure all of Burn's products.
+fn rank(routine: MatmulRoutine, key: &Key) -> i8 {
+    let suits = key.routines.contains(&routine)
+        && (routine != MatmulRoutine::Direct || key.size.multiplications() <= DIRECT);
+    match routine {
+        _ if !suits => -1,
+        MatmulRoutine::Decoded if accelerated(&key.routines).is_some() => 0,
+        _ => 1,
+    }
 }
 
 #[cfg(all(test, feature = "cpu"))]
@@ -80,8 +78,13 @@ mod tests {
 
     use super::*;
     use crate::{
-        Bias, Fp8Format, Granularity, MatmulSpec, kernels::buffer, kernels::matmul::product,
+        Bias, Fp8Format, Granularity, MatmulSpec,
+        kernels::{
+            buffer,
+            matmul::{native, product},
+        },
     };
+    use MatmulRoutine::{CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma};
 
     fn sized(m: usize, k: usize, n: usize) -> Product {
         let device = CubeDevice::Cpu(Default::default());
@@ -99,72 +102,113 @@ mod tests {
     }
 
     fn key(product: &Product) -> Key {
-        Key::of(product).rounded()
+        let outline = Outline::of(product);
+        let routines = native(&outline, &product.lhs.client, &product.lhs.device);
+        Key::of(product, &outline, routines)
     }
 
-    /// What is measured first where such routines are native.
-    fn first(key: &Key, native: &[MatmulRoutine]) -> Vec<MatmulRoutine> {
+    /// That of the product where such routines are native.
+    fn key_with(product: &Product, native: &[MatmulRoutine]) -> Key {
+        let outline = Outline {
+            library: native.contains(&MatmulRoutine::CublasLt),
+            ..Outline::of(product)
+        };
+        let mut routines = native.to_vec();
+        routines.retain(|routine| routine.fits(&outline));
+        Key::of(product, &outline, routines)
+    }
+
+    /// What is measured first.
+    fn first(key: &Key) -> Vec<MatmulRoutine> {
         let mut first = MatmulRoutine::ALL.to_vec();
-        first.retain(|routine| rank(*routine, key, native) == 1);
+        first.retain(|routine| rank(*routine, key) == 1);
         first
-    }
-
-    fn competing(product: &Product) -> Vec<MatmulRoutine> {
-        first(&key(product), &native(&product.lhs))
     }
 
     /// Else the tuner could run a routine on a product that declines it, and panic.
     #[test]
     fn products_of_one_key_have_the_same_routines() {
         // Less than 2^24 multiplications, and more: by the key that is no product for the direct routine.
-        let (first, second) = (sized(304, 208, 208), sized(512, 256, 256));
-        assert_eq!(key(&first), key(&second));
+        let (small, large) = (sized(304, 208, 208), sized(512, 256, 256));
+        assert_eq!(key(&small), key(&large));
         assert_ne!(key(&sized(4, 0, 4)), key(&sized(4, 1, 4)));
         let mut fast = sized(304, 208, 208);
         fast.spec = fast.spec.with_fast_accumulation(true);
-        assert_ne!(key(&fast), key(&first), "another measurement");
-        assert!(competing(&sized(256, 256, 256)).contains(&MatmulRoutine::Direct));
-        assert!(!competing(&first).contains(&MatmulRoutine::Direct));
+        assert_ne!(key(&fast), key(&small), "another measurement");
+        assert!(first(&key(&sized(256, 256, 256))).contains(&Direct));
+        assert!(!first(&key(&small)).contains(&Direct));
+        // Sizes that round to the same, of which a routine takes one: 65,535 cubes of 128 rows are the most.
+        let native = [Direct, Decoded, Mma];
+        let [fits, does_not] =
+            [8_388_480, 8_388_481].map(|rows| key_with(&sized(rows, 1, 1), &native));
+        assert_eq!(fits.size, does_not.size);
+        assert_eq!(fits.routines, native);
+        assert_eq!(does_not.routines, [Direct, Decoded]);
+        // No CPU has cuBLASLt, nor instructions for fp8.
+        assert_eq!(first(&key(&sized(4096, 4096, 4096))), [Decoded]);
     }
 
-    /// Sizes that round to the same key differ in it, so products that cuBLASLt takes are measured apart from those that it
-    /// does not.
+    /// A result is stored under its key, and what is native elsewhere is not known when it is read.
     #[test]
-    fn cublaslt_competes_for_what_it_takes() {
-        let large = sized(4096, 4096, 4096);
-        // No CPU has it, nor instructions for fp8.
-        assert_eq!(competing(&large), [MatmulRoutine::Decoded]);
-        let without = key(&large);
-        let with = Key {
-            library: true,
-            ..without.clone()
+    fn another_build_or_gpu_measures_for_itself() {
+        let product = sized(4096, 4096, 4096);
+        let natives: [&[MatmulRoutine]; 5] = [
+            // Ada, and Hopper, by CubeCL's C++ backend, with cuBLASLt or without; either by LLVM, which has no such instructions.
+            &[Direct, Decoded, Mma],
+            &[Direct, Decoded, Wgmma, WgmmaTma],
+            &[Direct, Decoded, Wgmma, WgmmaTma, CublasLt],
+            &[Direct, Decoded, CublasLt],
+            &[Direct, Decoded],
+        ];
+        let keys = natives.map(|native| key_with(&product, native));
+        for (index, key) in keys.iter().enumerate() {
+            assert!(!keys[..index].contains(key), "{key}");
+        }
+        let mut other = keys[1].clone();
+        other.device = "NVIDIA H200".to_string();
+        assert_ne!(other, keys[1], "another GPU of the kind");
+    }
+
+    /// Were such a result read in spite of that.
+    #[test]
+    fn no_result_has_an_instruction_emulated() {
+        let in_place_of = |product: &Product, native: &[MatmulRoutine], routine| {
+            let (key, product) = (key_with(product, native), product.clone());
+            Keyed { key, product }.in_place_of(routine)
         };
-        assert_ne!(with, without);
-        let suiting = |key: &Key| MatmulRoutine::ALL.map(|routine| suits(routine, key));
-        assert_eq!(suiting(&without), [false, true, true, true, true, false]);
-        assert_eq!(suiting(&with), [false, true, true, true, true, true]);
+        let large = sized(256, 512, 512);
+        let native = [Direct, Decoded, Wgmma];
+        for (routine, expected) in [
+            (Direct, Direct),
+            (Decoded, Decoded),
+            (Mma, Decoded),
+            (Wgmma, Wgmma),
+            (WgmmaTma, Decoded),
+            (CublasLt, Decoded),
+        ] {
+            assert_eq!(in_place_of(&large, &native, routine), expected);
+        }
+        // Which cannot be decoded.
+        assert_eq!(in_place_of(&sized(4, 0, 4), &native, Wgmma), Direct);
     }
 
     /// A product is decoded where nothing multiplies it as it is, and where all that would have failed.
     #[test]
     fn decoding_is_for_where_there_is_nothing_better() {
-        use MatmulRoutine::{CublasLt, Decoded, Direct, Wgmma, WgmmaTma};
         let hopper = [Direct, Decoded, Wgmma, WgmmaTma, CublasLt];
-        let large = key(&sized(4096, 4096, 4096));
-        assert_eq!(first(&large, &hopper), [Wgmma, WgmmaTma]);
-        assert_eq!(rank(Decoded, &large, &hopper), 0);
-        assert_eq!(rank(Direct, &large, &hopper), -1);
-        let small = key(&sized(256, 256, 256));
-        assert_eq!(first(&small, &hopper), [Direct, Wgmma, WgmmaTma]);
+        let product = sized(4096, 4096, 4096);
+        let large = key_with(&product, &hopper);
+        assert_eq!(first(&large), [Wgmma, WgmmaTma, CublasLt]);
+        assert_eq!(rank(Decoded, &large), 0);
+        assert_eq!(rank(Direct, &large), -1);
+        let small = key_with(&sized(256, 256, 256), &hopper);
+        assert_eq!(first(&small), [Direct, Wgmma, WgmmaTma, CublasLt]);
         // Scales that change within a step of the tensor cores.
-        let fine = Granularity::Block {
+        let mut blocks = product;
+        blocks.lhs_scales.granularity = Granularity::Block {
             rows: 1,
             columns: 32,
         };
-        let blocks = Key {
-            granularities: [fine, Granularity::Column],
-            ..large
-        };
-        assert_eq!(first(&blocks, &hopper), [Decoded]);
+        assert_eq!(first(&key_with(&blocks, &hopper[..4])), [Decoded]);
     }
 }

@@ -2,7 +2,9 @@
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType, Shape};
-use burn_cubecl::{CubeBackend, cubecl::client::Client, tensor::CubeTensor};
+use burn_cubecl::{
+    CubeBackend, CubeDevice, cubecl::client::Client, ops::permute, tensor::CubeTensor,
+};
 use burn_fp8::{Fp8Format, Fp8Ops};
 use half::{bf16, f16};
 
@@ -108,6 +110,51 @@ fn codes_and_those_of_the_transpose_are_ml_dtypes() {
         let by = if columns % 4 == 0 { "n_4" } else { "n_1" };
         let kernels = launched(&client);
         assert!(kernels.iter().any(|name| name.contains(by)), "{kernels:?}");
+    }
+}
+
+/// An amax, codes with the amax, and both layouts of codes with the amax are one kernel each, of one read of the input: as it lies,
+/// where it lies without gaps.
+#[test]
+fn casts_are_one_kernel() {
+    for (gpu, turns) in [(Gpu::Ampere, false), (Gpu::Hopper, true)] {
+        let Some(client) = gpu.client() else { return };
+        let [rows, columns] = [24, 40];
+        let inputs: Vec<f32> = (0..rows * columns).map(|x| x as f32 - 700.0).collect();
+        let contiguous = |shape: [usize; 2]| {
+            let memory = client.create_from_slice(bytemuck::cast_slice(&inputs));
+            let device = CubeDevice::Cpu(Default::default());
+            CubeTensor::new_contiguous(client.clone(), device, shape.into(), memory, DType::F32)
+        };
+        for (input, strides) in [
+            (contiguous([rows, columns]), [columns, 1]),
+            (permute(contiguous([columns, rows]), &[1, 0]), [1, rows]),
+        ] {
+            assert_eq!(input.meta.strides().to_vec(), strides);
+            let scale = floats(&client, &[0.5], &[1]);
+            let ran = |cast: &dyn Fn() -> CubeTensor, kernel: &str| {
+                let before = launched(&client).len();
+                let amax = cast();
+                let ran = launched(&client).split_off(before);
+                assert_eq!(ran.len(), 1, "{ran:?} on {gpu:?}");
+                assert!(ran[0].contains(kernel), "{ran:?}");
+                assert_eq!(single(&amax), 700.0);
+            };
+            let (input, scale, format) = (|| input.clone(), || scale.clone(), Fp8Format::E4M3);
+            ran(&|| CubeBackend::fp8_amax(input()), "amax");
+            let quantize = || CubeBackend::fp8_quantize(input(), scale(), format).1;
+            ran(&quantize, "quantize");
+            let both = || {
+                let (codes, turned, amax) =
+                    CubeBackend::fp8_quantize_transposed(input(), scale(), format);
+                // A copy only where products read it.
+                let mut swapped = turned.meta.strides().to_vec();
+                swapped.swap(0, 1);
+                assert_eq!(codes.meta.strides().to_vec() != swapped, turns);
+                amax
+            };
+            ran(&both, "quantize");
+        }
     }
 }
 

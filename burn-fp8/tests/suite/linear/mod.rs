@@ -1,6 +1,7 @@
 //! `Fp8Linear`: what its tests share.
 
 mod convert;
+mod fallback;
 mod products;
 mod ranks;
 mod state;

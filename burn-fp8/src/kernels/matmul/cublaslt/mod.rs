@@ -11,19 +11,22 @@ mod plan;
 #[cfg(all(test, feature = "cuda"))]
 mod tests;
 
-use burn_cubecl::tensor::CubeTensor;
+use std::sync::Once;
 
-use super::{Key, MatmulRoutine, Product, accelerated};
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+
+use super::{Outline, Product, Size, accelerated, native, unmeasured};
 #[cfg(feature = "cuda")]
 use crate::kernels::amax::raise_to;
+use crate::{Granularity, MatmulSpec};
 
-/// Whether the device of `tensor` has it.
-pub(super) fn is_there(tensor: &CubeTensor) -> bool {
+/// Whether a device has it.
+pub(super) fn is_there(device: &CubeDevice) -> bool {
     #[cfg(feature = "cuda")]
-    return matmul::library(tensor).is_some();
+    return matmul::library(device).is_some();
     #[cfg(not(feature = "cuda"))]
     {
-        let _ = tensor;
+        let _ = device;
         false
     }
 }
@@ -39,6 +42,36 @@ pub(super) fn takes(product: &Product) -> bool {
     }
 }
 
+/// Whether it is there and takes products of a size.
+pub(super) fn takes_size(
+    device: &CubeDevice,
+    size: Size,
+    granularities: [Granularity; 2],
+    spec: MatmulSpec,
+) -> bool {
+    #[cfg(feature = "cuda")]
+    return matmul::takes_size(device, size, granularities, spec);
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (device, size, granularities, spec);
+        false
+    }
+}
+
+/// Has the log say, once, that a large product is not multiplied in fp8 where cuBLASLt does so with others.
+pub(super) fn tell_of_others(outline: &Outline, device: &CubeDevice) {
+    static ONCE: Once = Once::new();
+    let size = outline.size;
+    if size.multiplications() > 0 && is_there(device) {
+        ONCE.call_once(|| {
+            log::warn!(
+                "burn-fp8: a product is decoded first, {size:?}: cuBLASLt takes single matrices with one scale each, whose `n` and `k` \
+                 are multiples of 16; the feature `cuda-cpp` has kernels for others, for Ada, Hopper and RTX Blackwell"
+            );
+        });
+    }
+}
+
 /// The product; by another routine where cuBLASLt turns out not to have it, which [`takes`] knows from then on.
 pub(super) fn matmul(product: Product) -> CubeTensor {
     #[cfg(feature = "cuda")]
@@ -49,12 +82,13 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
         }
         return output;
     }
-    let key = Key {
+    let outline = Outline {
         library: false,
-        ..Key::of(&product)
+        ..Outline::of(&product)
     };
-    accelerated(&key, &product)
-        .unwrap_or(MatmulRoutine::Decoded)
+    let routines = native(&outline, &product.lhs.client, &product.lhs.device);
+    accelerated(&routines)
+        .unwrap_or_else(|| unmeasured(&outline))
         .matmul(product)
 }
 
@@ -79,24 +113,43 @@ mod matmul {
         plan::{BiasPlan, Matrix, Plan, Source, plan},
     };
     use crate::{
-        Bias, Granularity,
+        Bias, Granularity, MatmulSpec,
         kernels::{
             buffer,
-            matmul::{Product, tile::along},
+            matmul::{Product, Size, tile::along},
         },
     };
 
-    pub(super) fn library(tensor: &CubeTensor) -> Option<Arc<Library>> {
-        match &tensor.device {
+    pub(super) fn library(device: &CubeDevice) -> Option<Arc<Library>> {
+        match device {
             CubeDevice::Cuda(device) => ffi::library(device.index),
             _ => None,
         }
     }
 
     pub(super) fn takes(product: &Product) -> bool {
-        library(&product.lhs).is_some_and(|library| {
+        library(&product.lhs.device).is_some_and(|library| {
             planned(product).is_some_and(|plan| !library.has_refused(&plan, product.spec))
         })
+    }
+
+    pub(super) fn takes_size(
+        device: &CubeDevice,
+        size: Size,
+        granularities: [Granularity; 2],
+        spec: MatmulSpec,
+    ) -> bool {
+        let by_rows = |rows, columns| Matrix {
+            rows,
+            columns,
+            row_stride: columns,
+            column_stride: 1,
+        };
+        let (lhs, rhs) = (by_rows(size.m, size.k), by_rows(size.k, size.n));
+        granularities == [Granularity::Tensor; 2]
+            && size.batches == 1
+            && plan(lhs, rhs, spec, false).is_ok()
+            && library(device).is_some()
     }
 
     fn planned(product: &Product) -> Option<Plan> {
@@ -113,7 +166,7 @@ mod matmul {
     }
 
     pub(super) fn try_matmul(product: &Product) -> Option<CubeTensor> {
-        multiply(&library(&product.lhs)?, product)
+        multiply(&library(&product.lhs.device)?, product)
     }
 
     /// The product by cuBLASLt; `None` where another routine is to compute it.

@@ -21,7 +21,7 @@ use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{CubeBackend, kernel::cast, tensor::CubeTensor};
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
-use super::{Product, Size, routine::Routine};
+use super::{Outline, Product, Size, outline::MOST_CODES, routine::Routine};
 use crate::{
     Bias, Granularity, MatmulSpec,
     granular::scaled_together,
@@ -46,14 +46,27 @@ pub(super) struct Tile {
 }
 
 impl Routine for Tile {
-    fn fits(&self, size: Size, granularities: [Granularity; 2]) -> bool {
+    fn fits(&self, outline: &Outline) -> bool {
         const MOST_CUBES: usize = u16::MAX as usize;
-        let steps = scaled_together(granularities)
+        let size = outline.size;
+        if size.multiplications() * size.batches == 0 {
+            return false;
+        }
+        let steps = scaled_together(outline.granularities)
             .is_none_or(|terms| terms >= size.k || terms.is_multiple_of(STEP as usize));
-        size.multiplications() * size.batches > 0
-            && size.m.div_ceil(ROWS as usize) <= MOST_CUBES
+        // As they are copied, should they be.
+        let rows = |codes: usize| codes / size.k * buffer::pitch(size.k);
+        size.m.div_ceil(ROWS as usize) <= MOST_CUBES
             && size.batches <= MOST_CUBES
+            && outline
+                .codes
+                .into_iter()
+                .all(|codes| rows(codes) <= MOST_CODES)
             && steps
+    }
+
+    fn most(&self, size: Size) -> usize {
+        store::vector(size.n) * buffer::MOST
     }
 
     fn has_room(&self, client: &Client) -> bool {
@@ -242,6 +255,7 @@ impl Tile {
         client: &Client,
         spec: MatmulSpec,
         granularities: [Granularity; 2],
+        batched: bool,
         has_bias: bool,
         has_amax: bool,
     ) -> KernelDefinition {
@@ -251,7 +265,7 @@ impl Tile {
             lhs: spec.lhs,
             rhs: spec.rhs,
             scaling: scaling(granularities, usize::MAX),
-            batched: true,
+            batched,
             has_bias,
             has_amax,
             by_hand: false,
