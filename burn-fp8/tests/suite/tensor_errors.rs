@@ -4,10 +4,7 @@ use std::panic::AssertUnwindSafe;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_fp8::recipe::DelayedScaling;
-use burn_fp8::{
-    Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity, scaled_matmul,
-    scaled_matmul_with_amax,
-};
+use burn_fp8::{Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity, scaled_matmul};
 
 use super::device::{devices, values};
 
@@ -60,7 +57,8 @@ fn what_kernels_cannot_count_is_an_error() {
         for lhs in [false, true].map(rows) {
             for product in [
                 scaled_matmul(&lhs, &rhs, None, FloatDType::F32),
-                scaled_matmul_with_amax(&lhs, &rhs, None, FloatDType::F32).map(|it| it.0),
+                burn_fp8::scaled_matmul_with_amax(&lhs, &rhs, None, FloatDType::F32)
+                    .map(|product| product.0),
             ] {
                 match product {
                     Err(Fp8Error::TooLarge { shape, most, .. }) => {
