@@ -6,6 +6,7 @@ mod suite {
     mod checkpointing;
     mod device;
     mod devices;
+    mod exact;
     mod fp8;
     mod fp8_accuracy;
     mod fp8_elsewhere;

@@ -113,6 +113,7 @@ impl<D: DeviceOps> Device for LayeredDevice<D> {
 
 impl<D: DeviceOps> DeviceOps for LayeredDevice<D> {
     fn defaults(&self) -> DeviceSettings {
-        self.base.defaults()
+        let own = self.layer.defaults.get();
+        own.copied().unwrap_or_else(|| self.base.defaults())
     }
 }

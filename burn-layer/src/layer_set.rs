@@ -4,13 +4,13 @@ use crate::{
     Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, recent::Recent,
     recompute::Recomputed, tensor::Copied,
 };
-use burn_backend::{DType, DeviceId, distributed::ReduceOperation};
+use burn_backend::{DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
 use core::{
     any::Any,
     fmt,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 /// How many [copies](Recent) there are. As many as a block of a transformer goes back to: what queries, keys and values are made of,
 /// the scores between their maximum and the difference from it.
@@ -28,6 +28,8 @@ const FUSED_VALUES: usize = 1;
 pub(crate) struct LayerSet {
     /// The number of the device that they are over.
     pub(crate) index: u16,
+    /// The dtypes of tensors that are made without one, where they are not those of the device underneath.
+    pub(crate) defaults: OnceLock<DeviceSettings>,
     stack: RwLock<Option<Stack>>,
     /// How many tensors the device has.
     tensors: AtomicUsize,
@@ -52,6 +54,7 @@ impl LayerSet {
     pub(crate) fn new(index: u16, stack: Stack) -> Self {
         Self {
             index,
+            defaults: OnceLock::new(),
             stack: RwLock::new(Some(stack)),
             tensors: AtomicUsize::new(0),
             backward: AtomicBool::new(false),

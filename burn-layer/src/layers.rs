@@ -7,6 +7,7 @@ use crate::{
     under,
 };
 use burn::tensor::Device;
+use burn_backend::DeviceSettings;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::Cube;
 use burn_dispatch::DispatchDevice;
@@ -78,7 +79,7 @@ impl Layers {
     pub fn over<B: BackendIr>(device: B::Device) -> Self {
         Self::over_base(Base::Other(Box::new(device), |parts, device| {
             let device = device.downcast().expect("the device is of this backend");
-            parts.serve_on::<B>(*device)
+            parts.serve_on::<B>(*device, None)
         }))
     }
 
@@ -114,7 +115,8 @@ impl Layers {
     /// Serve the layered device in this process, for as long as the process lives. The service
     /// listens on 127.0.0.1 only, on a port of the system's choice, to holders of a random token.
     ///
-    /// An autodiff device given to [`on`](Layers::on) gives an autodiff device.
+    /// An autodiff device given to [`on`](Layers::on) gives an autodiff device. The dtypes of tensors that are made without one are those
+    /// that the device underneath is [configured](Device::configure) with.
     ///
     /// # Errors
     ///
@@ -149,11 +151,12 @@ impl Layers {
 
 impl Parts {
     fn serve_on_burn(self, base: &Device) -> Result<Service, LayerError> {
+        let settings = Some(base.settings());
         match base.as_dispatch() {
             #[cfg(feature = "flex")]
-            DispatchDevice::Flex(device) => self.serve_on::<Flex>(*device),
+            DispatchDevice::Flex(device) => self.serve_on::<Flex>(*device, settings),
             #[cfg(feature = "cubecl")]
-            DispatchDevice::Cube(device) => self.serve_on::<Cube>(device.clone()),
+            DispatchDevice::Cube(device) => self.serve_on::<Cube>(device.clone(), settings),
             DispatchDevice::Remote(_) => Err(LayerError::AlreadyServed {
                 device: format!("{base:?}"),
             }),
@@ -164,13 +167,18 @@ impl Parts {
         }
     }
 
-    fn serve_on<B: BackendIr>(self, device: B::Device) -> Result<Service, LayerError> {
+    /// Serves a layered device whose tensors have the dtypes of `settings` where the program gives none.
+    fn serve_on<B: BackendIr>(
+        self,
+        device: B::Device,
+        settings: Option<DeviceSettings>,
+    ) -> Result<Service, LayerError> {
         let mut handlers = Handlers::<B>::default();
         for ops in self.custom_ops {
             if let Ok(ops) = ops.downcast::<Handlers<B>>() {
                 handlers.extend(*ops);
             }
         }
-        service::serve::<B>(device, self.layers, handlers)
+        service::serve::<B>(device, settings, self.layers, handlers)
     }
 }

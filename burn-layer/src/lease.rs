@@ -9,7 +9,10 @@ use core::{fmt, time::Duration};
 /// the next leased device's.
 ///
 /// A [`Device`] itself is a plain name. One that is used after the device went panics, as one does
-/// whose server is gone, or names the next device: keep the lease for as long as the name.
+/// whose server is gone, or names the next device: keep the lease for as long as the name. A model that was
+/// initialized on it and not used yet has names and no tensors.
+///
+/// Configure ([`Device::configure`]) the device underneath, not this one, which may have been another's and would refuse it.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

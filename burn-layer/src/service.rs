@@ -17,29 +17,29 @@ use crate::{
     layer_set::{LayerSet, Stack},
 };
 use burn::{remote::RemoteHost, tensor::Device};
-use burn_backend::DeviceId;
+use burn_backend::{DeviceId, DeviceOps, DeviceSettings};
 use burn_ir::BackendIr;
 use burn_remote::server::{BackendServer, TokenAuthorizer, WebSocketTransport};
 use burn_std::device::Device as _;
 use std::{
     any::TypeId,
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     net::{Ipv4Addr, TcpListener},
-    sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 use tokio::runtime::{Builder, Runtime};
 
 /// What a service keeps when a device takes it over from another: the backend and the device
-/// underneath, and the names of the custom ops.
-type Kind = (TypeId, DeviceId, Vec<String>);
+/// underneath, the dtypes of tensors that are made without one, and the names of the custom ops.
+type Kind = (TypeId, DeviceId, Option<DeviceSettings>, Vec<String>);
 
 /// How the names of backends begin that fuse ops.
 const FUSION: &str = "fusion<";
 
 /// The services that no device has, longest unused first.
-static VACANT: LazyLock<Mutex<HashMap<Kind, VecDeque<Service>>>> = LazyLock::new(Mutex::default);
+static VACANT: Mutex<VecDeque<Service>> = Mutex::new(VecDeque::new());
 
-fn vacant() -> MutexGuard<'static, HashMap<Kind, VecDeque<Service>>> {
+fn vacant() -> MutexGuard<'static, VecDeque<Service>> {
     VACANT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -69,10 +69,12 @@ pub(crate) struct Service {
 /// Serves `layers` over `base` in this process.
 pub(crate) fn serve<B: BackendIr>(
     base: B::Device,
+    settings: Option<DeviceSettings>,
     layers: Vec<Box<dyn Layer>>,
     custom_ops: Handlers<B>,
 ) -> Result<Service, LayerError> {
-    let kind = (TypeId::of::<B>(), base.to_id(), custom_ops.names());
+    let names = custom_ops.names();
+    let kind = (TypeId::of::<B>(), base.to_id(), settings, names);
     let service = match Service::unused(&kind) {
         Some(service) => service,
         None => Service::start::<B>(base, kind)?,
@@ -88,7 +90,11 @@ impl Service {
     /// One of those that no device has.
     fn unused(kind: &Kind) -> Option<Self> {
         loop {
-            let service = vacant().get_mut(kind)?.pop_front()?;
+            let service = {
+                let mut vacant = vacant();
+                let place = vacant.iter().position(|it| it.kind == *kind)?;
+                vacant.remove(place)?
+            };
             // Not one whose session broke, because a program went on using a device that was gone.
             if service.device.sync().is_ok() {
                 return Some(service);
@@ -105,6 +111,10 @@ impl Service {
 
         let device = LayeredDevice::new(base, []);
         let layers = device.layer().clone();
+        let (.., settings, custom_ops) = &kind;
+        if let Some(settings) = settings {
+            layers.defaults.get_or_init(|| *settings);
+        }
         if B::name(device.base()).starts_with(FUSION) {
             layers.set_fused();
         }
@@ -113,7 +123,7 @@ impl Service {
         // Not `serve`, which would install a log subscriber and signal handlers of its own.
         let serving = BackendServer::<Layered<B>>::new([device])
             .with_authorizer(authorizer)
-            .with_custom_ops(Handlers::<B>::by_device(kind.2.clone()))
+            .with_custom_ops(Handlers::<B>::by_device(custom_ops.clone()))
             .serve_async(WebSocketTransport::from_listener(listener));
         runtime.spawn(async move {
             if let Err(error) = serving.await {
@@ -145,8 +155,10 @@ impl Service {
             return Some(self);
         }
         self.layers.take_off();
-        let kind = self.kind.clone();
-        vacant().entry(kind).or_default().push_back(self);
+        // One that the program has configured is nobody else's.
+        if self.device.settings() == self.device.as_dispatch().defaults() {
+            vacant().push_back(self);
+        }
         None
     }
 }

@@ -18,4 +18,5 @@ mod suite {
     mod reduce;
     mod scope;
     mod service;
+    mod settings;
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, ValueEnum};
 use examples::resnet::ResNetConfig;
+use examples::text::rate;
 use serde::{Deserialize, Serialize};
 
 const ABOUT: &str = "\
@@ -189,14 +190,6 @@ fn positive(text: &str) -> Result<usize, String> {
         Ok(number) => Ok(number),
         Err(_) => Err("expected a whole number".to_owned()),
     }
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let rate = text
-        .parse()
-        .ok()
-        .filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
-    rate.ok_or_else(|| "expected a number of 0 or more".to_owned())
 }
 
 fn depth(text: &str) -> Result<usize, String> {

@@ -43,7 +43,8 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Error> {
     match Role::of(args)? {
         Role::Launcher => {
-            // Whatever is wrong with the arguments is said once, before any rank starts.
+            // Whatever is wrong with the arguments is said once, before any rank starts. Only a number format
+            // that the device lacks is left to them: asking a GPU would take memory from it for as long as they run.
             Setup::new(args, args.ranks, &ProcessGroup::single())?;
             ranks::launch(args)
         }

@@ -14,10 +14,13 @@ pub(crate) fn finish(args: &Args, outcome: &Outcome) -> Result<(), Error> {
         return Ok(());
     };
     let ranks = count(outcome.ranks, "rank");
-    let title = format!(
+    let mut title = format!(
         "ResNet-{}, width {}, {}, {ranks}: {}",
         args.depth, args.width, args.precision, outcome.data
     );
+    if let Some(dir) = &args.data {
+        title += &format!(" in {}", dir.display());
+    }
     plot::curves(metrics.rows(), &title, &args.out.join("curves.png"))?;
     if !args.quiet {
         println!();

@@ -36,6 +36,7 @@ pub(crate) struct Steps {
 /// What decides the course of a run: a checkpoint goes on only under the same settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
+    /// What the images are, not where they lie.
     pub(crate) data: String,
     pub(crate) depth: usize,
     pub(crate) width: usize,
@@ -59,7 +60,7 @@ impl Setup {
             None => digits::bundled(),
         };
         let steps = Steps::new(args, ranks, data.train.len())?;
-        let settings = Settings::new(args, &data.name, steps.images);
+        let settings = Settings::new(args, &data, steps.images);
         std::fs::create_dir_all(&args.out).map_err(|source| Error::Output {
             path: args.out.clone(),
             source,
@@ -100,7 +101,11 @@ fn resume(
 
 impl Steps {
     fn new(args: &Args, ranks: usize, train_images: usize) -> Result<Self, Error> {
-        let images = args.batch_size * ranks * args.accumulate;
+        // Too many to count are too many.
+        let images = args
+            .batch_size
+            .saturating_mul(ranks)
+            .saturating_mul(args.accumulate);
         // What is left of an epoch when no whole step is, is left out; the shuffle makes it other images each time.
         let per_epoch = train_images / images;
         if per_epoch == 0 {
@@ -113,15 +118,15 @@ impl Steps {
         Ok(Self {
             images,
             per_epoch,
-            total: per_epoch * args.epochs,
+            total: per_epoch.saturating_mul(args.epochs),
         })
     }
 }
 
 impl Settings {
-    fn new(args: &Args, data: &str, images_per_step: usize) -> Self {
+    fn new(args: &Args, data: &Split, images_per_step: usize) -> Self {
         Self {
-            data: data.to_owned(),
+            data: format!("{}, checksum {:08x}", data.name, data.checksum()),
             depth: args.depth,
             width: args.width,
             no_sync_bn: args.no_sync_bn,

@@ -58,7 +58,7 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
     let evaluator = Evaluator::new(&data.test, batcher, device, group);
     let schedule = WarmupCosine {
         peak: args.lr,
-        warmup: args.warmup_epochs * steps.per_epoch,
+        warmup: args.warmup_epochs.saturating_mul(steps.per_epoch),
         total: steps.total,
     };
     let first = resume.map_or(0, |(checkpoint, _)| checkpoint.step as usize);

@@ -96,7 +96,7 @@ pub struct Images {
 /// Images to train on and images held out for evaluation.
 #[derive(Debug, Clone)]
 pub struct Split {
-    /// What to call the data.
+    /// What the data are, wherever they lie.
     pub name: String,
     /// The images to train on.
     pub train: Images,
@@ -155,6 +155,16 @@ impl Images {
     }
 }
 
+impl Split {
+    /// CRC-32 of all records: those to train on, then those held out.
+    pub fn checksum(&self) -> u32 {
+        let mut checksum = crc32fast::Hasher::new();
+        checksum.update(&self.train.records);
+        checksum.update(&self.test.records);
+        checksum.finalize()
+    }
+}
+
 /// Reads the CIFAR-10 binary version as published, from `dir` or its folder `cifar-10-batches-bin`.
 ///
 /// # Errors
@@ -165,7 +175,7 @@ pub fn read_cifar10(dir: &Path) -> Result<Split, DataError> {
         .find(|dir| dir.join(TRAIN_FILES[0]).is_file())
         .ok_or_else(|| DataError::NotFound(dir.to_owned()))?;
     Ok(Split {
-        name: format!("CIFAR-10 in {}", dir.display()),
+        name: "CIFAR-10".to_owned(),
         train: read_files(&dir, &TRAIN_FILES)?,
         test: read_files(&dir, &[TEST_FILE])?,
         mirror: true,
@@ -270,10 +280,35 @@ mod tests {
         let inner = dir.path().join(ARCHIVE_FOLDER);
         std::fs::create_dir(&inner).unwrap();
         published(&inner);
-        for dir in [dir.path(), &inner] {
-            let split = read_cifar10(dir).unwrap();
+        let splits = [dir.path(), &inner].map(|dir| read_cifar10(dir).unwrap());
+        for split in &splits {
             assert_eq!((split.train.len(), split.test.len()), (50_000, 10_000));
         }
+        let [one, other] = splits;
+        assert_eq!(one.name, other.name);
+    }
+
+    #[test]
+    fn the_checksum_is_of_both_parts() {
+        let images = |label| {
+            let mut record = vec![0; RECORD];
+            record[0] = label;
+            Images::from_records(record, "one").unwrap()
+        };
+        let checksum = |train, test| {
+            let (train, test) = (images(train), images(test));
+            let (name, mirror) = (String::new(), false);
+            Split {
+                name,
+                train,
+                test,
+                mirror,
+            }
+            .checksum()
+        };
+        assert_eq!(checksum(1, 2), checksum(1, 2));
+        assert_ne!(checksum(1, 2), checksum(3, 2));
+        assert_ne!(checksum(1, 2), checksum(1, 3));
     }
 
     #[test]

@@ -27,7 +27,8 @@ pub struct PlotError {
     reason: String,
 }
 
-/// Draws the loss of every step, its moving average, the held-out loss and the held-out accuracy.
+/// Draws the loss of every step, its moving average, the held-out loss and the held-out accuracy. Losses that
+/// are not positive numbers are left out.
 ///
 /// ```
 /// use examples::{metrics::Row, plot};
@@ -74,15 +75,13 @@ fn draw(rows: &[Row], title: &str, path: &Path) -> Drawn {
 }
 
 fn draw_loss(rows: &[Row], area: &Area) -> Drawn {
-    let training: Vec<_> = rows.iter().map(|row| (row.step as f64, row.loss)).collect();
-    let held_out = held_out(rows, |row| row.held_out_loss);
-    let values = || {
-        training
-            .iter()
-            .chain(&held_out)
-            .map(|point| point.1)
-            .filter(|v| v.is_finite() && *v > 0.0)
-    };
+    // What has no place on the axis is left out.
+    let on_axis = |point: &(f64, f64)| point.1.is_finite() && point.1 > 0.0;
+    let training = rows.iter().map(|row| (row.step as f64, row.loss));
+    let training: Vec<_> = training.filter(on_axis).collect();
+    let mut held_out = held_out(rows, |row| row.held_out_loss);
+    held_out.retain(on_axis);
+    let values = || training.iter().chain(&held_out).map(|point| point.1);
     // A factor of room on both sides; one decade when there is nothing to draw.
     let low = values().fold(f64::INFINITY, f64::min).min(1.0) / 1.2;
     let high = values().fold(0.0, f64::max).max(1.0) * 1.2;
@@ -218,22 +217,22 @@ mod tests {
             .collect()
     }
 
-    /// The size in a PNG's header, and how many bytes the file has.
-    fn png(rows: &[Row]) -> ([u32; 2], usize) {
+    /// The bytes of the file.
+    fn png(rows: &[Row]) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("curves.png");
         curves(rows, "a title", &path).unwrap();
         let bytes = std::fs::read(path).unwrap();
         assert_eq!(&bytes[..8], b"\x89PNG\r\n\x1a\n");
-        let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
-        ([number(16), number(20)], bytes.len())
+        bytes
     }
 
     #[test]
     fn curves_are_drawn_into_a_png() {
-        let (size, full) = png(&rows(100));
-        assert_eq!(size, [1000, 900]);
-        let (_, empty) = png(&[]);
+        let full = png(&rows(100));
+        let number = |at: usize| u32::from_be_bytes(full[at..at + 4].try_into().unwrap());
+        assert_eq!([number(16), number(20)], [1000, 900]);
+        let (full, empty) = (full.len(), png(&[]).len());
         assert!(
             full > empty + 5_000,
             "curves take ink: {full} bytes with, {empty} without"
@@ -241,12 +240,23 @@ mod tests {
     }
 
     #[test]
-    fn one_step_and_losses_that_are_no_numbers_are_drawn_too() {
-        let mut few = rows(1);
-        few[0].loss = f64::NAN;
-        png(&few);
-        few[0].loss = 0.0;
-        png(&few);
+    fn one_step_is_drawn_too() {
+        png(&rows(1));
+    }
+
+    #[test]
+    fn losses_that_have_no_place_on_the_axis_are_left_out() {
+        for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -1.0] {
+            let (mut all, mut fewer) = (rows(100), rows(100));
+            all[49].held_out_loss = Some(loss);
+            fewer[49].held_out_loss = None;
+            // The held-out images are not looked at in these steps.
+            for row in &mut all[40..43] {
+                row.loss = loss;
+            }
+            fewer.drain(40..43);
+            assert!(png(&all) == png(&fewer), "{loss}");
+        }
     }
 
     #[test]

@@ -132,9 +132,10 @@ fn describe(status: &StepStatus) -> String {
     format!("loss {loss:.4}  lr {lr:.4}  {images_per_second:.0} images/s")
 }
 
-/// The time `left` steps take when `done` steps took `elapsed`.
+/// The time `left` steps take when `done` steps took `elapsed`, or the longest there is.
 fn time_left(elapsed: Duration, done: usize, left: usize) -> Duration {
-    elapsed.mul_f64(left as f64 / done.max(1) as f64)
+    let seconds = elapsed.as_secs_f64() * left as f64 / done.max(1) as f64;
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
 #[cfg(test)]
@@ -161,6 +162,10 @@ mod tests {
         assert_eq!(
             time_left(Duration::from_secs(1), 0, 3),
             Duration::from_secs(3)
+        );
+        assert_eq!(
+            time_left(Duration::from_secs(10), 1, usize::MAX),
+            Duration::MAX
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers and tables as people read them.
+//! Numbers and tables as people read them, and write them.
 
 use std::fmt::Write;
 
@@ -51,6 +51,18 @@ pub fn count(number: usize, thing: &str) -> String {
     format!("{} {thing}{plural}", thousands(number as u64))
 }
 
+/// Reads a rate off a command line: of learning, or of weight decay.
+///
+/// # Errors
+/// When it is not a finite number of 0 or more.
+pub fn rate(text: &str) -> Result<f64, String> {
+    let rate = text
+        .parse()
+        .ok()
+        .filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
+    rate.ok_or_else(|| "expected a number of 0 or more".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +86,14 @@ mod tests {
     fn one_has_no_plural() {
         assert_eq!(count(1, "rank"), "1 rank");
         assert_eq!(count(2, "rank"), "2 ranks");
+    }
+
+    #[test]
+    fn rates_are_finite_and_not_negative() {
+        assert_eq!(["0", "0.1", "1e-3"].map(rate), [0.0, 0.1, 1e-3].map(Ok));
+        for text in ["nan", "inf", "1e999", "-1", "fast", ""] {
+            assert!(rate(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -58,8 +58,16 @@ fn every_precision_begins_with_the_same_weights_and_batches() {
 
 #[test]
 fn options_that_make_no_sense_are_named() {
-    for (option, value) in [("--width", "6"), ("--batch-size", "9999"), ("--seeds", "0")] {
-        let output = run(&[option, value]);
+    for (option, value) in [
+        ("--width", "6"),
+        ("--batch-size", "9999"),
+        ("--seeds", "0"),
+        ("--lr", "nan"),
+        ("--lr", "inf"),
+        ("--lr", "-1"),
+    ] {
+        // Where such a value is taken, the run is short.
+        let output = run(&[&format!("{option}={value}"), "--max-steps=1"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{stderr}");
         assert!(

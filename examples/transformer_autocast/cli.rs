@@ -3,6 +3,7 @@
 use std::fmt;
 
 use clap::{Parser, ValueEnum, value_parser};
+use examples::text::rate;
 
 /// Trains a small vision transformer in f32, bf16, fp16 and fp8 and compares what they learn.
 ///
@@ -24,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "64", value_parser = value_parser!(u16).range(1..=1442))]
     pub(crate) batch_size: u16,
     /// Peak learning rate of Adam
-    #[arg(long, value_name = "RATE", default_value = "0.004")]
+    #[arg(long, value_name = "RATE", default_value = "0.004", value_parser = rate)]
     pub(crate) lr: f64,
     /// Layers of the transformer
     #[arg(long, value_name = "N", default_value = "2", value_parser = positive())]

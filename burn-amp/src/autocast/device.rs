@@ -8,6 +8,7 @@ use super::{
     report::Counters,
 };
 use burn::tensor::{DType, Device};
+use burn_backend::DeviceSettings;
 use burn_layer::{LayerError, Layers, Lease};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
@@ -46,6 +47,8 @@ struct Made {
     fp8: Option<Fp8Settings>,
     recompute: bool,
     plain: Device,
+    /// Those of the plain device then.
+    settings: DeviceSettings,
     autocast: Device,
 }
 
@@ -99,7 +102,7 @@ impl Autocast {
 
     /// The device, for the life of the process. Any Flex or CubeCL device will do; an autodiff
     /// device gives an autodiff device. As with Burn's own devices, the same policy over the same
-    /// device is the same device (unless a [guard](Self::nan_guard) looks on).
+    /// device is the same device, unless a [guard](Self::nan_guard) looks on, or an op has panicked on it.
     ///
     /// # Errors
     ///
@@ -111,14 +114,18 @@ impl Autocast {
         }
         let (policy, fp8, recompute) = (self.policy.clone(), self.fp8.clone(), self.recompute);
         let plain = device.clone().inner();
+        let settings = plain.settings();
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = |made: &&Made| {
+        let same = |made: &Made| {
             made.policy == policy
                 && made.fp8 == fp8
                 && made.recompute == recompute
                 && made.plain == plain
+                && made.settings == settings
         };
-        let autocast = match devices.iter().find(same) {
+        // Not one whose session has ended: an op panicked, and the program went on.
+        devices.retain(|made| !same(made) || made.autocast.sync().is_ok());
+        let autocast = match devices.iter().find(|made| same(made)) {
             Some(made) => made.autocast.clone(),
             None => {
                 let autocast = self.with_report(plain.clone())?.device;
@@ -127,6 +134,7 @@ impl Autocast {
                     fp8,
                     recompute,
                     plain,
+                    settings,
                     autocast: autocast.clone(),
                 });
                 autocast

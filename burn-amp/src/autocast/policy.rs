@@ -151,8 +151,10 @@ impl Policy {
             // In training, Burn sends a softmax as its parts. The first is a difference, which bf16 cannot hold to more
             // than three digits.
             Op::float_sub if inputs.shifted => Op::softmax,
-            // Burn sends a linear layer as a product and a sum.
-            Op::float_add if inputs.biased => Op::float_matmul,
+            // Burn sends a linear layer as a product and a sum. (A product of a region in f32 stays as it is.)
+            Op::float_add if inputs.biased && inputs.first == DType::from(self.low) => {
+                Op::float_matmul
+            }
             op => op,
         };
         let Some(rule) = self.rule(op) else {

@@ -8,6 +8,9 @@
 //! |---|---|---|---|
 //! | `float_mean`, `float_mean_dim` | not listed | full, as sums | PyTorch's kernel accumulates in f32 inside; Burn's computes in the dtype it is given |
 //! | `log_sigmoid` | not listed | full | the same: `log` and `exp` inside, in the dtype it is given |
+//! | `sigmoid` | not listed; the loss that takes its logarithms (`binary_cross_entropy`) is an error | full | 16 bits round a probability to 1, whose complement has no logarithm, and the gradient is NaN |
+//! | average pools | not listed | full, stored as input | PyTorch's kernels sum in f32 inside |
+//! | sums, differences, products, quotients with a scalar | not listed | full, stored as input | PyTorch's kernels take the scalar in f32 |
 //! | `softmin` | no such op | full | softmax of the negation |
 //! | `ctc_loss` | not listed, and refuses half precision | full | as a loss |
 //! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel of one dtype |
@@ -137,6 +140,35 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
     // layer_norm, native_layer_norm; batch norm
     (Rule::Full, &[Op::layer_norm, Op::batch_norm_train]),
     (Rule::FullKeep, &[Op::batch_norm]),
+    // In no list of PyTorch, whose kernels take a scalar in f32 and round once.
+    (
+        Rule::FullKeep,
+        &[
+            Op::float_add_scalar,
+            Op::float_sub_scalar,
+            Op::float_mul_scalar,
+            Op::float_div_scalar,
+            Op::float_remainder_scalar,
+        ],
+    ),
+    // In no list of PyTorch, whose kernels sum in f32.
+    (
+        Rule::FullKeep,
+        &[
+            Op::avg_pool1d,
+            Op::avg_pool1d_backward,
+            Op::avg_pool2d,
+            Op::avg_pool2d_backward,
+            Op::adaptive_avg_pool1d,
+            Op::adaptive_avg_pool1d_backward,
+            Op::adaptive_avg_pool2d,
+            Op::adaptive_avg_pool2d_backward,
+            Op::adaptive_avg_pool3d,
+            Op::adaptive_avg_pool3d_backward,
+        ],
+    ),
+    // A probability that 16 bits round to 1 has no logarithm of its complement, and no gradient of that.
+    (Rule::Full, &[Op::sigmoid, Op::sigmoid_backward]),
     // upsample_*; torchvision's deform_conv2d
     (
         Rule::Full,
@@ -160,15 +192,10 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
         &[
             // arithmetic
             Op::float_add,
-            Op::float_add_scalar,
             Op::float_sub,
-            Op::float_sub_scalar,
             Op::float_mul,
-            Op::float_mul_scalar,
             Op::float_div,
-            Op::float_div_scalar,
             Op::float_remainder,
-            Op::float_remainder_scalar,
             Op::float_neg,
             Op::float_clamp,
             Op::float_clamp_min,
@@ -195,8 +222,6 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::leaky_relu,
             Op::gelu,
             Op::gelu_backward,
-            Op::sigmoid,
-            Op::sigmoid_backward,
             Op::hard_sigmoid,
             // shape and place
             Op::float_into_data,
@@ -262,16 +287,6 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_cummin,
             Op::float_cummax,
             // pooling
-            Op::avg_pool1d,
-            Op::avg_pool1d_backward,
-            Op::avg_pool2d,
-            Op::avg_pool2d_backward,
-            Op::adaptive_avg_pool1d,
-            Op::adaptive_avg_pool1d_backward,
-            Op::adaptive_avg_pool2d,
-            Op::adaptive_avg_pool2d_backward,
-            Op::adaptive_avg_pool3d,
-            Op::adaptive_avg_pool3d_backward,
             Op::max_pool1d,
             Op::max_pool1d_with_indices,
             Op::max_pool1d_with_indices_backward,

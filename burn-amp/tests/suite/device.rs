@@ -1,6 +1,6 @@
 //! Which device an autocast device is, and how long.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_amp::{Autocast, Fp8Filter, LayerError, NanGuard, Op, Policy, recipe::CurrentScaling};
 
 use super::{devices::devices, logged::logged};
@@ -19,6 +19,29 @@ fn the_same_policy_over_the_same_device_is_the_same_device() {
     assert!(autodiff.is_autodiff());
     let own = Autocast::bf16().with_report(Device::flex()).unwrap();
     assert_ne!(own.device, device(Autocast::bf16()));
+}
+
+/// As on a plain device, the program may catch a panic and go on.
+#[test]
+fn a_device_whose_session_has_ended_is_made_anew() {
+    let policy = Policy::builder(FloatDType::BF16).name("ends").build();
+    let device = || {
+        Autocast::new(policy.clone())
+            .device(Device::flex())
+            .unwrap()
+    };
+    let ended = device();
+    let out_of_range = || {
+        let row = Tensor::<1, Int>::from_ints([7], &ended);
+        let rows = Tensor::<2>::ones([2, 2], &ended).select(0, row);
+        rows.try_into_data().is_ok()
+    };
+    let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(out_of_range));
+    assert!(!read.unwrap_or(false), "there is no seventh row");
+    let x = Tensor::<2>::ones([2, 2], &device());
+    assert_eq!(x.clone().matmul(x).sum().into_scalar::<f32>(), 8.0);
+    assert_ne!(device(), ended);
+    assert_eq!(device(), device());
 }
 
 #[test]

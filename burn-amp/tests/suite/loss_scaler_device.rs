@@ -62,6 +62,8 @@ fn every_option_is_that_of_the_host() {
         // And so does one below the minimum.
         bounded().with_init_scale(1.0),
         config().with_init_scale(2f64.powi(127)),
+        // More steps than there are: never.
+        config().with_growth_interval(u32::MAX),
         config().with_dynamic(false),
         config().with_enabled(false),
     ] {

@@ -144,17 +144,12 @@ const SAME: &[(&str, &[Op])] = &[
 /// which PyTorch takes in f32, are taken low here; a target that comes from outside is f32.
 const MADE_OF: &[(&str, &[Op])] = &[
     ("einsum", &[Op::float_matmul]),
-    (
-        "_thnn_fused_lstm_cell",
-        &[Op::linear, Op::sigmoid, Op::float_tanh],
-    ),
-    (
-        "_thnn_fused_gru_cell",
-        &[Op::linear, Op::sigmoid, Op::float_tanh],
-    ),
-    ("_cudnn_rnn", &[Op::linear, Op::sigmoid, Op::float_tanh]),
-    ("lstm_cell", &[Op::linear, Op::sigmoid, Op::float_tanh]),
-    ("gru_cell", &[Op::linear, Op::sigmoid, Op::float_tanh]),
+    // Gates are sigmoids, which have a rule of their own.
+    ("_thnn_fused_lstm_cell", &[Op::linear, Op::float_tanh]),
+    ("_thnn_fused_gru_cell", &[Op::linear, Op::float_tanh]),
+    ("_cudnn_rnn", &[Op::linear, Op::float_tanh]),
+    ("lstm_cell", &[Op::linear, Op::float_tanh]),
+    ("gru_cell", &[Op::linear, Op::float_tanh]),
     ("rnn_tanh_cell", &[Op::linear, Op::float_tanh]),
     ("rnn_relu_cell", &[Op::linear, Op::relu]),
     ("softplus", &[Op::float_exp, Op::float_log1p]),
@@ -220,7 +215,7 @@ const MADE_OF: &[(&str, &[Op])] = &[
         "binary_cross_entropy_with_logits",
         &[Op::log_sigmoid, Op::float_mean],
     ),
-    // Banned by PyTorch, whose kernel computes low. Burn's takes its logarithms in f32.
+    // Banned by PyTorch, whose probabilities are stored low. Those of a sigmoid are not here.
     (
         "binary_cross_entropy",
         &[Op::float_log, Op::float_log1p, Op::float_mean],
@@ -291,6 +286,11 @@ const OWN: &[(Op, Precision, &str)] = &[
         "PyTorch's kernel computes in f32 inside",
     ),
     (
+        Op::sigmoid,
+        Precision::Full,
+        "PyTorch bans the loss that takes its logarithms",
+    ),
+    (
         Op::softmin,
         Precision::Full,
         "in PyTorch, softmax of the negation",
@@ -309,6 +309,56 @@ const OWN: &[(Op, Precision, &str)] = &[
         Op::batch_norm_train,
         Precision::Full,
         "PyTorch's kernel computes in f32 inside",
+    ),
+    (
+        Op::float_add_scalar,
+        Precision::Full,
+        "PyTorch's kernel takes the scalar in f32",
+    ),
+    (
+        Op::float_sub_scalar,
+        Precision::Full,
+        "PyTorch's kernel takes the scalar in f32",
+    ),
+    (
+        Op::float_mul_scalar,
+        Precision::Full,
+        "PyTorch's kernel takes the scalar in f32",
+    ),
+    (
+        Op::float_div_scalar,
+        Precision::Full,
+        "PyTorch's kernel takes the scalar in f32",
+    ),
+    (
+        Op::float_remainder_scalar,
+        Precision::Full,
+        "PyTorch's kernel takes the scalar in f32",
+    ),
+    (
+        Op::avg_pool1d,
+        Precision::Full,
+        "PyTorch's kernel sums in f32 inside",
+    ),
+    (
+        Op::avg_pool2d,
+        Precision::Full,
+        "PyTorch's kernel sums in f32 inside",
+    ),
+    (
+        Op::adaptive_avg_pool1d,
+        Precision::Full,
+        "PyTorch's kernel sums in f32 inside",
+    ),
+    (
+        Op::adaptive_avg_pool2d,
+        Precision::Full,
+        "PyTorch's kernel sums in f32 inside",
+    ),
+    (
+        Op::adaptive_avg_pool3d,
+        Precision::Full,
+        "PyTorch's kernel sums in f32 inside",
     ),
     (Op::deform_conv2d, Precision::Full, "torchvision's"),
     (

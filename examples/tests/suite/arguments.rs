@@ -131,6 +131,26 @@ fn numbers_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn numbers_whose_product_is_too_large_do_not_wrap() {
+    let out = tempfile::tempdir().unwrap();
+    let quarter = (1_u64 << 62).to_string();
+    for [option, count] in [["--ranks", "4"], ["--accumulate", "8"]] {
+        let line = refused(small(
+            out.path(),
+            &["--batch-size", &quarter, option, count],
+        ));
+        assert_names(&line, &["--batch-size", "1442"]);
+    }
+    let most = u64::MAX.to_string();
+    for option in ["--epochs", "--warmup-epochs"] {
+        succeed(small(
+            out.path(),
+            &["--ranks", "1", "--max-steps", "1", option, &most],
+        ));
+    }
+}
+
+#[test]
 fn a_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

@@ -1,5 +1,6 @@
 //! A run that is killed and resumed ends as the one that is not, bit for bit.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 use std::thread::sleep;
@@ -107,6 +108,35 @@ fn a_run_ended_by_max_steps_goes_on() {
         parameters(&succeed(run(out.path(), 1, &["--resume"]))),
         expected
     );
+}
+
+#[test]
+fn a_rate_of_many_digits_is_read_back_as_it_was() {
+    let out = tempfile::tempdir().unwrap();
+    let rates = ["--lr", "0.012345678901234567", "--max-steps", "1"];
+    succeed(run(out.path(), 1, &rates));
+    let resumed = [&rates[..], &["--resume"]].concat();
+    succeed(run(out.path(), 1, &resumed));
+}
+
+#[test]
+fn a_run_goes_on_when_its_data_have_moved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (before, after) = (folder.path().join("before"), folder.path().join("after"));
+    std::fs::create_dir(&before).unwrap();
+    let batches = (1..=5).map(|number| format!("data_batch_{number}.bin"));
+    for name in batches.chain(["test_batch.bin".to_owned()]) {
+        let file = File::create(before.join(name)).unwrap();
+        file.set_len(30_730_000).unwrap();
+    }
+    let out = tempfile::tempdir().unwrap();
+    let with = |data: &Path, more: &[&str]| {
+        let data = ["--data", data.to_str().unwrap(), "--max-steps", "1"];
+        run(out.path(), 1, &[&data, more].concat())
+    };
+    succeed(with(&before, &[]));
+    std::fs::rename(&before, &after).unwrap();
+    succeed(with(&after, &["--resume"]));
 }
 
 #[test]

@@ -172,7 +172,9 @@ impl DeviceLossScaler {
         let config = &self.config;
         let (min, max) = config.bounds();
         let tracker = self.growth_tracker.clone().add_scalar(1);
-        let full = tracker.clone().greater_equal_scalar(config.growth_interval);
+        // The device counts in 32 bits with a sign: that many steps are never.
+        let interval = config.growth_interval.min(i32::MAX as u32);
+        let full = tracker.clone().greater_equal_scalar(interval);
         let grows = full.clone().bool_and(clean.clone());
         let borne = self.hysteresis_left.clone().lower_equal_scalar(1);
         let falls = overflow.clone().bool_and(borne.clone());
