@@ -19,4 +19,5 @@ mod suite {
     mod scope;
     mod service;
     mod settings;
+    mod streams;
 }

@@ -3,7 +3,7 @@
 //! returns.
 
 use super::{again::again, batch::batch, call::Call, identity::identity, table::op_table};
-use crate::Layered;
+use crate::{Layered, on_stream::on_this_stream};
 use burn_backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
     TensorData, TensorPrimitive,
@@ -228,19 +228,19 @@ macro_rules! wrap {
         ($call.tensor(values), $call.tensor(indices))
     }};
     ($call:ident, FutureData, $out:expr) => {
-        $out
+        on_this_stream($out)
     };
     ($call:ident, FutureFloat, $out:expr) => {{
         let future = $out;
-        async move { $call.float(future.await) }
+        on_this_stream(async move { $call.float(future.await) })
     }};
     ($call:ident, FutureInt, $out:expr) => {{
         let future = $out;
-        async move { $call.tensor(future.await) }
+        on_this_stream(async move { $call.tensor(future.await) })
     }};
     ($call:ident, FutureBool, $out:expr) => {{
         let future = $out;
-        async move { $call.tensor(future.await) }
+        on_this_stream(async move { $call.tensor(future.await) })
     }};
     ($call:ident, BatchNormTrain, $out:expr) => {{
         let out = $out;

@@ -1,6 +1,6 @@
 //! Reading several tensors at once.
 
-use crate::Layered;
+use crate::{Layered, on_stream::on_this_stream};
 use burn_backend::{
     ExecutionError,
     ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData},
@@ -16,11 +16,11 @@ impl<B: BackendIr> TransactionOps<Self> for Layered<B> {
             tensors.into_iter().map(|t| t.into_storage()).collect()
         }
         let floats = transaction.read_floats.into_iter();
-        B::tr_execute(TransactionPrimitive::new(
+        on_this_stream(B::tr_execute(TransactionPrimitive::new(
             floats.map(|tensor| tensor.into_nominal()).collect(),
             storage(transaction.read_qfloats),
             storage(transaction.read_ints),
             storage(transaction.read_bools),
-        ))
+        )))
     }
 }
