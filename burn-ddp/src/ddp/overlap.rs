@@ -133,41 +133,50 @@ impl Layer for OverlapLayer {
         op: ReduceOperation,
         _devices: &[DeviceId],
     ) -> Option<Reduced> {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let reducer = self.reducer.upgrade();
-        let gradient = match take(reducer.as_deref(), tensor) {
-            Ok(gradient) => gradient,
-            Err(error) => {
-                // The other ranks must not wait for it; `Ddp` reports it.
-                reducer.inspect(|it| drop(it.group().abort(error.to_string())));
-                return Some(unreadable(shape, dtype));
-            }
-        };
-        // `Ddp` asks for means over several ranks; anything else is not ours.
-        let ours = |it: &Arc<Reducer>| it.group().world_size() > 1 && op == ReduceOperation::Mean;
-        let Some(reducer) = reducer.filter(ours) else {
-            return Some(gradient.unchanged(shape, dtype));
-        };
-        let (zeros, on_device) = (gradient.zeros(), gradient.is_on_device());
-        let place = reducer.add(gradient);
-        // The gradient may outlive the reducer, which has waited for the average by then.
-        let reducer = self.reducer.clone();
-        let average = move || {
-            if let Some(reducer) = reducer.upgrade() {
-                reducer.hurry(&place);
-            }
-            // A fault is for `finish` to report, before anyone uses what is returned here.
-            place.average().unwrap_or_else(|_| zeros())
-        };
-        Some(Gradient::deferred(on_device, shape, dtype, average))
+        let average = || average(reducer.as_ref(), tensor, op);
+        Some(match &reducer {
+            Some(reducer) => reducer.on_stream(average),
+            None => average(),
+        })
     }
 
     fn sync_collective(&self) -> bool {
         if let Some(reducer) = self.reducer.upgrade() {
-            reducer.end();
+            reducer.on_stream(|| reducer.end());
         }
         true
     }
+}
+
+/// What becomes of a gradient that backward submits.
+fn average(reducer: Option<&Arc<Reducer>>, tensor: FloatView<'_>, op: ReduceOperation) -> Reduced {
+    let (shape, dtype) = (tensor.shape(), tensor.dtype());
+    let gradient = match take(reducer.map(Arc::as_ref), tensor) {
+        Ok(gradient) => gradient,
+        Err(error) => {
+            // The other ranks must not wait for it; `Ddp` reports it.
+            reducer.inspect(|it| drop(it.group().abort(error.to_string())));
+            return unreadable(shape, dtype);
+        }
+    };
+    // `Ddp` asks for means over several ranks; anything else is not ours.
+    let ours = |it: &&Arc<Reducer>| it.group().world_size() > 1 && op == ReduceOperation::Mean;
+    let Some(reducer) = reducer.filter(ours) else {
+        return gradient.unchanged(shape, dtype);
+    };
+    let (zeros, on_device) = (gradient.zeros(), gradient.is_on_device());
+    let place = reducer.add(gradient);
+    // The gradient may outlive the reducer, which has waited for the average by then.
+    let reducer = Arc::downgrade(reducer);
+    let average = move || {
+        if let Some(reducer) = reducer.upgrade() {
+            reducer.hurry(&place);
+        }
+        // A fault is for `finish` to report, before anyone uses what is returned here.
+        place.average().unwrap_or_else(|_| zeros())
+    };
+    Gradient::deferred(on_device, shape, dtype, average)
 }
 
 /// A gradient on its way to a bucket: it stays on its device where the group uses NCCL and the hook is one that

@@ -11,6 +11,7 @@ use std::{
 };
 
 use burn::tensor::DType;
+use burn_std::id::StreamId;
 
 use super::{
     BucketTimes, DdpConfig, DdpStats, GradientBucket, Timeline, averager::Averager,
@@ -22,6 +23,8 @@ use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
 pub(super) struct Reducer {
     averager: Averager,
     config: DdpConfig,
+    /// That of the thread that trains, which last asked for averages.
+    stream: Mutex<StreamId>,
     state: Mutex<State>,
 }
 
@@ -119,8 +122,18 @@ impl Reducer {
         Self {
             averager: Averager::new(group, config.hook.clone()),
             config,
+            stream: Mutex::new(StreamId::current()),
             state: Mutex::default(),
         }
+    }
+
+    /// Runs on the stream of the thread that trains, whichever thread takes gradients in.
+    ///
+    /// CubeCL orders the work on a tensor behind the stream that made it. Averages that were another's, and that the
+    /// optimizer then turns into parameters in place, would be read before it has done so (CubeCL 0.11.3).
+    pub(super) fn on_stream<R>(&self, body: impl FnOnce() -> R) -> R {
+        let stream = *self.stream.lock().expect("no panic under lock");
+        stream.executes(body)
     }
 
     pub(super) fn group(&self) -> &ProcessGroup {
@@ -250,6 +263,7 @@ impl Reducer {
 
     /// Waits for the averages of all buckets. Returns what was taken in since the last time.
     pub(super) fn finish(&self) -> Result<Taken, DdpError> {
+        *self.stream.lock().expect("no panic under lock") = StreamId::current();
         let start = Instant::now();
         let (taken, sent) = {
             let mut state = self.state();

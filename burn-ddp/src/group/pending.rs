@@ -8,6 +8,8 @@ use std::{
     thread,
 };
 
+use burn_std::id::StreamId;
+
 use super::ProcessGroup;
 use crate::DdpError;
 
@@ -54,6 +56,9 @@ impl Worker {
 impl ProcessGroup {
     /// Makes an asynchronous call on a worker. If it cannot be made, or panics, the job ends: the other ranks
     /// must not wait.
+    ///
+    /// The worker is on the stream of the calling thread meanwhile, whose own its results are then: CubeCL orders the work on
+    /// a tensor behind the stream that made it, and forgets others that have changed it since (0.11.3).
     pub(crate) fn submit_to<R: Send + 'static>(
         &self,
         worker: &Worker,
@@ -68,8 +73,9 @@ impl ProcessGroup {
         start: impl FnOnce() -> io::Result<mpsc::Sender<Job>>,
         call: impl FnOnce() -> Result<R, DdpError> + Send + 'static,
     ) -> Pending<R> {
-        let group = self.clone();
-        let pending = worker.submit_on(start, move || group.guarded(call));
+        let (group, stream) = (self.clone(), StreamId::current());
+        let call = move || stream.executes(|| group.guarded(call));
+        let pending = worker.submit_on(start, call);
         pending.unwrap_or_else(|error| Pending::failed(self.give_up(error)))
     }
 
@@ -155,6 +161,21 @@ mod tests {
         let pending = worker.submit(|| -> Result<(), DdpError> { panic!("on purpose") });
         assert!(pending.wait().unwrap_err().to_string().contains("panicked"));
         assert_eq!(worker.submit(|| Ok(7)).wait().unwrap(), 7);
+    }
+
+    #[test]
+    fn results_are_of_the_stream_of_the_thread_that_asked() {
+        let group = LocalGroup::new(1).remove(0);
+        let worker = Worker::default();
+        let ask = || {
+            let call = || Ok((StreamId::current(), thread::current().id()));
+            let (stream, thread) = group.submit_to(&worker, call).wait().unwrap();
+            assert_ne!(thread, thread::current().id());
+            assert_eq!(stream, StreamId::current());
+            stream
+        };
+        let other = thread::scope(|scope| scope.spawn(ask).join().unwrap());
+        assert_ne!(ask(), other);
     }
 
     #[test]

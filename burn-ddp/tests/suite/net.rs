@@ -1,5 +1,7 @@
 //! A small network, trained on a rank's share of each batch.
 
+use std::thread;
+
 use burn::{
     module::{Module, Param},
     nn::{
@@ -173,8 +175,10 @@ fn train_on(mut model: Net, ddp: &mut Ddp, device: &Device, batch: usize) -> Run
         assert_eq!(stats.steps, 20);
         assert!(stats.bytes_reduced > 0 && stats.buckets > 0);
     }
+    // On a thread of its own, as a program does that saves a model in the background.
+    let parameters = thread::scope(|scope| scope.spawn(|| contents(&model)).join().unwrap());
     Run {
-        parameters: contents(&model),
+        parameters,
         losses,
         gradients: averages,
     }
