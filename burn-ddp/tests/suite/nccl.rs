@@ -1,11 +1,12 @@
 //! NCCL on NVIDIA GPUs: two ranks, each with a GPU of its own or, with NCCL 2.30 or newer, sharing one.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 use burn_ddp::NcclError;
 use burn_ddp::{Backend, DdpError, LocalGroup, ProcessGroup, ReduceOp};
+use nix::sys::signal::Signal;
 
 use crate::ranks::{meeting_place, start};
 
@@ -38,6 +39,38 @@ fn threads_with_gpus() {
     assert!(success && output.contains("RESULT ok"), "{output}");
     if output.contains("skipped") {
         eprintln!("{output}");
+    }
+}
+
+/// NCCL's kernels would spin for ever; the control plane knows who is lost.
+#[test]
+fn a_rank_that_is_lost_in_a_call_of_nccls_is_named() {
+    if !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+        return;
+    }
+    let losses = [
+        (Signal::SIGKILL, 60.0, "rank 1 died"),
+        (Signal::SIGSTOP, 5.0, "waiting for ranks [1]"),
+    ];
+    for (signal, timeout, named) in losses {
+        let (_folder, url) = meeting_place();
+        let mut ranks = start("nccl for ever", 2, &url, timeout);
+        let printed = ranks[1].wait_for_steps(3);
+        if printed.contains("skipped") {
+            eprintln!("{printed}");
+            return;
+        }
+        let lost = ranks.pop().unwrap();
+        lost.signal(signal);
+        let start = Instant::now();
+        let (success, output) = ranks.pop().unwrap().finish(Duration::from_secs(60));
+        assert!(!success && output.contains(named), "{output}");
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            start.elapsed()
+        );
     }
 }
 
@@ -150,6 +183,30 @@ pub(crate) fn threads(_process: burn_ddp::ProcessGroup) -> Result<String, burn_d
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     Ok(results?.join(", "))
+}
+
+/// Means of tensors for ever, with a word after each.
+#[cfg(feature = "cuda")]
+pub(crate) fn for_ever(group: burn_ddp::ProcessGroup) -> Result<String, burn_ddp::DdpError> {
+    use burn::tensor::{DeviceType, Tensor};
+    use burn_ddp::TensorOp;
+
+    let gpus = Device::enumerate(DeviceType::Cuda).len();
+    let device = Device::cuda(group.rank() % gpus);
+    match group.tensor_backend(&device) {
+        Ok(backend) => assert_eq!(backend, Backend::Nccl),
+        Err(DdpError::Nccl { reason, .. }) => {
+            println!("skipped: {reason}");
+            return Ok(String::new());
+        }
+        Err(error) => return Err(error),
+    }
+    let mut tensor = Tensor::<1>::from_data([1.5f32; 1000], &device);
+    loop {
+        tensor = group.collective(TensorOp::AllReduce(ReduceOp::Mean), tensor)?;
+        assert_eq!(tensor.to_data().try_to_vec::<f32>().unwrap(), [1.5; 1000]);
+        println!("STEP");
+    }
 }
 
 /// What each of the two does: every call against results worked out by hand, and training against one

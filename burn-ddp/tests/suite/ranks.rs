@@ -418,6 +418,8 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         #[cfg(feature = "cuda")]
         "nccl" => crate::nccl::two_ranks,
         #[cfg(feature = "cuda")]
+        "nccl for ever" => crate::nccl::for_ever,
+        #[cfg(feature = "cuda")]
         "nccl threads" => crate::nccl::threads,
         "panic" => |group| {
             if group.rank() == 1 {
