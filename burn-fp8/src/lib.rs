@@ -14,6 +14,11 @@ mod granular;
 pub mod kernels;
 mod linear;
 mod operand;
+// Without a backend nobody takes the arguments.
+#[cfg_attr(
+    not(any(feature = "flex", feature = "cubecl", feature = "remote")),
+    allow(unused_variables)
+)]
 mod ops;
 mod portable;
 pub mod recipe;

@@ -183,6 +183,8 @@ pub(super) mod tests {
         }
 
         fn silent(&self, _: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
+            // A rank that is alone waits for nobody.
+            waited_for.first()?;
             assert!(waited_for.contains(&self.0) && deadline.silence < deadline.after);
             Some(DdpError::RankDied { rank: self.0 })
         }

@@ -159,6 +159,8 @@ fn ranks_meet_over_ipv6() {
 /// The ports on which a process listens.
 #[cfg(target_os = "linux")]
 fn ports(pid: u32) -> Vec<u16> {
+    /// 127.0.0.1 in the kernel's tables, in an address of version 6 too.
+    const LOOPBACK: &str = "0100007F";
     let sockets: HashSet<String> = fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
         .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
@@ -177,8 +179,11 @@ fn ports(pid: u32) -> Vec<u16> {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let listens = fields[3] == "0A";
             if listens && sockets.contains(fields[9]) {
-                let (_, port) = fields[1].rsplit_once(':').unwrap();
-                ports.push(u16::from_str_radix(port, 16).unwrap());
+                // One of another address is none of ours: NCCL's pass from a process to those that it starts.
+                let (address, port) = fields[1].rsplit_once(':').unwrap();
+                if address.ends_with(LOOPBACK) || address.chars().all(|digit| digit == '0') {
+                    ports.push(u16::from_str_radix(port, 16).unwrap());
+                }
             }
         }
     }
