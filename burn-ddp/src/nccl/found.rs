@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     ffi::{Library, UniqueId},
-    search::{VARIABLE, candidates},
+    search::{Candidate, VARIABLE, candidates},
 };
 use crate::{NcclError, NcclVersion};
 
@@ -41,25 +41,35 @@ fn folders(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// The first of the files that can be loaded.
-fn load(candidates: Vec<PathBuf>) -> Result<Found, NcclError> {
+/// The first of the candidates that can be loaded.
+fn load(candidates: Vec<Candidate>) -> Result<Found, NcclError> {
     let mut searched = Vec::new();
     let mut broken = None;
-    for path in candidates {
-        let file = path.display().to_string();
-        match Library::open(&path) {
-            Ok(library) => return check(library, file),
+    for candidate in candidates {
+        let file = candidate.to_string();
+        match open(&candidate) {
+            Some(Ok(library)) => return check(library, file),
             // A library that is there says more than one that is not.
-            Err(problem) if !is_absent(&file, &problem) => {
+            Some(Err(problem)) if !is_absent(&file, &problem) => {
                 broken.get_or_insert(NcclError::NotUsable {
                     library: file,
                     problem,
                 });
             }
-            Err(_) => searched.push(file),
+            _ => searched.push(file),
         }
     }
     Err(broken.unwrap_or(NcclError::NotFound { searched }))
+}
+
+fn open(candidate: &Candidate) -> Option<Result<Library, String>> {
+    match candidate {
+        #[cfg(feature = "nccl")]
+        Candidate::Cudarc => Library::by_cudarc(),
+        #[cfg(not(feature = "nccl"))]
+        Candidate::Cudarc => None,
+        Candidate::File(path) => Some(Library::open(path)),
+    }
 }
 
 /// Whether the loader's words mean that this very file is not there, and not one that it needs.
@@ -143,6 +153,16 @@ mod tests {
         assert_ne!(one, [0; 128]);
     }
 
+    /// Where cudarc finds nothing, as on a machine without NVIDIA's packages for developers, it panics if it is asked to load.
+    #[test]
+    fn what_cudarc_finds_is_used_and_what_it_does_not_find_is_listed() {
+        match load(vec![Candidate::Cudarc]) {
+            Ok(found) => assert_eq!(found.file, "libnccl.so"),
+            Err(NcclError::NotFound { searched }) => assert_eq!(searched, ["libnccl.so"]),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     #[test]
     fn versions_without_what_is_needed_are_refused() {
         assert_eq!(supported(21_403, "nccl").unwrap().to_string(), "2.14.3");
@@ -159,13 +179,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("libnccl.so.2");
         let name = missing.display().to_string();
-        let Err(NcclError::NotFound { searched }) = load(vec![missing.clone()]) else {
+        let Err(NcclError::NotFound { searched }) = load(vec![Candidate::File(missing.clone())])
+        else {
             panic!("there is no such file");
         };
         assert_eq!(searched, std::slice::from_ref(&name));
 
         fs::write(&missing, "no library").unwrap();
-        let Err(NcclError::NotUsable { library, problem }) = load(vec![missing]) else {
+        let Err(NcclError::NotUsable { library, problem }) = load(vec![Candidate::File(missing)])
+        else {
             panic!("that is no library");
         };
         assert_eq!(library, name);

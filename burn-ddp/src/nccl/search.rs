@@ -1,6 +1,9 @@
 //! Where the library may be.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 /// The variable that names the library's file.
 pub(super) const VARIABLE: &str = "BURN_DDP_NCCL";
@@ -8,19 +11,36 @@ pub(super) const VARIABLE: &str = "BURN_DDP_NCCL";
 /// The library in a Python wheel of NVIDIA's, below `site-packages`.
 const WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// Files to try, in this order: the one that `BURN_DDP_NCCL` names and no other; what the system's
-/// loader finds (`libnccl.so.2` comes with every installation, `libnccl.so` only with the one for
-/// developers); the wheel in a Python environment, the user's or the system's packages.
+/// A place to look in.
+#[derive(Debug, PartialEq)]
+pub(super) enum Candidate {
+    /// Where cudarc finds it, and so CubeCL: by the name that comes with an installation for developers.
+    Cudarc,
+    /// A file, or a name that the system's loader knows.
+    File(PathBuf),
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cudarc => f.write_str("libnccl.so"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Places to try, in this order: the file that `BURN_DDP_NCCL` names and no other; where cudarc looks, so that a process has one
+/// NCCL; what every installation comes with; the wheel in a Python environment, the user's or the system's packages.
 ///
 /// `variable` reads the environment, `folders` lists the folders in a folder.
 pub(super) fn candidates(
     variable: impl Fn(&str) -> Option<String>,
     folders: impl Fn(&Path) -> Vec<PathBuf>,
-) -> Vec<PathBuf> {
+) -> Vec<Candidate> {
     if let Some(path) = variable(VARIABLE) {
-        return vec![path.into()];
+        return vec![Candidate::File(path.into())];
     }
-    let mut candidates: Vec<PathBuf> = ["libnccl.so.2", "libnccl.so"].map(PathBuf::from).into();
+    let mut candidates = vec![Candidate::Cudarc, Candidate::File("libnccl.so.2".into())];
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"]
         .into_iter()
         .filter_map(&variable);
@@ -37,7 +57,7 @@ pub(super) fn candidates(
         pythons.sort();
         for python in pythons {
             for packages in ["site-packages", "dist-packages"] {
-                candidates.push(python.join(packages).join(WHEEL));
+                candidates.push(Candidate::File(python.join(packages).join(WHEEL)));
             }
         }
     }
@@ -55,15 +75,17 @@ mod tests {
     #[test]
     fn a_named_file_is_the_only_one() {
         let named = |name: &str| (name == VARIABLE).then(|| "/opt/libnccl.so.2".to_owned());
-        assert_eq!(candidates(named, none), [Path::new("/opt/libnccl.so.2")]);
+        let found = candidates(named, none);
+        assert_eq!(found, [Candidate::File("/opt/libnccl.so.2".into())]);
+        assert_eq!(found[0].to_string(), "/opt/libnccl.so.2");
     }
 
     #[test]
     fn the_loader_comes_before_wheels() {
-        assert_eq!(
-            candidates(|_| None, none),
-            [Path::new("libnccl.so.2"), Path::new("libnccl.so")]
-        );
+        let found = candidates(|_| None, none);
+        let names: Vec<String> = found.iter().map(Candidate::to_string).collect();
+        assert_eq!(names, ["libnccl.so", "libnccl.so.2"]);
+        assert_eq!(found[0], Candidate::Cudarc);
         let tree = |folder: &Path| match folder.to_str() {
             Some("/venv/lib") => vec!["/venv/lib/pkgconfig".into(), "/venv/lib/python3.12".into()],
             Some("/home/ada/.local/lib") => vec!["/home/ada/.local/lib/python3.9".into()],
@@ -75,7 +97,7 @@ mod tests {
             _ => None,
         };
         let found = candidates(variables, tree);
-        let wheels: Vec<&str> = found[2..].iter().filter_map(|path| path.to_str()).collect();
+        let wheels: Vec<String> = found[2..].iter().map(Candidate::to_string).collect();
         let expected = [
             "/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2",
             "/venv/lib/python3.12/dist-packages/nvidia/nccl/lib/libnccl.so.2",

@@ -19,25 +19,38 @@ pub(in crate::nccl) type Status = c_int;
 
 /// NCCL. It is never unloaded: it has threads of its own.
 pub(in crate::nccl) struct Library {
-    library: libloading::Library,
+    library: &'static libloading::Library,
     get_version: unsafe extern "C" fn(*mut c_int) -> Status,
     get_unique_id: unsafe extern "C" fn(*mut RawUniqueId) -> Status,
     get_error_string: unsafe extern "C" fn(Status) -> *const c_char,
 }
 
 impl Library {
+    /// What cudarc loads, `None` where it finds nothing.
+    #[cfg(feature = "nccl")]
+    pub(in crate::nccl) fn by_cudarc() -> Option<Result<Self, String>> {
+        use cudarc::nccl::sys::{culib, is_culib_present};
+        // SAFETY: loading runs the library's initializers; those of NCCL touch nothing but its own data.
+        let library = unsafe { is_culib_present().then(|| culib()) };
+        library.map(Self::of)
+    }
+
     /// Loads a file, by its path or, where it is a bare name, from where the system's loader looks.
     ///
     /// Fails with the loader's words.
     pub(in crate::nccl) fn open(file: &Path) -> Result<Self, String> {
         // SAFETY: loading runs the library's initializers; those of NCCL touch nothing but its own data.
         let library = unsafe { libloading::Library::new(file) }.map_err(text)?;
+        Self::of(Box::leak(Box::new(library)))
+    }
+
+    fn of(library: &'static libloading::Library) -> Result<Self, String> {
         // SAFETY: the types are those of nccl.h, where they have not changed since version 2.0.
         unsafe {
             Ok(Self {
-                get_version: symbol(&library, "ncclGetVersion")?,
-                get_unique_id: symbol(&library, "ncclGetUniqueId")?,
-                get_error_string: symbol(&library, "ncclGetErrorString")?,
+                get_version: symbol(library, "ncclGetVersion")?,
+                get_unique_id: symbol(library, "ncclGetUniqueId")?,
+                get_error_string: symbol(library, "ncclGetErrorString")?,
                 library,
             })
         }
@@ -80,14 +93,14 @@ impl Library {
     /// `T` is the function's type.
     pub(super) unsafe fn symbol<T: Copy>(&self, name: &str) -> Result<T, String> {
         // SAFETY: by this function's own contract.
-        unsafe { symbol(&self.library, name) }
+        unsafe { symbol(self.library, name) }
     }
 }
 
 /// # Safety
 ///
-/// `T` is the type of the function of this name, and is not used after the library was dropped.
-unsafe fn symbol<T: Copy>(library: &libloading::Library, name: &str) -> Result<T, String> {
+/// `T` is the type of the function of this name.
+unsafe fn symbol<T: Copy>(library: &'static libloading::Library, name: &str) -> Result<T, String> {
     // SAFETY: by this function's own contract.
     let symbol = unsafe { library.get::<T>(name) };
     symbol.map(|symbol| *symbol).map_err(text)
