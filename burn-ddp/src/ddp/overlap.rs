@@ -134,10 +134,10 @@ impl Layer for OverlapLayer {
         _devices: &[DeviceId],
     ) -> Option<Reduced> {
         let reducer = self.reducer.upgrade();
-        let average = || average(reducer.as_ref(), tensor, op);
+        let take_in = || take_in(reducer.as_ref(), tensor, op);
         Some(match &reducer {
-            Some(reducer) => reducer.on_stream(average),
-            None => average(),
+            Some(reducer) => reducer.on_stream(take_in),
+            None => take_in(),
         })
     }
 
@@ -149,8 +149,8 @@ impl Layer for OverlapLayer {
     }
 }
 
-/// What becomes of a gradient that backward submits.
-fn average(reducer: Option<&Arc<Reducer>>, tensor: FloatView<'_>, op: ReduceOperation) -> Reduced {
+/// Takes in a gradient that backward submits, and gives what stands for it until its average is there.
+fn take_in(reducer: Option<&Arc<Reducer>>, tensor: FloatView<'_>, op: ReduceOperation) -> Reduced {
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
     let gradient = match take(reducer.map(Arc::as_ref), tensor) {
         Ok(gradient) => gradient,

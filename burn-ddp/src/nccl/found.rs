@@ -154,6 +154,7 @@ mod tests {
     }
 
     /// Where cudarc finds nothing, as on a machine without NVIDIA's packages for developers, it panics if it is asked to load.
+    #[cfg(feature = "nccl")]
     #[test]
     fn what_cudarc_finds_is_used_and_what_it_does_not_find_is_listed() {
         match load(vec![Candidate::Cudarc]) {
