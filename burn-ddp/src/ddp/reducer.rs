@@ -129,8 +129,8 @@ impl Reducer {
 
     /// Runs on the stream of the thread that trains, whichever thread takes gradients in.
     ///
-    /// CubeCL orders the work on a tensor behind the stream that made it. Averages that were another's, and that the
-    /// optimizer then turns into parameters in place, would be read before it has done so (CubeCL 0.11.3).
+    /// CubeCL (0.11.3) orders the work on a tensor behind the stream that made it, and forgets others that have changed it
+    /// since: parameters that the optimizer makes in place of another stream's averages may be stale to whoever reads them elsewhere.
     pub(super) fn on_stream<R>(&self, body: impl FnOnce() -> R) -> R {
         let stream = *self.stream.lock().expect("no panic under lock");
         stream.executes(body)
