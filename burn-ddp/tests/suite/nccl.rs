@@ -10,10 +10,18 @@ use nix::sys::signal::Signal;
 
 use crate::ranks::{meeting_place, start};
 
+/// Whether there is none, which is said.
+fn no_gpu() -> bool {
+    let none = !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists();
+    if none {
+        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+    }
+    none
+}
+
 #[test]
 fn two_ranks_with_gpus() {
-    if !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+    if no_gpu() {
         return;
     }
     let (_folder, url) = meeting_place();
@@ -28,8 +36,7 @@ fn two_ranks_with_gpus() {
 
 #[test]
 fn threads_with_gpus() {
-    if !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+    if no_gpu() {
         return;
     }
     // In a process of its own, which has NCCL's variables.
@@ -45,8 +52,7 @@ fn threads_with_gpus() {
 /// NCCL's kernels would spin for ever; the control plane knows who is lost.
 #[test]
 fn a_rank_that_is_lost_in_a_call_of_nccls_is_named() {
-    if !cfg!(feature = "cuda") || !std::path::Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+    if no_gpu() {
         return;
     }
     let losses = [
@@ -77,11 +83,11 @@ fn a_rank_that_is_lost_in_a_call_of_nccls_is_named() {
 /// One rank gets NCCL where it asks for it, and its calls are NCCL's then.
 #[test]
 fn one_rank_with_a_gpu() {
-    #[cfg(feature = "cuda")]
-    if std::path::Path::new("/dev/nvidiactl").exists() {
-        return one_rank();
+    if no_gpu() {
+        return;
     }
-    eprintln!("skipped: no NVIDIA GPU, or built without the feature cuda");
+    #[cfg(feature = "cuda")]
+    one_rank();
 }
 
 #[cfg(feature = "cuda")]
@@ -149,10 +155,29 @@ fn one_rank_without_nccl(group: ProcessGroup) {
     );
 }
 
+/// The GPU of a rank, whose tensors go by NCCL, or why the test is skipped.
+#[cfg(feature = "cuda")]
+fn gpu_by_nccl(group: &ProcessGroup) -> Result<Result<Device, String>, DdpError> {
+    let gpus = Device::enumerate(burn::tensor::DeviceType::Cuda).len();
+    let device = Device::cuda(group.rank() % gpus);
+    match group.tensor_backend(&device) {
+        Ok(backend) => {
+            assert_eq!(backend, Backend::Nccl);
+            Ok(Ok(device))
+        }
+        // Not what is tested here.
+        Err(DdpError::Nccl {
+            reason: reason @ (NcclError::NotFound { .. } | NcclError::SharedGpu { .. }),
+            ..
+        }) => Ok(Err(format!("skipped: {reason}"))),
+        Err(error) => Err(error),
+    }
+}
+
 /// Every call between threads of one process: two, or four where there are as many GPUs (means of these are
 /// exact). On one GPU, both share it.
 #[cfg(feature = "cuda")]
-pub(crate) fn threads(_process: burn_ddp::ProcessGroup) -> Result<String, burn_ddp::DdpError> {
+pub(crate) fn threads(_process: ProcessGroup) -> Result<String, DdpError> {
     use burn::tensor::DeviceType;
 
     use crate::tensors::check_types;
@@ -164,17 +189,10 @@ pub(crate) fn threads(_process: burn_ddp::ProcessGroup) -> Result<String, burn_d
             .into_iter()
             .map(|group| {
                 scope.spawn(move || {
-                    let device = Device::cuda(group.local_rank() % gpus);
-                    match group.tensor_backend(&device) {
-                        Ok(backend) => assert_eq!(backend, Backend::Nccl),
-                        // Not what is tested here.
-                        Err(DdpError::Nccl {
-                            reason:
-                                reason @ (NcclError::NotFound { .. } | NcclError::SharedGpu { .. }),
-                            ..
-                        }) => return Ok(format!("skipped: {reason}")),
-                        Err(error) => return Err(error),
-                    }
+                    let device = match gpu_by_nccl(&group)? {
+                        Ok(device) => device,
+                        Err(skipped) => return Ok(skipped),
+                    };
                     check_types(&group, &device);
                     Ok(format!("checked {device:?}"))
                 })
@@ -187,20 +205,14 @@ pub(crate) fn threads(_process: burn_ddp::ProcessGroup) -> Result<String, burn_d
 
 /// Means of tensors for ever, with a word after each.
 #[cfg(feature = "cuda")]
-pub(crate) fn for_ever(group: burn_ddp::ProcessGroup) -> Result<String, burn_ddp::DdpError> {
-    use burn::tensor::{DeviceType, Tensor};
+pub(crate) fn for_ever(group: ProcessGroup) -> Result<String, DdpError> {
+    use burn::tensor::Tensor;
     use burn_ddp::TensorOp;
 
-    let gpus = Device::enumerate(DeviceType::Cuda).len();
-    let device = Device::cuda(group.rank() % gpus);
-    match group.tensor_backend(&device) {
-        Ok(backend) => assert_eq!(backend, Backend::Nccl),
-        Err(DdpError::Nccl { reason, .. }) => {
-            println!("skipped: {reason}");
-            return Ok(String::new());
-        }
-        Err(error) => return Err(error),
-    }
+    let device = match gpu_by_nccl(&group)? {
+        Ok(device) => device,
+        Err(skipped) => return Ok(skipped),
+    };
     let mut tensor = Tensor::<1>::from_data([1.5f32; 1000], &device);
     loop {
         tensor = group.collective(TensorOp::AllReduce(ReduceOp::Mean), tensor)?;
@@ -212,8 +224,7 @@ pub(crate) fn for_ever(group: burn_ddp::ProcessGroup) -> Result<String, burn_ddp
 /// What each of the two does: every call against results worked out by hand, and training against one
 /// process with the whole batch.
 #[cfg(feature = "cuda")]
-pub(crate) fn two_ranks(group: burn_ddp::ProcessGroup) -> Result<String, burn_ddp::DdpError> {
-    use burn::tensor::{Device, DeviceType};
+pub(crate) fn two_ranks(group: ProcessGroup) -> Result<String, DdpError> {
     use burn_ddp::{Compression, DdpConfig};
 
     use crate::{
@@ -222,17 +233,10 @@ pub(crate) fn two_ranks(group: burn_ddp::ProcessGroup) -> Result<String, burn_dd
         tensors::check_types,
     };
 
-    let gpus = Device::enumerate(DeviceType::Cuda).len();
-    let device = Device::cuda(group.rank() % gpus);
-    match group.tensor_backend(&device) {
-        Ok(backend) => assert_eq!(backend, Backend::Nccl),
-        // Not what is tested here.
-        Err(DdpError::Nccl {
-            reason: reason @ (NcclError::NotFound { .. } | NcclError::SharedGpu { .. }),
-            ..
-        }) => return Ok(format!("skipped: {reason}")),
-        Err(error) => return Err(error),
-    }
+    let device = match gpu_by_nccl(&group)? {
+        Ok(device) => device,
+        Err(skipped) => return Ok(skipped),
+    };
     check_types(&group, &device);
     check_types(&group.subgroup(&[1, 0])?.expect("both are in it"), &device);
 

@@ -1,6 +1,9 @@
 //! Gradients averaged while backward still runs. Each rank is a process.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use burn::{
     module::{Module, Param},
@@ -9,8 +12,12 @@ use burn::{
     tensor::{Device, Distribution, FloatDType, Tensor},
 };
 use burn_backend::{DeviceId, distributed::ReduceOperation};
-use burn_ddp::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ReduceOp, with_custom_ops};
+use burn_ddp::{
+    CommHook, Ddp, DdpConfig, DdpError, GradientBucket, Overlap, ProcessGroup, ReduceOp, Values,
+    with_custom_ops,
+};
 use burn_layer::{FloatView, Layer, Layers, Reduced};
+use burn_std::id::StreamId;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -18,7 +25,7 @@ use nix::{
 
 use crate::{
     ddp::Branches,
-    net::{Net, Run, closest, train},
+    net::{Net, Run, closest, train, train_overlapped},
     ranks::{locally, meeting_place, start},
 };
 
@@ -32,6 +39,7 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped accumulation" => |group| accumulate_when_overlapped(group, Device::flex()),
         "overlapped reduce" => leave_after_a_reduce,
         "overlapped types" => types_when_overlapped,
+        "overlapped stream" => averaged_on_the_trainers_stream,
         "overlapped twice" => one_after_the_other,
         "overlapped killed" => |group| signalled_in_backward(group, Signal::SIGKILL),
         "overlapped stopped" => |group| signalled_in_backward(group, Signal::SIGSTOP),
@@ -220,6 +228,42 @@ fn one_after_the_other(group: &ProcessGroup) -> Result<(), DdpError> {
     assert!(Ddp::overlapped(group, overlap.clone(), &model).is_err());
     drop(first);
     Ddp::overlapped(group, overlap, &model).map(drop)
+}
+
+/// Notes the stream on which buckets are averaged.
+#[derive(Debug, Default)]
+struct Streams(Arc<Mutex<Vec<StreamId>>>);
+
+impl CommHook for Streams {
+    fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
+        self.0.lock().unwrap().push(StreamId::current());
+        let mut values = bucket.values;
+        values.all_reduce(group, ReduceOp::Mean)?;
+        Ok(values)
+    }
+}
+
+fn averaged_on_the_trainers_stream(group: &ProcessGroup) -> Result<(), DdpError> {
+    let hook = Streams::default();
+    let streams = hook.0.clone();
+    let config = DdpConfig::new()
+        .bucket_bytes(100)
+        .first_bucket_bytes(100)
+        .hook(hook);
+    train_overlapped(group, config, 12, Device::flex())?;
+    let streams = streams.lock().unwrap();
+    assert!(streams.len() > 40, "{}", streams.len());
+    let own = StreamId::current();
+    assert!(streams.iter().all(|stream| *stream == own), "{streams:?}");
+    Ok(())
+}
+
+/// Another thread submits gradients during backward; CubeCL's tensors are of the stream that makes them.
+#[test]
+fn averages_are_made_on_the_stream_of_the_thread_that_trains() {
+    for (success, output) in results("overlapped stream", 2) {
+        assert!(success && output.contains("RESULT ok"), "{output}");
+    }
 }
 
 #[test]
