@@ -2,7 +2,8 @@
 //! written by hand, with linear layers in fp8, with gradient checkpointing, and in PyTorch where it is installed? Time and peak memory.
 //!
 //! Burn's ways take turns in one process, which tunes its kernels once for all of them. Arguments choose models by name:
-//! `vit_b_16`, or with a batch, `vit_b_16/32`.
+//! `vit_b_16`, or with a batch, `vit_b_16/32`. Each wants five minutes, most of them for compiling and tuning Burn's kernels: in
+//! less time than 35 minutes, name one or two.
 
 use benches::{
     Precision, is_selected, log_warnings,

@@ -41,7 +41,30 @@ impl Display for Goal {
 /// ```
 pub struct Goals {
     subject: String,
-    rows: Vec<(String, [f64; 3], Goal)>,
+    rows: Vec<Row>,
+}
+
+/// A ratio of times is judged from so many rounds on.
+const JUDGED: usize = 3;
+
+struct Row {
+    name: String,
+    ratio: [f64; 3],
+    goal: Goal,
+    /// Where it is one of times: in how many rounds they were taken.
+    rounds: Option<usize>,
+}
+
+impl Row {
+    fn outcome(&self) -> String {
+        match self.rounds {
+            Some(0) => "not judged: each by itself".into(),
+            Some(1) => "not judged: 1 round".into(),
+            Some(rounds) if rounds < JUDGED => format!("not judged: {rounds} rounds"),
+            _ if self.goal.is_met(self.ratio[1]) => "met".into(),
+            _ => "missed".into(),
+        }
+    }
 }
 
 impl Goals {
@@ -55,7 +78,7 @@ impl Goals {
 
     /// A ratio (lower quartile, median, upper quartile: the median is judged) and its goal.
     pub fn add(&mut self, name: &str, ratio: [f64; 3], goal: Goal) {
-        self.rows.push((name.into(), ratio, goal));
+        self.push(name, ratio, goal, None);
     }
 
     /// [`add`](Self::add), where there is a ratio.
@@ -63,6 +86,24 @@ impl Goals {
         if let Some(ratio) = ratio {
             self.add(name, ratio, goal);
         }
+    }
+
+    /// [`add_if_known`](Self::add_if_known), of times that were taken in so many rounds, 0 where each was taken by itself: a
+    /// ratio of less than 3 is printed, and not judged.
+    pub fn add_timed(&mut self, name: &str, ratio: Option<[f64; 3]>, rounds: usize, goal: Goal) {
+        if let Some(ratio) = ratio {
+            self.push(name, ratio, goal, Some(rounds));
+        }
+    }
+
+    fn push(&mut self, name: &str, ratio: [f64; 3], goal: Goal, rounds: Option<usize>) {
+        let name = name.into();
+        self.rows.push(Row {
+            name,
+            ratio,
+            goal,
+            rounds,
+        });
     }
 }
 
@@ -85,12 +126,18 @@ impl Display for Goals {
             f,
             "| | ratio | middle half | goal | outcome |\n|---|---|---|---|---|"
         )?;
-        for (name, [low, ratio, high], goal) in &self.rows {
+        for row in &self.rows {
+            let Row {
+                name,
+                ratio: [low, ratio, high],
+                goal,
+                ..
+            } = row;
             let spread = match low == high {
                 true => String::new(),
                 false => format!("{low:.3} to {high:.3}"),
             };
-            let outcome = if goal.is_met(*ratio) { "met" } else { "missed" };
+            let outcome = row.outcome();
             writeln!(f, "| {name} | {ratio:.3} | {spread} | {goal} | {outcome} |")?;
         }
         Ok(())
@@ -126,5 +173,23 @@ mod tests {
             printed.contains("| memory | 0.700 |  | at most 0.600 | missed |"),
             "{printed}"
         );
+    }
+
+    #[test]
+    fn times_of_few_rounds_are_not_judged() {
+        for (rounds, expected) in [
+            (0, "not judged: each by itself"),
+            (1, "not judged: 1 round"),
+            (2, "not judged: 2 rounds"),
+            (3, "met"),
+        ] {
+            let mut goals = Goals::new("a step");
+            goals.add_timed("unknown", None, rounds, Goal::AtMost(0.5));
+            goals.add_timed("time", Some([0.4; 3]), rounds, Goal::AtMost(0.5));
+            let printed = goals.to_string();
+            let line = format!("| time | 0.400 |  | at most 0.500 | {expected} |\n");
+            assert!(printed.ends_with(&line), "{printed}");
+            assert!(!printed.contains("unknown"), "{printed}");
+        }
     }
 }

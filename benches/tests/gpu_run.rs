@@ -3,9 +3,14 @@
 use serde_json::Value;
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    thread,
+    time::Duration,
 };
 
 /// A checkout with the scripts and a pack of programs, given as what a shell is to run.
@@ -18,13 +23,22 @@ fn write_program(path: &Path, body: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
+fn write_empty(path: &Path) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, "").unwrap();
+}
+
+const LIBDEVICE: &str = "cuda/nvvm/libdevice/libdevice.10.bc";
+const PASSES: &str = "echo 'test result: ok. 1 passed; 0 failed'";
+
 impl Machine {
     /// `None`, with a message, where the script's own tools are missing.
     fn new(programs: &[(&str, &str)]) -> Option<Self> {
-        Self::with_build("llvm", programs)
+        Self::with_build("llvm", &[LIBDEVICE], programs)
     }
 
-    fn with_build(build: &str, programs: &[(&str, &str)]) -> Option<Self> {
+    /// With a pack of that build, which has these files too.
+    fn with_build(build: &str, files: &[&str], programs: &[(&str, &str)]) -> Option<Self> {
         for tool in ["bash", "python3", "tar", "xz", "timeout"] {
             if Command::new(tool).arg("--version").output().is_err() {
                 eprintln!("skipped: no {tool} on this machine");
@@ -52,15 +66,25 @@ impl Machine {
         for (name, body) in programs {
             write_program(&gpu.join(name), body);
         }
-        fs::write(gpu.join("root"), root.path().to_str().unwrap()).unwrap();
+        for file in files {
+            write_empty(&gpu.join(file));
+        }
         fs::write(gpu.join("commit"), "0123456789").unwrap();
         fs::write(gpu.join("build"), build).unwrap();
+        let machine = Self { root };
+        machine.pack_of(machine.root.path());
+        Some(machine)
+    }
+
+    /// Packs what was built in a checkout that is there.
+    fn pack_of(&self, checkout: &Path) {
+        let root = self.root.path();
+        fs::write(root.join("pack/gpu/root"), checkout.to_str().unwrap()).unwrap();
         let packed = Command::new("tar")
             .args(["-cJf", ".gpu/gpu.tar.xz", "-C", "pack", "gpu"])
-            .current_dir(root.path())
+            .current_dir(root)
             .status();
         assert!(packed.unwrap().success());
-        Some(Self { root })
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
@@ -68,6 +92,10 @@ impl Machine {
     }
 
     fn run_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
+        self.script(variables, arguments).output().unwrap()
+    }
+
+    fn script(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Command {
         let path = std::env::var("PATH").unwrap();
         let bin = self.root.path().join("bin");
         let mut script = Command::new(self.root.path().join("scripts/gpu-run"));
@@ -77,9 +105,8 @@ impl Machine {
         script
             .args(arguments)
             .env("PATH", format!("{}:{path}", bin.display()))
-            .envs(variables.iter().copied())
-            .output()
-            .unwrap()
+            .envs(variables.iter().copied());
+        script
     }
 
     /// What was found of a program.
@@ -120,6 +147,15 @@ Which kernels does it launch?
 - autocast failed: out of memory
 T";
 
+const GOALS: &str = "cat <<'T'
+Which goals are met? a step
+
+| | ratio | middle half | goal | outcome |
+|---|---|---|---|---|
+| memory | 0.500 |  | at most 0.600 | met |
+| time | 1.500 | 1.400 to 1.600 | at most 1.020 | not judged: each by itself |
+T";
+
 #[test]
 fn what_programs_did_is_summed_up() {
     let passing =
@@ -136,6 +172,7 @@ fn what_programs_did_is_summed_up() {
             "echo 'Held-out accuracy  99.15 % (352 of 355 images)'",
         ),
         ("bench-gpu_fp8", TABLE),
+        ("bench-gpu_nccl", GOALS),
     ];
     let Some(machine) = Machine::new(&programs) else {
         return;
@@ -171,6 +208,14 @@ fn what_programs_did_is_summed_up() {
     );
     assert_eq!(row["question"], "Which kernels does it launch?");
 
+    let row = &results["benches"][4];
+    assert_eq!(row["outcome"], "not judged: each by itself");
+    let goals = &program("bench-gpu_nccl")["goals"];
+    assert_eq!(
+        (&goals["met"], &goals["not judged"]),
+        (&1.into(), &1.into())
+    );
+
     let note = &results["notes"][0];
     assert_eq!(note["question"], "Which kernels does it launch?");
     assert_eq!(note["note"], "autocast failed: out of memory");
@@ -184,6 +229,7 @@ fn what_programs_did_is_summed_up() {
         "| test-fp8 | 3 passed, 0 failed, 1 said that they were skipped |",
         "| test-slow | took too long |",
         "| that | 3.000ms | 2.000 | 1.900 to 2.100 |",
+        "| bench-gpu_nccl | goals: 1 met, 1 not judged |",
     ] {
         assert!(results.contains(line), "{results}");
     }
@@ -278,7 +324,7 @@ fn a_time_for_all_is_the_limit_of_each() {
         (900..=1000).contains(&steps) && (1800..2000).contains(&fp8),
         "{steps}, {fp8}"
     );
-    assert_eq!(seconds(&[]), [285, 285]);
+    assert_eq!(seconds(&[]), [2385, 285]);
     let output = machine.run_with(&[("TIME", "20")], &["bench-gpu_steps"]);
     assert_eq!(output.status.code(), Some(2));
     let printed = String::from_utf8_lossy(&output.stdout);
@@ -331,9 +377,170 @@ fn kernels_are_kept_for_another_machine() {
 }
 
 #[test]
+fn every_part_has_its_time() {
+    let says = |line: &str| format!("echo \"{line} $BENCH_SECONDS\" >>seconds; {PASSES}");
+    let (test, bench) = (says("test"), says("bench"));
+    let programs = [
+        ("test-amp", test.as_str()),
+        ("test-fp8", PASSES),
+        ("bench-gpu_fp8", bench.as_str()),
+    ];
+    let Some(machine) = Machine::new(&programs) else {
+        return;
+    };
+    let sanitizer = machine.root.path().join("bin/compute-sanitizer");
+    write_program(&sanitizer, &says("sanitizer"));
+    assert!(machine.run_with(&[("TIME", "2015")], &[]).status.success());
+    let told = machine.read("seconds");
+    let told: Vec<(&str, u32)> = told
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(part, seconds)| (part, seconds.parse().unwrap()))
+        .collect();
+    let parts: Vec<&str> = told.iter().map(|(part, _)| *part).collect();
+    assert_eq!(
+        parts,
+        ["test", "bench", "sanitizer", "sanitizer", "sanitizer"]
+    );
+    // Of 2000 s two fifths at most (half of that, where tests do not run side by side), then two thirds, and what is left, for
+    // three; 15 less each, and what passes until then.
+    for ((part, seconds), most) in told.iter().zip([800, 1333, 666, 1000, 2000]) {
+        let least = if *part == "test" { most / 2 } else { most };
+        assert!((least - 60..most).contains(seconds), "{told:?}");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_everything() {
+    let waits = "setsid sleep 60 & echo $! >left; echo $$ >own; sleep 60; echo >>left";
+    let next = "echo >>left";
+    let Some(machine) = Machine::new(&[("bench-gpu_steps", waits), ("bench-gpu_fp8", next)]) else {
+        return;
+    };
+    let mut script = machine.script(&[], &[]);
+    // As a terminal's foreground has it: what `timeout` starts is not of this group.
+    let mut script = script
+        .process_group(0)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let own = machine.root.path().join("own");
+    while fs::read_to_string(&own).unwrap_or_default().is_empty() {
+        thread::sleep(Duration::from_millis(100));
+        assert!(script.try_wait().unwrap().is_none(), "it ended by itself");
+    }
+    let group = format!("-{}", script.id());
+    let sent = Command::new("kill")
+        .args(["-s", "TERM", "--", &group])
+        .status();
+    assert!(sent.unwrap().success());
+    assert_eq!(script.wait().unwrap().code(), Some(143));
+    for process in [machine.read("left"), machine.read("own")] {
+        let state = fs::read_to_string(format!("/proc/{}/stat", process.trim()));
+        let state = state.unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    }
+    assert!(!machine.root.path().join("cubecl.toml").exists());
+}
+
+#[test]
+fn a_driver_that_does_not_work_says_why() {
+    let Some(machine) = Machine::new(&[("test-amp", PASSES)]) else {
+        return;
+    };
+    write_program(
+        &machine.root.path().join("bin/nvidia-smi"),
+        "echo 'no communication with the driver'; exit 9",
+    );
+    let output = machine.run(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("no communication with the driver"), "{told}");
+}
+
+#[test]
+fn tests_find_their_fixtures_or_are_left_out() {
+    let Some(machine) = Machine::new(&[("test-amp", PASSES)]) else {
+        return;
+    };
+    let root = machine.root.path();
+    let built = root.join("where it was/built");
+    let body = format!("cat '{}/fixture' && {PASSES}", built.display());
+    write_program(&root.join("pack/gpu/test-fp8"), &body);
+    fs::write(root.join("fixture"), "").unwrap();
+    machine.pack_of(&built);
+    for earlier in [None, Some("gone"), Some("benches")] {
+        if let Some(earlier) = earlier {
+            fs::remove_file(&built).unwrap();
+            symlink(root.join(earlier), &built).unwrap();
+        }
+        assert!(machine.run(&["tests"]).status.success(), "{earlier:?}");
+        assert_eq!(machine.program("test-fp8")["passed"], 1);
+        assert_eq!(
+            fs::canonicalize(&built).unwrap(),
+            root.canonicalize().unwrap()
+        );
+    }
+    // Nothing can be made there, whoever runs this.
+    machine.pack_of(Path::new("/proc/nowhere/checkout"));
+    let output = machine.run(&["tests"]);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{printed}");
+    assert!(
+        printed.contains("left out: test-fp8\neverything else passed"),
+        "{printed}"
+    );
+    assert_eq!(machine.program("test-amp")["passed"], 1);
+}
+
+#[test]
+fn a_pack_brings_what_pytorch_lacks() {
+    let brings = ["cuda/include/crt/mma.h", "cuda/include/cccl/cuda/barrier"];
+    let looks = "cd \"$CUDA_PATH/include\" && ls crt/mma.h cccl/cuda/barrier cuda_fp8.h &&
+        ls \"${LD_LIBRARY_PATH%%:*}/libcublasLt.so\" && echo 'test result: ok. 1 passed; 0 failed'";
+    let Some(machine) = Machine::with_build("cpp", &brings, &[("test-amp", looks)]) else {
+        return;
+    };
+    let site = machine.root.path().join("site packages");
+    for file in [
+        "mma.h",
+        "cuda_fp16.h",
+        "cuda_bf16.h",
+        "cuda_fp8.h",
+        "cooperative_groups.h",
+    ] {
+        write_empty(&site.join("nvidia/cu13/include").join(file));
+    }
+    write_empty(&site.join("nvidia/cu13/lib/libcublasLt.so.13"));
+    let variables = [("PYTHONPATH", site.to_str().unwrap())];
+    assert!(machine.run_with(&variables, &[]).status.success());
+    assert_eq!(machine.program("test-amp")["passed"], 1);
+}
+
+#[test]
+fn a_pack_without_mathematical_functions_says_so() {
+    let Some(machine) = Machine::with_build("llvm", &[], &[("test-amp", PASSES)]) else {
+        return;
+    };
+    let triton = Command::new("python3")
+        .args(["-c", "import triton"])
+        .output();
+    if triton.unwrap().status.success() {
+        eprintln!("skipped: Triton has them here");
+        return;
+    }
+    let nothing = machine.root.path().join("benches");
+    let output = machine.run_with(&[("CUDA_PATH", nothing.to_str().unwrap())], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let told = String::from_utf8_lossy(&output.stderr);
+    for what in ["libdevice.10.bc", "nvidia-nvvm"] {
+        assert!(told.contains(what), "{told}");
+    }
+}
+
+#[test]
 fn headers_that_kernels_include_are_looked_for_first() {
-    let programs = [("test-fp8", "echo 'test result: ok. 1 passed; 0 failed'")];
-    let Some(machine) = Machine::with_build("cpp", &programs) else {
+    let Some(machine) = Machine::with_build("cpp", &[], &[("test-amp", PASSES)]) else {
         return;
     };
     let toolkit = machine.root.path().join("toolkit");

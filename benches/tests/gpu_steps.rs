@@ -10,7 +10,7 @@ use std::{
 use benches::{
     Precision, Training,
     models::model_training,
-    steps::{Bench, Findings, Job, Report, Theirs, measure},
+    steps::{Bench, Event, Findings, Job, Report, Theirs, measure},
 };
 use burn::tensor::{Device, Tensor};
 
@@ -157,6 +157,62 @@ fn a_way_that_fails_leaves_the_others() {
         report.contains("| all bf16 | ") && report.contains(" | by itself | "),
         "{report}"
     );
+}
+
+#[test]
+fn ways_that_share_few_rounds_are_not_judged() {
+    use Precision::{Bf16, Bf16ByHand, O0, Plain};
+    let bench = Bench {
+        model: "resnet50".into(),
+        batch: 64,
+        ways: vec![Plain, O0, Bf16, Bf16ByHand],
+        rounds: 10,
+    };
+    let mut findings = Findings::default();
+    for (way, seconds) in [(Plain, 1.0), (O0, 1.0), (Bf16, 0.4), (Bf16ByHand, 0.4)] {
+        findings.hear(Event::Alone {
+            way,
+            seconds: vec![seconds; 3],
+            bytes: (seconds * 1e9) as u64,
+            polls: 1.0,
+        });
+    }
+    let theirs = r#"{"way": "TF32", "seconds": [2.0, 2.0, 2.0], "bytes": 0}
+{"way": "bf16 autocast", "seconds": [1.0, 1.0, 1.0], "bytes": 0}"#;
+    let theirs = Theirs::of(Command::new("echo").arg(theirs), None);
+    let report = |findings: &Findings| {
+        let report = Report {
+            bench: &bench,
+            findings,
+            theirs: Some(&theirs),
+        };
+        report.to_string()
+    };
+    let goal = "| autocast O0: time, of plain f32's | 1.000 |  | at most 1.020 |";
+    let factor = "| autocast bf16: how many times as fast as plain f32, of PyTorch's over TF32 | 1.250 |  | at least 1.000 |";
+    let memory = "| autocast bf16: peak memory, of plain f32's | 0.400 |  | at most 0.600 | met |";
+    for outcome in [
+        "not judged: each by itself",
+        "not judged: 1 round",
+        "not judged: 2 rounds",
+        "met",
+    ] {
+        let printed = report(&findings);
+        for line in [goal, factor] {
+            assert!(
+                printed.contains(&format!("{line} {outcome} |")),
+                "{printed}"
+            );
+        }
+        // Each way's memory is found by itself in any case.
+        assert!(printed.contains(memory), "{printed}");
+        findings.hear(Event::Round(vec![
+            (Plain, 1.0),
+            (O0, 1.0),
+            (Bf16, 0.4),
+            (Bf16ByHand, 0.4),
+        ]));
+    }
 }
 
 #[test]

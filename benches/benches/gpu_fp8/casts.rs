@@ -63,9 +63,10 @@ pub(crate) fn compare(shape: [usize; 2], device: &Device, limit: Option<Duration
     let mut goals = Goals::new(&question);
     for way in [QUANTIZE, TRANSPOSE] {
         let ratio = rate(&table, way, bytes(way) as f64 / bytes(COPY) as f64);
-        goals.add_if_known(
+        goals.add_timed(
             &format!("{way}: bytes a second, of the copy's"),
             ratio,
+            table.rounds,
             Goal::AtLeast(0.8),
         );
     }

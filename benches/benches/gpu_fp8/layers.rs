@@ -92,9 +92,10 @@ pub(crate) fn compare(shape: [usize; 3], device: &Device, limit: Option<Duration
             Err(why) => println!("- {name} is none: {why}"),
             Ok(_) if name == FP8 => {
                 let ratio = table.ratio(FP8, BF16);
-                goals.add_if_known(
+                goals.add_timed(
                     &format!("{FP8}: time, of {BF16}'s"),
                     ratio,
+                    table.rounds,
                     Goal::AtMost(1.0 / 1.2),
                 );
             }

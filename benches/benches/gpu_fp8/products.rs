@@ -170,17 +170,20 @@ pub(crate) fn compare(
 
     let mut goals = Goals::new(&question);
     let library = name(MatmulRoutine::CublasLt);
+    let their_rounds = torch.map_or(0, |torch| torch.e4m3.len());
     for row in &table.rows {
         let routine = native.iter().find(|routine| name(**routine) == row.name);
         match (routine, theirs.get(1)) {
-            (Some(MatmulRoutine::CublasLt), Some((_, theirs))) => goals.add(
+            (Some(MatmulRoutine::CublasLt), Some((_, theirs))) => goals.add_timed(
                 &format!("{library}: rate, of PyTorch's _scaled_mm"),
-                unpaired_ratio(*theirs, medians(&row.times)),
+                Some(unpaired_ratio(*theirs, medians(&row.times))),
+                table.rounds.min(their_rounds),
                 Goal::AtLeast(0.95),
             ),
-            (Some(routine), _) if *routine != MatmulRoutine::CublasLt => goals.add_if_known(
+            (Some(routine), _) if *routine != MatmulRoutine::CublasLt => goals.add_timed(
                 &format!("{}: rate, of Burn's in bf16", row.name),
                 table.ratio(BF16, &row.name),
+                table.rounds,
                 Goal::AtLeast(1.3),
             ),
             _ => {}

@@ -63,6 +63,11 @@ impl Findings {
         self.times(way).count()
     }
 
+    /// In how many rounds two ways were timed together.
+    pub fn rounds_of_both(&self, way: Precision, other: Precision) -> usize {
+        self.pairs(way, other).count()
+    }
+
     /// What a step takes, in seconds: lower quartile, median and upper quartile, in turn with others or else by itself.
     pub fn seconds(&self, way: Precision) -> Option<[f64; 3]> {
         if self.rounds_of(way) > 0 {
@@ -74,21 +79,22 @@ impl Findings {
 
     /// The time of a step over that of another way: in the same round, or where they share none, of all that is known of each.
     pub fn ratio(&self, of: Precision, to: Precision) -> Option<[f64; 3]> {
-        let pairs = self
-            .rounds
-            .iter()
-            .filter_map(|round| Some(time(round, of)? / time(round, to)?));
-        let pairs: Vec<f64> = pairs.collect();
-        if pairs.is_empty() {
+        if self.rounds_of_both(of, to) == 0 {
             return Some(unpaired_ratio(self.seconds(of)?, self.seconds(to)?));
         }
-        Some(quartiles(pairs))
+        Some(quartiles(self.pairs(of, to)))
     }
 
     /// The memory of a way over that of another, where the device tells it.
     pub fn memory_ratio(&self, of: Precision, to: Precision) -> Option<f64> {
         let bytes = |way| Some(self.alone(way)?.bytes).filter(|bytes| *bytes > 0);
         Some(bytes(of)? as f64 / bytes(to)? as f64)
+    }
+
+    /// The time of a way over that of another, of each round that has both.
+    fn pairs(&self, of: Precision, to: Precision) -> impl Iterator<Item = f64> {
+        let rounds = self.rounds.iter();
+        rounds.filter_map(move |round| Some(time(round, of)? / time(round, to)?))
     }
 
     fn times(&self, way: Precision) -> impl Iterator<Item = f64> {
@@ -120,6 +126,7 @@ mod tests {
         assert_eq!(findings.ratio(Bf16, Plain), Some([0.25; 3]));
         assert_eq!(findings.memory_ratio(Bf16, Plain), Some(0.25));
         assert_eq!(findings.ratio(O0, Plain), None);
+        assert_eq!(findings.rounds_of_both(Bf16, Plain), 0);
         // The machine is slower in the second round; O0 is in the first alone.
         findings.hear(Event::Round(vec![(Plain, 2.0), (Bf16, 1.0), (O0, 3.0)]));
         findings.hear(Event::Round(vec![(Bf16, 5.0), (Plain, 10.0)]));
@@ -127,5 +134,7 @@ mod tests {
         assert_eq!(findings.seconds(Bf16), Some([2.0, 3.0, 4.0]));
         assert_eq!(findings.ratio(O0, Plain), Some([1.5; 3]));
         assert_eq!([Plain, O0].map(|way| findings.rounds_of(way)), [2, 1]);
+        let both = [Plain, O0].map(|way| findings.rounds_of_both(Bf16, way));
+        assert_eq!(both, [2, 1]);
     }
 }

@@ -145,6 +145,8 @@ impl Report<'_> {
         writeln!(f)
     }
 
+    /// Ways are judged by rounds that they share: by themselves they were timed minutes apart.
+    ///
     /// What bf16 gains is judged beside PyTorch's gain over TF32: Burn's tuner takes TF32 for f32 where that is faster.
     fn goals(&self) -> Goals {
         let found = self.findings;
@@ -164,17 +166,24 @@ impl Report<'_> {
         ] {
             let (name, ratio) = time(of, to);
             let ratio = ratio.filter(|_| of != Fp8Delayed || fp8);
-            goals.add_if_known(&name, ratio, Goal::AtMost(most));
+            let rounds = found.rounds_of_both(of, to);
+            goals.add_timed(&name, ratio, rounds, Goal::AtMost(most));
         }
         let memory = found.memory_ratio(Bf16, Plain).map(|ratio| [ratio; 3]);
         let name = format!("{Bf16}: peak memory, of {Plain}'s");
         goals.add_if_known(&name, memory, Goal::AtMost(0.6));
         let factor = self.theirs.and_then(|theirs| {
-            let theirs = unpaired_ratio(theirs.seconds("TF32")?, theirs.seconds("bf16 autocast")?);
-            Some(unpaired_ratio(found.ratio(Plain, Bf16)?, theirs))
+            let [slow, fast] = ["TF32", "bf16 autocast"].map(|way| theirs.cost(way));
+            let (slow, fast) = (slow?, fast?);
+            let steps = slow.seconds.len().min(fast.seconds.len());
+            let theirs = unpaired_ratio(slow.quartiles(), fast.quartiles());
+            let factor = unpaired_ratio(found.ratio(Plain, Bf16)?, theirs);
+            Some((factor, steps.min(found.rounds_of_both(Plain, Bf16))))
         });
         let name = format!("{Bf16}: how many times as fast as {Plain}, of PyTorch's over TF32");
-        goals.add_if_known(&name, factor, Goal::AtLeast(1.0));
+        if let Some((factor, rounds)) = factor {
+            goals.add_timed(&name, Some(factor), rounds, Goal::AtLeast(1.0));
+        }
         goals
     }
 }
