@@ -1,6 +1,6 @@
 //! Addresses as users and Slurm write them.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use crate::{DdpError, tcp::Place};
 
@@ -25,10 +25,18 @@ pub(crate) fn parse_url(url: &str) -> Result<Option<Place>, DdpError> {
             Ok(Some(Place::Address {
                 host: host.into(),
                 port: port.ok_or_else(|| wrong("the port is not 1 to 65535"))?,
+                local: is_loopback(host),
             }))
         }
         _ => Err(wrong("unknown scheme")),
     }
+}
+
+/// Whether a host is the loopback address, literally. A host's own name says nothing, though it often is a name
+/// of the loopback address on that host.
+pub(super) fn is_loopback(host: &str) -> bool {
+    let address: Result<IpAddr, _> = host.parse();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// The first host of a Slurm host list such as `node[03-07,12],login1`.
@@ -53,14 +61,22 @@ mod tests {
 
     #[test]
     fn urls() {
-        let address = |host: &str, port| {
+        let address = |host: &str, port, local| {
             Some(Place::Address {
                 host: host.into(),
                 port,
+                local,
             })
         };
-        assert_eq!(parse_url("tcp://h:80").unwrap(), address("h", 80));
-        assert_eq!(parse_url("tcp://[::1]:80").unwrap(), address("::1", 80));
+        for (url, host, local) in [
+            ("tcp://h:80", "h", false),
+            ("tcp://10.0.0.1:80", "10.0.0.1", false),
+            ("tcp://LocalHost:80", "LocalHost", true),
+            ("tcp://127.0.1.1:80", "127.0.1.1", true),
+            ("tcp://[::1]:80", "::1", true),
+        ] {
+            assert_eq!(parse_url(url).unwrap(), address(host, 80, local), "{url}");
+        }
         assert_eq!(
             parse_url("file:///a/b").unwrap(),
             Some(Place::File("/a/b".into()))

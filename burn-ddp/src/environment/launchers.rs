@@ -4,62 +4,72 @@
 pub(super) struct Launcher {
     pub(super) name: &'static str,
     pub(super) rank: &'static str,
-    pub(super) world_size: &'static str,
+    /// The first that is set counts.
+    pub(super) world_size: &'static [&'static str],
     pub(super) local_rank: &'static [&'static str],
     pub(super) local_size: &'static [&'static str],
     /// The number of machines.
     pub(super) machines: &'static [&'static str],
+    /// What together tells its job from all others, on every rank alike.
+    pub(super) job: &'static [&'static str],
 }
 
 pub(super) const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: TORCHRUN,
         rank: "RANK",
-        world_size: "WORLD_SIZE",
+        world_size: &["WORLD_SIZE"],
         local_rank: &[LOCAL_RANK],
         local_size: &["LOCAL_WORLD_SIZE"],
         machines: &[],
+        job: &[],
     },
     Launcher {
         name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
-        world_size: "OMPI_COMM_WORLD_SIZE",
+        world_size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         machines: &[],
+        job: &["PMIX_NAMESPACE"],
     },
     Launcher {
         name: "MVAPICH",
         rank: "MV2_COMM_WORLD_RANK",
-        world_size: "MV2_COMM_WORLD_SIZE",
+        world_size: &["MV2_COMM_WORLD_SIZE"],
         local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
         local_size: &["MV2_COMM_WORLD_LOCAL_SIZE"],
         machines: &[],
+        job: &[],
     },
     Launcher {
         name: PMI,
         rank: "PMI_RANK",
-        world_size: "PMI_SIZE",
+        world_size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
         local_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
         machines: &[],
+        job: &[],
     },
     // flux-environment(7).
     Launcher {
         name: "Flux",
         rank: FLUX_RANK,
-        world_size: "FLUX_JOB_SIZE",
+        world_size: &["FLUX_JOB_SIZE"],
         local_rank: &["FLUX_TASK_LOCAL_ID"],
         local_size: &[],
         machines: &["FLUX_JOB_NNODES"],
+        job: &["FLUX_JOB_ID"],
     },
     Launcher {
         name: SLURM,
         rank: "SLURM_PROCID",
-        world_size: "SLURM_NTASKS",
+        // An interactive step's shell has the job's number of tasks in the second.
+        world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: &["SLURM_LOCALID"],
         local_size: &["SLURM_NTASKS_PER_NODE"],
         machines: &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"],
+        job: &[SLURM_JOB, SLURM_STEP],
     },
 ];
 
@@ -67,9 +77,15 @@ pub(super) const TORCHRUN: &str = "torchrun";
 pub(super) const PMI: &str = "PMI";
 pub(super) const SLURM: &str = "Slurm";
 
+pub(super) const SLURM_JOB: &str = "SLURM_JOB_ID";
+
 /// The number of a step within a Slurm job. Slurm sets it in the tasks that srun starts, and not in the
 /// batch script, whose step has no number (slurmstepd's `setup_env`).
 pub(super) const SLURM_STEP: &str = "SLURM_STEP_ID";
+
+/// From here on, numbers stand for what is no step of tasks: the shell of `salloc` (`SLURM_INTERACTIVE_STEP` of
+/// slurm.h), the batch script, what came in by ssh.
+pub(super) const SLURM_NO_STEP: u32 = 0xFFFF_FFF0;
 
 /// A task's number among all tasks of its Flux job.
 pub(super) const FLUX_RANK: &str = "FLUX_TASK_RANK";

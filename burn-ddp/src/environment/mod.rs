@@ -9,12 +9,15 @@ mod launchers;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 pub(crate) use self::address::parse_url;
 use self::{
-    address::first_host,
-    launchers::{FLUX_RANK, LAUNCHERS, LOCAL_RANK, Launcher, PMI, SLURM, SLURM_STEP, TORCHRUN},
+    address::{first_host, is_loopback},
+    launchers::{
+        FLUX_RANK, LAUNCHERS, LOCAL_RANK, Launcher, PMI, SLURM, SLURM_JOB, SLURM_NO_STEP,
+        SLURM_STEP, TORCHRUN,
+    },
 };
 use crate::{Backend, DdpError, tcp::Place};
 
@@ -31,6 +34,8 @@ pub(crate) const TIMEOUT: &str = "BURN_DDP_TIMEOUT";
 pub(crate) const BACKEND: &str = "BURN_DDP_BACKEND";
 /// Set by [`launch`](crate::launch): the process that a rank must not outlive.
 pub(crate) const PARENT: &str = "BURN_DDP_PARENT";
+/// Set by [`launch`](crate::launch): the folder in which a rank says whom it blames for its end.
+pub(crate) const BLAME: &str = "BURN_DDP_BLAME";
 /// Set by [`launch`](crate::launch): how often the job was started again.
 pub(crate) const RESTARTS: &str = "RESTART_COUNT";
 
@@ -61,27 +66,47 @@ fn environment(variable: &str, problem: impl Into<String>) -> DdpError {
     }
 }
 
+/// A port that Slurm's jobs which share a machine do not share, nor steps of one job that run side by side: the
+/// steps are a prime apart.
+fn slurm_port(job: usize, step: u32) -> u16 {
+    const PORTS: u64 = 15_000;
+    let number = job as u64 % PORTS + u64::from(step) * 7919;
+    15_000 + (number % PORTS) as u16
+}
+
 impl<F: Fn(&str) -> Option<String>> Environment<F> {
     /// The launcher that started this process as one of several, or as the one rank of its job.
     fn launcher(&self) -> Option<&'static Launcher> {
+        // Ordinary programs are run by `srun -n 1`, too.
+        self.starter().filter(|launcher| {
+            let world_size = self.first(launcher.world_size);
+            launcher.name != SLURM || world_size.as_deref() != Some("1")
+        })
+    }
+
+    /// The same, and srun where it has started one task.
+    fn starter(&self) -> Option<&'static Launcher> {
         LAUNCHERS.iter().find(|launcher| {
-            let world_size = (self.get)(launcher.world_size);
-            let found = (self.get)(launcher.rank).is_some() && world_size.is_some();
-            // A batch script has these variables too, as if it were task 0, and an ordinary Slurm job of one
-            // task has them. A task that srun has started also has the number of its step.
-            let alone = || world_size.as_deref() == Some("1") || (self.get)(SLURM_STEP).is_none();
             // srun and Flux speak PMI too, which then says nothing of machines, as it does under `mpirun`.
             let in_own_names = || {
-                let task = [SLURM_STEP, FLUX_RANK];
-                !self.has_any(launcher.local_size) && self.has_any(&task)
+                let is_task = self.slurm_step().is_some() || self.has_any(&[FLUX_RANK]);
+                !self.has_any(launcher.local_size) && is_task
             };
-            found
+            self.has_any(&[launcher.rank])
+                && self.has_any(launcher.world_size)
                 && match launcher.name {
-                    SLURM => !alone(),
+                    // A batch script and the shell of `salloc` have these variables too, as if they were task 0.
+                    SLURM => self.slurm_step().is_some(),
                     PMI => !in_own_names(),
                     _ => true,
                 }
         })
+    }
+
+    /// The number of the step in which srun has started this task.
+    fn slurm_step(&self) -> Option<u32> {
+        let step = (self.get)(SLURM_STEP)?.parse().ok()?;
+        (step < SLURM_NO_STEP).then_some(step)
     }
 
     /// Whether a launcher started this process.
@@ -90,7 +115,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     }
 
     pub(crate) fn ranks(&self) -> Result<Ranks, DdpError> {
-        let Some(launcher) = self.launcher() else {
+        let Some(launcher) = self.starter() else {
             let missing = match (self.get)("RANK") {
                 None => "RANK",
                 Some(_) => "WORLD_SIZE",
@@ -102,9 +127,10 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
             ));
         };
         let rank = self.number(launcher.rank)?.unwrap_or(0);
-        let world_size = self.number(launcher.world_size)?.unwrap_or(1);
+        let world_size = self.first_number(launcher.world_size)?.unwrap_or(1);
         if world_size == 0 {
-            return Err(environment(launcher.world_size, "0; expected at least 1"));
+            let names = launcher.world_size.join(" or ");
+            return Err(environment(&names, "0; expected at least 1"));
         }
         if rank >= world_size {
             return Err(environment(
@@ -144,11 +170,19 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     /// Where the ranks meet.
     pub(crate) fn place(&self) -> Result<Place, DdpError> {
         if let Some(url) = (self.get)(RENDEZVOUS) {
-            return parse_url(&url)?.ok_or_else(|| {
+            let place = parse_url(&url)?.ok_or_else(|| {
                 environment(
                     RENDEZVOUS,
                     "env:// would lead back here; name an address or a file",
                 )
+            })?;
+            return Ok(match place {
+                Place::Address { host, port, local } => Place::Address {
+                    host,
+                    port,
+                    local: local && self.is_one_machine()?,
+                },
+                place => place,
             });
         }
         let launcher = self.launcher();
@@ -192,14 +226,20 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                     ));
                 }
                 // Jobs that share a machine should not share a port.
-                _ => match self.number("SLURM_JOB_ID")? {
-                    Some(job) => 15_000 + (job % 15_000) as u16,
+                _ => match self.number(SLURM_JOB)? {
+                    // Under mpirun, only some ranks are in a step.
+                    Some(job) => {
+                        let step = self.slurm_step().filter(|_| is_slurm);
+                        slurm_port(job, step.unwrap_or(0))
+                    }
                     None => DEFAULT_PORT,
                 },
             },
         };
         // As URLs have addresses of version 6.
         let host = host.trim_matches(['[', ']']).to_owned();
+        // Kubeflow gives rank 0 `localhost`, and the others, on other machines, its name.
+        let local = is_loopback(&host) && self.is_one_machine()?;
         let agent = (self.get)("TORCHELASTIC_USE_AGENT_STORE");
         if agent.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             let run = (self.get)("TORCHELASTIC_RUN_ID").unwrap_or_default();
@@ -208,9 +248,21 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                 host,
                 port,
                 prefix: format!("burn-ddp/{run}/{restart}"),
+                local,
             });
         }
-        Ok(Place::Address { host, port })
+        Ok(Place::Address { host, port, local })
+    }
+
+    /// The secret, or where there is none, what tells the launcher's job from others of this user's: then
+    /// their ranks do not meet by mistake.
+    pub(crate) fn secret_of_job(&self) -> String {
+        let job = self.launcher().and_then(|launcher| {
+            let parts = launcher.job.iter().map(|name| (self.get)(name));
+            let parts: Vec<String> = parts.collect::<Option<_>>()?;
+            (!parts.is_empty()).then(|| format!("{} job {}", launcher.name, parts.join(".")))
+        });
+        (self.get)(SECRET).or(job).unwrap_or_default()
     }
 
     pub(crate) fn secret(&self) -> String {
@@ -250,15 +302,29 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         self.number(PARENT)
     }
 
+    /// Where a rank says whom it blames.
+    pub(crate) fn blame(&self) -> Option<PathBuf> {
+        (self.get)(BLAME).map(PathBuf::from)
+    }
+
+    /// Whether the launcher says that all ranks are on this machine.
+    fn is_one_machine(&self) -> Result<bool, DdpError> {
+        match self.launcher() {
+            Some(launcher) => Ok(self.spans_machines(launcher)? == Some(false)),
+            None => Ok(false),
+        }
+    }
+
     /// Whether the ranks are on several machines, if the launcher tells: a missing variable says nothing.
     fn spans_machines(&self, launcher: &Launcher) -> Result<Option<bool>, DdpError> {
-        let world_size = self.number(launcher.world_size)?.unwrap_or(1);
+        let world_size = self.first_number(launcher.world_size)?.unwrap_or(1);
         let local_size = self.first_number(launcher.local_size)?;
         let machines = self.first_number(launcher.machines)?;
-        Ok(match (world_size, local_size, machines) {
+        Ok(match (world_size, machines, local_size) {
             (1, ..) => Some(false),
-            (_, Some(local_size), _) => Some(local_size < world_size),
-            (.., machines) => machines.map(|machines| machines > 1),
+            // Slurm's local size is the most that a machine may have.
+            (_, Some(machines), _) => Some(machines > 1),
+            (.., local_size) => local_size.map(|local_size| local_size < world_size),
         })
     }
 
@@ -273,6 +339,10 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                     .map_err(|_| environment(name, format!("`{text}` is no whole number")))
             })
             .transpose()
+    }
+
+    fn first(&self, names: &[&str]) -> Option<String> {
+        names.iter().find_map(|name| (self.get)(name))
     }
 
     fn first_number(&self, names: &[&str]) -> Result<Option<usize>, DdpError> {

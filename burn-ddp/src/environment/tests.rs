@@ -51,6 +51,7 @@ fn torchrun() {
     let expected = Place::Address {
         host: "10.0.0.1".into(),
         port: 1234,
+        local: false,
     };
     assert_eq!(env.place().unwrap(), expected);
 }
@@ -59,8 +60,11 @@ fn torchrun() {
 fn addresses_of_version_6_may_be_in_brackets() {
     for host in ["::1", "[::1]"] {
         let master = [("MASTER_ADDR", host), ("MASTER_PORT", "1234")];
-        let host = "::1".into();
-        let expected = Place::Address { host, port: 1234 };
+        let expected = Place::Address {
+            host: "::1".into(),
+            port: 1234,
+            local: false,
+        };
         assert_eq!(with(&master).place().unwrap(), expected);
     }
 }
@@ -80,6 +84,7 @@ fn torchruns_agent_holds_the_port() {
         host: "localhost".into(),
         port: 29500,
         prefix: "burn-ddp/none/2".into(),
+        local: false,
     };
     assert_eq!(env.place().unwrap(), expected);
 }
@@ -96,16 +101,150 @@ fn slurm() {
     let expected = Place::Address {
         host: "node07".into(),
         port: 15_000 + (123_456 % 15_000) as u16,
+        local: false,
     };
     assert_eq!(env.place().unwrap(), expected);
 }
 
 #[test]
-fn a_slurm_job_of_one_task_is_not_distributed() {
+fn a_slurm_job_of_one_task_is_not_distributed_and_a_group_of_one() {
     let mut variables = SRUN;
     variables[0].1 = "0";
     variables[1].1 = "1";
-    assert!(!with(&variables).is_distributed());
+    variables[2].1 = "0";
+    let alone = Ranks {
+        rank: 0,
+        world_size: 1,
+        local_rank: 0,
+    };
+    let pmi = [("PMI_RANK", "0"), ("PMI_SIZE", "1")];
+    for more in [&[][..], &pmi] {
+        let variables = [&variables[..], more].concat();
+        assert!(!with(&variables).is_distributed());
+        assert_eq!(with(&variables).ranks().unwrap(), alone);
+    }
+    // A batch script of one task is started by no launcher.
+    assert!(with(&variables[..6]).ranks().is_err());
+}
+
+/// What an interactive step's shell has (`salloc -n 4` with `LaunchParameters=use_interactive_step`), and what srun
+/// makes of that there.
+#[test]
+fn the_shell_of_salloc_is_no_task() {
+    let shell = [
+        ("SLURM_PROCID", "0"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_JOB_ID", "77"),
+        ("SLURM_STEP_NUM_TASKS", "1"),
+        ("SLURM_STEP_ID", "4294967290"),
+        ("SLURM_JOB_NODELIST", "node07"),
+    ];
+    assert!(!with(&shell).is_distributed());
+    assert!(with(&shell).ranks().is_err());
+    // Without the number of the step's tasks, the step's own says it.
+    let mut older = shell;
+    older[4].0 = "OTHER";
+    assert!(!with(&older).is_distributed());
+    // MPICH's mpiexec starts ranks there.
+    let mpiexec = [&shell[..], &[("PMI_RANK", "1"), ("PMI_SIZE", "2")]].concat();
+    assert!(with(&mpiexec).is_distributed());
+    // `srun -n 2` keeps the job's number of tasks where it is told to.
+    let mut task = shell;
+    task[0].1 = "1";
+    task[4].1 = "2";
+    task[5].1 = "3";
+    let ranks = with(&task).ranks().unwrap();
+    assert_eq!((ranks.rank, ranks.world_size), (1, 2));
+}
+
+#[test]
+fn steps_of_a_slurm_job_do_not_meet() {
+    let step = |step: &'static str| {
+        let mut variables = SRUN;
+        variables[6].1 = step;
+        let env = with(&variables);
+        let Place::Address { port, .. } = env.place().unwrap() else {
+            panic!("Slurm has no store");
+        };
+        (port, env.secret_of_job())
+    };
+    let steps: Vec<_> = ["0", "1", "2", "15000"].map(step).into();
+    assert_eq!(steps[0], step("0"));
+    for (at, (port, secret)) in steps.iter().enumerate() {
+        assert!((15_000..30_000).contains(port));
+        for (other_port, other_secret) in &steps[..at] {
+            assert_ne!(secret, other_secret);
+            // There are so many ports.
+            assert!(port != other_port || at == 3);
+        }
+    }
+    // The next job's first step is not this one's second.
+    let mut next = SRUN;
+    next[5].1 = "123457";
+    let Place::Address { port, .. } = with(&next).place().unwrap() else {
+        panic!("Slurm has no store");
+    };
+    assert!(steps.iter().all(|(other, _)| *other != port));
+}
+
+#[test]
+fn a_jobs_own_name_stands_in_for_a_secret() {
+    let open_mpi = [
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("PMIX_NAMESPACE", "prterun-node07-17@1"),
+        ("MASTER_ADDR", "node07"),
+    ];
+    let name = with(&open_mpi).secret_of_job();
+    assert!(name.contains("prterun-node07-17@1"), "{name}");
+    let secret = [&open_mpi[..], &[(SECRET, "s")]].concat();
+    assert_eq!(with(&secret).secret_of_job(), "s");
+    // Which of a job's ranks are in a step of Slurm's is none of mpirun's business.
+    let mut both = [&open_mpi[..], &SRUN].concat();
+    both[10].1 = "4";
+    assert_eq!(with(&both).secret_of_job(), name);
+    assert_eq!(both[10].0, "SLURM_STEP_ID");
+    let without_step = with(&both[..10]).place().unwrap();
+    assert_eq!(without_step, with(&both).place().unwrap());
+    // One `srun` for each machine's launcher: the steps differ, the job is the same.
+    let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2")];
+    let torchrun = [&torchrun[..], &SRUN].concat();
+    assert_eq!(with(&torchrun).secret_of_job(), "");
+    assert_eq!(with(&[]).secret_of_job(), "");
+}
+
+/// Kubeflow's PyTorchJob: the pod of rank 0 has MASTER_ADDR=localhost, the others its name.
+#[test]
+fn a_loopback_address_is_one_machine_where_the_launcher_says_so() {
+    let master = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "4"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "1234"),
+    ];
+    let url = [(RENDEZVOUS, "tcp://127.0.0.1:1234")];
+    let store = [("TORCHELASTIC_USE_AGENT_STORE", "True")];
+    for more in [&[][..], &url, &store] {
+        for (ranks_here, expected) in [(None, false), (Some("2"), false), (Some("4"), true)] {
+            let mut variables = [&master[..], more].concat();
+            variables.extend(ranks_here.map(|ranks| ("LOCAL_WORLD_SIZE", ranks)));
+            let place = with(&variables).place().unwrap();
+            let (Place::Address { local, .. } | Place::TorchStore { local, .. }) = place else {
+                panic!("{place:?}");
+            };
+            assert_eq!(local, expected, "{variables:?}");
+        }
+    }
+    // Slurm's number of tasks for each node is the most that one has.
+    let slurm = |machines| {
+        let mut variables = [&SRUN[..], &[("MASTER_ADDR", "localhost")]].concat();
+        variables[3].1 = "8";
+        variables.push(("SLURM_STEP_NUM_NODES", machines));
+        let place = with(&variables).place().unwrap();
+        matches!(place, Place::Address { local: true, .. })
+    };
+    assert!(slurm("1") && !slurm("2"));
 }
 
 #[test]
@@ -166,6 +305,7 @@ fn mpi_on_one_machine_needs_no_address_but_on_several_it_does() {
         let expected = Place::Address {
             host: "127.0.0.1".into(),
             port: DEFAULT_PORT,
+            local: true,
         };
         assert_eq!(with(&variables).place().unwrap(), expected);
         assert_eq!(with(&variables).ranks().unwrap().local_rank, 1);
@@ -217,6 +357,7 @@ fn flux() {
     let expected = Place::Address {
         host: "127.0.0.1".into(),
         port: DEFAULT_PORT,
+        local: true,
     };
     assert_eq!(with(&on("1")).place().unwrap(), expected);
     // `mpirun` inside a job of Flux's.

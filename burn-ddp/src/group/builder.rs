@@ -61,7 +61,8 @@ impl GroupBuilder {
         self
     }
 
-    /// The secret that all ranks of the job must know. Default: `BURN_DDP_SECRET`, or none.
+    /// The secret that all ranks of the job must know. Default: `BURN_DDP_SECRET`, or none. Where there is
+    /// none, [`init`](Self::init) still tells jobs and steps of Slurm, Flux and Open MPI apart, by their numbers.
     ///
     /// It keeps strangers out (each side proves that it knows it, and never sends it), but messages
     /// are not encrypted.
@@ -109,9 +110,14 @@ impl GroupBuilder {
         if let Some(parent) = environment.parent()? {
             launch::die_with(parent)?;
         }
+        let secret = self.secret.clone();
+        let settings = Self {
+            secret: secret.or_else(|| Some(environment.secret_of_job())),
+            ..self
+        };
         match ranks.world_size {
-            1 => self.join(None, ranks),
-            _ => self.join(Some(environment.place()?), ranks),
+            1 => settings.join(None, ranks),
+            _ => settings.join(Some(environment.place()?), ranks),
         }
     }
 
@@ -181,8 +187,8 @@ impl GroupBuilder {
 }
 
 /// Whether a launcher started this process as a rank of a job, so that
-/// [`ProcessGroup::init`] will find it. A Slurm job of a single task does not count, nor does a batch script
-/// of Slurm's that starts ranks itself.
+/// [`ProcessGroup::init`] will find it. A single task of `srun` does not count (though `init` makes it a group
+/// of one), nor does a batch script of Slurm's, or the shell of `salloc`, that starts ranks itself.
 pub fn is_distributed_env() -> bool {
     environment::process().is_distributed()
 }

@@ -16,10 +16,13 @@
 //! The ranks of one machine find each other through a file in a temporary folder, so that no port has to be
 //! chosen in advance; a random secret keeps strangers out.
 
+mod blame;
+mod failures;
 mod output;
 mod parent;
 mod processes;
 mod signals;
+mod stops;
 
 use std::{
     env,
@@ -29,7 +32,7 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use self::parent::die_with;
+pub(crate) use self::{blame::blame, parent::die_with};
 use self::{processes::Processes, signals::Signals};
 use crate::{DdpError, ProcessGroup, environment, is_distributed_env};
 
@@ -102,6 +105,10 @@ impl LaunchOptions {
     }
 
     /// Whether to put the rank before each line of output.
+    ///
+    /// Without that, what ranks write to stdout still goes through this process where it goes to a terminal: a
+    /// program that takes over its terminal, as burn-train's dashboard does, would be stopped there. burn-train
+    /// prints its progress instead.
     pub fn prefix_output(mut self, prefix: bool) -> Self {
         self.prefix = prefix;
         self
@@ -188,12 +195,18 @@ pub fn spawn_self(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> 
 /// by which Slurm tells that the time is nearly over; afterwards, these do what they did before. When a rank fails,
 /// the others are ended, and all are started again where that was [asked for](LaunchOptions::max_restarts).
 /// What a rank leaves running has the same [grace](LaunchOptions::grace). The ranks end with this process,
-/// however it ends ([`ProcessGroup::init`] sees to it). They have no input from a terminal.
+/// however it ends ([`ProcessGroup::init`] sees to it).
+///
+/// A second Ctrl-C (or SIGTERM, or another that asks to end), from a fifth of a second after the first on, kills the
+/// ranks at once.
+///
+/// Ranks have no terminal: no input from one, and one that wants to set it up (by /dev/tty) is stopped by the system.
+/// Whatever stops a rank, stderr says so once (on Linux).
 ///
 /// # Errors
 ///
-/// [`DdpError::RankFailed`] with the rank that failed first, in the last attempt, or [`DdpError::Io`] when a process could
-/// not be started.
+/// [`DdpError::RankFailed`] with the rank that failed first, in the last attempt (a rank whose group ended by the fault
+/// of another one of this machine comes after that one), or [`DdpError::Io`] when a process could not be started.
 pub fn spawn(
     program: impl AsRef<OsStr>,
     ranks: usize,
@@ -241,6 +254,7 @@ fn start(
     let folder = tempfile::tempdir()
         .map_err(|error| DdpError::io("making a folder for the rendezvous", error))?;
     let rendezvous = format!("file://{}", folder.path().join("master").display());
+    let blame = folder.path().to_owned();
     let secret = format!("{:032x}", rand::random::<u128>());
     let mut processes = Processes::new(folder);
     for local_rank in 0..ranks {
@@ -254,6 +268,7 @@ fn start(
             .env("LOCAL_WORLD_SIZE", ranks.to_string())
             .env(environment::RESTARTS, restarts.to_string())
             .env(environment::PARENT, std::process::id().to_string())
+            .env(environment::BLAME, &blame)
             .env_remove("TORCHELASTIC_USE_AGENT_STORE");
         match &options.master {
             Some((host, port)) => {

@@ -1,5 +1,5 @@
-//! What a rank writes, copied line by line, each after the rank's number. A progress bar's lines end where it begins
-//! anew.
+//! What a rank writes, copied as it comes, or line by line, each after the rank's number. A progress bar's lines end
+//! where it begins anew.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -25,31 +25,31 @@ pub(super) struct Output {
 }
 
 impl Output {
+    /// With a rank, that is put before each line.
     pub(super) fn copy(
-        rank: usize,
+        rank: Option<usize>,
         output: impl Read + Send + 'static,
         sink: impl Fn() -> Box<dyn Write> + Send + 'static,
     ) -> Self {
         let (read, written) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         let counts = (read.clone(), written.clone());
         let thread = thread::spawn(move || {
-            let mut lines = BufReader::new(output);
-            let mut line = Vec::new();
+            let mut from = BufReader::new(output);
+            let mut piece = Vec::new();
             // Whether the last line ended where it is to begin anew.
             let mut returned = false;
-            while let Ok(bytes @ 1..) = read_line(&mut lines, &mut line) {
+            while let Ok(bytes @ 1..) = read_piece(&mut from, &mut piece, rank.is_some()) {
                 counts.0.fetch_add(bytes as u64, Ordering::SeqCst);
-                let mut whole = match returned && line == b"\n" {
-                    true => Vec::new(),
-                    false => format!("[{rank}] ").into_bytes(),
-                };
-                returned = line.last() == Some(&b'\r');
-                if !returned && line.last() != Some(&b'\n') {
-                    line.push(b'\n');
+                if let Some(rank) = rank {
+                    piece = numbered(rank, &piece, returned);
+                    returned = piece.last() == Some(&b'\r');
                 }
-                whole.append(&mut line);
-                // A closed output is the reader's wish.
-                let _ = sink().write_all(&whole);
+                let mut sink = sink();
+                let written = sink.write_all(&piece);
+                // Stdout keeps back what does not end a line, as the state of a progress bar. A closed output is the
+                // reader's wish.
+                let _ = written.and_then(|()| sink.flush());
+                piece.clear();
                 counts.1.fetch_add(bytes as u64, Ordering::SeqCst);
             }
         });
@@ -72,18 +72,32 @@ impl Output {
     }
 }
 
-/// Reads to the end of a line, or to where it begins anew; returns the number of bytes.
-fn read_line(from: &mut impl BufRead, into: &mut Vec<u8>) -> io::Result<usize> {
+/// A line after the rank's number. What ends one that was to begin anew is no line of its own.
+fn numbered(rank: usize, line: &[u8], returned: bool) -> Vec<u8> {
+    let mut whole = match returned && line == b"\n" {
+        true => Vec::new(),
+        false => format!("[{rank}] ").into_bytes(),
+    };
+    whole.extend_from_slice(line);
+    if !matches!(line.last(), Some(b'\r' | b'\n')) {
+        whole.push(b'\n');
+    }
+    whole
+}
+
+/// Reads what there is, or to the end of a line, or to where it begins anew; returns the number of bytes.
+fn read_piece(from: &mut impl BufRead, into: &mut Vec<u8>, line: bool) -> io::Result<usize> {
     let mut read = 0;
     loop {
         let there = match from.fill_buf() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             there => there?,
         };
-        let end = there.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+        let is_end = |byte: &u8| line && matches!(byte, b'\n' | b'\r');
+        let end = there.iter().position(is_end);
         let taken = end.map_or(there.len(), |end| end + 1);
         into.extend_from_slice(&there[..taken]);
-        let is_over = taken == 0 || end.is_some();
+        let is_over = taken == 0 || end.is_some() || !line;
         from.consume(taken);
         read += taken;
         if is_over {
@@ -117,10 +131,10 @@ impl Rest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use std::{io::LineWriter, sync::Mutex};
 
-    /// What is copied of a rank's output that comes in these pieces.
-    fn copied(pieces: &[&str]) -> String {
+    /// What is there of a rank's output that came in these pieces, before its writer ends.
+    fn copied(rank: Option<usize>, pieces: &[&str]) -> String {
         struct Pieces(Vec<Vec<u8>>);
 
         impl Read for Pieces {
@@ -134,42 +148,46 @@ mod tests {
             }
         }
 
-        #[derive(Clone, Default)]
-        struct Sink(Arc<Mutex<Vec<u8>>>);
+        /// A writer that keeps lines back until they end, as stdout does.
+        #[derive(Clone)]
+        struct Sink(Arc<Mutex<LineWriter<Vec<u8>>>>);
 
         impl Write for Sink {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.0.lock().unwrap().extend_from_slice(bytes);
-                Ok(bytes.len())
+                self.0.lock().unwrap().write(bytes)
             }
 
             fn flush(&mut self) -> io::Result<()> {
-                Ok(())
+                self.0.lock().unwrap().flush()
             }
         }
 
         let pieces = Pieces(pieces.iter().map(|piece| (*piece).into()).collect());
-        let sink = Sink::default();
+        let sink = Sink(Arc::new(Mutex::new(LineWriter::new(Vec::new()))));
         let written = sink.clone();
-        let output = Output::copy(3, pieces, move || Box::new(sink.clone()));
+        let output = Output::copy(rank, pieces, move || Box::new(sink.clone()));
         output.thread.join().unwrap();
-        let written = written.0.lock().unwrap().clone();
+        let written = written.0.lock().unwrap().get_ref().clone();
         String::from_utf8(written).unwrap()
     }
 
     #[test]
     fn each_line_has_the_rank_before_it() {
-        assert_eq!(copied(&["a\nb", "c\n\nd"]), "[3] a\n[3] bc\n[3] \n[3] d\n");
-        assert_eq!(copied(&[]), "");
+        let pieces = ["a\nb", "c\n\nd"];
+        let lines = "[3] a\n[3] bc\n[3] \n[3] d\n";
+        assert_eq!(copied(Some(3), &pieces), lines);
+        assert_eq!(copied(None, &pieces), "a\nbc\n\nd");
+        assert_eq!(copied(Some(3), &[]), "");
     }
 
     /// Nothing waits for the end of a bar, which is a line of hours.
     #[test]
     fn progress_bars_move() {
-        assert_eq!(copied(&["10 %\r", "20 %\r"]), "[3] 10 %\r[3] 20 %\r");
-        assert_eq!(
-            copied(&["100 %\r", "\nend\r\n"]),
-            "[3] 100 %\r\n[3] end\r\n"
-        );
+        let bar = ["10 %\r", "20 %\r"];
+        assert_eq!(copied(Some(3), &bar), "[3] 10 %\r[3] 20 %\r");
+        assert_eq!(copied(None, &bar), "10 %\r20 %\r");
+        let end = ["100 %\r", "\nend\r\n"];
+        assert_eq!(copied(Some(3), &end), "[3] 100 %\r\n[3] end\r\n");
+        assert_eq!(copied(None, &end), "100 %\r\nend\r\n");
     }
 }

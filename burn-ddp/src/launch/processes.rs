@@ -18,21 +18,28 @@ use nix::{
 use tempfile::TempDir;
 
 use super::{
+    blame,
+    failures::{End, Failures},
     output::Output,
     signals::{Signals, ends},
+    stops,
 };
 use crate::DdpError;
 
 /// How often the launcher looks after its processes.
 const LOOK: Duration = Duration::from_millis(10);
+/// Signals that ask to end count as one for so long: `timeout` and some shells send theirs to a process and to its
+/// group.
+const ONE: Duration = Duration::from_millis(200);
 
 /// The processes of the ranks. They are killed when this is dropped.
 pub(super) struct Processes {
     running: Vec<Rank>,
     output: Vec<Output>,
-    interrupted: bool,
-    /// Where they meet.
-    _folder: TempDir,
+    /// When a signal first asked the job to end.
+    interrupted: Option<Instant>,
+    /// Where they meet, and say whom they blame.
+    folder: TempDir,
 }
 
 struct Rank {
@@ -40,6 +47,8 @@ struct Rank {
     child: Child,
     /// The child has ended, but not yet all that it has started.
     ended: bool,
+    /// A signal has stopped it, and the user knows.
+    stopped: bool,
 }
 
 impl Rank {
@@ -63,14 +72,14 @@ impl Processes {
         Self {
             running: Vec::new(),
             output: Vec::new(),
-            interrupted: false,
-            _folder: folder,
+            interrupted: None,
+            folder,
         }
     }
 
     /// Whether a signal asked the job to end.
     pub(super) fn interrupted(&self) -> bool {
-        self.interrupted
+        self.interrupted.is_some()
     }
 
     pub(super) fn start(
@@ -84,22 +93,28 @@ impl Processes {
             // A group in the background that reads from a terminal is stopped.
             command.stdin(Stdio::null());
         }
+        // Programs that find a terminal there may want to set it up, which stops a group in the background, too.
+        if prefix || io::stdout().is_terminal() {
+            command.stdout(Stdio::piped());
+        }
         if prefix {
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.stderr(Stdio::piped());
         }
         let mut child = command.spawn()?;
+        let before_lines = prefix.then_some(number);
         if let Some(output) = child.stdout.take() {
             let sink = || Box::new(io::stdout()) as _;
-            self.output.push(Output::copy(number, output, sink));
+            self.output.push(Output::copy(before_lines, output, sink));
         }
         if let Some(output) = child.stderr.take() {
             let sink = || Box::new(io::stderr()) as _;
-            self.output.push(Output::copy(number, output, sink));
+            self.output.push(Output::copy(before_lines, output, sink));
         }
         self.running.push(Rank {
             number,
             child,
             ended: false,
+            stopped: false,
         });
         Ok(())
     }
@@ -110,26 +125,21 @@ impl Processes {
         signals: &mut Signals,
         grace: Duration,
     ) -> Result<(), DdpError> {
-        let mut failure: Option<(usize, ExitStatus)> = None;
+        let mut failures = Failures::default();
         let mut next: Option<(Instant, Signal)> = None;
         while !self.running.is_empty() {
             for signal in signals.pending() {
-                self.signal(signal);
-                if ends(signal) {
-                    self.interrupted = true;
-                    next.get_or_insert((Instant::now() + grace, Signal::SIGTERM));
-                }
+                self.pass_on(signal);
             }
             let ended = self.ended()?;
-            // A rank that was killed explains the errors of the others, if it is among them.
-            let failed = ended
-                .iter()
-                .filter(|(_, status)| !status.success())
-                .max_by_key(|(_, status)| status.signal().is_some());
-            if let (None, Some(failed)) = (&failure, failed) {
-                failure = Some(*failed);
+            self.tell_of_stops();
+            // Those that were ended are no failures.
+            let on_their_own = !matches!(next, Some((_, Signal::SIGKILL)));
+            if on_their_own || failures.is_empty() {
+                failures.add(ended);
             }
-            if failure.is_some() || self.running.iter().all(|rank| rank.ended) {
+            let is_ending = self.interrupted() || !failures.is_empty();
+            if is_ending || self.running.iter().all(|rank| rank.ended) {
                 // Whoever is left has this long.
                 next.get_or_insert((Instant::now() + grace, Signal::SIGTERM));
             }
@@ -137,16 +147,13 @@ impl Processes {
                 && Instant::now() >= at
             {
                 self.signal(signal);
-                if signal == Signal::SIGKILL {
-                    // A zombie that nobody waits for keeps its group for ever.
-                    self.running.retain(|rank| !rank.ended);
-                }
                 next = Some((Instant::now() + grace, Signal::SIGKILL));
             }
             thread::sleep(LOOK);
         }
         self.finish_output(signals);
-        failure.map_or(Ok(()), |(rank, status)| {
+        let blamed_by = |rank| blame::blamed_by(rank, self.folder.path());
+        failures.first(blamed_by).map_or(Ok(()), |(rank, status)| {
             Err(DdpError::RankFailed {
                 rank,
                 status: describe(status),
@@ -156,7 +163,7 @@ impl Processes {
     }
 
     /// The children that have ended since the last time.
-    fn ended(&mut self) -> Result<Vec<(usize, ExitStatus)>, DdpError> {
+    fn ended(&mut self) -> Result<Vec<End>, DdpError> {
         let mut ended = Vec::new();
         for rank in self.running.iter_mut().filter(|rank| !rank.ended) {
             let status = rank.child.try_wait().map_err(|error| {
@@ -169,8 +176,37 @@ impl Processes {
         Ok(ended)
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Says on stderr which ranks a signal has stopped. Not in the log, which the command has none of.
+    fn tell_of_stops(&mut self) {
+        for rank in self.running.iter_mut().filter(|rank| !rank.ended) {
+            if let Some(signal) = stops::stopped_by(rank.group())
+                && !rank.stopped
+            {
+                rank.stopped = true;
+                let what = stops::describe(rank.number, rank.group(), signal);
+                eprintln!("burn-ddp: {what}");
+            }
+        }
+    }
+
+    /// Hands a signal that has come to the ranks. Who asks for the end once more wants it at once.
+    fn pass_on(&mut self, signal: Signal) {
+        let signal = match self.interrupted {
+            Some(at) if ends(signal) && at.elapsed() >= ONE => Signal::SIGKILL,
+            _ => signal,
+        };
+        self.signal(signal);
+        if ends(signal) {
+            self.interrupted.get_or_insert_with(Instant::now);
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) {
         self.running.iter().for_each(|rank| rank.signal(signal));
+        if signal == Signal::SIGKILL {
+            // A zombie that nobody waits for keeps its group for ever.
+            self.running.retain(|rank| !rank.ended);
+        }
     }
 
     /// Waits for the last lines, unless a signal asks this process to end.
@@ -179,7 +215,9 @@ impl Processes {
         loop {
             outputs.retain_mut(|output| output.is_coming());
             let interrupted = signals.pending().into_iter().any(ends);
-            self.interrupted |= interrupted;
+            if interrupted {
+                self.interrupted.get_or_insert_with(Instant::now);
+            }
             if outputs.is_empty() || interrupted {
                 return;
             }

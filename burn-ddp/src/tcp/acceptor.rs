@@ -3,18 +3,18 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    io,
+    io::{self, PipeReader, PipeWriter},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use nix::poll::{PollFd, PollFlags, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
     descriptors,
@@ -47,7 +47,6 @@ struct Shared {
     arrivals: Mutex<Arrivals>,
     arrived: Condvar,
     strangers: Mutex<Strangers>,
-    stop: AtomicBool,
 }
 
 /// Callers who have proved nothing yet, those who came first in front.
@@ -81,6 +80,8 @@ impl Strangers {
 pub(crate) struct Acceptor {
     shared: Arc<Shared>,
     port: u16,
+    /// Closed to end the thread, which may be waiting for callers.
+    life: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -94,15 +95,16 @@ impl Acceptor {
             arrivals: Mutex::default(),
             arrived: Condvar::new(),
             strangers: Mutex::default(),
-            stop: AtomicBool::new(false),
         });
+        let (end, life) = io::pipe()?;
         let thread = thread::Builder::new().name("ddp-accept".into()).spawn({
             let shared = shared.clone();
-            move || accept(&listener, &shared)
+            move || accept(&listener, &end, &shared)
         })?;
         Ok(Self {
             shared,
             port,
+            life: Some(life),
             thread: Some(thread),
         })
     }
@@ -191,7 +193,7 @@ impl Acceptor {
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(self.life.take());
         if let Some(thread) = self.thread.take() {
             // The thread does not panic; a failed join leaves nothing to do.
             let _ = thread.join();
@@ -199,14 +201,20 @@ impl Drop for Acceptor {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+/// Takes in callers until the pipe `end` is closed.
+fn accept(listener: &TcpListener, end: &PipeReader, shared: &Arc<Shared>) {
     // Since when there have been no descriptors.
     let mut used_up: Option<Instant> = None;
-    while !shared.stop.load(Ordering::SeqCst) {
-        let mut wanted = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-        // Waking up now and then to look at `stop` is all the clean-up a listener needs.
-        if !matches!(poll(&mut wanted, 50u16), Ok(ready) if ready > 0) {
+    loop {
+        let wanted = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut wanted = [wanted(listener.as_fd()), wanted(end.as_fd())];
+        if poll(&mut wanted, PollTimeout::NONE).is_err() {
+            // A signal came, or the system is short of memory.
+            thread::sleep(Duration::from_millis(1));
             continue;
+        }
+        if wanted[1].any() == Some(true) {
+            return;
         }
         let accepted = listener
             .accept()

@@ -26,7 +26,7 @@ use self::{
     peer::{ABORT, GOODBYE, LEFT, LONGEST, Peer, calls, entry},
     watch::watch,
 };
-use crate::{Call, CallKind, DdpError, transport::Deadline};
+use crate::{Call, CallKind, DdpError, launch, transport::Deadline};
 
 /// How often a rank tells that it lives.
 const HEARTBEAT: Duration = Duration::from_millis(250);
@@ -272,6 +272,7 @@ impl Shared {
         for peer in state.peers.values_mut() {
             peer.push(ABORT, &text);
         }
+        launch::blame(self.rank, &fault);
         state.fault = Some(fault.clone());
         // Only fails when it is closed already, which is what is wanted.
         let _ = self.fault_start.shutdown(std::net::Shutdown::Both);

@@ -161,7 +161,10 @@ impl Verdict {
         match self {
             Self::Welcome => "it was welcome",
             Self::Version => "the other side speaks another version of the protocol",
-            Self::Secret => "the job secrets differ (BURN_DDP_SECRET)",
+            Self::Secret => {
+                "the other side is of another job, or the job secrets differ (give each job a MASTER_PORT of its \
+                 own, and all its ranks the same BURN_DDP_SECRET)"
+            }
             Self::WorldSize => "the world sizes differ",
             Self::RankRange => "its rank is not below the world size",
             Self::DuplicateRank => "another process has the same rank",

@@ -30,7 +30,12 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Rank 0 listens right there.
-    Address { host: String, port: u16 },
+    Address {
+        host: String,
+        port: u16,
+        /// Whether all ranks are on one machine for certain.
+        local: bool,
+    },
     /// A file that all ranks, of one machine, see. Rank 0 listens on a port of its own choice.
     File(PathBuf),
     /// The store that torchrun's agent serves on rank 0's machine, and the prefix of our keys there. Rank
@@ -39,13 +44,15 @@ pub(crate) enum Place {
         host: String,
         port: u16,
         prefix: String,
+        /// Whether all ranks are on one machine for certain.
+        local: bool,
     },
 }
 
 impl Place {
     fn describe(&self) -> String {
         match self {
-            Self::Address { host, port } => format!("{host}:{port}"),
+            Self::Address { host, port, .. } => format!("{host}:{port}"),
             Self::File(path) => format!("(address read from {})", path.display()),
             Self::TorchStore { host, port, .. } => {
                 format!("(address read from torchrun's store at {host}:{port})")
@@ -53,16 +60,10 @@ impl Place {
         }
     }
 
-    /// Whether all ranks are on one machine for certain. A host's own name says nothing, though it often
-    /// is a name of the loopback address on that host.
     fn is_local(&self) -> bool {
         match self {
             Self::File(_) => true,
-            Self::Address { host, .. } | Self::TorchStore { host, .. } => {
-                let address: Result<IpAddr, _> = host.parse();
-                host.eq_ignore_ascii_case("localhost")
-                    || address.is_ok_and(|address| address.is_loopback())
-            }
+            Self::Address { local, .. } | Self::TorchStore { local, .. } => *local,
         }
     }
 
@@ -110,7 +111,7 @@ pub(crate) fn meet(place: &Place, own: &Identity, deadline: Deadline) -> Result<
 fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpError> {
     let world_size = own.world_size;
     let listener = match place {
-        Place::Address { host, port } => bind_one(place, host, *port, *port, deadline)?,
+        Place::Address { host, port, .. } => bind_one(place, host, *port, *port, deadline)?,
         Place::File(_) => bind((Ipv4Addr::LOCALHOST, 0).into())?,
         Place::TorchStore { host, port, .. } => bind_one(place, host, *port, 0, deadline)?,
     };
@@ -120,7 +121,9 @@ fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
     match place {
         Place::Address { .. } => {}
         Place::File(path) => publish(path, &address.to_string())?,
-        Place::TorchStore { host, port, prefix } => {
+        Place::TorchStore {
+            host, port, prefix, ..
+        } => {
             // The port alone: the others know by which name they reach this machine.
             TorchStore::connect(host, *port, deadline)?
                 .set(&format!("{prefix}/port"), &address.port().to_string())?;
@@ -235,12 +238,14 @@ fn register_at_one(
 /// The addresses at which the master may be.
 fn locate(place: &Place, deadline: Deadline) -> Result<Vec<SocketAddr>, Attempt> {
     match place {
-        Place::Address { host, port } => resolve(host, *port).map_err(Attempt::Again),
+        Place::Address { host, port, .. } => resolve(host, *port).map_err(Attempt::Again),
         Place::File(path) => match fs::read_to_string(path) {
             Ok(text) => Ok(vec![parse(&text, "address")?]),
             Err(error) => Err(Attempt::Again(error.to_string())),
         },
-        Place::TorchStore { host, port, prefix } => {
+        Place::TorchStore {
+            host, port, prefix, ..
+        } => {
             let mut store = TorchStore::connect(host, *port, deadline).map_err(Attempt::Failed)?;
             match store
                 .get(&format!("{prefix}/port"))

@@ -57,14 +57,16 @@ fn a_rank_that_never_connects_is_missing() {
 
 #[test]
 fn ranks_listen_on_loopback_only_where_all_are_on_one_machine_for_certain() {
-    let place = |host: &str| Place::Address {
+    let place = |host: &str, local| Place::Address {
         host: host.into(),
         port: 1,
+        local,
     };
-    let store = |host: &str| Place::TorchStore {
+    let store = |host: &str, local| Place::TorchStore {
         host: host.into(),
         port: 1,
         prefix: String::new(),
+        local,
     };
     let listens = |place: &Place, ip: &str| place.listening_ip(ip.parse().unwrap()).to_string();
     for make in [place, store] {
@@ -74,13 +76,16 @@ fn ranks_listen_on_loopback_only_where_all_are_on_one_machine_for_certain() {
             ("127.0.1.1", "127.0.1.1"),
             ("::1", "::1"),
         ] {
-            assert_eq!(listens(&make(host), ip), ip, "{host}");
+            assert_eq!(listens(&make(host, true), ip), ip, "{host}");
+            // The other ranks may know rank 0's machine by another name.
+            let all = if ip == "::1" { "::" } else { "0.0.0.0" };
+            assert_eq!(listens(&make(host, false), ip), all, "{host}");
         }
         // A host's own name, in a file of hosts as Debian writes it.
-        assert_eq!(listens(&make("node01"), "127.0.1.1"), "0.0.0.0");
-        assert_eq!(listens(&make("node01"), "::1"), "::");
-        assert_eq!(listens(&make("node01"), "10.0.0.1"), "0.0.0.0");
-        assert_eq!(listens(&make("10.0.0.1"), "10.0.0.1"), "0.0.0.0");
+        assert_eq!(listens(&make("node01", false), "127.0.1.1"), "0.0.0.0");
+        assert_eq!(listens(&make("node01", false), "::1"), "::");
+        assert_eq!(listens(&make("node01", false), "10.0.0.1"), "0.0.0.0");
+        assert_eq!(listens(&make("10.0.0.1", true), "10.0.0.1"), "0.0.0.0");
     }
     let file = Place::File("/tmp/master".into());
     assert_eq!(listens(&file, "127.0.0.1"), "127.0.0.1");

@@ -70,7 +70,7 @@ pub(crate) fn played(scenario: &str) -> bool {
             println!("ENDED {error}");
             std::process::exit(1)
         }
-        _ => return false,
+        _ => return crate::first_failure::played(scenario),
     };
     true
 }

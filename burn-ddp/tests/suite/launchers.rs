@@ -179,8 +179,72 @@ fn a_local_rank_is_the_rank_unless_another_is_named() {
     }
 }
 
+/// Kubeflow's PyTorchJob gives rank 0 `localhost`, and the others, on other machines, its name. All of 127.0.0.0/8 is
+/// this machine on Linux.
+#[cfg(target_os = "linux")]
+#[test]
+fn rank_0_is_found_where_it_is_told_localhost_and_the_others_another_address() {
+    let port = free_port().to_string();
+    let ranks = ["localhost", "127.0.0.2"].into_iter().enumerate();
+    let ranks: Vec<Rank> = ranks
+        .map(|(rank, master)| {
+            let mut command = player("sum");
+            command
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", "2")
+                .env_remove("LOCAL_WORLD_SIZE")
+                .env("MASTER_ADDR", master)
+                .env("MASTER_PORT", &port)
+                .env("BURN_DDP_TIMEOUT", "20");
+            Rank(command.spawn().unwrap())
+        })
+        .collect();
+    for rank in ranks {
+        let (success, output) = rank.finish(Duration::from_secs(60));
+        assert!(success && output.contains("RESULT ok 2 2"), "{output}");
+    }
+}
+
+/// A task as srun starts it.
+fn task(job: &str, step: &str, rank: usize, tasks: usize, port: u16) -> Rank {
+    let mut command = player("sum");
+    command
+        .env("SLURM_JOB_ID", job)
+        .env("SLURM_STEP_ID", step)
+        .env("SLURM_PROCID", rank.to_string())
+        .env("SLURM_LOCALID", rank.to_string())
+        .env("SLURM_NTASKS", tasks.to_string())
+        .env("SLURM_STEP_NUM_TASKS", tasks.to_string())
+        .env("SLURM_STEP_NUM_NODES", "1")
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("BURN_DDP_TIMEOUT", "30");
+    Rank(command.spawn().unwrap())
+}
+
+#[test]
+fn steps_of_one_job_that_meet_at_one_port_do_not_mix() {
+    let port = free_port();
+    let first = task("7", "0", 0, 2, port);
+    let stranger = task("7", "1", 1, 2, port);
+    let (success, output) = stranger.finish(Duration::from_secs(60));
+    assert!(!success);
+    assert!(output.contains("rank 1 was refused"), "{output}");
+    assert!(output.contains("another job"), "{output}");
+    for rank in [task("7", "0", 1, 2, port), first] {
+        let (success, output) = rank.finish(Duration::from_secs(60));
+        assert!(success && output.contains("RESULT ok 2 2"), "{output}");
+    }
+}
+
+#[test]
+fn one_task_of_srun_is_a_group_of_one() {
+    let (success, output) = task("7", "0", 0, 1, 1).finish(Duration::from_secs(60));
+    assert!(success && output.contains("RESULT ok 0.5 0.5"), "{output}");
+}
+
 /// Whether a program is on the PATH.
-fn is_installed(program: &str) -> bool {
+pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

@@ -32,10 +32,11 @@ fn afterwards_signals_do_what_they_did_before() {
     }
 }
 
-/// The command, with scripts as ranks that say something at first; once all have, what it is told.
-fn scripts(script: &str, signals: &[Signal]) -> (bool, String) {
+/// The command, with scripts as ranks that say something at first; once all have, what it is told, and how long it
+/// hears nothing more.
+fn scripts(script: &str, grace: f64, signals: &[(Signal, u64)]) -> (bool, String) {
     let command = format!(
-        "trap '' HUP; exec {} run -n 2 --grace 0.1 -- sh -c \"$SCRIPT\"",
+        "trap '' HUP; exec {} run -n 2 --grace {grace} -- sh -c \"$SCRIPT\"",
         env!("CARGO_BIN_EXE_burn-ddp")
     );
     let child = Command::new("sh")
@@ -45,9 +46,9 @@ fn scripts(script: &str, signals: &[Signal]) -> (bool, String) {
         .spawn();
     let mut launcher = Rank(child.unwrap());
     launcher.wait_for_steps(2);
-    for signal in signals {
+    for (signal, milliseconds) in signals {
         launcher.signal(*signal);
-        std::thread::sleep(Duration::from_millis(400));
+        std::thread::sleep(Duration::from_millis(*milliseconds));
     }
     launcher.finish(Duration::from_secs(20))
 }
@@ -58,10 +59,34 @@ fn ranks_hear_what_slurm_has_to_say() {
                   while :; do sleep 0.05; done";
     // Under nohup, the end of the terminal is nothing to it.
     let signals = [Signal::SIGHUP, Signal::SIGUSR2, Signal::SIGUSR1];
-    let (success, output) = scripts(script, &signals);
+    let (success, output) = scripts(script, 0.1, &signals.map(|signal| (signal, 400)));
     assert!(success, "{output}");
     for rank in 0..2 {
         assert!(line(&output, rank, "SAVED").is_some(), "{output}");
         assert!(line(&output, rank, "NO").is_some(), "{output}");
+    }
+}
+
+#[test]
+fn who_asks_twice_does_not_wait() {
+    let script = "trap '' INT TERM; echo STEP; while :; do sleep 0.05; done";
+    for second in [Signal::SIGINT, Signal::SIGTERM] {
+        let start = Instant::now();
+        let (success, _) = scripts(script, 100.0, &[(Signal::SIGINT, 400), (second, 0)]);
+        assert!(!success);
+        assert!(start.elapsed() < Duration::from_secs(15));
+    }
+}
+
+/// `timeout` sends its signal to a process and to the group that this is in.
+#[test]
+fn a_signal_that_comes_twice_at_a_time_is_one() {
+    let script = "trap 'trap \"\" INT; sleep 0.5; echo SAVED; exit 0' INT; echo STEP; \
+                  while :; do sleep 0.05; done";
+    let signals = [(Signal::SIGINT, 40), (Signal::SIGINT, 0)];
+    let (success, output) = scripts(script, 100.0, &signals);
+    assert!(success, "{output}");
+    for rank in 0..2 {
+        assert!(line(&output, rank, "SAVED").is_some(), "{output}");
     }
 }

@@ -105,3 +105,17 @@ fn a_rank_that_comes_when_the_job_has_begun_is_told_so() {
     };
     assert!(problem.contains("has begun"), "{problem}");
 }
+
+/// A rank that fails first is the first to end.
+#[test]
+fn who_leaves_waits_for_no_callers() {
+    let start = std::time::Instant::now();
+    for _ in 0..40 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let acceptor = Acceptor::start(listener, own(0)).unwrap();
+        // It waits for callers by now.
+        thread::sleep(Duration::from_millis(2));
+        drop(acceptor);
+    }
+    assert!(start.elapsed() < Duration::from_secs(1));
+}
