@@ -14,7 +14,8 @@ use crate::{
 
 /// Makes process groups whose ranks are threads of one process.
 ///
-/// They do all that other process groups do: the same collectives, checks and errors.
+/// They do all that other process groups do: the same collectives, checks and errors. To train, each thread
+/// makes its own model: clones of one share its running statistics.
 ///
 /// ```
 /// use burn_ddp::{LocalGroup, ReduceOp};

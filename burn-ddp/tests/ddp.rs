@@ -20,8 +20,12 @@ mod devices;
 mod diverged;
 #[path = "suite/early.rs"]
 mod early;
+#[path = "suite/equal.rs"]
+mod equal;
 #[path = "suite/faults.rs"]
 mod faults;
+#[path = "suite/first_failure.rs"]
+mod first_failure;
 #[path = "suite/fp8.rs"]
 mod fp8;
 #[path = "suite/fp8_training.rs"]
@@ -82,6 +86,8 @@ mod sync_batch_norm;
 mod sync_batch_norm_16_bit;
 #[path = "suite/tensors.rs"]
 mod tensors;
+#[path = "suite/terminal.rs"]
+mod terminal;
 #[path = "suite/tied.rs"]
 mod tied;
 #[path = "suite/training.rs"]

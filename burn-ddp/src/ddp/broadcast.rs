@@ -1,9 +1,10 @@
 //! The tensors of rank 0's model to all ranks, through the host, a chunk at a time.
 
 pub(super) mod on_device;
+pub(super) mod optimizer;
 pub(super) mod quantized;
 
-use std::{fmt::Display, slice, vec};
+use std::{fmt::Display, ops::Range};
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
@@ -14,7 +15,7 @@ use super::parameters::Signature;
 use crate::{DdpError, ProcessGroup};
 
 /// Bytes of a chunk, as in PyTorch. A tensor that has more travels alone.
-const CHUNK: usize = 250 << 20;
+pub(super) const CHUNK: usize = 250 << 20;
 
 /// Which tensors of a model travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,83 +56,85 @@ fn in_chunks<M: Module>(
     limit: usize,
 ) -> Result<M, DdpError> {
     let sizes: Vec<usize> = signatures.iter().map(|it| part.bytes(it)).collect();
-    let mut travel = Travel {
-        group,
-        sizes: sizes.iter(),
-        chunks: chunks(&sizes, limit).into_iter(),
-        bytes: Vec::new(),
-        done: 0,
-        error: None,
-    };
-    match group.is_main() {
-        true => model.visit(&mut travel),
-        false => model = model.map(&mut travel),
+    for chunk in chunks(&sizes, limit) {
+        // All that waits for other ranks is here: a module may hold a lock while it is looked at, one that it shares
+        // with those of other ranks where ranks are threads.
+        let mut travel = Travel::new(&sizes, chunk);
+        if group.is_main() {
+            model.visit(&mut travel);
+            travel.error.take().map_or(Ok(()), Err)?;
+        }
+        group.broadcast(&mut travel.bytes, 0)?;
+        if !group.is_main() {
+            model = model.map(&mut travel);
+        }
     }
-    travel.error.map_or(Ok(model), Err)
+    Ok(model)
 }
 
-/// The bytes of each chunk: of as many tensors as fit, one at least.
-fn chunks(sizes: &[usize], limit: usize) -> Vec<usize> {
-    let mut chunks: Vec<usize> = Vec::new();
-    for size in sizes.iter().filter(|size| **size > 0) {
+/// The places of the tensors of each chunk among all: as many as fit, one that travels at least.
+pub(super) fn chunks(sizes: &[usize], limit: usize) -> Vec<Range<usize>> {
+    let mut chunks: Vec<Range<usize>> = Vec::new();
+    let mut filled = 0;
+    for (place, size) in sizes.iter().enumerate().filter(|(_, size)| **size > 0) {
         match chunks.last_mut() {
-            Some(chunk) if *chunk + size <= limit => *chunk += size,
-            _ => chunks.push(*size),
+            Some(chunk) if filled + size <= limit => chunk.end = place + 1,
+            _ => {
+                chunks.push(place..place + 1);
+                filled = 0;
+            }
         }
+        filled += size;
     }
     chunks
 }
 
-/// Sends the tensors of a model that it visits, or puts others in the place of those that it maps.
+/// Reads the tensors of a chunk from a model that it visits, or puts others in the place of those that it maps.
 struct Travel<'a> {
-    group: &'a ProcessGroup,
-    /// Bytes of the tensors to come; those of 0 stay as they are.
-    sizes: slice::Iter<'a, usize>,
-    chunks: vec::IntoIter<usize>,
-    /// A chunk.
+    sizes: &'a [usize],
+    chunk: Range<usize>,
+    /// Of the next tensor.
+    place: usize,
     bytes: Vec<u8>,
-    /// Bytes of it that were filled, or used up.
+    /// Those that were filled, or used up.
     done: usize,
     error: Option<DdpError>,
 }
 
-impl Travel<'_> {
-    /// The size of the next tensor, if it travels, with room for it in the chunk.
-    fn next(&mut self) -> Option<usize> {
-        let size = *self.sizes.next()?;
-        if size == 0 || self.error.is_some() {
-            return None;
+impl<'a> Travel<'a> {
+    fn new(sizes: &'a [usize], chunk: Range<usize>) -> Self {
+        Self {
+            sizes,
+            place: 0,
+            bytes: vec![0; sizes[chunk.clone()].iter().sum()],
+            chunk,
+            done: 0,
+            error: None,
         }
-        if self.done == self.bytes.len() {
-            self.bytes.resize(self.chunks.next()?, 0);
-            self.done = 0;
-            if !self.group.is_main() {
-                self.move_chunk()?;
-            }
-        }
-        self.done += size;
-        Some(size)
     }
 
-    fn move_chunk(&mut self) -> Option<()> {
-        let moved = self.group.broadcast(&mut self.bytes, 0);
-        moved.map_err(|error| self.error = Some(error)).ok()
+    /// The bytes of the next tensor, if it travels.
+    fn next(&mut self) -> Option<&mut [u8]> {
+        let place = self.place;
+        self.place += 1;
+        let travels = self.chunk.contains(&place) && self.sizes[place] > 0;
+        travels.then(|| {
+            let start = self.done;
+            self.done += self.sizes[place];
+            &mut self.bytes[start..self.done]
+        })
     }
 
     fn send<E: Display>(&mut self, read: impl FnOnce() -> Result<TensorData, E>) {
-        let Some(size) = self.next() else { return };
+        let Some(bytes) = self.next() else { return };
         match read() {
-            Ok(data) => self.bytes[self.done - size..self.done].copy_from_slice(data.as_bytes()),
+            Ok(data) => bytes.copy_from_slice(data.as_bytes()),
             Err(error) => self.error = Some(DdpError::Device(error.to_string())),
-        }
-        if self.error.is_none() && self.done == self.bytes.len() {
-            self.move_chunk();
         }
     }
 
     fn receive(&mut self) -> Option<Vec<u8>> {
-        let size = self.next()?;
-        Some(self.bytes[self.done - size..self.done].to_vec())
+        self.next().map(|bytes| bytes.to_vec())
     }
 }
 
@@ -194,7 +197,7 @@ impl ModuleMapper for Travel<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{thread, time::Duration};
 
     use burn::{
         module::ParamId,
@@ -275,19 +278,18 @@ mod tests {
 
     #[test]
     fn chunks_are_of_whole_tensors() {
-        assert_eq!(chunks(&[4, 0, 4, 9, 1, 8], 8), [8, 9, 1, 8]);
-        assert_eq!(chunks(&[4, 4, 9, 1], 1 << 20), [18]);
-        assert_eq!(chunks(&[0, 0], 8), [0; 0]);
+        assert_eq!(chunks(&[4, 0, 4, 9, 1, 8], 8), [0..3, 3..4, 4..5, 5..6]);
+        assert_eq!(chunks(&[0, 4, 4, 9, 1, 0], 1 << 20), [1..5; 1]);
+        assert!(chunks(&[0, 0], 8).is_empty());
     }
 
-    /// A model with its rank's number, sent in chunks of a size, or tensor by tensor as on a device (on one
-    /// that has no NCCL, which changes nothing else).
-    fn sent(group: &ProcessGroup, part: Part, limit: Option<usize>) -> Model {
-        let model = model(group.rank() as f32);
+    /// A model sent in chunks of a size, or tensor by tensor as on a device (on one that has no NCCL, which
+    /// changes nothing else).
+    fn sent(group: &ProcessGroup, model: Model, part: Part, limit: Option<usize>) -> Model {
         let signatures = signatures(&model);
         let calls = group.stats().calls;
         let Some(limit) = limit else {
-            return on_device::broadcast(group, model, &signatures, part).unwrap();
+            return on_device::in_chunks(group, model, &signatures, part, 30).unwrap();
         };
         let model = in_chunks(group, model, &signatures, part, limit).unwrap();
         let calls = group.stats().calls - calls;
@@ -302,7 +304,7 @@ mod tests {
                 thread::scope(|scope| {
                     for group in LocalGroup::new(3) {
                         scope.spawn(move || {
-                            let model = sent(&group, part, limit);
+                            let model = sent(&group, model(group.rank() as f32), part, limit);
                             assert!(model.last.weight.is_require_grad());
                             assert!(model.last.weight.val().is_autodiff());
                             assert!(!model.norm.running_mean.value_sync().is_require_grad());
@@ -318,6 +320,24 @@ mod tests {
                     }
                 });
             }
+        }
+    }
+    /// They share the locks of their running statistics.
+    #[test]
+    fn clones_of_one_model_do_not_wait_for_each_other() {
+        for limit in [Some(1), None] {
+            let one = model(3.0);
+            thread::scope(|scope| {
+                for group in LocalGroup::new(2) {
+                    let own = one.clone();
+                    scope.spawn(move || {
+                        let group = group.with_timeout(Duration::from_secs(10));
+                        let model = sent(&group, own, Part::All, limit);
+                        let [trained, statistics, _] = numbers(&model);
+                        assert_eq!((trained, statistics), (vec![3.0; 20], vec![3.0; 4]));
+                    });
+                }
+            });
         }
     }
 }

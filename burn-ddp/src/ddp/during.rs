@@ -29,8 +29,7 @@ pub(super) struct During {
     device: Device,
     /// A rank that is alone has none.
     server: Option<GradientServer>,
-    listens: bool,
-    /// Whether backward may have run unheard since gradients were last averaged.
+    /// Whether backward may have run unheard for the gradients to come.
     unheard: bool,
     warned: bool,
     /// The gradients of a static graph, once all ranks were found to have the same.
@@ -77,7 +76,6 @@ impl During {
             overlap,
             device,
             server,
-            listens: false,
             unheard: false,
             warned: false,
             fixed: None,
@@ -87,7 +85,6 @@ impl During {
 
     /// Whether backward averages from now on.
     pub(super) fn listen(&mut self, listen: bool) {
-        self.listens = listen;
         self.unheard |= !listen;
         if let Some(server) = &mut self.server {
             server.listen(listen);
@@ -105,9 +102,12 @@ impl During {
         let taken = taken.inspect_err(|error| explain(error, step.trained, &present))?;
         // Of one pass, which has averaged all of them.
         let whole = (taken.passes, taken.gradients) == (1, gradients.len());
-        let heard = !std::mem::replace(&mut self.unheard, !self.listens);
+        let heard = !std::mem::take(&mut self.unheard);
         if heard && self.is_whole(step, present, whole)? {
             return Ok(gradients);
+        }
+        if taken.gradients > 0 {
+            self.check_repeatable(step.trained)?;
         }
         if heard && !self.warned && !step.is_marked() {
             self.warned = true;
@@ -119,6 +119,19 @@ impl During {
         // Some or all were made inside `no_sync`, or while a rank had no batch, or in a second pass over the same
         // parameters. What backward did average is the same on all ranks, and so its own average.
         self.average_now(step, gradients)
+    }
+
+    /// Checks that averages may be averaged with what came after them: not so by a hook of the program's own, which may
+    /// make sums.
+    fn check_repeatable(&self, trained: &[Signature]) -> Result<(), DdpError> {
+        let hook = &self.overlap.config().hook;
+        match trained.iter().all(|it| hook.plain(it.dtype).is_some()) {
+            true => Ok(()),
+            false => Err(DdpError::InvalidArgument(format!(
+                "the hook {hook:?} has averaged a part of these gradients during backward, and would do so again with \
+                 the rest of them; run all backward passes of a step inside `Ddp::no_sync`"
+            ))),
+        }
     }
 
     /// Whether all ranks' gradients are whole averages.
@@ -149,6 +162,8 @@ impl During {
     ) -> Result<GradientsParams, DdpError> {
         let taken = step.take(&mut gradients)?;
         let present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
+        // A rank that ran backward once more than the others, where nobody asks, is alone in here.
+        self.presence.tell_again();
         let anywhere = self.presence.agree(self.overlap.group(), &present)?;
         let device = self.device.clone().without_autodiff();
         let slots = taken.into_iter().zip(step.trained).zip(anywhere);

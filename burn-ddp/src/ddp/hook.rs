@@ -25,7 +25,9 @@ pub struct GradientBucket {
 /// [`DdpConfig::hook`](super::DdpConfig::hook).
 ///
 /// It runs on a thread of its own, one bucket after the other, while others are being filled. All ranks
-/// must make the same calls on `group`, which nobody else uses. State that it keeps from step to step
+/// must make the same calls on `group`, which nobody else uses. With an [`Overlap`](super::Overlap), several backward passes
+/// of a step belong inside [`no_sync`](super::Ddp::no_sync): where one has been averaged before others came, a hook
+/// that is not [`plain`](Self::plain) ends the job instead of averaging it twice. State that it keeps from step to step
 /// (what a compression left out, for instance) goes in a `Mutex`.
 ///
 /// ```

@@ -15,6 +15,7 @@ mod overlap;
 mod parameters;
 mod presence;
 mod reducer;
+mod replicas;
 mod server;
 mod step;
 mod tied;
@@ -23,16 +24,20 @@ mod values;
 
 use std::{
     fmt::{self, Debug},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use burn::{module::Module, optim::GradientsParams};
+use burn::{
+    module::Module,
+    optim::{GradientsParams, ModuleOptimizer},
+};
 
 pub(crate) use self::broadcast::Part;
 use self::{
     after::After,
     agreement::{check_equal, on_all_ranks},
-    broadcast::{broadcast, on_device, quantized},
+    broadcast::{broadcast, on_device, optimizer, quantized},
     during::During,
     method::Method,
     parameters::Signature,
@@ -101,6 +106,8 @@ pub struct Ddp {
     divide_by_initial_world_size: bool,
     /// The number of ranks that have a batch for this step.
     active: usize,
+    /// Whether the ranks were made equal, or were found to be.
+    equal: AtomicBool,
     steps: u64,
 }
 
@@ -141,6 +148,7 @@ impl Ddp {
             synchronize: true,
             divide_by_initial_world_size,
             active: group.world_size(),
+            equal: AtomicBool::new(false),
             steps: 0,
         })
     }
@@ -171,6 +179,7 @@ impl Ddp {
             synchronize: true,
             divide_by_initial_world_size,
             active: group.world_size(),
+            equal: AtomicBool::new(false),
             steps: 0,
         };
         ddp.set_synchronize(true);
@@ -178,7 +187,8 @@ impl Ddp {
     }
 
     /// The model with the parameters and buffers (running statistics too) of rank 0. All ranks call this
-    /// after [`new`](Self::new); parameters then stay equal by themselves. Running statistics do not: each rank
+    /// after [`new`](Self::new) (where rank 0 has loaded an optimizer's state, too, go on with
+    /// [`broadcast_optimizer`](Self::broadcast_optimizer)); parameters then stay equal by themselves. Running statistics do not: each rank
     /// goes on with those of its own batches (PyTorch copies rank 0's before each forward pass), until this is
     /// called again, before an evaluation for instance.
     /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. A parameter that is in several places (one
@@ -214,7 +224,54 @@ impl Ddp {
             None => broadcast(&self.group, model, &self.parameters, part),
         };
         let received = received.and_then(|model| quantized::broadcast(&self.group, model));
-        received.map(tie).map_err(give_up)
+        let received = received.map(tie).map_err(give_up)?;
+        self.equal.fetch_or(part == Part::All, Ordering::Relaxed);
+        Ok(received)
+    }
+
+    /// The optimizer with the state of rank 0's, as Horovod's `broadcast_optimizer_state`. All ranks call this where
+    /// rank 0 alone has loaded a checkpoint: the others' optimizers would not know its state, which Burn files by
+    /// parameters' ids, and those differ from process to process. (Where every rank loads the
+    /// record of the model, its ids come with it, and that of the optimizer loads as it is.)
+    ///
+    /// ```
+    /// # use burn::{module::Module, nn::LinearConfig, optim::AdamConfig, tensor::Device};
+    /// # use burn_ddp::{Ddp, DdpConfig, ProcessGroup};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let group = ProcessGroup::single();
+    /// # let folder = tempfile::tempdir()?;
+    /// # let [model_file, optimizer_file] = ["model", "optimizer"].map(|name| folder.path().join(name));
+    /// # let mut model = LinearConfig::new(4, 2).init(&Device::flex().autodiff());
+    /// # let mut optimizer = AdamConfig::new().init();
+    /// # model.clone().into_record().save(&model_file)?;
+    /// # optimizer.save(&optimizer_file)?;
+    /// let ddp = Ddp::new(&group, DdpConfig::new(), &model)?;
+    /// if group.is_main() {
+    ///     model = model.load_file(&model_file);
+    ///     optimizer = optimizer.load(&optimizer_file)?;
+    /// }
+    /// let model = ddp.broadcast_parameters(model)?;
+    /// let optimizer = ddp.broadcast_optimizer(optimizer, &model)?;
+    /// # let _ = optimizer;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that
+    /// this was made for, or the state cannot be read.
+    pub fn broadcast_optimizer<M: Module>(
+        &self,
+        optimizer: ModuleOptimizer,
+        model: &M,
+    ) -> Result<ModuleOptimizer, DdpError> {
+        if self.group.world_size() == 1 {
+            return Ok(optimizer);
+        }
+        parameters::check_fits(model, &self.parameters)
+            .and_then(|()| optimizer::broadcast(&self.group, optimizer, model))
+            .map_err(|error| self.group.give_up(error))
     }
 
     /// The averages of all ranks' gradients, to be called by all ranks in each step.
@@ -226,7 +283,9 @@ impl Ddp {
     /// # Errors
     ///
     /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that
-    /// this was made for, or its gradients cannot be read.
+    /// this was made for, or its gradients cannot be read. In the first step without
+    /// [`broadcast_parameters`](Self::broadcast_parameters), [`DdpError::ModelMismatch`], on all ranks, when parameters
+    /// begin with other numbers than rank 0's, by their sums.
     pub fn reduce_gradients<M: Module>(
         &mut self,
         gradients: GradientsParams,
@@ -234,6 +293,10 @@ impl Ddp {
     ) -> Result<GradientsParams, DdpError> {
         if self.group.world_size() == 1 || !self.synchronize {
             return Ok(gradients);
+        }
+        if !*self.equal.get_mut() {
+            replicas::check_same(&self.group, model, &self.parameters)?;
+            *self.equal.get_mut() = true;
         }
         let averages = Step::new(model, &self.trained, self.factor())
             .and_then(|step| self.method.average(&step, gradients));

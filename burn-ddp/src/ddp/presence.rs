@@ -25,6 +25,11 @@ impl Presence {
         }
     }
 
+    /// Has the ranks tell each other once more, in a step in which one cannot be sure that all others do the same.
+    pub(super) fn tell_again(&mut self) {
+        self.agreed = None;
+    }
+
     /// The gradients that any rank has. All ranks call this together.
     pub(super) fn agree(
         &mut self,

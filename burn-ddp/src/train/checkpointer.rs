@@ -26,8 +26,9 @@ const WHOLE: &str = ".whole-";
 /// flushed to the disk; when all three are, a note says so, and they get their names. What a kill leaves
 /// between is finished, or removed, when the next epoch is written; until then an epoch that is all on the disk
 /// is read where it is, and nothing in the folder changes, so that another program may read it while a training
-/// writes. While an epoch is being written, and when it could not be, older ones are not deleted. The files are
-/// burn-train's: `FileCheckpointer` reads them, and what it wrote is read here.
+/// writes. An epoch is deleted only when another is whole: while one is being written, and when it could not be, older
+/// ones stay, also where burn-train asks for them to be deleted first (as `MetricCheckpointingStrategy` does). The files
+/// are burn-train's: `FileCheckpointer` reads them, and what it wrote is read here.
 ///
 /// ```
 /// use burn_ddp::{EpochCheckpoints, ProcessGroup};
@@ -70,7 +71,7 @@ struct Writing {
     written: HashMap<usize, HashSet<&'static str>>,
     /// Epochs of which a part could not be written.
     failed: HashSet<usize>,
-    /// What is to be deleted once an epoch is whole.
+    /// What is to be deleted once another epoch is whole.
     to_delete: Vec<(&'static str, usize)>,
     /// Whether what a kill has left is in order.
     tidy: bool,
@@ -103,7 +104,8 @@ impl EpochCheckpoints {
         })
     }
 
-    /// The last epoch that was there, the same for all ranks.
+    /// The last epoch that was there, the same for all ranks: that with the highest number. A run that goes on from
+    /// an earlier one should remove those after it first, or they count as its own until it has come as far.
     pub fn last(&self) -> Option<usize> {
         self.last
     }
@@ -191,7 +193,10 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
             return Ok(());
         }
         writing.written.remove(&epoch);
-        let to_delete = std::mem::take(&mut writing.to_delete);
+        let (to_delete, stays) = std::mem::take(&mut writing.to_delete)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(_, other)| *other != epoch);
+        writing.to_delete = stays;
         let finish = || {
             let note = self.folder.join(whole(epoch));
             File::create(&note)?.sync_all()?;
@@ -210,8 +215,10 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
 
     fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
         let mut writing = self.tidied()?;
-        // What is to be deleted may be the last that is whole.
-        if writing.written.is_empty() && writing.failed.is_empty() {
+        // It may be the last that is whole, and the one that takes its place still to be written.
+        let at_rest = writing.written.is_empty() && writing.failed.is_empty();
+        let last = last(&self.folder).map_err(CheckpointerError::IOError)?;
+        if at_rest && last > Some(epoch) {
             let file = self.folder.join(name(self.part, epoch));
             return remove(&file).map_err(CheckpointerError::IOError);
         }

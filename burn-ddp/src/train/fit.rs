@@ -90,7 +90,7 @@ where
             train = train.of_epoch(epoch - 1, self.group)?;
             self.train_event(LearnerEvent::StartSplit {
                 epoch_number: epoch,
-                total_items: train.total,
+                total_items: self.items_shown(&train),
             });
             if let Some(seed) = self.strategy.seed {
                 device.seed(seed_of(seed, self.group.rank(), epoch));

@@ -50,7 +50,7 @@ where
         share: &Share<<M as TrainStep>::Input>,
     ) -> Result<(), DdpError> {
         let mut batches = share.loader.iter();
-        let mut tally = Tally::new(self.group, share.total);
+        let mut tally = Tally::new(self.group, self.items_shown(share));
         let mut accumulator = GradientsAccumulator::new();
         let mut accumulated = 0;
         // What all ranks know, while this one may be asked to stop at any moment.
@@ -100,6 +100,14 @@ where
         match accumulated > 0 && !stopped {
             true => self.update_accumulated(ddp, &mut accumulator),
             false => Ok(()),
+        }
+    }
+
+    /// How many items of an epoch rank 0 shows when it trains: those of all ranks, or its own.
+    pub(super) fn items_shown(&self, share: &Share<<M as TrainStep>::Input>) -> usize {
+        match self.strategy.gather_training {
+            true => share.total,
+            false => share.loader.num_items(),
         }
     }
 

@@ -7,7 +7,9 @@ use burn::{
     optim::{GradientsAccumulator, GradientsParams, SgdConfig},
     tensor::{Device, Tensor, TensorData},
 };
-use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup};
+use burn_ddp::{
+    CommHook, Ddp, DdpConfig, DdpError, GradientBucket, ProcessGroup, ReduceOp, Values,
+};
 
 use crate::{
     net::{closest, contents},
@@ -44,11 +46,23 @@ fn loss(model: &Linear, batch: Tensor<2>) -> Tensor<1> {
     model.forward(batch).powi_scalar(2).mean()
 }
 
+/// The hook of the documentation, for losses that are divided by the whole batch.
+#[derive(Debug)]
+pub(crate) struct Sum;
+
+impl CommHook for Sum {
+    fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
+        let mut values = bucket.values;
+        values.all_reduce(group, ReduceOp::Sum)?;
+        Ok(values)
+    }
+}
+
 /// Which micro-steps run inside `no_sync`.
-type Inside = fn(usize) -> bool;
+pub(crate) type Inside = fn(usize) -> bool;
 
 /// All of them; PyTorch's way, all but the last; the last alone; none.
-const WAYS: [Inside; 4] = [
+pub(crate) const WAYS: [Inside; 4] = [
     |_| true,
     |micro_step| micro_step + 1 < MICRO_STEPS,
     |micro_step| micro_step + 1 == MICRO_STEPS,
@@ -61,6 +75,7 @@ fn train(
     mut model: Linear,
     device: &Device,
     inside: Inside,
+    divisor: usize,
 ) -> Result<Vec<f32>, DdpError> {
     let rank = ddp.group().rank();
     let mut optimizer = SgdConfig::new().init();
@@ -69,7 +84,7 @@ fn train(
         for micro_step in 0..MICRO_STEPS {
             let backward = || {
                 let loss = loss(&model, batch(rank, step, micro_step, device));
-                GradientsParams::from_grads((loss / MICRO_STEPS as f32).backward(), &model)
+                GradientsParams::from_grads((loss / divisor as f32).backward(), &model)
             };
             let gradients = match inside(micro_step) {
                 true => ddp.no_sync(|_| backward()),
@@ -119,25 +134,55 @@ fn all_ways_accumulate_after_backward() {
             let device = Device::flex().autodiff();
             let model = started(&device);
             let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
-            let parameters = train(ddp, model, &device, inside).unwrap();
+            let parameters = train(ddp, model, &device, inside, MICRO_STEPS).unwrap();
             check(&group, &parameters).unwrap();
         });
     }
 }
 
-fn train_overlapped(group: &ProcessGroup, inside: Inside) -> Result<Vec<f32>, DdpError> {
-    let (device, overlap) = layered(group, DdpConfig::new())?;
+fn train_overlapped(
+    group: &ProcessGroup,
+    config: DdpConfig,
+    inside: Inside,
+    divisor: usize,
+) -> Result<Vec<f32>, DdpError> {
+    let (device, overlap) = layered(group, config)?;
     let model = started(&device);
     let ddp = Ddp::overlapped(group, overlap, &model)?;
     let model = ddp.broadcast_parameters(model)?;
-    train(ddp, model, &device, inside)
+    train(ddp, model, &device, inside, divisor)
 }
 
 pub(crate) fn all_ways_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
     for inside in WAYS {
-        check(group, &train_overlapped(group, inside)?)?;
+        check(
+            group,
+            &train_overlapped(group, DdpConfig::new(), inside, MICRO_STEPS)?,
+        )?;
     }
     Ok(())
+}
+
+/// Sums, which must not be summed up again: right, or refused.
+pub(crate) fn sums_when_overlapped(group: &ProcessGroup, refused: Inside) -> Result<(), DdpError> {
+    let config = || DdpConfig::new().hook(Sum);
+    let divisor = MICRO_STEPS * group.world_size();
+    // Burn submits gradients in the first pass over parameters alone, which in PyTorch's way is unheard.
+    for inside in [WAYS[0], WAYS[1]] {
+        check(group, &train_overlapped(group, config(), inside, divisor)?)?;
+    }
+    let error = train_overlapped(group, config(), refused, divisor).unwrap_err();
+    assert!(error.to_string().contains("`Ddp::no_sync`"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn sums_are_not_summed_up_twice() {
+    for scenario in ["overlapped sums", "overlapped sums, none inside"] {
+        for (success, output) in results(scenario, 2) {
+            assert!(success, "{scenario}: {output}");
+        }
+    }
 }
 
 #[test]
@@ -158,7 +203,7 @@ pub(crate) fn unmarked_when_overlapped(group: &ProcessGroup) -> Result<(), DdpEr
             let record = model.clone().into_record();
             model = ddp.broadcast_parameters(model)?.load_record(record);
         }
-        check(group, &train(ddp, model, &device, |_| false)?)?;
+        check(group, &train(ddp, model, &device, |_| false, MICRO_STEPS)?)?;
         println!("STEP");
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use burn::{
     module::{Module, Param},
-    nn::LinearConfig,
+    nn::{Initializer, LinearConfig},
     optim::GradientsParams,
     tensor::{DType, Device, Distribution, Tensor},
 };
@@ -233,6 +233,7 @@ fn accumulation_averages_once() {
         let device = Device::flex().autodiff();
         let model = LinearConfig::new(2, 1).init(&device);
         let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        let model = ddp.broadcast_parameters(model).unwrap();
         let gradients = |value: f32| {
             let input = Tensor::<2>::full([1, 2], value, &device);
             GradientsParams::from_grads(model.forward(input).sum().backward(), &model)
@@ -276,7 +277,8 @@ fn another_model_on_one_rank_ends_the_job_for_all() {
 fn gradients_that_cannot_be_averaged_end_the_job_for_all() {
     let ends = locally(2, |group| {
         let device = Device::flex().autodiff();
-        let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
+        let ones = LinearConfig::new(2, 1).with_initializer(Initializer::Ones);
+        let model = ones.with_bias(false).init(&device);
         let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
         let mut gradients = GradientsParams::new();
         // Rank 0 has one of another type.

@@ -8,6 +8,7 @@ use burn::{
 use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup};
 
 use crate::{
+    accumulation::Sum,
     net::contents,
     overlapped::layered,
     ranks::{locally, over_tcp},
@@ -49,6 +50,7 @@ fn train(
     mut ddp: Ddp,
     mut model: Linear,
     device: &Device,
+    divisor: f32,
 ) -> Result<(Vec<f32>, Vec<usize>), DdpError> {
     let rank = ddp.group().rank();
     let mut optimizer = sgd().init();
@@ -62,7 +64,10 @@ fn train(
                 break;
             }
             let gradients = match batch {
-                Some(batch) => GradientsParams::from_grads(loss(&model, batch).backward(), &model),
+                Some(batch) => {
+                    let loss = loss(&model, batch) / divisor;
+                    GradientsParams::from_grads(loss.backward(), &model)
+                }
                 None => GradientsParams::new(),
             };
             let gradients = ddp.reduce_gradients(gradients, &model)?;
@@ -108,7 +113,7 @@ fn uneven_inputs_train_as_one_process_does() {
             let model = model(&device);
             let config = DdpConfig::new().divide_by_initial_world_size(divide_by_all);
             let ddp = Ddp::new(&group, config, &model).unwrap();
-            train(ddp, model, &device).unwrap()
+            train(ddp, model, &device, 1.0).unwrap()
         });
         for (parameters, active) in &ranks {
             assert_eq!(*active, [3, 2, 1, 1, 0, 3, 2, 1, 1, 0]);
@@ -123,25 +128,28 @@ fn one_rank_just_trains() {
     let device = Device::flex().autodiff();
     let model = model(&device);
     let ddp = Ddp::new(&ProcessGroup::single(), DdpConfig::new(), &model).unwrap();
-    let (parameters, active) = train(ddp, model, &device).unwrap();
+    let (parameters, active) = train(ddp, model, &device, 1.0).unwrap();
     assert_eq!(active, [1, 1, 0, 1, 1, 0]);
     let ends = locally(1, |group| {
         let model = self::model(&device);
         let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
-        train(ddp, model, &device).unwrap().0
+        train(ddp, model, &device, 1.0).unwrap().0
     });
     assert_eq!(ends[0], parameters);
 }
 
-/// The same while backward averages gradients, for processes.
+/// The same while backward averages gradients, for processes; then with sums, which must not be summed up again where
+/// all ranks have batches once more.
 pub(crate) fn join_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
-    let (device, overlap) = layered(group, DdpConfig::new())?;
-    let model = model(&device);
-    let ddp = Ddp::overlapped(group, overlap, &model)?;
-    let model = ddp.broadcast_parameters(model)?;
-    let (parameters, active) = train(ddp, model, &device)?;
-    assert_eq!(active, [2, 2, 1, 1, 0, 2, 2, 1, 1, 0]);
-    assert_close(&parameters, &expected(2, true));
+    for (config, divisor) in [(DdpConfig::new(), 1.0), (DdpConfig::new().hook(Sum), 2.0)] {
+        let (device, overlap) = layered(group, config)?;
+        let model = model(&device);
+        let ddp = Ddp::overlapped(group, overlap, &model)?;
+        let model = ddp.broadcast_parameters(model)?;
+        let (parameters, active) = train(ddp, model, &device, divisor)?;
+        assert_eq!(active, [2, 2, 1, 1, 0, 2, 2, 1, 1, 0]);
+        assert_close(&parameters, &expected(2, true));
+    }
     Ok(())
 }
 

@@ -24,6 +24,7 @@ use nix::{
 };
 
 use crate::{
+    accumulation::{WAYS, sums_when_overlapped},
     ddp::Branches,
     net::{Net, Run, closest, train, train_overlapped},
     ranks::{locally, meeting_place, start},
@@ -46,6 +47,9 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped join" => crate::join::join_when_overlapped,
         "overlapped static graph" => crate::static_graph::when_overlapped,
         "overlapped ways to accumulate" => crate::accumulation::all_ways_when_overlapped,
+        "overlapped sums" => |group| sums_when_overlapped(group, WAYS[2]),
+        "overlapped sums, none inside" => |group| sums_when_overlapped(group, WAYS[3]),
+        "overlapped alone again" => crate::static_graph::alone_again_when_overlapped,
         "overlapped early" => crate::early::when_overlapped,
         "overlapped partly" => crate::partly::when_overlapped,
         "overlapped unmarked" => crate::accumulation::unmarked_when_overlapped,
@@ -210,6 +214,7 @@ fn threads_of_one_process_are_refused_and_go_on() {
             assert!(error.to_string().contains("one overlapped Ddp"), "{error}");
             // What the error says to do.
             let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+            let model = ddp.broadcast_parameters(model).unwrap();
             let input = Tensor::<2>::full([1, 2], group.rank() as f32, &device);
             let loss = model.forward(input).sum();
             let gradients = GradientsParams::from_grads(loss.backward(), &model);

@@ -159,6 +159,42 @@ pub(crate) fn when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
     Ok(())
 }
 
+/// Rank 0 alone runs backward twice in a step, when nobody asks any more: its second average would be that of the next
+/// step with the others.
+pub(crate) fn alone_again_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+    let (device, overlap) = layered(group, DdpConfig::new().static_graph(true))?;
+    let model = LinearConfig::new(2, 1).init(&device);
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let mut model = ddp.broadcast_parameters(model)?;
+    let mut optimizer = SgdConfig::new().init();
+    for step in 0..4 {
+        let gradients = || {
+            let loss = model.forward(Tensor::<2>::ones([1, 2], &device)).sum();
+            GradientsParams::from_grads(loss.backward(), &model)
+        };
+        // First in a way in which they agree on which gradients there are.
+        let gradients = match step {
+            0 => ddp.no_sync(|_| gradients()),
+            2 if group.rank() == 0 => {
+                gradients();
+                gradients()
+            }
+            _ => gradients(),
+        };
+        let gradients = ddp.reduce_gradients(gradients, &model)?;
+        model = optimizer.step(0.1, model, gradients);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rank_that_runs_backward_once_more_ends_the_job() {
+    for (success, output) in results("overlapped alone again", 2) {
+        assert!(!success, "{output}");
+        assert!(output.contains("ranks diverged"), "{output}");
+    }
+}
+
 #[test]
 fn overlapped_checks_are_made_once() {
     for (success, output) in results("overlapped static graph", 2) {
@@ -174,6 +210,7 @@ fn models_train_as_without_the_promise() {
             let model = LinearConfig::new(2, 1).init(&device);
             let config = DdpConfig::new().static_graph(static_graph);
             let mut ddp = Ddp::new(&group, config, &model).unwrap();
+            let model = ddp.broadcast_parameters(model).unwrap();
             for step in 0..3 {
                 let value = (group.rank() + step) as f32;
                 let input = Tensor::<2>::full([1, 2], value, &device);

@@ -1,16 +1,16 @@
 //! The same, each tensor by a call of its own: none leaves its device.
 
-use std::slice;
+use std::{any::Any, ops::Range};
 
 use burn::{
-    module::{Module, ModuleMapper, Param},
+    module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::{
         Bool, Int, Tensor,
         kind::{Autodiff, Numeric},
     },
 };
 
-use super::Part;
+use super::{CHUNK, Part, chunks};
 use crate::{DdpError, ProcessGroup, TensorOp, ddp::parameters::Signature};
 
 /// The model with the tensors of rank 0, or a part of them.
@@ -20,62 +20,133 @@ pub(in crate::ddp) fn broadcast<M: Module>(
     signatures: &[Signature],
     part: Part,
 ) -> Result<M, DdpError> {
-    let mut receiver = Receiver {
-        group,
-        signatures: signatures.iter(),
-        part,
-        error: None,
-    };
-    let model = model.map(&mut receiver);
-    receiver.error.map_or(Ok(model), Err)
+    in_chunks(group, model, signatures, part, CHUNK)
+}
+
+/// So many bytes of the model are there twice at a time, or one tensor that has more.
+pub(super) fn in_chunks<M: Module>(
+    group: &ProcessGroup,
+    mut model: M,
+    signatures: &[Signature],
+    part: Part,
+    limit: usize,
+) -> Result<M, DdpError> {
+    let sizes: Vec<usize> = signatures.iter().map(|it| part.bytes(it)).collect();
+    for chunk in chunks(&sizes, limit) {
+        let mut sender = Sender {
+            places: Places::new(&sizes, chunk.clone()),
+            calls: Vec::new(),
+        };
+        model.visit(&mut sender);
+        // While the model is looked at, nobody waits for another rank: see `super::in_chunks`.
+        let received = sender.calls.into_iter().map(|call| call(group));
+        let received = received.collect::<Result<Vec<_>, _>>()?;
+        model = model.map(&mut Receiver {
+            places: Places::new(&sizes, chunk),
+            received: received.into_iter(),
+        });
+    }
+    Ok(model)
+}
+
+/// Which tensors of a model travel in a chunk.
+struct Places<'a> {
+    sizes: &'a [usize],
+    chunk: Range<usize>,
+    place: usize,
+}
+
+impl<'a> Places<'a> {
+    fn new(sizes: &'a [usize], chunk: Range<usize>) -> Self {
+        Self {
+            sizes,
+            chunk,
+            place: 0,
+        }
+    }
+
+    /// Whether the next tensor travels.
+    fn next(&mut self) -> bool {
+        let place = self.place;
+        self.place += 1;
+        self.chunk.contains(&place) && self.sizes[place] > 0
+    }
+}
+
+/// Gets the tensor of rank 0.
+type Call = Box<dyn FnOnce(&ProcessGroup) -> Result<Box<dyn Any>, DdpError>>;
+
+/// Collects the calls for the tensors of a chunk.
+struct Sender<'a> {
+    places: Places<'a>,
+    calls: Vec<Call>,
+}
+
+impl Sender<'_> {
+    fn add<const D: usize, K>(&mut self, own: impl FnOnce() -> Tensor<D, K>)
+    where
+        K: Numeric + Autodiff + 'static,
+    {
+        if self.places.next() {
+            let own = own().without_autodiff();
+            self.calls.push(Box::new(move |group| {
+                let received = group.collective(TensorOp::Broadcast { root: 0 }, own)?;
+                Ok(Box::new(received))
+            }));
+        }
+    }
+}
+
+impl ModuleVisitor for Sender<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(|| param.base());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(|| param.base());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(|| param.base().int());
+    }
 }
 
 /// Puts rank 0's tensors in the place of others.
 struct Receiver<'a> {
-    group: &'a ProcessGroup,
-    signatures: slice::Iter<'a, Signature>,
-    part: Part,
-    error: Option<DdpError>,
+    places: Places<'a>,
+    received: std::vec::IntoIter<Box<dyn Any>>,
 }
 
 impl Receiver<'_> {
-    /// Whether the next tensor travels.
-    fn next(&mut self) -> bool {
-        let next = self.signatures.next();
-        self.error.is_none() && next.is_some_and(|it| self.part.bytes(it) > 0)
+    /// The tensor of rank 0 that comes next, if it is in this chunk.
+    fn next<const D: usize, K: Numeric + 'static>(&mut self) -> Option<Tensor<D, K>> {
+        let travels = self.places.next();
+        travels.then(|| {
+            let received = self.received.next().expect("one for each that travels");
+            *received.downcast().expect("the same order")
+        })
     }
+}
 
-    /// The tensor of rank 0, on this one's device and with its autodiff settings.
-    fn receive<const D: usize, K>(&mut self, old: Tensor<D, K>) -> Tensor<D, K>
-    where
-        K: Numeric + Autodiff + 'static,
-    {
-        let strategy = old.gradient_checkpointing_strategy();
-        let ours = old.clone().without_autodiff();
-        match self.group.collective(TensorOp::Broadcast { root: 0 }, ours) {
-            Ok(new) => match strategy {
-                Some(strategy) => new
-                    .autodiff()
-                    .with_gradient_checkpointing_strategy(strategy),
-                None => new,
-            },
-            Err(error) => {
-                self.error = Some(error);
-                old
-            }
-        }
+/// A tensor with the autodiff settings of the one that it is to replace.
+fn in_place_of<const D: usize, K: Numeric + Autodiff>(
+    old: &Tensor<D, K>,
+    new: Tensor<D, K>,
+) -> Tensor<D, K> {
+    match old.gradient_checkpointing_strategy() {
+        Some(strategy) => new
+            .autodiff()
+            .with_gradient_checkpointing_strategy(strategy),
+        None => new,
     }
 }
 
 impl ModuleMapper for Receiver<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.next() {
-            return param;
-        }
+        let Some(new) = self.next() else { return param };
         param.map(|old| {
-            let trained = old.is_require_grad();
-            let new = self.receive(old);
-            match trained {
+            let new = in_place_of(&old, new);
+            match old.is_require_grad() {
                 true => new.require_grad(),
                 false => new,
             }
@@ -84,8 +155,8 @@ impl ModuleMapper for Receiver<'_> {
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
         match self.next() {
-            true => param.map(|old| self.receive(old)),
-            false => param,
+            Some(new) => param.map(|old| in_place_of(&old, new)),
+            None => param,
         }
     }
 
@@ -93,9 +164,9 @@ impl ModuleMapper for Receiver<'_> {
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        match self.next() {
-            true => param.map(|old| self.receive(old.int()).bool()),
-            false => param,
+        match self.next::<D, Int>() {
+            Some(new) => param.map(|old| in_place_of(&old.int(), new).bool()),
+            None => param,
         }
     }
 }

@@ -230,6 +230,41 @@ fn nothing_is_deleted_before_the_next_epoch_is_whole() {
     assert_eq!(names(folder.path()), files(4));
 }
 
+/// burn-train's `MetricCheckpointingStrategy` deletes the best first, and then saves what is better.
+#[test]
+fn the_only_epoch_is_not_deleted_before_another_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let epochs = alone(folder.path());
+    let delete =
+        |part: &AtomicCheckpointer, epoch| Checkpointer::<ModuleRecord>::delete(part, epoch);
+    for part in parts(&epochs) {
+        part.save(1, record(1)).unwrap();
+    }
+    for part in parts(&epochs) {
+        delete(&part, 1).unwrap();
+        assert_eq!(alone(folder.path()).last(), Some(1));
+        part.save(2, record(2)).unwrap();
+    }
+    assert_eq!(names(folder.path()), files(2));
+    // A thread that is ahead of the others: they still write what it has been told to delete.
+    let [model, optimizer, scheduler] = parts(&epochs);
+    model.save(3, record(3)).unwrap();
+    delete(&model, 3).unwrap();
+    optimizer.save(3, record(3)).unwrap();
+    delete(&optimizer, 3).unwrap();
+    scheduler.save(3, record(3)).unwrap();
+    delete(&scheduler, 3).unwrap();
+    assert_eq!(alone(folder.path()).last(), Some(3));
+    optimizer.save(4, TooLarge).unwrap_err();
+    assert_eq!(alone(folder.path()).last(), Some(3));
+    for part in parts(&epochs) {
+        part.save(5, record(5)).unwrap();
+    }
+    let mut left = [files(2), files(5)].concat();
+    left.sort();
+    assert_eq!(names(folder.path()), left);
+}
+
 #[test]
 fn a_folder_that_cannot_be_used_is_an_error_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();

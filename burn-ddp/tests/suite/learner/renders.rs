@@ -16,16 +16,20 @@ use burn_train::{
     },
 };
 
-use super::{device, train};
+use super::{HELD_OUT, ITEMS, device, train};
 use crate::ranks::locally;
 
-/// A renderer that counts what it is told.
+/// A renderer that counts what it is told, and remembers how far the splits have come.
 #[derive(Clone, Default)]
-struct Counting(Arc<AtomicUsize>);
+struct Counting {
+    told: Arc<AtomicUsize>,
+    /// Items of each split, and how many of them were processed.
+    splits: Arc<Mutex<Vec<[usize; 2]>>>,
+}
 
 impl Counting {
     fn count(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        self.told.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -64,12 +68,15 @@ impl TrainingProgressLogger for Counting {
         self.count();
     }
 
-    fn start_split(&mut self, _: &str, _: usize) {
+    fn start_split(&mut self, _: &str, items: usize) {
         self.count();
+        self.splits.lock().unwrap().push([items, 0]);
     }
 
-    fn update_split(&mut self, _: usize) {
+    fn update_split(&mut self, processed: usize) {
         self.count();
+        let mut splits = self.splits.lock().unwrap();
+        splits.last_mut().unwrap()[1] = processed;
     }
 
     fn end_split(&mut self) {
@@ -116,7 +123,7 @@ fn rank_0_alone_renders() {
     let counts = Mutex::new([0; 3]);
     locally(3, |group| {
         let renderer = Counting::default();
-        let told = renderer.0.clone();
+        let told = renderer.told.clone();
         // Even if burn-train was given a renderer, and the strategy the hard way.
         train(&group, 0.0, &device(), 2, |training, learner| {
             let strategy = Arc::new(DdpStrategy::new(&group, device()));
@@ -131,4 +138,21 @@ fn rank_0_alone_renders() {
     // Each of 2 x (3 + 3) batches of 3 ranks has been shown, with 2 metrics.
     assert!(main >= 2 * 3 * 3 * 2, "{main}");
     assert_eq!(others, [0, 0]);
+}
+
+/// Of all ranks' items, or of those that rank 0 sees.
+#[test]
+fn progress_comes_to_its_end() {
+    for (gathers, items) in [(true, ITEMS), (false, ITEMS / 2)] {
+        let shown = locally(2, |group| {
+            let renderer = Counting::default();
+            let splits = renderer.splits.clone();
+            train(&group, 0.0, &device(), 1, |training, learner| {
+                let strategy = DdpStrategy::new(&group, device()).gather_training(gathers);
+                strategy.launch(training.renderer(Box::new(renderer)), learner)
+            });
+            std::mem::take(&mut *splits.lock().unwrap())
+        });
+        assert_eq!(shown[0], [[items; 2], [HELD_OUT; 2]]);
+    }
 }

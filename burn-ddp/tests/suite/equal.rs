@@ -1,0 +1,128 @@
+//! Ranks that begin alike: what rank 0 has loaded reaches the others, and who forgets it is told.
+
+use burn::{
+    module::Module,
+    nn::{Linear, LinearConfig},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
+    store::ModuleRecord,
+    tensor::{Device, Tensor, TensorData},
+};
+use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup};
+
+use crate::{
+    net::{closest, contents},
+    ranks::locally,
+};
+
+#[derive(Module, Debug)]
+struct Model {
+    first: Linear,
+    second: Linear,
+}
+
+fn model(device: &Device) -> Model {
+    Model {
+        first: LinearConfig::new(3, 4).init(device),
+        second: LinearConfig::new(4, 2).init(device),
+    }
+}
+
+fn gradients(model: &Model, step: usize, device: &Device) -> GradientsParams {
+    let values: Vec<f32> = (0..6).map(|it| ((step * 7 + it) as f32).sin()).collect();
+    let input = Tensor::<2>::from_data(TensorData::new(values, [2, 3]), device);
+    let loss = model.second.forward(model.first.forward(input).tanh());
+    GradientsParams::from_grads(loss.powi_scalar(2).mean().backward(), model)
+}
+
+fn optimizers() -> [ModuleOptimizer; 2] {
+    let momentum = MomentumConfig::new().with_momentum(0.9);
+    [
+        AdamConfig::new().init(),
+        SgdConfig::new().with_momentum(Some(momentum)).init(),
+    ]
+}
+
+/// One process that trains on; a job that goes on from its checkpoint, which rank 0 alone has read.
+#[test]
+fn the_state_of_an_optimizer_reaches_all_ranks() {
+    let device = Device::flex().autodiff();
+    for kind in 0..2 {
+        let (mut one, mut optimizer) = (model(&device), optimizers()[kind].clone());
+        let mut train = |steps: std::ops::Range<usize>| {
+            for step in steps {
+                let gradients = gradients(&one, step, &device);
+                one = optimizer.step(0.05, one.clone(), gradients);
+            }
+            (one.clone(), optimizer.clone())
+        };
+        let (saved, optimizer) = train(0..5);
+        let saved = saved.into_record().into_bytes().unwrap();
+        let state = optimizer.into_bytes().unwrap();
+        let whole = contents(&train(5..10).0);
+        let ends = locally(3, |group| {
+            let (mut model, mut optimizer) = (model(&device), optimizers()[kind].clone());
+            let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+            if group.is_main() {
+                model = model.load_record(ModuleRecord::from_bytes(saved.clone()).unwrap());
+                optimizer = optimizer.from_bytes(state.clone()).unwrap();
+            }
+            let mut model = ddp.broadcast_parameters(model).unwrap();
+            let mut optimizer = ddp.broadcast_optimizer(optimizer, &model).unwrap();
+            // No averages: every rank has the same gradients, and only its own state.
+            for step in 5..10 {
+                let gradients = gradients(&model, step, &device);
+                model = optimizer.step(0.05, model, gradients);
+            }
+            contents(&model)
+        });
+        for end in ends {
+            assert_eq!(closest(&end, &whole), 0.0);
+        }
+    }
+}
+
+#[test]
+fn another_model_gets_no_state() {
+    let device = Device::flex().autodiff();
+    let errors = locally(2, |group| {
+        let ddp = Ddp::new(&group, DdpConfig::new(), &model(&device)).unwrap();
+        let other = LinearConfig::new(3, 3).init(&device);
+        let optimizer = SgdConfig::new().init();
+        let received = ddp.broadcast_optimizer(optimizer, &other);
+        received.err().unwrap().to_string()
+    });
+    assert!(
+        errors.iter().all(|it| it.contains("make a new Ddp for it")),
+        "{errors:?}"
+    );
+}
+
+fn first_step(group: &ProcessGroup, model: &Model, device: &Device) -> Result<(), DdpError> {
+    let mut ddp = Ddp::new(group, DdpConfig::new(), model)?;
+    for step in 0..2 {
+        ddp.reduce_gradients(gradients(model, step, device), model)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_that_begin_apart_are_told() {
+    let device = Device::flex().autodiff();
+    // Burn draws each rank's parameters anew.
+    let errors = locally(3, |group| {
+        first_step(&group, &model(&device), &device).unwrap_err()
+    });
+    for error in &errors {
+        let DdpError::ModelMismatch { rank: 1, problem } = error else {
+            panic!("{error}")
+        };
+        assert!(problem.contains("`first.weight`"), "{problem}");
+        assert!(problem.contains("Ddp::broadcast_parameters"), "{problem}");
+    }
+    let record = model(&device).into_record().into_bytes().unwrap();
+    locally(3, |group| {
+        let record = ModuleRecord::from_bytes(record.clone()).unwrap();
+        let model = model(&device).load_record(record);
+        first_step(&group, &model, &device).unwrap();
+    });
+}
