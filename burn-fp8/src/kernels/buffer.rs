@@ -212,12 +212,7 @@ pub(in crate::kernels) fn as_it_lies(tensor: &CubeTensor) -> BufferArg {
 
 /// A tensor of codes, as it lies, as words.
 pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
-    let mut handle = codes.handle.clone();
-    let length = words(extent(codes));
-    // Show the rest of the last word again.
-    let hidden = (4 * length as u64).saturating_sub(handle.size_in_used());
-    handle.offset_end = handle.offset_end.map(|end| end.saturating_sub(hidden));
-    raw(handle, length)
+    raw(codes.handle.clone(), words(extent(codes)))
 }
 
 /// Codes in rows of whole chunks, such as [`empty_code_rows`]', as pairs of words, the rest of the last row included.
@@ -246,7 +241,7 @@ pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
 /// # Panics
 /// Where they do not lie in the allocation, or are more than a kernel can count.
 #[allow(unsafe_code)]
-pub(in crate::kernels) fn array(mut handle: Handle, length: usize, size: usize) -> BufferArg {
+pub(in crate::kernels) fn array(handle: Handle, length: usize, size: usize) -> BufferArg {
     let (used, wanted) = (handle.size_in_used(), (length * size) as u64);
     // The last word of codes may have less than four; allocations are whole words.
     assert!(
@@ -257,12 +252,25 @@ pub(in crate::kernels) fn array(mut handle: Handle, length: usize, size: usize) 
         length <= MOST,
         "{length} elements of {size} bytes: the fp8 kernels count up to {MOST}; split the tensor, such as by rows"
     );
-    // A kernel takes a slice's length from its handle, and CUDA's rows, those of tensors of one too, end in bytes that are nobody's.
-    if used > wanted {
-        handle.offset_end = Some(handle.offset_end.unwrap_or(0) + used - wanted);
-    }
     // SAFETY: the elements lie in the allocation, which the runtimes align and pad to more than 4 bytes.
-    unsafe { BufferArg::from_raw_parts(handle, length) }
+    unsafe { BufferArg::from_raw_parts(showing(handle, wanted), length) }
+}
+
+/// A handle of as many bytes from where it starts, as a kernel takes a slice's length from its handle. CUDA's rows, those of tensors of
+/// one too, end in bytes that are nobody's; the rest of a last word is hidden, and for codes that another GPU sent the handle does not
+/// even know of it.
+fn showing(mut handle: Handle, bytes: u64) -> Handle {
+    let there = handle.size_in_used() + handle.offset_end.unwrap_or(0);
+    match there.checked_sub(bytes) {
+        Some(hidden) => handle.offset_end = Some(hidden).filter(|&hidden| hidden > 0),
+        None => {
+            let start = handle.offset_start;
+            let size = start.unwrap_or(0) + bytes;
+            handle = Handle::from_memory(handle.memory, handle.service, handle.stream, size);
+            handle.offset_start = start;
+        }
+    }
+    handle
 }
 
 /// A handle as a matrix of bytes, `pitch` of them from a row to the next.
@@ -305,5 +313,45 @@ mod tests {
         assert!(u32::try_from(4 * (MOST + ahead)).is_ok());
         assert!(u32::try_from(4 * (MOST + ahead + 1)).is_err());
         assert_eq!(MOST, 1_056_964_607, "as the README says");
+    }
+
+    /// NCCL brings codes from another GPU into a handle of as many bytes as the tensor has.
+    #[cfg(feature = "cpu")]
+    #[test]
+    fn the_last_word_of_codes_is_read_where_a_handle_ends_in_it() {
+        use burn::backend::ops::FloatTensorOps;
+        use burn::tensor::{FloatDType, TensorData};
+        use burn_cubecl::CubeBackend;
+        use burn_std::reader::try_read_sync;
+
+        let device = CubeDevice::Cpu(Default::default());
+        let client = device.client();
+        let codes: Vec<u8> = (0x30..0x50).collect();
+        let sent = client.create_from_slice(&codes);
+        for (start, length) in [(0, 15), (0, 14), (0, 13), (0, 1), (8, 5), (0, 16)] {
+            let size = (start + length) as u64;
+            let mut handle =
+                Handle::from_memory(sent.memory.clone(), sent.service, sent.stream, size);
+            handle.offset_start = Some(start as u64).filter(|&start| start > 0);
+            let shape = Shape::new([length]);
+            let tensor = CubeTensor::new_contiguous(
+                client.clone(),
+                device.clone(),
+                shape,
+                handle,
+                DType::U8,
+            );
+            let scale = CubeBackend::float_from_data(TensorData::from([1.0f32]), &device);
+            let format = crate::Fp8Format::E4M3;
+            let values = crate::kernels::dequantize(tensor, scale, format, FloatDType::F32);
+            let values = try_read_sync(CubeBackend::float_into_data(values))
+                .unwrap()
+                .unwrap();
+            let expected: Vec<f32> = codes[start..start + length]
+                .iter()
+                .map(|&code| cubecl_common::e4m3::from_bits(code).to_f32())
+                .collect();
+            assert_eq!(values.try_to_vec::<f32>().unwrap(), expected);
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! The tensors of delayed scaling's state.
 
-use burn::module::{Param, ParamId};
-use burn::tensor::{Bool, DType, Device, Tensor};
+use burn::module::ParamId;
+use burn::tensor::{Bool, DType, Device, GradientCheckpointingStrategy, Tensor};
 
+use super::buffer::Buffer;
 use crate::{
     Fp8Format, functions,
     recipe::{AmaxReducer, DelayedScaling},
@@ -15,6 +16,10 @@ pub(super) struct Buffers {
     pub(super) gradient: TensorScaling,
     /// Steps since the scales last changed; it stays 0 with an interval of 1.
     pub(super) steps: Buffer,
+    /// Of the device that the layer is on; `None` without autodiff.
+    pub(super) autodiff: Option<GradientCheckpointingStrategy>,
+    /// The scales that the next update by a recipe gives, as long as nothing else has changed.
+    next_scales: Option<(DelayedScaling, [Tensor<1>; 3])>,
 }
 
 #[derive(Clone, Debug)]
@@ -28,13 +33,6 @@ pub(super) struct TensorScaling {
     waiting: Option<Tensor<1>>,
 }
 
-/// A tensor of the record, never tracked.
-#[derive(Clone, Debug)]
-pub(super) struct Buffer {
-    pub(super) id: ParamId,
-    pub(super) value: Tensor<1>,
-}
-
 /// The maximum over the ranks.
 pub(super) fn reduce(reducer: &dyn AmaxReducer, amaxes: Tensor<1>) -> Tensor<1> {
     reducer
@@ -44,6 +42,8 @@ pub(super) fn reduce(reducer: &dyn AmaxReducer, amaxes: Tensor<1>) -> Tensor<1> 
 
 impl Buffers {
     pub(super) fn new(recipe: &DelayedScaling, device: &Device) -> Self {
+        let autodiff = device.gradient_checkpointing_strategy();
+        let device = &device.clone().without_autodiff();
         let [input, weight, gradient] = formats(recipe).map(|format| TensorScaling {
             format,
             history: Buffer::new(zeros(recipe.amax_history_len, device)),
@@ -56,6 +56,8 @@ impl Buffers {
             weight,
             gradient,
             steps: Buffer::new(zeros(1, device)),
+            autodiff,
+            next_scales: None,
         }
     }
 
@@ -79,8 +81,36 @@ impl Buffers {
         }
     }
 
+    /// Take the amaxes that wait into the histories, and change the scales if that is due.
+    pub(super) fn update(&mut self, recipe: &DelayedScaling) {
+        self.forget_next_scales();
+        let due = self.count(recipe.interval);
+        for tensor in self.tensors() {
+            tensor.update(recipe, due.as_ref());
+        }
+    }
+
+    /// The scales that this would give. They are computed once for all passes up to the next change.
+    pub(super) fn next_scales(&mut self, recipe: &DelayedScaling) -> [Tensor<1>; 3] {
+        if let Some((known, scales)) = &self.next_scales
+            && known == recipe
+        {
+            return scales.clone();
+        }
+        let mut next = self.clone();
+        next.update(recipe);
+        let scales = next.tensors().map(|tensor| tensor.scale.value.clone());
+        self.next_scales = Some((*recipe, scales.clone()));
+        scales
+    }
+
+    /// Whoever changes a buffer or what waits says so.
+    pub(super) fn forget_next_scales(&mut self) {
+        self.next_scales = None;
+    }
+
     /// Count a step in which the layer ran; returns whether the scales may change in it, `None` for always.
-    pub(super) fn count(&mut self, interval: usize) -> Option<Tensor<1, Bool>> {
+    fn count(&mut self, interval: usize) -> Option<Tensor<1, Bool>> {
         if interval == 1 {
             return None;
         }
@@ -109,6 +139,15 @@ impl TensorScaling {
         self.waiting = Some(amax);
     }
 
+    /// Have it take in the larger one of an amax and of what waits already.
+    pub(super) fn wait_for_largest(&mut self, amax: Tensor<1>) {
+        let largest = match self.waiting.take() {
+            Some(waiting) => functions::amax(Tensor::cat(vec![waiting, amax], 0)),
+            None => amax,
+        };
+        self.wait(largest);
+    }
+
     /// Put what was made of [`amax`](Self::amax) in its place.
     pub(super) fn put_amax(&mut self, Buffer { id, value }: Buffer) {
         self.amax = id;
@@ -116,7 +155,7 @@ impl TensorScaling {
     }
 
     /// Take the amax into the history, and change the scale if that is due.
-    pub(super) fn update(&mut self, recipe: &DelayedScaling, due: Option<&Tensor<1, Bool>>) {
+    fn update(&mut self, recipe: &DelayedScaling, due: Option<&Tensor<1, Bool>>) {
         let Some(amax) = self.waiting.take() else {
             return;
         };
@@ -172,24 +211,4 @@ fn formats(recipe: &DelayedScaling) -> [Fp8Format; 3] {
 
 fn zeros(length: usize, device: &Device) -> Tensor<1> {
     Tensor::zeros([length], (device, DType::F32))
-}
-
-impl Buffer {
-    fn new(value: Tensor<1>) -> Self {
-        Self {
-            id: ParamId::new(),
-            value,
-        }
-    }
-
-    /// As a parameter whose record is in units of `unit`.
-    pub(super) fn param(&self, unit: f32) -> Param<Tensor<1>> {
-        let param = Param::initialized(self.id, self.value.clone());
-        match unit == 1.0 {
-            true => param,
-            false => param
-                .save_mapper(move |value| value / unit)
-                .load_mapper(move |value| (value * unit).clamp_max(f32::MAX)),
-        }
-    }
 }

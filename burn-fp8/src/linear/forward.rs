@@ -20,7 +20,7 @@ impl Fp8Linear {
         scales: Scales,
     ) -> Tensor<2> {
         let training = weight.is_autodiff();
-        let device = weight.device().without_autodiff();
+        let device = weight.device();
         let format = recipe.format();
         let spec = LinearSpec {
             forward: format.forward(),
@@ -129,7 +129,7 @@ impl Fp8Linear {
         weight: Tensor<2>,
     ) {
         if let Fp8Recipe::Delayed(recipe) = recipe {
-            let device = weight.device().without_autodiff();
+            let device = weight.device();
             let reducer = self.reducer.as_deref();
             let (input, weight) = (functions::amax(input), functions::amax(weight));
             self.fp8.update(recipe, &device, reducer);
@@ -140,7 +140,7 @@ impl Fp8Linear {
         }
     }
 
-    /// The scales of a pass, in training those that its ranks agree on; `None` for a recipe with many a tensor.
+    /// The scales of a pass: in training those that its ranks agree on, otherwise those that the last step gives; `None` for a recipe with many a tensor.
     pub(super) fn scales<const D: usize>(
         &self,
         recipe: &Fp8Recipe,
@@ -151,11 +151,15 @@ impl Fp8Linear {
         let reducer = self.reducer.as_deref().filter(|_| training);
         match recipe {
             Fp8Recipe::Delayed(recipe) => {
-                let device = weight.device().without_autodiff();
+                let device = weight.device();
                 if training {
                     self.fp8.update(recipe, &device, reducer);
                 }
-                let [input, weight, gradient] = self.fp8.scales(recipe, &device);
+                // Where a reducer is, the amaxes that wait are this rank's alone; only training asks the others.
+                let [input, weight, gradient] = match training || self.reducer.is_some() {
+                    true => self.fp8.scales(recipe, &device),
+                    false => self.fp8.next_scales(recipe, &device),
+                };
                 Some(Scales {
                     input,
                     weight: Some(weight),

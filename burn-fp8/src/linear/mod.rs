@@ -1,5 +1,6 @@
 //! A linear layer in fp8.
 
+mod buffer;
 mod buffers;
 mod cache;
 mod config;
@@ -29,14 +30,17 @@ use state::Fp8State;
 ///
 /// Input and weight are cast to the recipe's forward format, the gradient of the output to its gradient format; sums
 /// are in f32; the output has the input's dtype and the weight gradient the weight's (f32 for f32 parameters). The
-/// bias and its gradient stay in high precision. Sizes need not be multiples of 16. (With the feature `cuda` but not `cuda-cpp` the only
+/// bias is added to the sums in f32, and its gradient is summed in high precision. (cuBLASLt takes the bias in the dtype of a 16-bit
+/// output, so an f32 bias is rounded to that for it first, as in Transformer Engine.) Sizes need not be multiples of 16. (With the feature `cuda` but not `cuda-cpp` the only
 /// products in fp8 are cuBLASLt's, whose sizes are: a layer with a `d_input` or `d_output` that is none has its products decoded, and
 /// the log says so once.) An input without rows, and any of a layer whose `d_input` or `d_output` is 0, is left to high
 /// precision, as all are where fp8 is off: to Burn's own `linear`, in the weight's dtype.
 ///
 /// With delayed scaling, amax histories and scales are state of the module: a forward pass on an autodiff device
 /// updates them, `into_record` and `load_record` carry them, and a run that is resumed from a record continues bit for
-/// bit. A clone has its own state. `valid()` makes a copy that keeps its scales as they are. Each pass counts as a step, of a layer that
+/// bit. A clone has its own state. A pass that does not train, as of the copy that `valid()` makes, runs with the scales that the
+/// amaxes of the last training step give, as in Transformer Engine, and leaves the state as it is. (With a
+/// [reducer](Self::with_amax_reducer) it runs with those of the last training pass, which the ranks agreed on.) Each pass counts as a step, of a layer that
 /// runs several times before backward too: see [`DelayedScaling`](crate::recipe::DelayedScaling).
 ///
 /// [`fp8_autocast`](crate::fp8_autocast) turns it off for a while or gives it another recipe,
@@ -140,8 +144,7 @@ impl Fp8Linear {
         self.recipe = recipe.into();
         self.recipe.validate()?;
         if let Fp8Recipe::Delayed(recipe) = &self.recipe {
-            let device = self.weight.lazy_device().without_autodiff();
-            self.fp8.follow(recipe, &device);
+            self.fp8.follow(recipe, &self.weight.lazy_device());
         }
         Ok(self)
     }
@@ -151,8 +154,8 @@ impl Fp8Linear {
         &self.recipe
     }
 
-    /// The scales of input, weight and gradient that the next step starts from, and their amax histories (the newest
-    /// amax last); `None` for a layer that never had delayed scaling.
+    /// The scales of input, weight and gradient of the last training pass, their amax histories (the newest amax last), and the amaxes
+    /// that the next pass takes into them; `None` for a layer that never had delayed scaling.
     pub fn scaling_state(&self) -> Option<[ScalingState; 3]> {
         self.fp8.snapshot()
     }

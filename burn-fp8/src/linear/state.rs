@@ -6,12 +6,9 @@ use burn::backend::Dispatch;
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
-use super::{
-    GradAmaxSlot, ScalingState,
-    buffers::{Buffer, Buffers},
-};
+use super::{GradAmaxSlot, ScalingState, buffer::Buffer, buffers::Buffers};
 use crate::{
     Fp8Ops,
     recipe::{AmaxReducer, DelayedScaling},
@@ -20,8 +17,9 @@ use crate::{
 /// Histories and scales of input, weight and gradient; nothing until delayed scaling first asks for them.
 ///
 /// A step goes: `update` takes the amaxes of the step before into the histories, the layer runs with the `scales` that
-/// result, `stage` keeps the amaxes of input and weight, and backward leaves that of the gradient in the slot. A clone
-/// is a copy: layers never share state by accident, as they would with Burn's `RunningState`.
+/// result, `stage` keeps the amaxes of input and weight, and backward leaves that of the gradient in the slot. A pass that
+/// does not train takes the `next_scales`. A clone is a copy: layers never share state by accident, as they would with Burn's
+/// `RunningState`.
 #[derive(Debug, Default)]
 pub(super) struct Fp8State {
     buffers: Arc<Mutex<Option<Buffers>>>,
@@ -46,6 +44,14 @@ impl Fp8State {
         })
     }
 
+    /// The scales that the next update will give, of which nothing is kept in the state.
+    pub(super) fn next_scales(&self, recipe: &DelayedScaling, device: &Device) -> [Tensor<1>; 3] {
+        self.with(recipe, device, |buffers| {
+            self.collect(buffers);
+            buffers.next_scales(recipe)
+        })
+    }
+
     /// Keep the amaxes of input and weight for the next update, that of a weight only if it was cast.
     pub(super) fn stage(
         &self,
@@ -55,6 +61,7 @@ impl Fp8State {
         weight: Option<Tensor<1>>,
     ) {
         self.with(recipe, device, |buffers| {
+            buffers.forget_next_scales();
             buffers.input.wait(input);
             if let Some(weight) = weight {
                 buffers.weight.wait(weight);
@@ -74,10 +81,7 @@ impl Fp8State {
             if let Some(reducer) = reducer {
                 buffers.reduce(reducer);
             }
-            let due = buffers.count(recipe.interval);
-            for tensor in buffers.tensors() {
-                tensor.update(recipe, due.as_ref());
-            }
+            buffers.update(recipe);
         });
     }
 
@@ -111,16 +115,21 @@ impl Fp8State {
     ) -> R {
         let mut guard = self.lock();
         let buffers = guard.get_or_insert_with(|| Buffers::new(recipe, device));
+        buffers.autodiff = device.gradient_checkpointing_strategy();
         buffers.conform(recipe);
         run(buffers)
     }
 
-    /// Move the gradient's amax out of the slot.
+    /// Move the gradient's amax out of the slot. One that was moved before (somebody looked at the state between two backward
+    /// passes) is combined with it, as the slot does.
     fn collect(&self, buffers: &mut Buffers) {
         if self.gradient_amax.is_set() {
+            buffers.forget_next_scales();
             let like = buffers.gradient.scale.value.clone().into_dispatch();
             let amax = Dispatch::fp8_gradient_amax(like, self.gradient_amax.clone(), true);
-            buffers.gradient.wait(Tensor::from_dispatch(amax));
+            buffers
+                .gradient
+                .wait_for_largest(Tensor::from_dispatch(amax));
         }
     }
 
@@ -128,19 +137,32 @@ impl Fp8State {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Change every buffer; each comes with its name, and with the unit of its record.
-    fn map_buffers(self, mut map: impl FnMut(&[&'static str], &mut Buffer, f32)) -> Self {
+    /// Change every buffer; each comes with its name, and a scale with the unit of its record.
+    fn map_buffers(self, mut map: impl FnMut(&[&'static str], &mut Buffer, Option<f32>)) -> Self {
         if let Some(buffers) = self.lock().as_mut() {
             self.collect(buffers);
+            buffers.forget_next_scales();
             for (name, tensor) in NAMES.into_iter().zip(buffers.tensors()) {
                 let unit = tensor.scale_unit();
-                map(&[name, "history"], &mut tensor.history, 1.0);
-                map(&[name, "scale"], &mut tensor.scale, unit);
+                map(&[name, "history"], &mut tensor.history, None);
+                map(&[name, "scale"], &mut tensor.scale, Some(unit));
                 let mut amax = tensor.amax();
-                map(&[name, AMAX], &mut amax, 1.0);
+                map(&[name, AMAX], &mut amax, None);
                 tensor.put_amax(amax);
             }
-            map(&["steps"], &mut buffers.steps, 1.0);
+            map(&["steps"], &mut buffers.steps, None);
+        }
+        self
+    }
+
+    /// The autodiff of the device that the layer is on; the buffers themselves are never tracked.
+    fn autodiff(&self) -> Option<GradientCheckpointingStrategy> {
+        self.lock().as_ref()?.autodiff
+    }
+
+    fn with_autodiff(self, autodiff: Option<GradientCheckpointingStrategy>) -> Self {
+        if let Some(buffers) = self.lock().as_mut() {
+            buffers.autodiff = autodiff;
         }
         self
     }
@@ -182,11 +204,12 @@ impl Module for Fp8State {
     }
 
     fn train(self) -> Self {
-        self
+        // What `Tensor::from_inner` gives parameters.
+        self.with_autodiff(Some(GradientCheckpointingStrategy::Disabled))
     }
 
     fn valid(&self) -> Self {
-        self.clone()
+        self.clone().with_autodiff(None)
     }
 
     fn materialize(self) -> Self {
@@ -198,7 +221,7 @@ impl Module for Fp8State {
         self.clone().map_buffers(|path, buffer, unit| {
             path.iter()
                 .for_each(|name| visitor.enter_module(name, CONTAINER));
-            visitor.visit_float(&buffer.param(unit));
+            visitor.visit_float(&buffer.param(unit, None));
             path.iter()
                 .rev()
                 .for_each(|name| visitor.exit_module(name, CONTAINER));
@@ -206,15 +229,13 @@ impl Module for Fp8State {
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        // A mapper may do what only a tensor with autodiff can, such as `set_distributed` to all parameters.
+        let autodiff = self.autodiff();
         self.map_buffers(|path, buffer, unit| {
             path.iter()
                 .for_each(|name| mapper.enter_module(name, CONTAINER));
-            let (id, value, _) = mapper.map_float(buffer.param(unit)).consume();
-            // Buffers are f32 and untracked, whatever a mapper does with parameters.
-            *buffer = Buffer {
-                id,
-                value: value.without_autodiff().cast(FloatDType::F32),
-            };
+            let mapped = mapper.map_float(buffer.param(unit, autodiff));
+            *buffer = buffer.mapped(mapped, unit.is_some());
             path.iter()
                 .rev()
                 .for_each(|name| mapper.exit_module(name, CONTAINER));

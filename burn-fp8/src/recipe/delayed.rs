@@ -24,6 +24,11 @@ pub enum AmaxCompute {
 /// - the quotient overflows: the scale is the largest f32;
 /// - the tensor was not used in that step (its amax is exactly 0): history and scale stay.
 ///
+/// The update is made when the next training pass begins. A pass that does not train (of a layer that is not on an autodiff device)
+/// runs with the scales that it will give, so that an evaluation sees the last step, as Transformer Engine's does. With an
+/// [`AmaxReducer`](super::AmaxReducer) of its own a layer evaluates with the scales of its last training pass: to know more, all
+/// ranks would have to evaluate together.
+///
 /// A step of an [`Fp8Linear`](crate::Fp8Linear) is a pass. A layer that runs `n` times before backward takes the amax of the pass
 /// before, of input and of weight, into the histories at each of them: scales change from one to the next, a history reaches back
 /// over an `n`th of the steps, an [`interval`](Self::interval) counts passes, and [`AmaxCompute::MostRecent`] looks

@@ -1,7 +1,7 @@
 //! The gradient of a bias that a product's kernel adds.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{FloatDType, Shape};
+use burn::tensor::{DType, FloatDType, Shape};
 use burn_autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -12,7 +12,7 @@ use burn_autodiff::{
 use crate::Bias;
 
 /// A product and what comes with it, made by a kernel that adds the bias in f32, before the output is rounded: training and
-/// evaluation give the same numbers. The gradient of the bias is the sum over the rows, in the bias's own dtype.
+/// evaluation give the same numbers. (cuBLASLt, before a 16-bit output, takes the bias in the output's dtype.) The gradient of the bias is the sum over the rows, in the bias's own dtype.
 pub(super) fn with_bias<B: Backend, C: CheckpointStrategy, T>(
     bias: Bias<Autodiff<B, C>>,
     product: impl FnOnce(Bias<B>) -> (FloatTensor<Autodiff<B, C>>, T),
@@ -69,10 +69,20 @@ fn sum_of_rows<B: Backend>(
         return B::float_zeros(shape, &grad.device(), dtype);
     }
     let columns = shape.num_elements();
-    let grad = match FloatDType::from(grad.dtype()) == dtype {
+    // The sum is in the wider one of both: what it rounds is rounded once, at the end.
+    let narrows = DType::from(dtype).size() < grad.dtype().size();
+    let grad = match narrows {
         true => grad,
-        false => B::float_cast(grad, dtype),
+        false => into_dtype::<B>(grad, dtype),
     };
     let rows = B::float_reshape(grad, Shape::new([all.num_elements() / columns, columns]));
-    B::float_reshape(B::float_sum_dim(rows, 0), shape)
+    let sum = B::float_reshape(B::float_sum_dim(rows, 0), shape);
+    into_dtype::<B>(sum, dtype)
+}
+
+fn into_dtype<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    match FloatDType::from(tensor.dtype()) == dtype {
+        true => tensor,
+        false => B::float_cast(tensor, dtype),
+    }
 }

@@ -1,7 +1,10 @@
 //! `Fp8Linear`: what its tests share.
 
+mod bias;
 mod convert;
+mod evaluation;
 mod fallback;
+mod mappers;
 mod products;
 mod ranks;
 mod state;

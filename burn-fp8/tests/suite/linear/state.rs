@@ -1,6 +1,6 @@
 //! Delayed scaling's state: how it moves, and that it survives a record.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_fp8::recipe::{DelayedScaling, RecipeFormat};
@@ -46,6 +46,40 @@ fn state_follows_the_steps() {
         assert_eq!(input, expected(&inputs, 448.0));
         assert_eq!(weight, expected(&[weight_amax; 5], 448.0));
         assert_eq!(gradient, expected(&gradients, 57344.0));
+    }
+}
+
+/// Of several backward passes, the largest amax of a gradient counts, whoever looks at the state between them, or maps it.
+#[test]
+fn looking_between_backward_passes_loses_no_amax() {
+    struct Nothing;
+
+    impl ModuleMapper for Nothing {}
+
+    for device in devices() {
+        let device = device.autodiff();
+        let mut random = Random::new(27);
+        let recipe = DelayedScaling::new().with_amax_history_len(3);
+        let linear = linear(&mut random, 4, 4, &device);
+        let x = random.matrix([2, 4], &device);
+        for looks in 0..3 {
+            let mut layer = Fp8Linear::from_linear(linear.clone(), recipe).unwrap();
+            let outputs = [(); 2].map(|()| layer.forward(x.clone()));
+            for (output, gradient) in outputs.into_iter().zip([8.0, 0.5]) {
+                (output * gradient).sum().backward();
+                match looks {
+                    0 => {}
+                    1 => assert_eq!(layer.scaling_state().unwrap()[2].amax, 8.0),
+                    _ => layer = layer.map(&mut Nothing),
+                }
+            }
+            layer.forward(x.clone());
+            let [.., gradient] = layer.scaling_state().unwrap();
+            assert_eq!(
+                (gradient.history, gradient.scale),
+                (vec![0.0, 0.0, 8.0], 57344.0 / 8.0)
+            );
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Products on NVIDIA GPUs by cuBLASLt, where it is installed.
 //!
-//! They run on CubeCL's own stream, in their turn among its kernels: nobody waits.
+//! They run on CubeCL's own stream, in their turn among its kernels: nobody waits. A graph that the stream records has them too.
 
+#[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
+mod capture;
 #[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
 mod factors;
 #[cfg(feature = "cuda")]

@@ -75,7 +75,8 @@ pub(super) fn run(
         let problem = Problem::new(&plan, spec, &addresses)?;
         // SAFETY: the addresses are of the stream's device. The tensors there have the plan's shapes: codes of k elements
         // `leading` apart, one f32 as a factor, n elements as a bias, m times n as the output, and `WORKSPACE` bytes. They
-        // are there when the stream gets to this, and nobody else uses them until it is done: see `stream`.
+        // are there when the stream gets to this, and nobody else uses them until it is done, in each replay of a graph too: see
+        // `stream`.
         unsafe { library.enqueue(&problem, &addresses, &algorithm, stream) }
     };
     stream::enqueue(

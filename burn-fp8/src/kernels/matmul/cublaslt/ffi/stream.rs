@@ -6,16 +6,19 @@ use cubecl::{
     device_handle::DeviceHandle,
     server::{BufferBinding, Handle, ServerError},
 };
-use cubecl_runtime::{runtime::Runtime, server::ServerStorage};
+use cubecl_runtime::{dry_run, runtime::Runtime, server::ServerStorage};
 use cubecl_server::stream::{ExecuteScope, ScopedOutcome, WriteScoped, failed_writing};
 use cudarc::driver::sys::CUstream;
+
+use super::super::capture;
 
 type Server = <CudaRuntime as Runtime>::Server;
 
 /// Has the device's thread call `work` after all that was submitted before, with the addresses of `inputs` and `output` and
 /// the stream that `output` was made on. What it puts there, and nowhere else, finds the inputs made, and is done before
-/// anyone uses the output, or the memory of the inputs for something else: CubeCL does as for a kernel of its own. Returns
-/// before that.
+/// anyone uses the output, or the memory of the inputs for something else: CubeCL does as for a kernel of its own. While the stream
+/// records a graph, the work goes into the graph, which keeps the memory of all of them for as long as it lives. Returns before
+/// that. In a dry run nothing is called, as no kernel runs.
 ///
 /// An error of `work` is the output's: whoever reads that gets it.
 pub(super) fn enqueue(
@@ -24,6 +27,10 @@ pub(super) fn enqueue(
     output: Handle,
     work: impl FnOnce(&[u64], u64, CUstream) -> Result<(), String> + Send + 'static,
 ) {
+    // As with a launch, the thread that asks for it decides; on the device's nobody knows any more.
+    if dry_run::launch_mode().is_skipped() {
+        return;
+    }
     let stream = output.stream;
     let inputs: Vec<BufferBinding> = inputs.into_iter().map(Handle::binding).collect();
     let output = output.binding();
@@ -44,7 +51,9 @@ pub(super) fn enqueue(
             let used = inputs.iter().chain([&output]);
             // Until this goes, memory that was made on other streams stays with this one.
             let mut streams = server.write_streams().resolve(stream, used)?;
-            let raw = streams.current().sys;
+            let current = streams.current();
+            capture::touch(&mut current.capturing, inputs.iter().chain([&output]));
+            let raw = current.sys;
             work(&addresses, target, raw).map_err(|reason| ServerError::Generic {
                 reason,
                 backtrace: Default::default(),
