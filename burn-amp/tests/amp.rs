@@ -4,6 +4,7 @@ mod suite {
     mod alone;
     mod autocast;
     mod checkpointing;
+    mod checkpointing_weights;
     mod device;
     mod devices;
     mod exact;
@@ -13,6 +14,7 @@ mod suite {
     mod fp8_history;
     mod fp8_products;
     mod fp8_state;
+    mod inside;
     mod learner;
     mod logged;
     mod loss_scaler;

@@ -99,7 +99,7 @@ pub trait Layer: Debug + Send + Sync + 'static {
     }
 
     /// An op made a float tensor. Called for every one of them while a layer
-    /// [watches](Layer::watches).
+    /// [watches](Layer::watches), but not for custom ops and collectives, which are no [`Op`].
     fn made(&self, made: &Made<'_>) {
         let _ = made;
     }

@@ -55,6 +55,8 @@ pub struct Inputs {
     pub(crate) first_columns: Option<Arc<Rows>>,
     /// Those of the last float input.
     pub(crate) last_columns: Option<Arc<Rows>>,
+    /// The rows of the last float input.
+    pub(crate) last_rows: Arc<Rows>,
 }
 
 impl Inputs {
@@ -84,6 +86,7 @@ impl Inputs {
             first_rows: tensor.rows().clone(),
             first_columns: columns.cloned(),
             last_columns: columns.cloned(),
+            last_rows: tensor.rows().clone(),
         }
     }
 
@@ -121,6 +124,11 @@ impl Inputs {
         look(&self.last_columns.as_ref()?.kept, body)
     }
 
+    /// What `body` makes of the value of type `T` that is [kept](crate::Kept) with the last float input, if there is one.
+    pub fn kept_with_last<T: Any, R>(&self, body: impl FnOnce(&T) -> R) -> Option<R> {
+        look(&self.last_rows.kept, body)
+    }
+
     /// One more input, which is the same tensor as those before or not.
     pub(crate) fn add<B: Backend>(&mut self, tensor: &LayeredFloat<B>, same: bool) {
         let storage = tensor.storage_dtype();
@@ -130,6 +138,7 @@ impl Inputs {
         self.shapes.push(shape);
         self.last_transposed = tensor.columns().is_some();
         self.last_columns = tensor.columns().cloned();
+        self.last_rows = tensor.rows().clone();
         self.last_is_gradient = tensor.is_gradient();
         self.last_is_computed = tensor.is_computed();
         self.mixed |= self.widest != storage;
@@ -200,6 +209,12 @@ impl Plan {
             over_batch: true,
             ..self
         }
+    }
+
+    /// Whether the op is computed in a wider dtype than its result is stored in.
+    pub(crate) fn is_wide_inside(&self) -> bool {
+        let narrower = |(compute, store): (DType, DType)| store.size() < compute.size();
+        self.compute.zip(self.store).is_some_and(narrower)
     }
 
     /// Store the outputs in `dtype`.

@@ -23,11 +23,16 @@ type Value = Arc<dyn Any + Send + Sync>;
 /// Scopes nest, belong to the calling thread, and reach into backward: the backward of a matrix product, and of every op
 /// whose [backward is ops of its own](crate::Op::backward), is in the scope of its forward, wherever `backward` is called, in
 /// another scope too. The rest of backward (elementwise ops, sums, moves) is in the scope that `backward` is called in, and so
-/// is what gradient checkpointing computes again.
+/// is what gradient checkpointing computes again, but for ops with a backward of their own.
 ///
 /// Backward is told from forward by its tensors: those made of the one that `backward` begins with, for a loss of one element.
 /// (After a loss of more elements, the backward of products counts as forward.) The forward is the last one that its weight,
 /// or its other factor, was used in.
+///
+/// What gradient checkpointing has computed again is not known to have been used before. The gradient of a weight, `x^T dy`, is in
+/// the scope of its forward all the same where that of `x` was made just before, `dy w^T`, which knows it by the weight. It is not,
+/// but in the scope that `backward` is called in, where the weight is the left factor, or was computed again as well, as its
+/// transposition is.
 ///
 /// A value should be one of few that live long, such as a static: what is needed to recognize it
 /// is kept as long as the process lives, once for each value and thread.

@@ -265,6 +265,15 @@ impl<B: Backend> LayeredFloat<B> {
     /// The tensor of the backend underneath in `dtype`, from an earlier cast of the same tensor
     /// where there is one.
     pub fn into_dtype(self, dtype: DType) -> FloatTensor<B> {
+        self.cast(dtype, true)
+    }
+
+    /// The same for what is wide inside of an op alone: a copy that nobody keeps is not written by a backend that fuses ops.
+    pub(crate) fn into_dtype_once(self, dtype: DType) -> FloatTensor<B> {
+        self.cast(dtype, false)
+    }
+
+    fn cast(self, dtype: DType, keep: bool) -> FloatTensor<B> {
         let from = self.storage_dtype();
         if from == dtype {
             return self.into_storage();
@@ -276,7 +285,7 @@ impl<B: Backend> LayeredFloat<B> {
             saved: false,
         };
         // The last holder has no use for a copy beyond this op.
-        let is_shared = Arc::strong_count(&self.copied) > 1;
+        let is_shared = keep && Arc::strong_count(&self.copied) > 1;
         // What is computed again is so from the wider one, so that the narrower is all that takes memory.
         let lasts = (!self.computed || self.recomputed().is_some()) && dtype.size() < from.size();
         let copied = self.copied.clone();

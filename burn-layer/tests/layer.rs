@@ -2,6 +2,7 @@
 
 mod suite {
     mod batch;
+    mod checkpointing;
     mod child;
     mod clip;
     mod delegation;

@@ -104,6 +104,10 @@ impl Autocast {
     /// device gives an autodiff device. As with Burn's own devices, the same policy over the same
     /// device is the same device, unless a [guard](Self::nan_guard) looks on, or an op has panicked on it.
     ///
+    /// It is not [`Device::default`]: make tensors on it, and give it to data loaders by `DataLoaderBuilder::set_device`. (burn-train's
+    /// `Learner` does the latter by itself.) A tensor of another device does not go with it, and Burn panics with "input tensor `rhs`
+    /// is on the wrong backend".
+    ///
     /// # Errors
     ///
     /// When the device cannot compute in the policy's low dtype (the error lists the dtypes that it

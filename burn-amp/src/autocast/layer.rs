@@ -49,6 +49,8 @@ impl Layer for AutocastLayer {
     fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
         Some(match inputs.scope() {
             Some(Region::Full) => region::full(inputs),
+            // As without autocast.
+            Some(Region::Policy(policy)) if !policy.is_enabled() => region::full(inputs),
             Some(Region::Policy(policy)) if self.supported.contains(&policy.low_dtype().into()) => {
                 self.with_recompute(policy, policy.plan(op, inputs), inputs)
             }

@@ -11,12 +11,16 @@ use std::{
     },
 };
 
-/// Looks at what every op computes, forward and backward, and remembers the first that made a NaN
+/// Looks at what every op computes, forward and backward, and remembers the first that made a NaN of inputs that have none,
 /// or an infinity of finite inputs: in computing, or in the casts before and after it, as where an input of 1e5 does not
 /// fit fp16. Every op then waits for the device, so this is for the search and not for the training.
 ///
 /// Infinities that the program put there itself (as data, or to mask attention) are no find; a NaN
-/// in the data is.
+/// in the data is, and so is one that comes of such infinities, as where all of a row is masked. Memory that the program asked for
+/// without a value ([`Tensor::empty`](burn::tensor::Tensor::empty)) may hold anything.
+///
+/// Custom ops and collectives are not looked at, only the ops that go on with what they gave: those have a NaN in their inputs then
+/// and are no find.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -114,6 +118,8 @@ pub struct NonFinite {
     pub op: Op,
     /// Whether it made a NaN; otherwise it made infinities only.
     pub nan: bool,
+    /// Whether it was made of finite inputs; otherwise a NaN was made of infinities.
+    pub of_finite: bool,
     /// The dtype that it ran in.
     pub dtype: DType,
     /// The dtype that what it made is stored in.
@@ -136,7 +142,11 @@ impl fmt::Display for NonFinite {
         if self.stored != self.dtype {
             write!(f, ", stored in {:?},", self.stored)?;
         }
-        write!(f, " made {what} of finite inputs")?;
+        let inputs = match self.of_finite {
+            true => "finite inputs",
+            false => "infinities",
+        };
+        write!(f, " made {what} of {inputs}")?;
         if !self.path.is_empty() {
             write!(f, " in {}", self.path.join("."))?;
         }
@@ -171,17 +181,23 @@ impl Layer for NanGuard {
 
     fn made(&self, made: &Made<'_>) {
         let ops = self.shared.ops.fetch_add(1, Relaxed) + 1;
-        if is_finite(made.output) || !made.inputs.iter().copied().all(is_finite) {
+        if made.op == Op::float_empty || is_finite(made.output) {
             return;
         }
         let nan = has_nan(made.output);
-        if !nan && places(made.op) {
+        let of_finite = made.inputs.iter().copied().all(is_finite);
+        let excused = match nan {
+            true => !of_finite && made.inputs.iter().copied().any(has_nan),
+            false => !of_finite || places(made.op),
+        };
+        if excused {
             return;
         }
         let names = made.scopes::<Name>().into_iter();
         let found = NonFinite {
             op: made.op,
             nan,
+            of_finite,
             dtype: made.dtype,
             stored: made.output.dtype(),
             shape: made.output.shape(),

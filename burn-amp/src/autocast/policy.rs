@@ -85,13 +85,19 @@ impl Policy {
 
     /// A policy of your own, beginning with the rules of `bf16` and `fp16`.
     pub fn builder(low: FloatDType) -> PolicyBuilder {
+        let mut rules = TABLE;
+        if low == FloatDType::F16 {
+            for op in rules::OVERFLOWS_IN_FP16 {
+                rules[op.index()] = Some(Rule::FullKeep);
+            }
+        }
         PolicyBuilder {
             policy: Policy {
                 name: String::from("custom"),
                 enabled: true,
                 low,
                 low_outputs: false,
-                rules: TABLE,
+                rules,
             },
         }
     }

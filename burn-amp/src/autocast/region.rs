@@ -19,7 +19,7 @@ pub(super) enum Region {
 /// Regions nest and belong to the calling thread. The backward of matrix products, convolutions and every other op whose
 /// [backward is ops of its own](crate::Op::backward) runs at the precision of its forward, wherever `backward` is called, in
 /// another region too. (The rest of backward is elementwise ops, sums and moves; they run where `backward` is called.
-/// [`scoped`](burn_layer::scoped) says how backward is known.)
+/// [`scoped`](burn_layer::scoped) says how backward is known, and what of it is not with gradient checkpointing.)
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -39,7 +39,7 @@ pub fn full_precision<R>(body: impl FnOnce() -> R) -> R {
 
 /// Runs the ops that `body` starts on autocast devices under `policy`: `torch.autocast` inside
 /// another. As [`full_precision`] in every other respect. A device that cannot compute in the
-/// policy's low dtype keeps its own policy.
+/// policy's low dtype keeps its own policy. Under [`Policy::o0`] nothing is low: it is [`full_precision`].
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

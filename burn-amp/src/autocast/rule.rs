@@ -16,7 +16,7 @@ pub enum Rule {
     Full,
     /// Compute in f32. The result stays f32 under every policy: sums, and gradients that are sums.
     Accumulate,
-    /// Compute in f32 and store the result in the dtype of the first input: batch normalization.
+    /// Compute in f32 and store the result in the dtype of the first input, as PyTorch's kernels do: batch normalization, and `gelu` in fp16.
     FullKeep,
     /// Compute in the widest dtype that an input is stored in. With one input: as it is stored.
     Promote,

@@ -76,9 +76,7 @@ fn every_option_is_that_of_the_host() {
             host.update(overflow);
             update(&mut device, overflow);
             assert_eq!(device.current_scale(), host.current_scale(), "{config:?}");
-            if config.enabled {
-                assert_eq!(&device.state(), host.state(), "{config:?}");
-            }
+            assert_eq!(&device.state(), host.state(), "{config:?}");
         }
         assert_eq!(device.config(), &config);
     }
@@ -105,6 +103,36 @@ fn the_state_goes_from_one_kind_of_scaler_to_the_other() {
     let mut broken = loaded.state();
     broken.scale = f32::NAN;
     assert!(config.init_on(&device).unwrap().load_state(broken).is_err());
+}
+
+/// A run that scales nothing for a while goes on with the scale that it had.
+#[test]
+fn disabled_it_keeps_the_state_that_it_was_given() {
+    let device = Device::flex();
+    let mut host = LossScalerConfig::new().init().unwrap();
+    host.update(true);
+    let disabled = LossScalerConfig::new().with_enabled(false);
+    let scaler = disabled.init_on(&device).unwrap();
+    let scaler = scaler.load_state(host.state().clone()).unwrap();
+    assert_eq!(&scaler.state(), host.state());
+    assert_eq!(scaler.current_scale(), 1.0);
+}
+
+/// A scaler of the plain device, a loss of the autocast device over it.
+#[test]
+fn a_loss_may_be_on_another_device() {
+    let plain = Device::flex();
+    let autocast = Autocast::fp16().device(plain.clone()).unwrap().autodiff();
+    let mut there = LossScalerConfig::new().init_on(&autocast).unwrap();
+    let mut here = LossScalerConfig::new().init_on(&plain).unwrap();
+    let [expected, found] = [&mut there, &mut here].map(|scaler| {
+        let (model, x) = problem(&autocast);
+        let mut optim = mixture();
+        let grads = gradients(scaler.scale(loss(&model, &x, false)), &model);
+        let model = scaler.step(&mut optim, LR, model, grads);
+        (values(&model), scaler.state())
+    });
+    assert_eq!(found, expected);
 }
 
 /// Two optimizers over one backward: each skips by itself.

@@ -1,5 +1,6 @@
 //! What the NaN guard finds, and what it does not take for a find.
 
+use super::devices::cube_devices;
 use burn::tensor::{DType, Device, Shape, Tensor, activation};
 use burn_amp::{Autocast, NanGuard, Op, Policy, named};
 
@@ -90,6 +91,41 @@ fn infinities_of_the_program_are_no_find() {
     // A NaN in the data is.
     Tensor::<1>::from_floats([f32::NAN], &device).into_data();
     assert_eq!(guard.first().unwrap().op, Op::float_from_data);
+}
+
+/// Of a row that is masked altogether, the softmax subtracts -inf from -inf.
+#[test]
+fn a_nan_of_infinities_is_a_find() {
+    let (guard, device) = guarded(Autocast::bf16());
+    let scores = Tensor::<2>::ones([2, 2], &device);
+    let mask = Tensor::<2>::from_floats([[1.0, 1.0], [0.0, 1.0]], &device);
+    let masked = scores.mask_fill(mask.greater_elem(0.5), f32::NEG_INFINITY);
+    let masked = masked.clone() - masked.max_dim(1);
+    masked.exp().into_data();
+    let found = guard.first().unwrap();
+    assert_eq!(
+        (found.op, found.nan, found.of_finite),
+        (Op::float_sub, true, false)
+    );
+    let text = found.to_string();
+    assert!(text.contains("made a NaN of infinities"), "{text}");
+}
+
+/// Burn's GRU, LSTM and RNN begin with memory that may hold anything.
+#[test]
+fn memory_without_a_value_is_no_find() {
+    for plain in cube_devices() {
+        let guard = NanGuard::new();
+        let device = guard.device(plain.clone()).unwrap();
+        // What it held before, where the device gives it out again.
+        let values = Tensor::<1>::full([99_991], f32::NAN, &plain);
+        values.clone().into_data();
+        drop(values);
+        plain.sync().unwrap();
+        let empty = Tensor::<1>::empty([99_991], &device);
+        empty.into_data();
+        assert_eq!(guard.first(), None, "{plain:?}");
+    }
 }
 
 #[test]

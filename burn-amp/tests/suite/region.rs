@@ -57,6 +57,20 @@ fn a_region_is_its_threads() {
     assert_eq!(device.report().runs_of(Op::float_matmul, DType::BF16), 1);
 }
 
+/// Also of what came from outside in bf16.
+#[test]
+fn a_policy_that_is_off_is_full_precision() {
+    let device = bf16();
+    let x = Tensor::<2>::from_data(data([4, 4]), &device.device());
+    let low = x.clone().matmul(x);
+    let product = || values(low.clone().matmul(low.clone()) * 3.0);
+    let [off, full] = [autocast(&Policy::o0(), product), full_precision(product)];
+    assert_eq!(off, full);
+    let report = device.report();
+    assert_eq!(report.runs_of(Op::float_matmul, DType::F32), 2);
+    assert_eq!(report.runs_of(Op::float_matmul, DType::BF16), 1);
+}
+
 /// What is stored low is computed in f32 inside a region, as if cast by hand.
 #[test]
 fn a_region_casts_what_came_from_outside() {

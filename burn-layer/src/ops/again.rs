@@ -20,6 +20,8 @@ pub(crate) type Run<B> = Box<dyn Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Sen
 pub(crate) struct Again<B: BackendIr> {
     inputs: Vec<Input<B>>,
     run: Run<B>,
+    /// The dtype that the result is cast to, if it is.
+    pub(super) store: Option<DType>,
 }
 
 struct Input<B: BackendIr> {
@@ -100,6 +102,7 @@ impl<B: BackendIr> Call<B> {
         self.again = Some(Again {
             inputs: inputs.collect(),
             run,
+            store: None,
         });
     }
 
@@ -154,7 +157,16 @@ impl<B: BackendIr> Call<B> {
         let depth = self.of_recomputed.map_or(1, |depth| depth + 1);
         let value = Recomputed::new(self.op, value, depth, move || {
             let inputs = again.inputs.iter();
-            (again.run)(inputs.map(|input| input.tensor.in_dtype(dtype)).collect())
+            let result = (again.run)(inputs.map(|input| input.tensor.in_dtype(dtype)).collect());
+            match again.store {
+                Some(store) => {
+                    let first = &again.inputs[0].tensor;
+                    let result =
+                        LayeredFloat::<B>::new(result, first.dtype(), first.layer().clone());
+                    result.in_dtype(Some(store))
+                }
+                None => result,
+            }
         });
         let value = Arc::new(value);
         if there {

@@ -6,7 +6,7 @@ use crate::{
     recent::GiveUp,
     recompute::Recomputed,
     reduce::Viewed,
-    rows::Rows,
+    rows::{Rows, Used},
     scope::Scope,
     tensor::{Copied, MaximumOf, Part},
 };
@@ -27,6 +27,8 @@ pub(crate) struct Call<B: BackendIr> {
     scope: Option<Arc<Scope>>,
     /// What tells whether it is part of backward.
     pub(super) lineage: Lineage,
+    /// The forward of what backward makes once more.
+    once_more: Option<Used>,
     /// How many tensors are computed from each other to compute an input again, if one is.
     pub(super) of_recomputed: Option<usize>,
     /// How its result may be computed again.
@@ -63,6 +65,7 @@ impl<B: BackendIr> Call<B> {
             plan: Plan::default(),
             scope,
             lineage: Lineage::new(op),
+            once_more: None,
             of_recomputed: None,
             again: None,
             maximum_of: None,
@@ -142,16 +145,20 @@ impl<B: BackendIr> Call<B> {
         let forward = self.lineage.forward();
         let gradient_of = forward.as_ref().and_then(|forward| forward.gradient_of);
         let of_shared = forward.as_ref().is_some_and(|forward| forward.of_shared);
-        match forward {
-            Some(forward) => self.scope = forward.scope,
-            None => self.lineage.used_in(self.scope.as_ref()),
+        let in_backward = self.layer.as_ref().is_some_and(|it| it.is_in_backward());
+        self.once_more = self.lineage.is_once_more(in_backward);
+        match (forward, &self.once_more) {
+            (Some(forward), _) => self.scope = forward.scope,
+            (None, Some(used)) => self.scope = used.scope.clone(),
+            (None, None) => self.lineage.used_in(self.scope.as_ref()),
         }
         let Some(layer) = &self.layer else {
             return;
         };
         self.watched = layer.watches();
-        if let Some(backward) = self.lineage.is_backward() {
-            layer.set_in_backward(backward);
+        match self.lineage.is_backward() {
+            Some(backward) if self.once_more.is_none() => layer.set_in_backward(backward),
+            _ => {}
         }
         let Some(inputs) = &mut self.inputs else {
             return;
@@ -215,6 +222,7 @@ impl<B: BackendIr> Call<B> {
         }
         self.values.extend(tensor.value().cloned());
         match self.plan.compute {
+            Some(dtype) if self.plan.is_wide_inside() => tensor.into_dtype_once(dtype),
             Some(dtype) => tensor.into_dtype(dtype),
             None => tensor.into_storage(),
         }
@@ -244,8 +252,9 @@ impl<B: BackendIr> Call<B> {
         let ran_in = tensor.dtype();
         let tensor = match self.plan.store {
             Some(dtype) if dtype != tensor.dtype() => {
-                // It is another that was computed.
-                self.again = None;
+                if let Some(again) = &mut self.again {
+                    again.store = Some(dtype);
+                }
                 LayeredFloat::<B>::new(tensor, nominal, layer.clone()).into_dtype(dtype)
             }
             _ => tensor,
@@ -268,6 +277,9 @@ impl<B: BackendIr> Call<B> {
         let tensor = tensor
             .with_maximum_of(self.maximum_of.clone())
             .with_part(self.makes_part(&shape));
+        if let Some(used) = &self.once_more {
+            tensor.rows().set_used(used);
+        }
         let tensor = match (&self.descent, &self.inputs) {
             (Some(descent), Some(inputs)) if inputs.shapes[0] == shape => {
                 tensor.rows().descent.get_or_init(|| descent.clone());

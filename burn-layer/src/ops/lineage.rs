@@ -7,6 +7,9 @@
 //! multiplied with comes to an op that no backward has: one with a backward of its own, or a product by what is not transposed.
 //!
 //! Activations are told from parameters likewise: they come of products.
+//!
+//! Gradient checkpointing computes activations again, and of those nothing is known. So what a gradient is of, a product `dy w^T`
+//! tells by its weight, and the product `x^T dy`, which Burn makes next, by that.
 
 use crate::{
     LayeredFloat, Op,
@@ -33,6 +36,8 @@ struct Input {
     gradient: bool,
     /// Its last dimension.
     width: Option<usize>,
+    /// And the one before.
+    height: Option<usize>,
     /// How many matrices it is a batch of.
     batch: usize,
 }
@@ -70,6 +75,7 @@ impl Lineage {
                 storage: tensor.storage_dtype(),
                 gradient: tensor.is_gradient(),
                 width: shape.last().copied(),
+                height: shape.iter().rev().nth(1).copied(),
                 batch: shape.iter().rev().skip(2).product(),
             });
         }
@@ -95,20 +101,35 @@ impl Lineage {
         let [left, right] = self.inputs.as_slice() else {
             return None;
         };
-        let factor = |gradient: &Input, other: &Input| {
-            let columns = other.columns.as_ref().filter(|_| gradient.gradient);
-            columns.and_then(|columns| columns.used(gradient.width))
+        let columns = |gradient: &Input, other: &Input| {
+            let columns = other.columns.clone();
+            columns.filter(|_| gradient.gradient)
         };
-        match factor(left, right) {
-            Some(used) => Some((used, true)),
-            None => Some((factor(right, left)?, false)),
+        let by_weight = columns(left, right).and_then(|weight| weight.used(left.width));
+        if let Some(used) = by_weight {
+            left.rows.set_backward_of(&used, right.width);
+            return Some((used, true));
         }
+        let input = columns(right, left)?;
+        let told = right.rows.take_backward_of(left.height);
+        let told = told.filter(|used| used.width == right.width && !input.excludes(used));
+        let used = told.or_else(|| input.used(right.width))?;
+        Some((used, false))
     }
 
     /// The last input is the gradient. Of the others, a weight comes after what it is applied to, and is in fewer ops.
     fn of_others(&self) -> Option<Used> {
         let (_, others) = self.inputs.split_last()?;
         others.iter().rev().find_map(|input| input.rows.used(None))
+    }
+
+    /// How the input was used before, if the op is part of `in_backward` though it is one of forward: Burn's backward of a sigmoid
+    /// begins with that sigmoid, and gradient checkpointing makes others.
+    pub(crate) fn is_once_more(&self, in_backward: bool) -> Option<Used> {
+        let of_its_own = self.op.has_backward() && self.op != Op::float_matmul;
+        let first = self.inputs.first()?;
+        let used = || first.rows.used(None);
+        (in_backward && of_its_own && !self.any_gradient).then(used)?
     }
 
     /// Says so to the inputs of an op that has a backward, when it ran in forward.

@@ -1,7 +1,7 @@
 //! What is given up and computed again, beside the plain device.
 
 use super::devices::devices;
-use burn::tensor::{Device, Distribution, Tensor, activation};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, activation};
 use burn_layer::{Inputs, Layer, Layers, Op, Plan};
 use std::{
     collections::BTreeSet,
@@ -141,6 +141,41 @@ fn every_cheap_op_is_computed_again_with_the_same_result() {
             drop(kept);
         }
     }
+}
+
+/// What is computed in one dtype and stored in another is so again.
+#[test]
+fn what_was_stored_in_another_dtype_is_cast_again() {
+    #[derive(Clone, Debug)]
+    struct Stores(Recompute);
+    impl Layer for Stores {
+        fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+            let plan = self.0.plan(op, inputs)?;
+            Some(match op {
+                Op::float_exp => Plan {
+                    compute: Some(DType::F32),
+                    ..plan.store(DType::BF16)
+                },
+                _ => plan,
+            })
+        }
+
+        fn recomputed(&self, op: Op) {
+            self.0.recomputed(op);
+        }
+    }
+    let layer = Recompute::default();
+    let layers = Layers::on(Device::flex()).layer(Stores(layer.clone()));
+    let device = layers.serve().unwrap();
+    let x = activation(&device, 64);
+    let made = x.clone().exp();
+    give_up_earlier(&device);
+    let (found, computed) = layer.read(&made);
+    assert_eq!(computed, [Op::float_exp]);
+    let expected = activation(&Device::flex(), 64).exp();
+    let rounded = expected.cast(FloatDType::BF16).cast(FloatDType::F32);
+    assert_eq!(found, values(rounded));
+    drop(x);
 }
 
 /// What it is made of stays as it was, whatever the program goes on to make of that.

@@ -2,7 +2,7 @@
 
 use burn::{
     nn::{LinearConfig, conv::Conv2dConfig},
-    tensor::{Device, Distribution, Tensor},
+    tensor::{Device, Distribution, Tensor, activation::sigmoid},
 };
 use burn_layer::{Inputs, Layer, Layers, Op, Plan, scoped};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -161,6 +161,29 @@ fn backward_in_another_scope_is_in_the_scope_of_its_forward() {
     for op in Op::conv2d.backward() {
         assert_eq!(recorder.scopes_of(op), ["", "inner"], "{op}");
     }
+}
+
+/// Burn's backward of a sigmoid begins with that sigmoid once more.
+#[test]
+fn backward_of_a_sigmoid_is_in_the_scope_of_its_forward() {
+    let recorder = Recorder::default();
+    let device = recorder.device().autodiff();
+    let linear = LinearConfig::new(3, 3).init(&device);
+    let x = linear.forward(Tensor::<2>::random([2, 3], Distribution::Default, &device));
+    let y = scoped(&INNER, || {
+        sigmoid(x.clone()) + sigmoid(x.clone()).neg().exp()
+    });
+    scoped(&OUTER, || y.sum().backward());
+    device.sync().unwrap();
+    assert_eq!(recorder.scopes_of(Op::sigmoid), ["inner"; 4]);
+    assert_eq!(recorder.scopes_of(Op::sigmoid_backward), ["inner"; 2]);
+    // Forward again.
+    let x = linear.forward(x.detach());
+    let y = scoped(&OUTER, || sigmoid(x));
+    y.sum().backward();
+    device.sync().unwrap();
+    assert_eq!(recorder.scopes_of(Op::sigmoid)[4..], ["outer"; 2]);
+    assert_eq!(recorder.scopes_of(Op::sigmoid_backward)[2..], ["outer"]);
 }
 
 /// A weight that is used again, transposed: forward, though it looks as backward does.

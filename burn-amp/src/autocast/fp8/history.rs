@@ -16,7 +16,29 @@ use burn_fp8::{Fp8Format, Fp8Ops, Operand, recipe::DelayedScaling};
 use std::sync::{Arc, Mutex, Weak};
 
 /// The amaxes of a layer's earlier casts, by what the tensor is to the layer; kept with the layer's weight, over all steps.
-pub(super) struct Histories<B: Backend>(Vec<(Role, History<B>)>);
+pub(super) struct Histories<B: Backend> {
+    of: Vec<(Role, History<B>)>,
+    /// How the layer's last input was scaled, by whichever layer's history.
+    pub(super) input: Option<Scaled<B>>,
+}
+
+/// What the scale of a cast came of.
+#[derive(Debug)]
+pub(super) enum Scaled<B: Backend> {
+    /// The tensor's own amax, before the first step.
+    ByItself,
+    /// A history.
+    By(FloatTensor<B>),
+}
+
+impl<B: Backend> Clone for Scaled<B> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::ByItself => Self::ByItself,
+            Self::By(scale) => Self::By(scale.clone()),
+        }
+    }
+}
 
 /// The histories of a layer, once it ran: what is kept with its weight.
 pub(super) struct Known<B: Backend>(pub(super) Option<Arc<Mutex<Histories<B>>>>);
@@ -47,13 +69,16 @@ impl<B: Backend + Fp8Ops> Histories<B> {
     pub(super) fn new(states: &[TensorState], recipe: &DelayedScaling, device: &Device<B>) -> Self {
         let history =
             |state: &TensorState| (state.role, History::from_state(state, recipe, device));
-        Self(states.iter().map(history).collect())
+        Self {
+            of: states.iter().map(history).collect(),
+            input: None,
+        }
     }
 
     /// On the host.
     pub(super) fn states(&self) -> Result<Vec<TensorState>, ExecutionError> {
         let state = |(role, history): &(Role, History<B>)| history.state(*role);
-        self.0.iter().map(state).collect()
+        self.of.iter().map(state).collect()
     }
 
     /// Cast by the scale that the history gives; the tensor's amax waits for a [step](Self::learn). Before the first one the scale
@@ -64,27 +89,48 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         recipe: &DelayedScaling,
         role: Role,
         alive: &Arc<()>,
-    ) -> Operand<B> {
+    ) -> (Operand<B>, Scaled<B>) {
         let format = format_of(recipe.format, role);
-        let place = match self.0.iter().position(|(of, _)| *of == role) {
+        let place = match self.of.iter().position(|(of, _)| *of == role) {
             Some(place) => place,
             None => {
-                let new = TensorState::new(role, recipe.amax_history_len);
-                let history = History::from_state(&new, recipe, &tensor.device());
-                self.0.push((role, history));
-                self.0.len() - 1
+                let history = History::new(role, recipe, &tensor.device());
+                self.of.push((role, history));
+                self.of.len() - 1
             }
         };
-        let history = &mut self.0[place].1;
+        let history = &mut self.of[place].1;
         let again = history.again.take();
         let is_new = again.is_none();
+        let by_itself = is_new && !history.learned;
         let scale = again.unwrap_or_else(|| history.scale_of(&tensor, format, recipe));
         let (operand, amax) = Operand::cast_with(tensor, scale.clone(), format);
-        history.last = Some((scale, Arc::downgrade(alive)));
+        history.last = Some((scale.clone(), Arc::downgrade(alive)));
         if is_new {
             history.wait(amax, alive);
         }
-        operand
+        let scaled = match by_itself {
+            true => Scaled::ByItself,
+            false => Scaled::By(scale),
+        };
+        (operand, scaled)
+    }
+
+    /// Cast an input of the layer as it was before, if it was: its amax was taken in then.
+    pub(super) fn cast_input_again(
+        &self,
+        tensor: FloatTensor<B>,
+        recipe: &DelayedScaling,
+    ) -> Option<Operand<B>> {
+        let format = format_of(recipe.format, Role::Input);
+        let scale = match self.input.clone()? {
+            Scaled::By(scale) => scale,
+            Scaled::ByItself => {
+                let nothing = History::<B>::new(Role::Input, recipe, &tensor.device());
+                nothing.scale_of(&tensor, format, recipe)
+            }
+        };
+        Some(Operand::cast_with(tensor, scale, format).0)
     }
 
     /// Take in what waits, now that there is a step: the largest of all ranks, where `max` makes that of this one's.
@@ -93,7 +139,7 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         recipe: &DelayedScaling,
         max: Option<impl FnOnce(FloatTensor<B>) -> FloatTensor<B>>,
     ) {
-        let waiting = self.0.iter_mut().filter_map(|(role, history)| {
+        let waiting = self.of.iter_mut().filter_map(|(role, history)| {
             let amax = history.waiting()?;
             history.waiting.clear();
             Some((*role, history, amax))
@@ -113,6 +159,11 @@ impl<B: Backend + Fp8Ops> Histories<B> {
 }
 
 impl<B: Backend + Fp8Ops> History<B> {
+    fn new(role: Role, recipe: &DelayedScaling, device: &Device<B>) -> Self {
+        let state = TensorState::new(role, recipe.amax_history_len);
+        Self::from_state(&state, recipe, device)
+    }
+
     /// The scale of a tensor: before the first step by its own amax, by the recipe's own rule, margin and all.
     fn scale_of(
         &self,

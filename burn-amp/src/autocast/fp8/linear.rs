@@ -2,8 +2,8 @@
 
 use super::{
     Fp8,
-    history::{Histories, Known},
-    product::{self, InputOf, Product, WasWeight},
+    history::{Histories, Known, Scaled},
+    product::{self, GradientOf, InputOf, Product, WasWeight},
     ranks::Lift,
     state::{LayerName, lock},
 };
@@ -41,8 +41,17 @@ pub(super) fn format_of(recipe: RecipeFormat, role: Role) -> Fp8Format {
 /// What the products of backward are known by.
 const TRANSPOSED: &str = "it is transposed";
 
-/// The casts of a tensor, kept with it, and what tells of their end.
-type Casts<B> = Vec<(Fp8Cast, Operand<B>, Arc<()>)>;
+/// The casts of a tensor, kept with it.
+type Casts<B> = Vec<Made<B>>;
+
+struct Made<B: Backend> {
+    cast: Fp8Cast,
+    operand: Operand<B>,
+    /// With delayed scaling.
+    scaled: Option<Scaled<B>>,
+    /// What tells of its end.
+    _alive: Arc<()>,
+}
 
 /// The histories of a layer, with delayed scaling.
 type Layer<B> = Arc<Mutex<Histories<B>>>;
@@ -94,6 +103,9 @@ impl Fp8 {
                 let [left, right] = casts.input_gradient;
                 let descent = weight.kept.descent();
                 let layer = self.layer(run, size, &weight.device(), &descent);
+                gradient.kept.with(|GradientOf(layer)| {
+                    *layer = Some((size, descent.downgrade()));
+                });
                 let gradient = self.cast(gradient, Gradient, left, &layer, false);
                 let weight = self.cast(weight, Weight, right, &layer, false);
                 self.learn(&layer, lift);
@@ -111,10 +123,17 @@ impl Fp8 {
                 // A gradient that is cast already was in the layer's other product.
                 let known = second.kept.with(|casts: &mut Casts<B>| !casts.is_empty());
                 let device = input.device();
-                let weights: Vec<_> = input.kept.with(|InputOf(layers)| {
+                let told = second.kept.with(|GradientOf(layer)| layer.take());
+                let told = told.filter(|(of, _)| *of == size);
+                let (weights, is_new): (Vec<_>, _) = input.kept.with(|InputOf(layers)| {
                     let of_size = layers.iter().filter(|(of, _)| *of == size && !known);
-                    of_size.filter_map(|(_, weight)| weight.upgrade()).collect()
+                    let weights = of_size.filter_map(|(_, weight)| weight.upgrade());
+                    (weights.collect(), layers.is_empty())
                 });
+                if let Some(weight) = told.filter(|_| is_new).and_then(|(_, it)| it.upgrade()) {
+                    let layer = self.layer(run, size, &device, &weight);
+                    self.cast_again(&input, left, &layer);
+                }
                 let layers = weights.iter();
                 let layers = layers.filter_map(|weight| self.layer(run, size, &device, weight));
                 let layers: Vec<_> = layers.collect();
@@ -186,30 +205,75 @@ impl Fp8 {
     ) -> Operand<B> {
         let recipe = &self.settings.recipe;
         let format = format_of(recipe.format(), role);
-        let cast = Fp8Cast::new(granularity, format).with_power_of_two(recipe.power_of_two());
+        let cast = self.fp8_cast(granularity, format);
         if batch && granularity != Granularity::Tensor {
             return Operand::cast(input.tensor(), cast);
         }
         let shape = input.shape();
         let operand = input.kept.with(|casts: &mut Casts<B>| {
-            if let Some((_, operand, _)) = casts.iter().find(|(made, ..)| *made == cast) {
-                return operand.clone();
-            }
-            let matrix = as_matrix::<B>(input.tensor());
-            let alive = Arc::new(());
-            let operand = match (recipe, layer) {
-                (Fp8Recipe::Delayed(recipe), Some(layer)) => {
-                    lock(layer).cast(matrix, recipe, role, &alive)
+            let place = match casts.iter().position(|made| made.cast == cast) {
+                Some(place) => place,
+                None => {
+                    let matrix = as_matrix::<B>(input.tensor());
+                    let alive = Arc::new(());
+                    let (operand, scaled) = match (recipe, layer) {
+                        (Fp8Recipe::Delayed(recipe), Some(layer)) => {
+                            let (operand, scaled) = lock(layer).cast(matrix, recipe, role, &alive);
+                            (operand, Some(scaled))
+                        }
+                        _ => (Operand::cast(matrix, cast), None),
+                    };
+                    casts.push(Made {
+                        cast,
+                        operand,
+                        scaled,
+                        _alive: alive,
+                    });
+                    casts.len() - 1
                 }
-                _ => Operand::cast(matrix, cast),
             };
-            casts.push((cast, operand.clone(), alive));
-            operand
+            let made = &casts[place];
+            if let (Role::Input, Some(layer)) = (role, layer) {
+                lock(layer).input = made.scaled.clone();
+            }
+            made.operand.clone()
         });
         match batch {
             true => operand.reshape(shape),
             false => operand,
         }
+    }
+
+    /// With delayed scaling: casts a layer's input, which gradient checkpointing has computed again, by the scale that it was cast by
+    /// in forward.
+    fn cast_again<B: Backend + Fp8Ops>(
+        &self,
+        input: &RunInput<'_, B>,
+        granularity: Granularity,
+        layer: &Option<Layer<B>>,
+    ) {
+        let (Fp8Recipe::Delayed(recipe), Some(layer)) = (&self.settings.recipe, layer) else {
+            return;
+        };
+        input.kept.with(|casts: &mut Casts<B>| {
+            if !casts.is_empty() {
+                return;
+            }
+            let matrix = as_matrix::<B>(input.tensor());
+            let operand = lock(layer).cast_input_again(matrix, recipe);
+            let format = format_of(recipe.format, Role::Input);
+            casts.extend(operand.map(|operand| Made {
+                cast: self.fp8_cast(granularity, format),
+                operand,
+                scaled: None,
+                _alive: Arc::default(),
+            }));
+        });
+    }
+
+    fn fp8_cast(&self, granularity: Granularity, format: Fp8Format) -> Fp8Cast {
+        let power_of_two = self.settings.recipe.power_of_two();
+        Fp8Cast::new(granularity, format).with_power_of_two(power_of_two)
     }
 }
 

@@ -18,6 +18,12 @@ pub(super) enum Product {
 #[derive(Debug, Default)]
 pub(super) struct InputOf(pub(super) Vec<([usize; 2], WeakDescent)>);
 
+/// The linear layer that a tensor is the gradient of, as its other product told: its size and weight, kept with it. The product that
+/// makes the weight's gradient comes next. It asks this where gradient checkpointing has computed the layer's input again, which
+/// is another tensor.
+#[derive(Debug, Default)]
+pub(super) struct GradientOf(pub(super) Option<([usize; 2], WeakDescent)>);
+
 /// Whether a tensor was the weight of a linear layer, kept with it.
 #[derive(Debug, Default)]
 pub(super) struct WasWeight(pub(super) bool);
@@ -41,8 +47,15 @@ pub(super) fn of(op: Op, inputs: &Inputs) -> Option<(Product, [usize; 2])> {
         Op::float_matmul if inputs.last_is_gradient => {
             let size = [rows(left)?, last(right)?];
             let is = |(of, _): &([usize; 2], _)| *of == size;
-            let was_input = |InputOf(layers): &_| layers.iter().any(is);
-            let was_input = inputs.kept_with_transposed(was_input) == Some(true);
+            let was_input = |InputOf(layers): &InputOf| match layers.as_slice() {
+                [] => None,
+                layers => Some(layers.iter().any(is)),
+            };
+            let of_gradient = || inputs.kept_with_last(|GradientOf(layer)| layer.iter().any(is));
+            let was_input = match inputs.kept_with_transposed(was_input).flatten() {
+                None if inputs.first_transposed => of_gradient() == Some(true),
+                was_input => was_input == Some(true),
+            };
             (was_input && is_batch_like(left, right)).then_some((Product::WeightGradient, size))?
         }
         Op::float_matmul if !is_matrix(right) => return None,

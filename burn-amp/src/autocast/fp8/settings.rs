@@ -31,6 +31,10 @@ impl Autocast {
     ///   gradients of several layers of one size on an input that is not trained. A model's record does not have histories:
     ///   [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) gives them for a checkpoint.
     ///
+    /// With [`Device::gradient_checkpointing`](burn::tensor::Device::gradient_checkpointing) the same products run in fp8, with the same
+    /// casts, but for layers whose weights are used transposed: their gradients are made as the rest is. The history of an input that
+    /// is computed again has the amax of the layer's last one, where the layer is used several times in a step.
+    ///
     /// On devices without bf16, give another policy for the [`rest`](Self::rest).
     ///
     /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks

@@ -75,11 +75,10 @@ impl DeviceLossScaler {
         device: &Device,
     ) -> Self {
         let device = device.clone().inner();
-        let scale = if config.enabled { state.scale } else { 1.0 };
         let int = |value: u64| Tensor::from_data([value as i64], &device);
         Self {
             config,
-            scale: Tensor::from_data([scale], (&device, DType::F32)),
+            scale: Tensor::from_data([state.scale], (&device, DType::F32)),
             growth_tracker: int(state.growth_tracker.into()),
             hysteresis_left: int(state.hysteresis_left.into()),
             overflows_in_a_row: int(state.overflows_in_a_row.into()),
@@ -90,13 +89,18 @@ impl DeviceLossScaler {
         }
     }
 
-    /// The loss times the scale, to call `backward` on.
+    /// The loss times the scale, to call `backward` on, on whatever device the loss is.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         if !self.config.enabled {
             return loss;
         }
-        let scale = self.scale.clone().reshape([1; D]).cast(loss.dtype());
-        loss * scale
+        let (device, dtype) = (loss.device().inner(), loss.dtype());
+        let scale = if self.device == device {
+            self.scale.clone()
+        } else {
+            self.scale.clone().to_device(&device)
+        };
+        loss * scale.reshape([1; D]).cast(dtype)
     }
 
     /// The gradients of `module` divided by the scale, and whether one overflowed, on the device. Where the module has none of
@@ -200,8 +204,11 @@ impl DeviceLossScaler {
             (self.hysteresis_left.clone() - spends.int()).mask_fill(refills, config.hysteresis);
     }
 
-    /// The scale that the next loss is multiplied by; 1 when disabled. The host waits for it.
+    /// The scale that the next loss is multiplied by. The host waits for it. 1 when disabled, without waiting.
     pub fn current_scale(&self) -> f32 {
+        if !self.config.enabled {
+            return 1.0;
+        }
         self.scale.clone().into_scalar()
     }
 
