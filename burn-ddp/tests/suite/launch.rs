@@ -131,7 +131,7 @@ fn ranks_find_each_other_at_a_master() {
 #[test]
 fn the_rank_that_failed_first_is_named() {
     let start = Instant::now();
-    // Rank 1 exits while rank 0 would sleep for minutes.
+    // Rank 1 exits while rank 0 would sleep for a minute.
     let error = spawn(2, play("exit 7")).unwrap_err();
     assert!(
         matches!(
@@ -144,7 +144,7 @@ fn the_rank_that_failed_first_is_named() {
         ),
         "{error}"
     );
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(start.elapsed() < Duration::from_secs(30));
     let error = spawn(3, play("die")).unwrap_err();
     assert!(
         matches!(&error, DdpError::RankFailed { rank: 2, code: None, status }
