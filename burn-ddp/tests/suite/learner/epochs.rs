@@ -197,15 +197,23 @@ fn who_reads_is_not_in_the_way_of_who_writes() {
     assert_eq!(parts(&reader).map(|part| number(&part, 2)), [2; 3]);
 }
 
-#[test]
-fn nothing_is_deleted_before_the_next_epoch_is_whole() {
+/// A folder that has epoch 1.
+fn with_an_epoch() -> (tempfile::TempDir, EpochCheckpoints) {
     let folder = tempfile::tempdir().unwrap();
     let epochs = alone(folder.path());
-    let delete =
-        |part: &AtomicCheckpointer, epoch| Checkpointer::<ModuleRecord>::delete(part, epoch);
     for part in parts(&epochs) {
         part.save(1, record(1)).unwrap();
     }
+    (folder, epochs)
+}
+
+fn delete(part: &AtomicCheckpointer, epoch: usize) -> Result<(), CheckpointerError> {
+    Checkpointer::<ModuleRecord>::delete(part, epoch)
+}
+
+#[test]
+fn nothing_is_deleted_before_the_next_epoch_is_whole() {
+    let (folder, epochs) = with_an_epoch();
     let [model, optimizer, scheduler] = parts(&epochs);
     model.save(2, record(2)).unwrap();
     delete(&model, 1).unwrap();
@@ -233,13 +241,7 @@ fn nothing_is_deleted_before_the_next_epoch_is_whole() {
 /// burn-train's `MetricCheckpointingStrategy` deletes the best first, and then saves what is better.
 #[test]
 fn the_only_epoch_is_not_deleted_before_another_is_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let epochs = alone(folder.path());
-    let delete =
-        |part: &AtomicCheckpointer, epoch| Checkpointer::<ModuleRecord>::delete(part, epoch);
-    for part in parts(&epochs) {
-        part.save(1, record(1)).unwrap();
-    }
+    let (folder, epochs) = with_an_epoch();
     for part in parts(&epochs) {
         delete(&part, 1).unwrap();
         assert_eq!(alone(folder.path()).last(), Some(1));
