@@ -126,10 +126,9 @@ impl Lineage {
     /// How the input was used before, if the op is part of `in_backward` though it is one of forward: Burn's backward of a sigmoid
     /// begins with that sigmoid, and gradient checkpointing makes others.
     pub(crate) fn is_once_more(&self, in_backward: bool) -> Option<Used> {
-        let of_its_own = self.op.has_backward() && self.op != Op::float_matmul;
         let first = self.inputs.first()?;
         let used = || first.rows.used(None);
-        (in_backward && of_its_own && !self.any_gradient).then(used)?
+        (in_backward && ONCE_MORE.contains(&self.op) && !self.any_gradient).then(used)?
     }
 
     /// Says so to the inputs of an op that has a backward, when it ran in forward.
@@ -185,3 +184,7 @@ impl Lineage {
         }
     }
 }
+
+/// What Burn's autodiff may compute once more in backward, of the ops that have a backward of their own. The others it keeps: a
+/// convolution of an image that was in one before is a forward of its own.
+const ONCE_MORE: [Op; 4] = [Op::gelu, Op::relu, Op::sigmoid, Op::log_sigmoid];

@@ -186,6 +186,24 @@ fn backward_of_a_sigmoid_is_in_the_scope_of_its_forward() {
     assert_eq!(recorder.scopes_of(Op::sigmoid_backward)[2..], ["outer"]);
 }
 
+/// A batch that comes once more after backward, without a step between, is forward.
+#[test]
+fn the_same_images_again_are_in_the_scope_that_they_are_used_in() {
+    let recorder = Recorder::default();
+    let device = recorder.device().autodiff();
+    let images = Tensor::<4>::random([1, 2, 5, 5], Distribution::Default, &device);
+    let conv = Conv2dConfig::new([2, 2], [3, 3]).init(&device);
+    let loss = scoped(&INNER, || conv.forward(images.clone()).sum());
+    loss.backward();
+    let loss = scoped(&OUTER, || conv.forward(images.clone()).sum());
+    loss.backward();
+    conv.forward(images).sum().backward();
+    device.sync().unwrap();
+    assert_eq!(recorder.scopes_of(Op::conv2d), ["inner", "outer", ""]);
+    let backward = recorder.scopes_of(Op::conv2d_weight_backward);
+    assert_eq!(backward, ["inner", "outer", ""]);
+}
+
 /// A weight that is used again, transposed: forward, though it looks as backward does.
 #[test]
 fn a_tied_weight_is_in_the_scope_that_it_is_used_in() {
