@@ -60,11 +60,13 @@ mod tests {
 
     use super::*;
 
+    type Copied = Arc<Mutex<Option<(DType, usize)>>>;
+
     #[test]
     fn the_oldest_is_given_up() {
         const KEPT: usize = 4;
         let recent = Recent::new(KEPT);
-        let copies: Vec<Arc<Mutex<Option<(DType, usize)>>>> = (0..KEPT + 1)
+        let copies: Vec<Copied> = (0..KEPT + 1)
             .map(|number| Arc::new(Mutex::new(Some((DType::F32, number)))))
             .collect();
         let keep = |number: usize| {
@@ -72,7 +74,7 @@ mod tests {
             recent.keep(copy);
         };
         let kept = || -> Vec<bool> {
-            let is_there = |copy: &Arc<Mutex<Option<_>>>| copy.lock().unwrap().is_some();
+            let is_there = |copy: &Copied| copy.lock().unwrap().is_some();
             copies.iter().map(is_there).collect()
         };
         (0..KEPT).for_each(keep);
@@ -88,7 +90,7 @@ mod tests {
     fn none_may_be_kept() {
         let recent = Recent::new(1);
         recent.keep_so_many(0);
-        let copy = Arc::new(Mutex::new(Some((DType::F32, 1))));
+        let copy: Copied = Arc::new(Mutex::new(Some((DType::F32, 1))));
         let weak: Weak<Mutex<_>> = Arc::downgrade(&copy);
         recent.keep(weak);
         assert_eq!(*copy.lock().unwrap(), None);

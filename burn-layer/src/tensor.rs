@@ -302,14 +302,16 @@ impl<B: Backend> LayeredFloat<B> {
         }
         layer.cast(cast);
         let value = self.value().cloned();
-        let tensor = B::float_cast(self.into_storage(), dtype.into());
+        let stored = self.into_storage();
+        if let Some(value) = value.filter(|_| is_shared && lasts) {
+            // The copy is what its products need.
+            value.give_up();
+        }
+        let tensor = B::float_cast(stored, dtype.into());
         if is_shared {
             *lock(&copied) = Some((dtype, tensor.clone()));
-            match value.filter(|_| lasts) {
-                // The copy is what its products need.
-                Some(value) => value.give_up(),
-                None if lasts => {}
-                None => layer.keep_for_now(&copied),
+            if !lasts {
+                layer.keep_for_now(&copied);
             }
         }
         tensor

@@ -18,16 +18,10 @@ pub(crate) type Run<B> = Box<dyn Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Sen
 
 /// An op and its float inputs.
 pub(crate) struct Again<B: BackendIr> {
-    inputs: Vec<Input<B>>,
+    inputs: Vec<LayeredFloat<B>>,
     run: Run<B>,
     /// The dtype that the result is cast to, if it is.
     pub(super) store: Option<DType>,
-}
-
-struct Input<B: BackendIr> {
-    tensor: LayeredFloat<B>,
-    /// Whether it is kept in any case, as by Burn's autodiff.
-    kept: bool,
 }
 
 /// Tells the call how to run the op again, and has other views of what is computed again wait for it. For ops of few kinds of
@@ -94,16 +88,40 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
+    /// Has the result computed again where that takes less memory. Its inputs are held from now on, and only then: of what nobody else
+    /// holds, a backend may make the result in place.
     pub(super) fn again(&mut self, inputs: &[&LayeredFloat<B>], run: Run<B>) {
-        let inputs = inputs.iter().map(|tensor| Input {
-            tensor: tensor.alone(),
-            kept: tensor.has_clones(),
-        });
+        if !self.op.is_view() && !self.takes_less(inputs) {
+            return;
+        }
         self.again = Some(Again {
-            inputs: inputs.collect(),
+            inputs: inputs.iter().map(|tensor| tensor.alone()).collect(),
             run,
             store: None,
         });
+    }
+
+    /// Whether keeping the inputs takes less than keeping the output: one input is of its size, and in a narrower dtype or kept in any
+    /// case; the others are small.
+    fn takes_less(&self, inputs: &[&LayeredFloat<B>]) -> bool {
+        let elements = elements_of_all(inputs);
+        let mut large = None;
+        for input in inputs {
+            match input.shape().num_elements() {
+                all if all == elements => match large {
+                    None => large = Some(input),
+                    Some(_) => return false,
+                },
+                some if some * 4 > elements => return false,
+                _ => {}
+            }
+        }
+        let gains = |input: &&LayeredFloat<B>| {
+            let stored = input.storage_dtype();
+            let output = self.plan.store.or(self.plan.compute).unwrap_or(stored);
+            stored.size() < output.size() || input.has_clones() || input.recomputed().is_some()
+        };
+        elements >= ELEMENTS && large.is_some_and(gains)
     }
 
     /// Another view of a tensor that is computed again, which is as well.
@@ -112,7 +130,7 @@ impl<B: BackendIr> Call<B> {
             return None;
         }
         let again = self.again.take()?;
-        let input = &again.inputs[0].tensor;
+        let input = &again.inputs[0];
         let mut shape = input.shape();
         match self.op {
             Op::float_reshape => shape = self.shape.take()?,
@@ -138,11 +156,10 @@ impl<B: BackendIr> Call<B> {
         Some(self.known(tensor, shape))
     }
 
-    /// The op's result, which is given up after a while if it can be computed again and that takes less memory.
+    /// The op's result, which is given up after a while if it is to be computed again.
     pub(super) fn kept(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
-        let again = self.again.take();
-        let Some(again) = again.filter(|again| again.takes_less(&tensor)) else {
+        let Some(again) = self.again.take() else {
             return LayeredFloat::new(tensor, nominal, layer);
         };
         let form = (tensor.shape(), tensor.dtype());
@@ -157,10 +174,10 @@ impl<B: BackendIr> Call<B> {
         let depth = self.of_recomputed.map_or(1, |depth| depth + 1);
         let value = Recomputed::new(self.op, value, depth, move || {
             let inputs = again.inputs.iter();
-            let result = (again.run)(inputs.map(|input| input.tensor.in_dtype(dtype)).collect());
+            let result = (again.run)(inputs.map(|input| input.in_dtype(dtype)).collect());
             match again.store {
                 Some(store) => {
-                    let first = &again.inputs[0].tensor;
+                    let first = &again.inputs[0];
                     let result =
                         LayeredFloat::<B>::new(result, first.dtype(), first.layer().clone());
                     result.in_dtype(Some(store))
@@ -176,28 +193,12 @@ impl<B: BackendIr> Call<B> {
     }
 }
 
-impl<B: BackendIr> Again<B> {
-    /// Whether keeping the inputs takes less than keeping the output: one input is of its size, and in a narrower dtype or kept in any
-    /// case; the others are small.
-    fn takes_less(&self, output: &FloatTensor<B>) -> bool {
-        let elements = output.shape().num_elements();
-        let mut large = None;
-        for input in &self.inputs {
-            match input.tensor.shape().num_elements() {
-                all if all == elements => match large {
-                    None => large = Some(input),
-                    Some(_) => return false,
-                },
-                some if some * 4 > elements => return false,
-                _ => {}
-            }
-        }
-        let gains = |Input { tensor, kept }: &Input<B>| {
-            let narrower = tensor.storage_dtype().size() < output.dtype().size();
-            narrower || *kept || tensor.recomputed().is_some()
-        };
-        elements >= ELEMENTS && large.is_some_and(gains)
-    }
+/// How many elements an elementwise op of the tensors gives.
+fn elements_of_all<B: BackendIr>(inputs: &[&LayeredFloat<B>]) -> usize {
+    let shapes: Vec<_> = inputs.iter().map(|input| input.shape()).collect();
+    let dims = shapes.iter().map(|shape| shape.num_dims()).max();
+    let largest = |dim| shapes.iter().map(move |shape| shape[dim]).max();
+    (0..dims.unwrap_or(0)).filter_map(largest).product()
 }
 
 impl Op {

@@ -228,6 +228,14 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
+    /// All inputs are lowered. A product ends what could be one kernel with those that can be computed again: they are given up, and
+    /// the backend has what nobody else needs.
+    pub(crate) fn lowered(&self) {
+        if self.op.has_backward() {
+            self.values.iter().for_each(|value| value.give_up());
+        }
+    }
+
     /// A float result: the program sees the dtype of the inputs, or without any what was computed.
     pub(crate) fn float(&mut self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
         let nominal = match &self.inputs {
@@ -245,10 +253,6 @@ impl<B: BackendIr> Call<B> {
 
     fn wrap(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
-        if self.op.has_backward() {
-            // A product ends what could be one kernel with them.
-            self.values.iter().for_each(|value| value.give_up());
-        }
         let ran_in = tensor.dtype();
         let tensor = match self.plan.store {
             Some(dtype) if dtype != tensor.dtype() => {

@@ -302,6 +302,7 @@ macro_rules! delegate {
                         identity!(call, $ret, $($arg: $kind),*);
                         batch!(call, $name, $($arg: $kind),*);
                         $(let $arg = lower!(call, $kind, $arg);)*
+                        call.lowered();
                         wrap!(call, $ret, B::$name($($arg),*))
                     })
                 }
