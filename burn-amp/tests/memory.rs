@@ -36,9 +36,35 @@ fn plain_and_bf16() -> [Device; 2] {
     [plain, bf16].map(Device::autodiff)
 }
 
+/// Bytes in use at most while `body` runs, more than before.
+fn at_most<R>(device: &Device, body: impl FnOnce() -> R) -> f64 {
+    device.sync().unwrap();
+    ALLOCATOR.reset_peak_usage();
+    let before = ALLOCATOR.current_usage();
+    let result = body();
+    device.sync().unwrap();
+    drop(result);
+    (ALLOCATOR.peak_usage() - before) as f64
+}
+
 /// One after the other: they share the allocator.
 #[test]
 fn what_backward_needs_takes_less_in_bf16() {
+    // What nobody else holds is added up in place.
+    for device in plain_and_bf16() {
+        let device = device.inner();
+        let square = Tensor::<2>::ones([256, 256], &device);
+        let bytes = 256.0 * 256.0 * if device == Device::flex() { 4.0 } else { 2.0 };
+        let products = || [(); 2].map(|()| square.clone().matmul(square.clone()));
+        let [x, y] = products();
+        let in_place = at_most(&device, || x + y) / bytes;
+        let [x, y] = products();
+        let held = at_most(&device, || x.clone() + y.clone()) / bytes;
+        println!("a sum takes {in_place:.2} of its size, and {held:.2} if its terms are held");
+        assert!(in_place < 0.5 && held > 0.99);
+        drop((x, y));
+    }
+
     // Convolutions give bf16, which norms read in f32 and store in bf16, and what `relu` makes of that is computed again: four bytes
     // instead of twelve.
     let [plain, bf16] = plain_and_bf16().map(|device| {
