@@ -23,7 +23,7 @@ type Value = Arc<dyn Any + Send + Sync>;
 /// Scopes nest, belong to the calling thread, and reach into backward: the backward of a matrix product, and of every op
 /// whose [backward is ops of its own](crate::Op::backward), is in the scope of its forward, wherever `backward` is called, in
 /// another scope too. The rest of backward (elementwise ops, sums, moves) is in the scope that `backward` is called in, and so
-/// is what gradient checkpointing computes again, but for ops with a backward of their own.
+/// is what gradient checkpointing computes again, but for activations with a backward of their own.
 ///
 /// Backward is told from forward by its tensors: those made of the one that `backward` begins with, for a loss of one element.
 /// (After a loss of more elements, the backward of products counts as forward.) The forward is the last one that its weight,
