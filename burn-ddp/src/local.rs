@@ -66,7 +66,7 @@ impl LocalGroup {
         let hub = Arc::new(Hub::default());
         (0..world_size)
             .map(|rank| {
-                let transport = Box::new(Local::new(&hub, rank, 0, world_size));
+                let transport = Box::new(Local::new(&hub, rank, 0, (0..world_size).collect()));
                 let settings = Settings::new(timeout, backend);
                 ProcessGroup::new(transport, rank, world_size, rank, settings)
             })
@@ -111,15 +111,18 @@ impl Communicator {
     }
 }
 
+/// A communicator's number and its ranks: those of other ranks count for themselves, and may come to the same number.
+type Key = (u32, Arc<[usize]>);
+
 #[derive(Default)]
 struct State {
-    communicators: HashMap<u32, Communicator>,
+    communicators: HashMap<Key, Communicator>,
     fault: Option<DdpError>,
 }
 
 impl State {
-    fn communicator(&mut self, id: u32) -> &mut Communicator {
-        self.communicators.entry(id).or_default()
+    fn communicator(&mut self, key: &Key) -> &mut Communicator {
+        self.communicators.entry(key.clone()).or_default()
     }
 }
 
@@ -138,18 +141,17 @@ impl Hub {
 struct Local {
     hub: Arc<Hub>,
     rank: usize,
-    communicator: u32,
-    /// How many ranks are in the communicator.
-    members: usize,
+    communicator: Key,
 }
 
 impl Local {
-    fn new(hub: &Arc<Hub>, rank: usize, communicator: u32, members: usize) -> Self {
+    /// `members` are the ranks of the communicator, in any order.
+    fn new(hub: &Arc<Hub>, rank: usize, id: u32, mut members: Vec<usize>) -> Self {
+        members.sort_unstable();
         Self {
             hub: hub.clone(),
             rank,
-            communicator,
-            members,
+            communicator: (id, members.into()),
         }
     }
 
@@ -205,9 +207,9 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         let mut state = self.hub.state();
-        let communicator = state.communicator(self.communicator);
+        let communicator = state.communicator(&self.communicator);
         communicator.left.insert(self.rank);
-        if communicator.left.len() == self.members {
+        if communicator.left.len() == self.communicator.1.len() {
             state.communicators.remove(&self.communicator);
         }
         if std::thread::panicking() {
@@ -234,7 +236,7 @@ impl Transport for Local {
         });
         let messages: Vec<(usize, Message)> = messages.collect();
         let mut state = self.hub.state();
-        let communicator = state.communicator(self.communicator);
+        let communicator = state.communicator(&self.communicator);
         if call.kind != CallKind::Message {
             communicator.doing.insert(self.rank, *call);
             // Where all of them receive, no message tells that they disagree.
@@ -256,7 +258,7 @@ impl Transport for Local {
         }
         self.hub.changed.notify_all();
         loop {
-            let communicator = state.communicator(self.communicator);
+            let communicator = state.communicator(&self.communicator);
             let mut came = Vec::new();
             let mut waiting = Vec::new();
             for incoming in incoming {
@@ -281,7 +283,7 @@ impl Transport for Local {
             if let Some(fault) = &state.fault {
                 return Err(fault.clone());
             }
-            let communicator = state.communicator(self.communicator);
+            let communicator = state.communicator(&self.communicator);
             let waited_for: Vec<usize> = incoming.iter().map(|it| it.peer).collect();
             let mut gone = waited_for.iter().copied();
             let fault = if let Some(rank) = gone.find(|rank| communicator.left.contains(rank)) {
@@ -313,12 +315,17 @@ impl Transport for Local {
         members: &[usize],
         _deadline: Deadline,
     ) -> Result<Box<dyn Transport>, DdpError> {
-        Ok(Box::new(Self::new(&self.hub, self.rank, id, members.len())))
+        Ok(Box::new(Self::new(
+            &self.hub,
+            self.rank,
+            id,
+            members.to_vec(),
+        )))
     }
 
     fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
         let mut state = self.hub.state();
-        Self::judge(state.communicator(self.communicator), call, waited_for)
+        Self::judge(state.communicator(&self.communicator), call, waited_for)
     }
 
     fn fail(&self, fault: DdpError) -> DdpError {

@@ -13,7 +13,7 @@ fn call(kind: CallKind, sequence: u64) -> Call {
 #[test]
 fn messages_say_nothing_of_the_calls_of_all() {
     let hub = Arc::new(Hub::default());
-    let ranks = [0, 1, 2].map(|rank| Local::new(&hub, rank, 0, 3));
+    let ranks = [0, 1, 2].map(|rank| Local::new(&hub, rank, 0, (0..3).collect()));
     let short = Deadline::after(Duration::from_millis(50));
     // Rank 1 has sent many messages, and made no call of all.
     for sequence in 0..5 {
@@ -42,7 +42,7 @@ fn messages_say_nothing_of_the_calls_of_all() {
 #[test]
 fn a_communicator_is_forgotten_when_all_have_left_it() {
     let hub = Arc::new(Hub::default());
-    let ranks = [0, 1].map(|rank| Local::new(&hub, rank, 0, 2));
+    let ranks = [0, 1].map(|rank| Local::new(&hub, rank, 0, (0..2).collect()));
     let limit = Deadline::after(Duration::from_secs(60));
     let [first, second] = ranks.each_ref().map(|rank| {
         let made = rank.duplicate(1, &[0, 1], limit);
@@ -74,7 +74,7 @@ fn a_communicator_is_forgotten_when_all_have_left_it() {
     assert_eq!(received, payload);
     let is_known = || {
         let state = hub.state();
-        state.communicators.contains_key(&1)
+        state.communicators.contains_key(&(1, [0, 1].into()))
     };
     assert!(is_known());
     drop(second);

@@ -119,6 +119,34 @@ fn ranks_that_counted_differently_do_not_reuse_a_number() {
     });
 }
 
+/// Each half counts its communicators for itself, and comes to the same numbers.
+#[test]
+fn communicators_of_other_ranks_may_have_the_same_number() {
+    both(4, |group| {
+        let halves = [
+            group.subgroup(&[0, 1]).unwrap(),
+            group.subgroup(&[2, 3]).unwrap(),
+        ];
+        let half = halves.into_iter().flatten().next().unwrap();
+        let own = half.duplicate().unwrap();
+        let rank = group.rank();
+        // Calls that would not fit one another.
+        assert_eq!(sum(&own, rank, 4 + rank / 2), [1.0, 5.0][rank / 2]);
+        // One of each half leaves; what the others still have to say to each other comes through.
+        if rank % 2 == 0 {
+            own.send(&[rank as u32], 1).unwrap();
+            drop(own);
+        } else {
+            group.barrier().unwrap();
+            let mut received = [9u32];
+            own.recv(&mut received, 0).unwrap();
+            assert_eq!(received, [rank as u32 - 1]);
+            return;
+        }
+        group.barrier().unwrap();
+    });
+}
+
 #[test]
 fn one_rank_is_a_group() {
     both(2, |group| {
