@@ -67,8 +67,12 @@ impl Buffers {
 
     /// Follow a recipe with another history length or other formats.
     pub(super) fn conform(&mut self, recipe: &DelayedScaling) {
+        let mut changed = false;
         for (tensor, format) in self.tensors().into_iter().zip(formats(recipe)) {
-            tensor.conform(recipe.amax_history_len, format);
+            changed |= tensor.conform(recipe.amax_history_len, format);
+        }
+        if changed {
+            self.forget_next_scales();
         }
     }
 
@@ -180,10 +184,11 @@ impl TensorScaling {
     }
 
     /// The newest amaxes stay in a history of another length, and values stay where they were in the range of
-    /// another format.
-    fn conform(&mut self, length: usize, format: Fp8Format) {
+    /// another format. Whether anything changed.
+    fn conform(&mut self, length: usize, format: Fp8Format) -> bool {
         let history = &mut self.history.value;
         let old = history.dims()[0];
+        let changed = length != old || format != self.format;
         if length > old {
             let older = zeros(length - old, &history.device());
             *history = Tensor::cat(vec![older, history.clone()], 0);
@@ -200,6 +205,7 @@ impl TensorScaling {
             self.scale.value = scale.clamp_max(f32::MAX);
             self.format = format;
         }
+        changed
     }
 }
 

@@ -15,11 +15,16 @@ pub struct GradAmaxSlot(Arc<Mutex<Option<Arc<dyn Any + Send + Sync>>>>);
 impl GradAmaxSlot {
     /// Leave an amax of shape `[1]`. One that is there already (the layer ran twice) is combined with it.
     pub(crate) fn put<B: Backend>(&self, amax: FloatTensor<B>) {
-        let amax = match self.get::<FloatTensor<B>>(true) {
+        // Locked all the while: another thread's backward may leave one too.
+        let mut slot = self.lock();
+        let other = slot
+            .as_ref()
+            .and_then(|it| it.downcast_ref::<FloatTensor<B>>());
+        let amax = match other.cloned() {
             Some(other) => portable::nan_max::<B>(B::float_cat(vec![other, amax], 0)),
             None => amax,
         };
-        *self.lock() = Some(Arc::new(amax));
+        *slot = Some(Arc::new(amax));
     }
 
     /// The amax, if there is one and it is of type `T`.

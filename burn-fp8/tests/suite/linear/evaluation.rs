@@ -114,3 +114,28 @@ fn an_evaluation_by_a_rank_keeps_to_what_all_ranks_know() {
     let evaluated = values(layer.valid().forward(y.clone()));
     assert_eq!(evaluated, product(&layer, &y, scales));
 }
+
+/// A shorter history loses amaxes, and scales that were computed with them do not outlive them.
+#[test]
+fn an_evaluation_follows_a_history_that_was_cut() {
+    let device = Device::flex().autodiff();
+    let mut random = Random::new(53);
+    let [short, long] = [2, 4].map(|length| DelayedScaling::new().with_amax_history_len(length));
+    let layer = Fp8Linear::from_linear(linear(&mut random, 6, 3, &device), long).unwrap();
+    for size in [8.0, 1.0, 1.0] {
+        let [x, g] = [[5, 6], [5, 3]].map(|shape| random.matrix(shape, &device) * size);
+        pass_fp8(&layer, &x, &g);
+    }
+    let y = random.matrix([4, 6], &device).without_autodiff();
+    let evaluated = |before: bool| {
+        let layer = layer.clone().valid();
+        let whole = before.then(|| values(layer.forward(y.clone())));
+        let layer = layer.with_recipe(short).unwrap();
+        layer.forward(y.clone());
+        let layer = layer.with_recipe(long).unwrap();
+        (whole, values(layer.forward(y.clone())))
+    };
+    let (whole, cut) = evaluated(true);
+    assert_ne!(whole.as_ref(), Some(&cut));
+    assert_eq!(cut, evaluated(false).1);
+}
