@@ -61,7 +61,8 @@ impl Policy {
     }
 
     /// Apex's `O2`: activations are kept in fp16 everywhere. Softmax and norms still compute in
-    /// f32, but their results are stored low, which halves the memory of activations. (In training Burn sends softmax and
+    /// f32, but their results are stored low, which halves the memory of activations; powers, exponentials and logarithms stay
+    /// f32. (In training Burn sends softmax and
     /// norms as their parts. What sums and differences with f32 make of low tensors stays f32.)
     pub fn o2() -> Self {
         let builder = Self::builder(FloatDType::F16).name("O2");
@@ -185,7 +186,12 @@ impl Policy {
             }
             Rule::Lower => Plan::compute(low),
             Rule::WeightGrad => Plan::compute(low).store(DType::F32),
-            Rule::Full if self.low_outputs && inputs.stored_low() && !inputs.shifted => {
+            Rule::Full
+                if self.low_outputs
+                    && inputs.stored_low()
+                    && !inputs.shifted
+                    && !rules::STAY_FULL.contains(&op) =>
+            {
                 Plan::compute(DType::F32).store(low)
             }
             Rule::Full | Rule::Accumulate => Plan::compute(DType::F32),

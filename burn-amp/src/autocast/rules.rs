@@ -311,6 +311,25 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
 /// Computed in f32 where the low dtype is fp16, which cannot hold what they compute on the way.
 pub(super) const OVERFLOWS_IN_FP16: [Op; 2] = [Op::gelu, Op::gelu_backward];
 
+/// Of the ops in f32, those whose results the program goes on to compute with and 16 bits may not hold: a power that becomes a
+/// norm, an exponential that becomes a logarithm, a maximum that is -inf. A policy with low outputs keeps them in f32.
+pub(super) const STAY_FULL: [Op; 14] = [
+    Op::float_cosh,
+    Op::float_exp,
+    Op::float_log,
+    Op::float_log1p,
+    Op::float_recip,
+    Op::float_sinh,
+    Op::float_tan,
+    Op::float_powf,
+    Op::float_powi,
+    Op::float_powi_scalar,
+    Op::float_powi_scalar_impl,
+    Op::float_powf_scalar,
+    Op::float_powf_scalar_impl,
+    Op::float_max_dim,
+];
+
 /// Every op's rule, by [`Op::index`]; `None` for ops without a float input.
 pub(super) const fn table() -> [Option<Rule>; Op::ALL.len()] {
     let mut table = [None; Op::ALL.len()];

@@ -137,7 +137,16 @@ impl LossScaler {
     ///
     /// When a gradient is f16, as PyTorch's does: what scaling saved would be lost again.
     pub fn unscale<M: Module>(&self, grads: GradientsParams, module: &M) -> Unscaled {
-        let mut step = self.next_step();
+        self.unscale_step(self.next_step(), grads, module)
+    }
+
+    /// The same, of gradients of a loss that had the scale of `step`.
+    pub(super) fn unscale_step<M: Module>(
+        &self,
+        mut step: ScaledStep,
+        grads: GradientsParams,
+        module: &M,
+    ) -> Unscaled {
         if !self.config.enabled {
             return Unscaled { grads, step };
         }

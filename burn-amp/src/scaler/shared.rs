@@ -186,6 +186,9 @@ impl SharedLossScaler {
     /// # Ok::<(), burn_amp::LossScalerError>(())
     /// ```
     ///
+    /// Several threads may do this at once, each with a loss of the same step, as the strategies of burn-train for several devices
+    /// do: each loss is divided by the scale that it had, and together they update it once.
+    ///
     /// With the `Learner`'s gradient accumulation each loss is checked by itself, and one that
     /// overflows is missing in the sum; to skip the sum, step in `TrainStep::optimize`.
     ///
@@ -197,11 +200,15 @@ impl SharedLossScaler {
         loss: Tensor<D>,
         module: &M,
     ) -> (GradientsParams, ScaledStep) {
-        let grads = self.scale(loss).backward();
-        let grads = GradientsParams::from_grads(grads, module);
+        let (loss, step) = self.with(|scaler| (scaler.scale(loss), scaler.next_step()));
+        let grads = GradientsParams::from_grads(loss.backward(), module);
         self.with(|scaler| {
-            let parts = scaler.unscale(grads, module).into_parts();
-            scaler.update_with(&parts.1);
+            let parts = scaler.unscale_step(step, grads, module).into_parts();
+            let (step, next) = (&parts.1, scaler.next_step());
+            // Another thread may have updated the scale since. It does that once a step, unless this is what overflows.
+            if step.scale == next.scale && (step.step == next.step || step.overflow.is_some()) {
+                scaler.update_with(step);
+            }
             parts
         })
     }

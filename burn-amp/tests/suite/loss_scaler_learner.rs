@@ -24,7 +24,10 @@ use burn_train::{
     InferenceStep, Learner, LearnerModel, SupervisedTraining, TrainOutput, TrainStep,
     logger::InMemoryMetricLogger,
 };
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
 /// A batch, and whether its loss overflows.
 type Item = (Tensor<2>, bool);
@@ -326,4 +329,35 @@ fn clones_share_the_scaler() {
         .join()
         .unwrap();
     assert_eq!(scaler.current_scale(), 512.0);
+}
+
+/// Another thread may change the scale during backward. Scales are powers of two, so that all divide exactly.
+#[test]
+fn gradients_are_divided_by_the_scale_that_their_loss_had() {
+    let (model, x) = problem(&Device::flex().autodiff());
+    let exact = gradients(loss(&model, &x, false), &model);
+    let exact = exact.get::<2>(model.weight.id).unwrap().into_data();
+    let config = LossScalerConfig::new().with_growth_interval(1);
+    let scaler = SharedLossScaler::from(config.init().unwrap());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                scaler.with(|scaler| scaler.update(round % 2 == 0));
+            }
+        });
+        for _ in 0..200 {
+            let (found, step) = scaler.gradients(loss(&model, &x, false), &model);
+            assert_eq!(step.overflow, None);
+            let found = found.get::<2>(model.weight.id).unwrap().into_data();
+            if found != exact {
+                done.store(true, Ordering::Relaxed);
+                panic!("{found} at the scale {}, not {exact}", step.scale);
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }

@@ -6,7 +6,7 @@ use burn::{
         RmsNormConfig,
         loss::{MseLoss, Reduction},
     },
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Device, Tensor, activation},
 };
 use burn_amp::{Autocast, Op, Policy};
 
@@ -60,4 +60,22 @@ fn norms_and_losses_of_large_numbers_are_those_of_f32() {
 fn a_policy_decides_about_squares_by_its_rule_for_powers() {
     let device = Autocast::new(Policy::o3()).device(Device::flex()).unwrap();
     assert!(values(large(&device).square())[0].is_infinite());
+}
+
+/// `O2` stores low what norms give, and not what they compute on the way.
+#[test]
+fn low_outputs_are_those_of_norms_not_of_their_parts() {
+    let run = |device: &Device| {
+        let x = large(device);
+        let norm = RmsNormConfig::new(4).init(device).forward(x.clone());
+        let soft = activation::softplus(x / 25.0, 1.0);
+        [values(norm), values(soft)].concat()
+    };
+    let o2 = Autocast::new(Policy::o2()).device(Device::flex()).unwrap();
+    for (low, exact) in run(&o2).into_iter().zip(run(&Device::flex())) {
+        assert!(
+            (low - exact).abs() <= exact.abs() / 512.0 + 1e-6,
+            "{low}, in f32 {exact}"
+        );
+    }
 }
