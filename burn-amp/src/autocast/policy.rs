@@ -275,7 +275,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// Store the results of f32 ops (softmax, norms, losses; not sums) in the low dtype, as far as
+    /// Store the results of f32 ops (softmax, norms, losses; not sums, powers, exponentials and logarithms) in the low dtype, as far as
     /// their inputs were low. Halves the memory of activations, but of a softmax or norm in training, which Burn sends as its
     /// parts: see [`Policy::o2`].
     pub fn low_outputs(mut self, low: bool) -> Self {

@@ -187,7 +187,8 @@ impl SharedLossScaler {
     /// ```
     ///
     /// Several threads may do this at once, each with a loss of the same step, as the strategies of burn-train for several devices
-    /// do: each loss is divided by the scale that it had, and together they update it once.
+    /// do: the gradients of each loss are divided by the scale that it had, and losses that were scaled between two updates make one
+    /// update together, or another where one of them overflows.
     ///
     /// With the `Learner`'s gradient accumulation each loss is checked by itself, and one that
     /// overflows is missing in the sum; to skip the sum, step in `TrainStep::optimize`.
