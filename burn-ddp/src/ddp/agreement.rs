@@ -45,31 +45,44 @@ pub(super) fn on_all_ranks<T>(group: &ProcessGroup, own: Result<T, String>) -> R
     }
 }
 
-/// Whether backward has averaged all gradients on all ranks. If so, they must be of the same parameters.
+/// Whether backward has averaged all gradients on all ranks. If so, they must be of the same parameters, and must have
+/// [come](super::step::Step::arrivals) in the same order.
 pub(super) fn check_whole(
     group: &ProcessGroup,
     trained: &[Signature],
-    present: &[u8],
+    arrivals: &[u32],
     own: bool,
 ) -> Result<bool, DdpError> {
-    let all = group.all_gather(&[present, &[own.into()]].concat())?;
+    let all = group.all_gather(&[arrivals, &[own.into()]].concat())?;
     let slots = trained.len();
     let ranks = || all.chunks_exact(slots + 1).enumerate();
     if ranks().any(|(_, theirs)| theirs[slots] == 0) {
         return Ok(false);
     }
-    for (rank, theirs) in ranks() {
-        if let Some(slot) = (0..slots).find(|slot| theirs[*slot] != all[*slot]) {
-            let path = &trained[slot].path;
-            let (has, lacks) = match theirs[slot] {
-                0 => (0, rank),
-                _ => (rank, 0),
-            };
-            return Err(group.abort(format!(
-                "rank {has} has a gradient of `{path}` and rank {lacks} has none; parameters that \
-                 only some ranks use need `Ddp::new` instead of `Ddp::overlapped`"
-            )));
-        }
-    }
-    Ok(true)
+    let differs = |has: &dyn Fn(u32) -> u32| {
+        ranks().find_map(|(rank, theirs)| {
+            let slot = (0..slots).find(|slot| has(theirs[*slot]) != has(all[*slot]))?;
+            Some((rank, &trained[slot].path, all[slot], theirs[slot]))
+        })
+    };
+    let problem = if let Some((rank, path, _, theirs)) = differs(&|place| place.min(1)) {
+        let (has, lacks) = match theirs {
+            0 => (0, rank),
+            _ => (rank, 0),
+        };
+        format!(
+            "rank {has} has a gradient of `{path}` and rank {lacks} has none; parameters that only \
+             some ranks use"
+        )
+    } else if let Some((rank, path, first, theirs)) = differs(&|place| place) {
+        format!(
+            "`{path}` is gradient {first} of backward on rank 0 and {theirs} on rank {rank}, so that \
+             gradients of different parameters were averaged; graphs that differ between the ranks"
+        )
+    } else {
+        return Ok(true);
+    };
+    Err(group.abort(format!(
+        "{problem} need `Ddp::new` instead of `Ddp::overlapped`"
+    )))
 }

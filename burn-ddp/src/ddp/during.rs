@@ -33,7 +33,7 @@ pub(super) struct During {
     unheard: bool,
     warned: bool,
     /// The gradients of a static graph, once all ranks were found to have the same.
-    fixed: Option<Vec<u8>>,
+    fixed: Option<Vec<u32>>,
     /// For gradients that backward did not average.
     presence: Presence,
 }
@@ -97,13 +97,13 @@ impl During {
         step: &Step<'_, M>,
         gradients: GradientsParams,
     ) -> Result<GradientsParams, DdpError> {
-        let present = step.present(&gradients);
+        let arrivals = step.arrivals(&gradients);
         let taken = self.overlap.finish(&self.device);
-        let taken = taken.inspect_err(|error| explain(error, step.trained, &present))?;
+        let taken = taken.inspect_err(|error| explain(error, step.trained, &arrivals))?;
         // Of one pass, which has averaged all of them.
         let whole = (taken.passes, taken.gradients) == (1, gradients.len());
         let heard = !std::mem::take(&mut self.unheard);
-        if heard && self.is_whole(step, present, whole)? {
+        if heard && self.is_whole(step, arrivals, whole)? {
             return Ok(gradients);
         }
         if taken.gradients > 0 {
@@ -138,18 +138,18 @@ impl During {
     fn is_whole<M: Module>(
         &mut self,
         step: &Step<'_, M>,
-        present: Vec<u8>,
+        arrivals: Vec<u32>,
         own: bool,
     ) -> Result<bool, DdpError> {
         if let Some(known) = &self.fixed {
-            return match own && *known != present {
+            return match own && *known != arrivals {
                 true => Err(self.group.abort(NOT_STATIC)),
                 false => Ok(own),
             };
         }
-        let whole = check_whole(&self.group, step.trained, &present, own)?;
+        let whole = check_whole(&self.group, step.trained, &arrivals, own)?;
         let promised = self.overlap.config().static_graph;
-        self.fixed = (whole && promised).then_some(present);
+        self.fixed = (whole && promised).then_some(arrivals);
         Ok(whole)
     }
 
@@ -200,17 +200,14 @@ impl During {
 
 /// What may have led to buckets that differ. They travel before a rank knows which gradients it will have, and
 /// afterwards the ranks can tell each other nothing.
-fn explain(error: &DdpError, trained: &[Signature], present: &[u8]) {
+fn explain(error: &DdpError, trained: &[Signature], arrivals: &[u32]) {
     if !matches!(error, DdpError::Diverged { .. }) {
         return;
     }
-    let lacking = trained.iter().zip(present).filter(|(_, it)| **it == 0);
+    let lacking = trained.iter().zip(arrivals).filter(|(_, it)| **it == 0);
     let lacking: Vec<&str> = lacking.map(|(it, _)| it.path.as_str()).collect();
-    if lacking.is_empty() {
-        return;
-    }
     log::error!(
-        "burn-ddp: this rank has no gradients of {lacking:?}; parameters that only some ranks use need `Ddp::new` \
-         instead of `Ddp::overlapped`"
+        "burn-ddp: this rank has no gradients of {lacking:?}; parameters that only some ranks use, or that the ranks \
+         use in another order, need `Ddp::new` instead of `Ddp::overlapped`"
     );
 }

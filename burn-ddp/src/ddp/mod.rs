@@ -11,6 +11,7 @@ mod gradient;
 mod hook;
 mod join;
 mod method;
+mod number;
 mod overlap;
 mod parameters;
 mod presence;

@@ -32,10 +32,10 @@ use crate::{DdpError, ProcessGroup};
 /// log (`error`) says which parameters a rank has no gradients of; else by an error that names it.
 /// [`Ddp::new`](super::Ddp::new) takes such models.
 ///
-/// They must use them in the same order, too. Gradients of several ranks meet by the order in which backward comes to them; where the ranks'
-/// graphs differ (layers in an order that depends on the data, recurrent layers beside other branches on sequences of different
-/// lengths), that may be another one, and gradients of different parameters are averaged without an error. Such models are for
-/// [`Ddp::new`](super::Ddp::new) as well.
+/// They must use them in the same order, too, since gradients of several ranks meet by the order in which backward comes to them.
+/// Where the ranks' graphs differ (layers in an order that depends on the data, recurrent layers beside other branches on sequences of
+/// different lengths), that may be another one: the step ends in an error on all ranks, which names the first parameter that came in another
+/// place. Such models are for [`Ddp::new`](super::Ddp::new) as well.
 ///
 /// Gradients reach the layer on the device under all layers, so that they travel by NCCL where that is a CUDA
 /// device. That goes for those too that are averaged after backward: accumulated inside

@@ -3,8 +3,7 @@
 use crate::{DdpError, ProcessGroup, ReduceOp};
 
 /// What a rank says that breaks its promise.
-pub(super) const NOT_STATIC: &str =
-    "it has other gradients than in its first step, though a static graph was promised";
+pub(super) const NOT_STATIC: &str = "it has other gradients than in its first step, or in another order, though a static graph was promised";
 
 /// Finds out which gradients any rank has: a 1 for each that is there, a 0 for each that is not.
 pub(super) struct Presence {

@@ -10,6 +10,7 @@ use burn::{
 
 use super::{
     gradient::Gradient,
+    number::number,
     parameters::{Signature, parameters},
 };
 use crate::DdpError;
@@ -86,15 +87,21 @@ impl<'a, M: Module> Step<'a, M> {
         marked.all
     }
 
-    /// For each slot, whether this rank has its gradient.
-    pub(super) fn present(&self, gradients: &GradientsParams) -> Vec<u8> {
-        let mut present = Present {
+    /// For each slot, as which its gradient came to the layer of an [`Overlap`](super::Overlap), from 1 on; 0 where this rank
+    /// has none. Gradients that the program has made anew since backward come in the order of the slots.
+    pub(super) fn arrivals(&self, gradients: &GradientsParams) -> Vec<u32> {
+        let mut numbers = Numbers {
             slots: &self.slots,
             gradients,
-            present: vec![0; self.trained.len()],
+            found: Vec::new(),
         };
-        self.model.visit(&mut present);
-        present.present
+        self.model.visit(&mut numbers);
+        numbers.found.sort_unstable();
+        let mut arrivals = vec![0; self.trained.len()];
+        for ((_, slot), place) in numbers.found.into_iter().zip(1..) {
+            arrivals[slot] = place;
+        }
+        arrivals
     }
 }
 
@@ -155,16 +162,19 @@ impl ModuleVisitor for Giver<'_> {
     }
 }
 
-struct Present<'a> {
+struct Numbers<'a> {
     slots: &'a HashMap<ParamId, usize>,
     gradients: &'a GradientsParams,
-    present: Vec<u8>,
+    found: Vec<(Option<u64>, usize)>,
 }
 
-impl ModuleVisitor for Present<'_> {
+impl ModuleVisitor for Numbers<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(slot) = self.slots.get(&param.id) {
-            self.present[*slot] = self.gradients.get::<D>(param.id).is_some().into();
+        let Some(slot) = self.slots.get(&param.id) else {
+            return;
+        };
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            self.found.push((number(gradient), *slot));
         }
     }
 }

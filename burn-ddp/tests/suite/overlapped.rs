@@ -36,6 +36,9 @@ type Scenario = fn(&ProcessGroup) -> Result<(), DdpError>;
 pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
     let body: Scenario = match name {
         "overlapped unused" => |group| unused_when_overlapped(group, false),
+        "overlapped other order" => |group| other_order_when_overlapped(group, 1, false),
+        "overlapped other order, static" => |group| other_order_when_overlapped(group, 0, true),
+        "overlapped new order, static" => |group| other_order_when_overlapped(group, 1, true),
         "overlapped unused elsewhere" => |group| unused_when_overlapped(group, true),
         "overlapped accumulation" => |group| accumulate_when_overlapped(group, Device::flex()),
         "overlapped reduce" => leave_after_a_reduce,
@@ -113,6 +116,21 @@ fn overlapped_ranks_must_use_the_same_parameters() {
 }
 
 #[test]
+fn overlapped_ranks_must_come_to_their_gradients_in_the_same_order() {
+    for scenario in ["overlapped other order", "overlapped other order, static"] {
+        for (success, output) in results(scenario, 2) {
+            assert!(!success, "{output}");
+            let place = "`1.weight` is gradient 1 of backward on rank 0 and 2 on rank 1";
+            assert!(output.contains(place), "{output}");
+        }
+    }
+    for (success, output) in results("overlapped new order, static", 2) {
+        assert!(!success, "{output}");
+        assert!(output.contains("a static graph was promised"), "{output}");
+    }
+}
+
+#[test]
 fn overlapped_accumulation_averages_once() {
     for (success, output) in results("overlapped accumulation", 2) {
         assert!(success, "{output}");
@@ -165,6 +183,33 @@ fn unused_when_overlapped(group: &ProcessGroup, elsewhere: bool) -> Result<(), D
     }
     let gradients = GradientsParams::from_grads(loss.backward(), &model);
     ddp.reduce_gradients(gradients, &model).map(drop)
+}
+
+/// Rank 1 applies two layers of the same shape in the other order, from some step on.
+fn other_order_when_overlapped(
+    group: &ProcessGroup,
+    from: usize,
+    promised: bool,
+) -> Result<(), DdpError> {
+    let config = DdpConfig::new().static_graph(promised);
+    let (device, overlap) = layered(group, config)?;
+    let linear = || LinearConfig::new(4, 4).with_bias(false).init(&device);
+    let model = [linear(), linear()];
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let mut model = ddp.broadcast_parameters(model)?;
+    let mut optimizer = SgdConfig::new().init();
+    for step in 0..2 {
+        let [first, second] = &model;
+        let input = Tensor::<2>::ones([2, 4], &device);
+        let output = match group.rank() == 1 && step >= from {
+            true => first.forward(second.forward(input)),
+            false => second.forward(first.forward(input)),
+        };
+        let gradients = GradientsParams::from_grads(output.sum().backward(), &model);
+        let gradients = ddp.reduce_gradients(gradients, &model)?;
+        model = optimizer.step(0.1, model, gradients);
+    }
+    group.barrier()
 }
 
 pub(crate) fn accumulate_when_overlapped(
