@@ -11,13 +11,16 @@ use std::collections::HashSet;
 /// Gradients times a factor, and what tells whether they are finite.
 pub(super) struct Pass {
     pub(super) grads: GradientsParams,
+    /// Gradients of parameters that the module does not have.
+    others: GradientsParams,
     /// The path of each parameter with a gradient.
     names: Vec<String>,
     /// One element a gradient, on its device: 0 where all of it is finite, NaN otherwise.
     probes: Vec<Tensor<1>>,
 }
 
-/// Multiplies every gradient by `factor`, one element. The host does not wait.
+/// Multiplies every gradient of the module by `factor`, one element, and leaves out those of other parameters. The host does not
+/// wait.
 ///
 /// # Panics
 ///
@@ -28,7 +31,8 @@ pub(super) fn multiply<M: Module>(grads: GradientsParams, module: &M, factor: Fa
         path: Vec::new(),
         seen: HashSet::new(),
         pass: Pass {
-            grads,
+            grads: GradientsParams::new(),
+            others: grads,
             names: Vec::new(),
             probes: Vec::new(),
         },
@@ -41,6 +45,11 @@ impl Pass {
     /// Whether the module has none of the gradients.
     pub(super) fn is_empty(&self) -> bool {
         self.probes.is_empty()
+    }
+
+    /// How many gradients are not the module's.
+    pub(super) fn left_out(&self) -> usize {
+        self.others.len()
     }
 
     /// The probes in one tensor, on the first one's device; none without gradients.
@@ -180,7 +189,7 @@ impl ModuleVisitor for Multiply {
         if !self.seen.insert(param.id) {
             return;
         }
-        let Some(grad) = self.pass.grads.remove::<D>(param.id) else {
+        let Some(grad) = self.pass.others.remove::<D>(param.id) else {
             return;
         };
         let path = self.path.join(".");

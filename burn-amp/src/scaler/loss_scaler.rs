@@ -128,7 +128,7 @@ impl LossScaler {
 
     /// The gradients of `module` divided by the scale, and whether one overflowed. The host waits
     /// for the device once, for all gradients together. Disabled, the gradients pass unchecked,
-    /// without waiting. Where the module has none of the gradients, the log says so, once.
+    /// without waiting. Gradients of parameters that the module does not have are left out, and the log says so, once.
     ///
     /// They are checked after the division: with a scale so small that it has no inverse, all of
     /// them overflow.
@@ -151,9 +151,7 @@ impl LossScaler {
             return Unscaled { grads, step };
         }
         let pass = gradients::multiply(grads, module, Factor::host(step.scale.recip()));
-        if pass.is_empty() {
-            self.unchecked.warn(&pass.grads);
-        }
+        self.unchecked.warn_of(&pass);
         step.checked = !pass.is_empty();
         step.overflow = pass.overflow();
         Unscaled {

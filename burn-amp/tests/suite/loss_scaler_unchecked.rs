@@ -10,7 +10,9 @@ use burn::{
     optim::{GradientsParams, MultiGradientsParams, SgdConfig},
     tensor::{Bool, Device, Tensor},
 };
-use burn_amp::{LossScalerConfig, LossScalerError, SharedLossScaler};
+use burn_amp::{
+    DeviceOptimizer, DeviceSgdConfig, LossScalerConfig, LossScalerError, SharedLossScaler,
+};
 
 /// Every step that counts would double the scale.
 fn eager() -> LossScalerConfig {
@@ -123,4 +125,51 @@ fn nor_does_the_device_count_it() {
     assert!(!unscaled.overflow().into_scalar::<bool>());
     let no_rank = Tensor::<1, Bool>::from_data([false], &device);
     assert!(unscaled.agree(no_rank).checked());
+}
+
+/// The gradients of a whole model, unscaled with a part of it: the rest is scaled still, and nobody looked at it.
+#[test]
+fn gradients_of_other_parameters_are_left_out() {
+    let device = Device::flex().autodiff();
+    let (part, x) = problem(&device);
+    let (other, _) = problem(&device);
+    let whole = [part.clone(), other];
+    let before = whole.each_ref().map(values);
+    let scaler = eager().init().unwrap();
+    let on_device = eager().init_on(&device).unwrap();
+    let gradients = || {
+        // What is left out has overflowed, besides.
+        let sum = loss(&whole[0], &x, false) + loss(&whole[1], &x, true);
+        GradientsParams::from_grads(scaler.scale(sum).backward(), &whole)
+    };
+    let expected = scaler.unscale(
+        GradientsParams::from_grads(scaler.scale(loss(&part, &x, false)).backward(), &part),
+        &part,
+    );
+    let expected = expected.step(&mut SgdConfig::new().init(), 0.1, part.clone());
+    let expected = [values(&expected.0), before[1].clone()];
+    let warned = logged(|| {
+        for _ in 0..2 {
+            let unscaled = scaler.unscale(gradients(), &part);
+            assert!(unscaled.overflow().is_none());
+            assert_eq!(unscaled.grads().len(), 2);
+            let (stepped, step) = unscaled.step(&mut SgdConfig::new().init(), 0.1, whole.clone());
+            assert!(step.checked);
+            assert_eq!(stepped.each_ref().map(values), expected);
+        }
+    });
+    assert_eq!(warned.len(), 1, "{warned:?}");
+    assert!(
+        warned[0].contains("2 gradients are of parameters that the module"),
+        "{warned:?}"
+    );
+
+    let mut sgd = DeviceOptimizer::from(DeviceSgdConfig::new().build());
+    let warned = logged(|| {
+        let unscaled = on_device.unscale(gradients(), &part);
+        assert!(!unscaled.overflow().into_scalar::<bool>());
+        let stepped = unscaled.step(&mut sgd, 0.1, whole.clone());
+        assert_eq!(stepped.each_ref().map(values), expected);
+    });
+    assert_eq!(warned.len(), 1, "{warned:?}");
 }

@@ -103,8 +103,8 @@ impl DeviceLossScaler {
         loss * scale.reshape([1; D]).cast(dtype)
     }
 
-    /// The gradients of `module` divided by the scale, and whether one overflowed, on the device. Where the module has none of
-    /// the gradients, the log says so, once.
+    /// The gradients of `module` divided by the scale, and whether one overflowed, on the device. Gradients of
+    /// parameters that the module does not have are left out, and the log says so, once.
     ///
     /// # Panics
     ///
@@ -115,12 +115,10 @@ impl DeviceLossScaler {
         }
         let factor = Factor::device(self.scale.clone().recip());
         let pass = gradients::multiply(grads, module, factor);
+        self.unchecked.warn_of(&pass);
         match pass.probes() {
             Some(probes) => DeviceUnscaled::new(pass.grads, probes.sum().is_nan()),
-            None => {
-                self.unchecked.warn(&pass.grads);
-                DeviceUnscaled::unchecked(pass.grads, self.finite())
-            }
+            None => DeviceUnscaled::unchecked(pass.grads, self.finite()),
         }
     }
 
