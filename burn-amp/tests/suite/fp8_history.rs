@@ -286,3 +286,55 @@ fn a_layer_that_runs_twice_shares_the_larger_amax() {
         assert_eq!(bits(&heard), bits(&expected));
     }
 }
+
+/// As in Transformer Engine, a step is one entry of each history, however often the layer ran, and all gradients of a step have one
+/// scale.
+#[test]
+fn a_layer_that_runs_twice_has_one_gradient_a_step() {
+    let (lease, device) = lease(DelayedScaling::new().with_amax_history_len(8));
+    let layer = layer(&device);
+    let input = wave([6, 16], 0.2, &Device::flex());
+    let mut expected = Vec::new();
+    for gradients in [[1.0f32, 3.0], [5.0, 2.0], [0.5, 0.25]] {
+        let unit = on(&device, &input);
+        let [first, second] = gradients.map(|it| layer.forward(unit.clone()) * it);
+        let backward = (first + second).sum().backward();
+        values(layer.weight.grad(&backward).unwrap());
+        expected.push(gradients[0].max(gradients[1]));
+
+        let state = serde_json::to_value(lease.fp8_state().unwrap()).unwrap();
+        let tensors = state["layers"][0]["tensors"].as_array().unwrap();
+        let history = |role: &str| {
+            let of_role = tensors.iter().find(|it| it["role"] == role).unwrap();
+            let bits = of_role["amaxes"].as_array().unwrap().iter();
+            let amaxes = bits.map(|it| f32::from_bits(it.as_u64().unwrap() as u32));
+            // The slots that are filled: the newest is the last.
+            amaxes.filter(|amax| *amax > 0.0).collect::<Vec<_>>()
+        };
+        assert_eq!(history("Gradient"), expected);
+        assert_eq!(history("Input").len(), expected.len());
+    }
+    // The scale of the next step, and of both its gradients.
+    let unit = on(&device, &input);
+    let [first, second] = [4.0, 0.1].map(|it| layer.forward(unit.clone()) * it);
+    let backward = (first + second).sum().backward();
+    let scale = Fp8Format::E5M2.max() / 5.0;
+    let plain = Device::flex();
+    let (input, ones) = (
+        own(&input, Fp8Format::E4M3),
+        Tensor::<2>::ones([6, 16], &plain),
+    );
+    let product = |size: f32| {
+        let gradient = cast(&(ones.clone() * size), scale, Fp8Format::E5M2);
+        multiply(&input.clone().transpose(), &gradient, FloatDType::BF16)
+    };
+    let sums = product(4.0).into_iter().zip(product(0.1));
+    let sums: Vec<f32> = sums.map(|(first, second)| first + second).collect();
+    let found = values(layer.weight.grad(&backward).unwrap());
+    for (found, expected) in found.iter().zip(sums) {
+        assert!(
+            (found - expected).abs() <= expected.abs() / 128.0,
+            "{found} {expected}"
+        );
+    }
+}

@@ -20,6 +20,8 @@ pub(super) struct Histories<B: Backend> {
     of: Vec<(Role, History<B>)>,
     /// How the layer's last input was scaled, by whichever layer's history.
     pub(super) input: Option<Scaled<B>>,
+    /// Whether the layer ran forward since its last backward.
+    pub(super) ran: bool,
 }
 
 /// What the scale of a cast came of.
@@ -58,6 +60,9 @@ struct History<B: Backend> {
     learned: bool,
     /// The amaxes of casts that wait for a backward, and what goes when those do.
     waiting: Vec<(FloatTensor<B>, Weak<()>)>,
+    /// The largest amax of a backward that may go on: a layer that ran several times in a step has several gradients. The next
+    /// backward takes it in.
+    pending: Option<FloatTensor<B>>,
     /// The scale of the last cast, and what goes when that does.
     last: Option<(FloatTensor<B>, Weak<()>)>,
     /// The scale of a cast that was there when the record was taken, which has its amax already.
@@ -72,13 +77,32 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         Self {
             of: states.iter().map(history).collect(),
             input: None,
+            ran: false,
         }
     }
 
-    /// On the host.
-    pub(super) fn states(&self) -> Result<Vec<TensorState>, ExecutionError> {
-        let state = |(role, history): &(Role, History<B>)| history.state(*role);
+    /// On the host, between two steps.
+    pub(super) fn states(
+        &self,
+        recipe: &DelayedScaling,
+    ) -> Result<Vec<TensorState>, ExecutionError> {
+        let state = |(role, history): &(Role, History<B>)| {
+            let mut history = history.clone();
+            history.end_backward(*role, recipe);
+            history.state(*role)
+        };
         self.of.iter().map(state).collect()
+    }
+
+    /// One of the layer's products of backward is about to run. If it is the first since forward, a step is over for the gradients
+    /// of the last.
+    pub(super) fn in_backward(&mut self, recipe: &DelayedScaling) {
+        if !std::mem::take(&mut self.ran) {
+            return;
+        }
+        for (role, history) in &mut self.of {
+            history.end_backward(*role, recipe);
+        }
     }
 
     /// Cast by the scale that the history gives; the tensor's amax waits for a [step](Self::learn). Before the first one the scale
@@ -153,7 +177,36 @@ impl<B: Backend + Fp8Ops> Histories<B> {
             }
         }
         for (role, history, amax) in waiting {
-            history.learn(amax, format_of(recipe.format, role), recipe);
+            match role {
+                Role::Input | Role::Weight => history.learn(amax, role, recipe),
+                Role::Gradient => {
+                    let known = history.pending.take();
+                    history.pending = largest::<B>(known.into_iter().chain([amax]).collect());
+                }
+            }
+        }
+    }
+}
+
+/// The largest of amaxes, which is their amax: NaN, if one is.
+fn largest<B: Backend + Fp8Ops>(mut amaxes: Vec<FloatTensor<B>>) -> Option<FloatTensor<B>> {
+    match amaxes.len() {
+        0 | 1 => amaxes.pop(),
+        _ => Some(B::fp8_amax(B::float_cat(amaxes, 0))),
+    }
+}
+
+impl<B: Backend> Clone for History<B> {
+    fn clone(&self) -> Self {
+        Self {
+            amaxes: self.amaxes.clone(),
+            scale: self.scale.clone(),
+            steps: self.steps.clone(),
+            learned: self.learned,
+            waiting: self.waiting.clone(),
+            pending: self.pending.clone(),
+            last: self.last.clone(),
+            again: self.again.clone(),
         }
     }
 }
@@ -202,14 +255,18 @@ impl<B: Backend + Fp8Ops> History<B> {
         if amaxes.is_empty() {
             amaxes.extend(self.waiting.last().map(|(amax, _)| amax.clone()));
         }
-        match amaxes.len() {
-            0 | 1 => amaxes.pop(),
-            // The largest amax is that of the amaxes: NaN, if one is.
-            _ => Some(B::fp8_amax(B::float_cat(amaxes, 0))),
+        largest::<B>(amaxes)
+    }
+
+    /// Take in what is pending, if anything.
+    fn end_backward(&mut self, role: Role, recipe: &DelayedScaling) {
+        if let Some(amax) = self.pending.take() {
+            self.learn(amax, role, recipe);
         }
     }
 
-    fn learn(&mut self, amax: FloatTensor<B>, format: Fp8Format, recipe: &DelayedScaling) {
+    fn learn(&mut self, amax: FloatTensor<B>, role: Role, recipe: &DelayedScaling) {
+        let format = format_of(recipe.format, role);
         let (amaxes, scale) = self.with(amax.clone(), format, recipe);
         self.amaxes = amaxes;
         self.scale = match self.count(amax, recipe.interval) {
@@ -248,6 +305,7 @@ impl<B: Backend + Fp8Ops> History<B> {
             steps: tensor(vec![state.steps.0]),
             learned: state.learned,
             waiting: waiting.into_iter().collect(),
+            pending: None,
             last: None,
             again: state.cast_with.map(|scale| tensor(vec![scale.0])),
         }

@@ -81,6 +81,9 @@ impl Fp8 {
                 let [input, weight] = casts.output;
                 let descent = descent(&second);
                 let layer = self.layer(run, size, &second.device(), &descent);
+                if let Some(layer) = &layer {
+                    lock(layer).ran = true;
+                }
                 second.kept.with(|WasWeight(was)| *was = true);
                 first.kept.with(|InputOf(layers)| {
                     // Weights that are gone do not come back.
@@ -106,6 +109,7 @@ impl Fp8 {
                 gradient.kept.with(|GradientOf(layer)| {
                     *layer = Some((size, descent.downgrade()));
                 });
+                self.in_backward(&layer);
                 let gradient = self.cast(gradient, Gradient, left, &layer, false);
                 let weight = self.cast(weight, Weight, right, &layer, false);
                 self.learn(&layer, lift);
@@ -137,6 +141,7 @@ impl Fp8 {
                 let layers = weights.iter();
                 let layers = layers.filter_map(|weight| self.layer(run, size, &device, weight));
                 let layers: Vec<_> = layers.collect();
+                self.in_backward(&layers);
                 // Of several it does not say which one it is of: it is cast by its own amax.
                 let layer = layers.first().filter(|_| layers.len() == 1).cloned();
                 let input = self.cast(input, Input, left, &layer, batch);
@@ -165,6 +170,15 @@ impl Fp8 {
             lock(&self.registry).enter(LayerName { names, size }, recipe, device)
         };
         weight.with(|Known(histories)| Some(histories.get_or_insert_with(first).clone()))
+    }
+
+    /// One of the products of these layers' backward is about to run.
+    fn in_backward<'a, B: Backend + Fp8Ops>(&self, layers: impl IntoIterator<Item = &'a Layer<B>>) {
+        if let Fp8Recipe::Delayed(recipe) = &self.settings.recipe {
+            for layer in layers {
+                lock(layer).in_backward(recipe);
+            }
+        }
     }
 
     /// Take in what passes left in layers, now that one is known to be a step's: evaluation has no backward.

@@ -4,7 +4,10 @@ use super::{Fp8, history::Histories, linear::Role};
 use crate::{AutocastDevice, AutocastLease};
 use burn::backend::{Backend, tensor::Device};
 use burn_backend::ExecutionError;
-use burn_fp8::{Fp8Ops, recipe::DelayedScaling};
+use burn_fp8::{
+    Fp8Ops,
+    recipe::{DelayedScaling, Fp8Recipe},
+};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -143,12 +146,12 @@ pub(super) struct Registry {
 
 /// The histories of a layer, whatever the backend is.
 trait Snapshot: Send + Sync {
-    fn states(&self) -> Result<Vec<TensorState>, ExecutionError>;
+    fn states(&self, recipe: &DelayedScaling) -> Result<Vec<TensorState>, ExecutionError>;
 }
 
 impl<B: Backend + Fp8Ops> Snapshot for Mutex<Histories<B>> {
-    fn states(&self) -> Result<Vec<TensorState>, ExecutionError> {
-        lock(self).states()
+    fn states(&self, recipe: &DelayedScaling) -> Result<Vec<TensorState>, ExecutionError> {
+        lock(self).states(recipe)
     }
 }
 
@@ -180,6 +183,9 @@ impl Registry {
 
 impl Fp8 {
     fn state(&self) -> Result<Fp8State, ExecutionError> {
+        let Fp8Recipe::Delayed(recipe) = &self.settings.recipe else {
+            return Ok(Fp8State::default());
+        };
         if let Some(error) = self.failure.get() {
             let reason = format!("the amaxes of the ranks could not be shared: {error}");
             return Err(ExecutionError::generic(reason));
@@ -189,7 +195,7 @@ impl Fp8 {
             (registry.ran.clone(), registry.waiting.clone())
         };
         let ran = ran.into_iter().filter_map(|(layer, histories)| {
-            let tensors = histories.upgrade()?.states();
+            let tensors = histories.upgrade()?.states(recipe);
             Some(tensors.map(|tensors| LayerState { layer, tensors }))
         });
         let layers = ran
