@@ -24,9 +24,13 @@ use burn_train::{
     InferenceStep, Learner, LearnerModel, SupervisedTraining, TrainOutput, TrainStep,
     logger::InMemoryMetricLogger,
 };
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 /// A batch, and whether its loss overflows.
@@ -337,27 +341,31 @@ fn gradients_are_divided_by_the_scale_that_their_loss_had() {
     let (model, x) = problem(&Device::flex().autodiff());
     let exact = gradients(loss(&model, &x, false), &model);
     let exact = exact.get::<2>(model.weight.id).unwrap().into_data();
-    let config = LossScalerConfig::new().with_growth_interval(1);
-    let scaler = SharedLossScaler::from(config.init().unwrap());
+    let of_scale = |scale| LossScalerConfig::new().with_init_scale(scale).init();
+    let scaler = SharedLossScaler::from(of_scale(1024.0).unwrap());
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for round in 0.. {
+            for scale in [2048.0, 1024.0].into_iter().cycle() {
                 if done.load(Ordering::Relaxed) {
                     break;
                 }
-                scaler.with(|scaler| scaler.update(round % 2 == 0));
+                scaler.with(|scaler| *scaler = of_scale(scale).unwrap());
+                // A lock that is taken again at once is never free for others.
+                std::thread::sleep(Duration::from_micros(20));
             }
         });
-        for _ in 0..200 {
+        let (mut steps, mut scales) = (Vec::new(), HashSet::new());
+        while steps.len() < 200 || scales.len() < 2 {
             let (found, step) = scaler.gradients(loss(&model, &x, false), &model);
-            assert_eq!(step.overflow, None);
-            let found = found.get::<2>(model.weight.id).unwrap().into_data();
-            if found != exact {
-                done.store(true, Ordering::Relaxed);
-                panic!("{found} at the scale {}, not {exact}", step.scale);
-            }
+            scales.insert(step.scale.to_bits());
+            steps.push((found, step));
         }
         done.store(true, Ordering::Relaxed);
+        for (found, step) in steps {
+            assert_eq!(step.overflow, None);
+            let found = found.get::<2>(model.weight.id).unwrap().into_data();
+            assert_eq!(found, exact, "at the scale {}", step.scale);
+        }
     });
 }
