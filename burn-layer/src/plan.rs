@@ -45,6 +45,9 @@ pub struct Inputs {
     /// Whether the op is a product of backward that makes the gradient of a factor which a batch of matrices shared, as those of a
     /// linear layer do: `x^T dy`, which Burn makes of each matrix, and sums.
     pub of_shared: bool,
+    /// Whether the op is a reshape to one dimension. Of a gradient it is, as Burn sends it, the gradient of a vector that was a row: a
+    /// bias, for instance, whose gradient has been summed before if there were several rows.
+    pub to_vector: bool,
     /// What of a linear layer the first float input may be.
     pub(crate) first_part: Option<Part>,
     /// The scope of the op.
@@ -81,6 +84,7 @@ impl Inputs {
             biased: false,
             gradient_of: None,
             of_shared: false,
+            to_vector: false,
             first_part: tensor.part(),
             scope: None,
             first_rows: tensor.rows().clone(),

@@ -171,6 +171,10 @@ impl Policy {
             return inputs.promote();
         }
         let low = DType::from(self.low);
+        // The gradient of a vector, such as a bias, that a sum has not made f32: there was one row.
+        if op == Op::float_reshape && inputs.to_vector && inputs.first_is_gradient {
+            return Plan::compute(DType::F32);
+        }
         match rule {
             // The gradient of a weight that was used in a plain product: x^T dy.
             Rule::Lower if op == Op::float_matmul && inputs.first_transposed => {

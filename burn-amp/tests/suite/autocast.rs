@@ -103,6 +103,31 @@ fn the_program_sees_f32() {
     }
 }
 
+/// Burn sums the gradient of a bias over rows, which makes it f32, but does not where there is one row.
+#[test]
+fn the_gradient_of_a_bias_is_f32_with_one_row_too() {
+    let policies = [Policy::bf16(), Policy::fp16(), Policy::o2(), Policy::o3()];
+    for (policy, plain) in policies_and_devices(policies) {
+        let autocast = Autocast::new(policy.clone()).lease(plain).unwrap();
+        let device = autocast.device().autodiff();
+        let hidden = LinearConfig::new(3, 4).init(&device);
+        let output = Param::from_tensor(Tensor::<2>::ones([4, 1], &device));
+        for rows in [1, 2] {
+            let x = hidden.forward(Tensor::<2>::ones([rows, 3], &device));
+            let gradients = x.matmul(output.val()).sum().backward();
+            let bias = hidden.bias.as_ref().unwrap();
+            let gradient = bias.grad(&gradients).unwrap();
+            let before = autocast.report().runs_of(Op::float_sign, DType::F32);
+            gradient.clone().sign().into_data();
+            let after = autocast.report().runs_of(Op::float_sign, DType::F32);
+            assert_eq!(after - before, 1, "{} {rows}", policy.name());
+            // 16 bits hold no more than 256 or 2048 of them.
+            let sum = (0..12).fold(gradient, |sum, _| sum.clone() + sum) + rows as f32;
+            assert_eq!(values(sum), [4097.0 * rows as f32; 4]);
+        }
+    }
+}
+
 /// Heads that are moved before tokens are no transposition, as which a gradient of a weight is known.
 #[test]
 fn scores_of_attention_are_stored_low() {

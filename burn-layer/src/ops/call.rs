@@ -166,6 +166,8 @@ impl<B: BackendIr> Call<B> {
         inputs.scope = self.scope.clone();
         inputs.gradient_of = gradient_of;
         inputs.of_shared = of_shared;
+        let shape = self.shape.as_ref();
+        inputs.to_vector = shape.is_some_and(|shape| shape.num_dims() == 1);
         self.plan = match self.op {
             // What the program reads is in the dtype that it sees.
             Op::float_into_data => Plan::compute(inputs.nominal),
