@@ -98,12 +98,15 @@ impl During {
         gradients: GradientsParams,
     ) -> Result<GradientsParams, DdpError> {
         let arrivals = step.arrivals(&gradients);
-        let taken = self.overlap.finish(&self.device);
-        let taken = taken.inspect_err(|error| explain(error, step.trained, &arrivals))?;
+        let explain = |error: &DdpError| explain(error, step.trained, &arrivals);
+        let taken = self.overlap.taken(&self.device)?;
         // Of one pass, which has averaged all of them.
         let whole = (taken.passes, taken.gradients) == (1, gradients.len());
         let heard = !std::mem::take(&mut self.unheard);
-        if heard && self.is_whole(step, arrivals, whole)? {
+        // First of all: a bucket that other ranks do not have would be waited for in vain.
+        let whole = heard && self.is_whole(step, &arrivals, whole).inspect_err(explain)?;
+        self.overlap.finish().inspect_err(explain)?;
+        if whole {
             return Ok(gradients);
         }
         if taken.gradients > 0 {
@@ -138,18 +141,18 @@ impl During {
     fn is_whole<M: Module>(
         &mut self,
         step: &Step<'_, M>,
-        arrivals: Vec<u32>,
+        arrivals: &[u32],
         own: bool,
     ) -> Result<bool, DdpError> {
         if let Some(known) = &self.fixed {
-            return match own && *known != arrivals {
+            return match own && known != arrivals {
                 true => Err(self.group.abort(NOT_STATIC)),
                 false => Ok(own),
             };
         }
-        let whole = check_whole(&self.group, step.trained, &arrivals, own)?;
+        let whole = check_whole(&self.group, step.trained, arrivals, own)?;
         let promised = self.overlap.config().static_graph;
-        self.fixed = (whole && promised).then_some(arrivals);
+        self.fixed = (whole && promised).then(|| arrivals.to_vec());
         Ok(whole)
     }
 
@@ -179,7 +182,8 @@ impl During {
             .into_iter()
             .map(|it| it.map(|it| Gradient::Device(it.resolve().into())));
         let averages: Vec<Option<Gradient>> = averages.collect();
-        let taken = self.overlap.finish(&self.device)?;
+        let taken = self.overlap.taken(&self.device)?;
+        self.overlap.finish()?;
         if taken.gradients != averages.iter().flatten().count() {
             return Err(DdpError::InvalidArgument(format!(
                 "the model's device, {device:?}, has not the layer of this `Ddp`'s `Overlap`"

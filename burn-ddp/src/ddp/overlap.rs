@@ -97,11 +97,15 @@ impl Overlap {
         }
     }
 
-    /// Waits until the device has run backward and all averages are there. Returns what was averaged since
-    /// the last time.
-    pub(super) fn finish(&self, device: &Device) -> Result<Taken, DdpError> {
+    /// Waits until the device has run backward. Returns what it gave to be averaged since the last time.
+    pub(super) fn taken(&self, device: &Device) -> Result<Taken, DdpError> {
         let read = device.sync();
         read.map_err(|error| DdpError::Device(error.to_string()))?;
+        Ok(self.reducer.taken())
+    }
+
+    /// Waits for the averages of what was [taken](Self::taken).
+    pub(super) fn finish(&self) -> Result<(), DdpError> {
         self.reducer.finish()
     }
 

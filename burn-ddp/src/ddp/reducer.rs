@@ -34,7 +34,7 @@ struct State {
     open: Vec<Open>,
     /// The buckets of this pass, or of the last when none has begun since.
     sent: Vec<Sent>,
-    /// What was taken in since anyone asked.
+    /// What was taken in since anyone [asked](Reducer::taken).
     taken: Taken,
     began: Option<Instant>,
     ended: Option<Instant>,
@@ -261,22 +261,26 @@ impl Reducer {
         open.averages.sent.store(true, Ordering::SeqCst);
     }
 
-    /// Waits for the averages of all buckets. Returns what was taken in since the last time.
-    pub(super) fn finish(&self) -> Result<Taken, DdpError> {
+    /// What was taken in since the last time.
+    pub(super) fn taken(&self) -> Taken {
+        std::mem::take(&mut self.state().taken)
+    }
+
+    /// Waits for the averages of all buckets.
+    pub(super) fn finish(&self) -> Result<(), DdpError> {
         *self.stream.lock().expect("no panic under lock") = StreamId::current();
         let start = Instant::now();
-        let (taken, sent) = {
+        let sent: Vec<_> = {
             let mut state = self.state();
             let sent = state.sent.iter_mut();
-            let sent: Vec<_> = sent.filter_map(|sent| sent.averages.take()).collect();
-            (std::mem::take(&mut state.taken), sent)
+            sent.filter_map(|sent| sent.averages.take()).collect()
         };
         let result = sent
             .iter()
             .try_for_each(|averages| averages.wait().map(drop));
         self.state().waited += start.elapsed();
         // A gradient that could not be read has aborted the group.
-        result.and_then(|()| self.group().fault().map_or(Ok(taken), Err))
+        result.and_then(|()| self.group().fault().map_or(Ok(()), Err))
     }
 }
 

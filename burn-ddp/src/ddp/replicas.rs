@@ -22,7 +22,9 @@ pub(super) fn check_same<M: Module>(
     if sums.0.is_empty() {
         return Ok(());
     }
-    let read = Tensor::cat(sums.0, 0).try_into_data();
+    let device = sums.0[0].device();
+    let sums = sums.0.into_iter().map(|sum| sum.to_device(&device));
+    let read = Tensor::cat(sums.collect(), 0).try_into_data();
     let own = read.map_err(|error| group.give_up(error.into()))?;
     let own: Vec<f32> = own.iter().collect();
     let all = group.all_gather(&own)?;

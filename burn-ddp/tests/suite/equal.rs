@@ -1,13 +1,14 @@
 //! Ranks that begin alike: what rank 0 has loaded reaches the others, and who forgets it is told.
 
 use burn::{
-    module::Module,
+    module::{Module, Param},
     nn::{Linear, LinearConfig},
     optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     store::ModuleRecord,
     tensor::{Device, Tensor, TensorData},
 };
 use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup};
+use burn_layer::Layers;
 
 use crate::{
     net::{closest, contents},
@@ -125,4 +126,41 @@ fn ranks_that_begin_apart_are_told() {
         let model = model(&device).load_record(record);
         first_step(&group, &model, &device).unwrap();
     });
+}
+
+/// Where nobody has made the ranks equal, their parameters are compared, wherever these are.
+#[test]
+fn models_on_several_devices_are_compared() {
+    for other in [false, true] {
+        let results = locally(2, |group| {
+            let devices = [Device::flex(), Layers::on(Device::flex()).serve().unwrap()];
+            let [first, second] = devices.map(|device| device.autodiff());
+            let full = |value: f32, device: &Device| {
+                Param::from_tensor(Tensor::<1>::full([3], value, device))
+            };
+            let begins = if other && group.rank() == 1 { 4.0 } else { 2.0 };
+            let model = [full(1.0, &first), full(begins, &second)];
+            let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+            let mut gradients = GradientsParams::new();
+            for param in &model {
+                let device = param.val().device().inner();
+                let rank = Tensor::<1>::full([3], group.rank() as f32, &device);
+                gradients.register(param.id, rank);
+            }
+            let averages = ddp.reduce_gradients(gradients, &model)?;
+            let values = model.each_ref().map(|param| {
+                let average = averages.get::<1>(param.id).unwrap();
+                average.into_data().try_to_vec::<f32>().unwrap()
+            });
+            assert_eq!(values, [[0.5; 3]; 2]);
+            Ok(())
+        });
+        for result in results {
+            let result: Result<(), DdpError> = result;
+            match result {
+                Ok(()) => assert!(!other),
+                Err(error) => assert!(other && error.to_string().contains("begins with other")),
+            }
+        }
+    }
 }
