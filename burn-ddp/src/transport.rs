@@ -64,7 +64,7 @@ fn fold_bytes<T: Element>(op: ReduceOp, into: &mut [u8], other: &[u8]) {
 }
 
 /// A hundred years.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A time limit: when it ends and how long it was, for the error.
 #[derive(Clone, Copy, Debug)]

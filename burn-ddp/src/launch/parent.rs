@@ -29,11 +29,19 @@ pub(crate) fn die_with(parent: usize) -> Result<(), DdpError> {
             problem: format!("the launcher, process {parent}, has ended"),
         });
     }
-    if !(is_parent && cfg!(target_os = "linux")) {
+    if !(is_parent && is_told_for_good()) {
         // Where a script lies between, the system would tell us of the script's end.
-        watch(pid)?;
+        watch(pid, is_parent)?;
     }
     Ok(())
+}
+
+/// Whether the system tells of the parent's end for as long as the process lives: Linux forgets it with the thread that asked.
+fn is_told_for_good() -> bool {
+    #[cfg(target_os = "linux")]
+    return nix::unistd::gettid() == Pid::this();
+    #[cfg(not(target_os = "linux"))]
+    false
 }
 
 fn has_ended(pid: Pid) -> bool {
@@ -41,13 +49,14 @@ fn has_ended(pid: Pid) -> bool {
 }
 
 /// Looks after the launcher from a thread.
-fn watch(launcher: Pid) -> Result<(), DdpError> {
+fn watch(launcher: Pid, is_parent: bool) -> Result<(), DdpError> {
     static STARTED: Once = Once::new();
     let mut result = Ok(());
     STARTED.call_once(|| {
         let thread = thread::Builder::new().name("ddp-launcher".into());
         let started = thread.spawn(move || {
-            while !has_ended(launcher) {
+            // A parent that has ended is none any more, even if nobody has asked for its exit code yet.
+            while !(has_ended(launcher) || (is_parent && getppid() != launcher)) {
                 thread::sleep(LOOK);
             }
             // As the system does it where the launcher is the parent. A process can kill itself.

@@ -24,7 +24,7 @@ use super::{
     signals::{Signals, ends},
     stops,
 };
-use crate::DdpError;
+use crate::{DdpError, transport::FOREVER};
 
 /// How often the launcher looks after its processes.
 const LOOK: Duration = Duration::from_millis(10);
@@ -125,6 +125,7 @@ impl Processes {
         signals: &mut Signals,
         grace: Duration,
     ) -> Result<(), DdpError> {
+        let grace = grace.min(FOREVER);
         let mut failures = Failures::default();
         let mut next: Option<(Instant, Signal)> = None;
         while !self.running.is_empty() {

@@ -50,7 +50,7 @@ extern "C" fn note(number: c_int) {
 }
 
 fn set(signal: Signal, action: &SigAction) -> io::Result<SigAction> {
-    // SAFETY: the action is one that the process had, or `note`, which only adds to atomic numbers, as a
+    // SAFETY: the action is one that the process had, the system's, or `note`, which only adds to atomic numbers, as a
     // handler may.
     Ok(unsafe { sigaction(signal, action) }?)
 }
@@ -76,8 +76,11 @@ impl Signals {
         if before.watchers == 1 {
             let handler = SigHandler::Handler(note);
             let ours = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
-            for signal in WATCHED {
-                match set(signal, &ours) {
+            let kept = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+            let watched = WATCHED.map(|signal| (signal, &ours));
+            // Where it is ignored, as by some supervisors, the system keeps no child that has ended to be asked for its exit code.
+            for (signal, ours) in watched.into_iter().chain([(Signal::SIGCHLD, &kept)]) {
+                match set(signal, ours) {
                     // A program under nohup stays when the terminal goes.
                     Ok(old) if signal == Signal::SIGHUP && is_ignored(&old) => {
                         // It was set a moment ago.
@@ -119,7 +122,7 @@ impl Drop for Signals {
         for (signal, old) in before.actions.drain(..) {
             // What could be set can be set back. An action that the program has set since stays.
             if let Ok(current) = set(signal, &old)
-                && !is_ours(&current)
+                && !is_ours(signal, &current)
             {
                 let _ = set(signal, &current);
             }
@@ -131,7 +134,11 @@ fn is_ignored(action: &SigAction) -> bool {
     matches!(action.handler(), SigHandler::SigIgn)
 }
 
-fn is_ours(action: &SigAction) -> bool {
+fn is_ours(signal: Signal, action: &SigAction) -> bool {
     let ours: extern "C" fn(c_int) = note;
-    matches!(action.handler(), SigHandler::Handler(handler) if ptr::fn_addr_eq(handler, ours))
+    match action.handler() {
+        SigHandler::SigDfl => signal == Signal::SIGCHLD,
+        SigHandler::Handler(handler) => ptr::fn_addr_eq(handler, ours),
+        _ => false,
+    }
 }

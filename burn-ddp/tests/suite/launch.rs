@@ -33,6 +33,10 @@ pub(crate) fn played(scenario: &str) -> bool {
     let ranks = || options().variable(SCENARIO, "loop");
     match scenario {
         "launch" => launch::spawn(program, 2, ranks()).unwrap_err(),
+        "launch on threads" => {
+            let ranks = options().variable(SCENARIO, "loop, begun on a thread");
+            launch::spawn(program, 2, ranks).unwrap_err()
+        }
         "launch with restarts" => launch::spawn(program, 2, ranks().max_restarts(1)).unwrap_err(),
         "launch scripts" => {
             // A shell that starts the program and waits for it.
@@ -257,10 +261,12 @@ fn wait_for_end(pids: &[i32]) {
 
 #[test]
 fn ranks_end_with_their_launcher() {
-    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-        let (launcher, pids) = launcher("launch");
-        launcher.signal(signal);
-        wait_for_end(&pids);
+    for scenario in ["launch", "launch on threads"] {
+        for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+            let (launcher, pids) = launcher(scenario);
+            launcher.signal(signal);
+            wait_for_end(&pids);
+        }
     }
 }
 

@@ -67,6 +67,33 @@ fn ranks_hear_what_slurm_has_to_say() {
     }
 }
 
+/// As under some supervisors: the system then keeps no exit codes, unless it is told to.
+#[test]
+fn ranks_are_waited_for_where_ends_of_children_were_ignored() {
+    let ignoring = || {
+        let mut command = Command::new("env");
+        command.arg("--ignore-signal=CHLD");
+        command
+    };
+    if !ignoring().arg("true").status().unwrap().success() {
+        println!("skipped: this machine's `env` ignores no signals");
+        return;
+    }
+    for (script, code) in [("sleep 0.$RANK; echo DONE", 0), ("sleep $RANK; exit 3", 3)] {
+        let output = ignoring()
+            .arg(env!("CARGO_BIN_EXE_burn-ddp"))
+            .args([
+                "run", "-n", "2", "--grace", "1e19", "--", "sh", "-c", script,
+            ])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let said = (0..2).filter(|rank| line(&text, *rank, "DONE").is_some());
+        assert_eq!(said.count(), if code == 0 { 2 } else { 0 }, "{output:?}");
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+    }
+}
+
 #[test]
 fn who_asks_twice_does_not_wait() {
     let script = "trap '' INT TERM; echo STEP; while :; do sleep 0.05; done";
