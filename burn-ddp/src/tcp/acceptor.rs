@@ -275,9 +275,18 @@ fn welcome(stream: TcpStream, address: SocketAddr, number: u64, shared: &Shared)
         })
     });
     let hello = match answer {
-        Ok(Some(hello)) => hello,
-        Ok(None) => {
-            log::warn!("burn-ddp: refused a connection from {address}");
+        Ok(Ok(hello)) => hello,
+        Ok(Err(verdict)) => {
+            // Who comes too early, or while another run ends, calls again.
+            let level = match verdict {
+                Verdict::Session | Verdict::Begun => log::Level::Debug,
+                _ => log::Level::Warn,
+            };
+            let reason = verdict.reason();
+            log::log!(
+                level,
+                "burn-ddp: refused a connection from {address}: {reason}"
+            );
             return;
         }
         Err(error) => {

@@ -234,12 +234,12 @@ fn present(stream: &TcpStream, key: &Key, body: &[u8; HELLO]) -> Result<(), Fail
 
 /// The listener's side: `judge` decides on a caller that knows the secret.
 ///
-/// Returns the caller when it was welcomed.
+/// Returns the caller when it was welcomed, or why it was not.
 pub(crate) fn answer(
     stream: &TcpStream,
     key: &Key,
     judge: impl FnOnce(&Hello) -> Verdict,
-) -> io::Result<Option<Hello>> {
+) -> io::Result<Result<Hello, Verdict>> {
     let deadline = Instant::now() + HANDSHAKE;
     let nonce: [u8; NONCE] = rand::random();
     let mut challenge = [0; MAGIC.len() + NONCE];
@@ -266,8 +266,8 @@ pub(crate) fn answer(
     reply.extend_from_slice(key.sign("listener", &[theirs, &code]).as_bytes());
     write_all(stream, &reply, deadline)?;
     Ok(match (verdict, hello) {
-        (Verdict::Welcome, Ok(hello)) => Some(hello),
-        _ => None,
+        (Verdict::Welcome, hello) => hello,
+        (verdict, _) => Err(verdict),
     })
 }
 

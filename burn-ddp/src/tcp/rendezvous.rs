@@ -84,6 +84,19 @@ struct Endpoint {
     port: u16,
 }
 
+impl Endpoint {
+    /// Its address for a rank that sees the master at `master`. An address that is a link's alone is one of the same link.
+    fn seen_from(&self, master: SocketAddr) -> SocketAddr {
+        let mut address = SocketAddr::new(self.ip.unwrap_or(master.ip()), self.port);
+        if let (SocketAddr::V6(address), SocketAddr::V6(master)) = (&mut address, master)
+            && address.ip().is_unicast_link_local()
+        {
+            address.set_scope_id(master.scope_id());
+        }
+        address
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Table {
     session: u64,
@@ -194,7 +207,7 @@ fn join(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
                 let addresses = table
                     .endpoints
                     .iter()
-                    .map(|end| SocketAddr::new(end.ip.unwrap_or(address.ip()), end.port))
+                    .map(|end| end.seen_from(address))
                     .collect();
                 return Ok(Met {
                     acceptor,

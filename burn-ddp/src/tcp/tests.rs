@@ -119,7 +119,7 @@ fn a_caller_that_is_cut_off_calls_again() {
             }
             for verdict in [handshake::Verdict::Session, handshake::Verdict::Welcome] {
                 let (stream, _) = listener.accept().unwrap();
-                handshake::answer(&stream, key, |_| verdict).unwrap();
+                let _ = handshake::answer(&stream, key, |_| verdict).unwrap();
             }
         });
         let limit = Deadline::after(Duration::from_secs(30));

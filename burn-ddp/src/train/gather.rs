@@ -163,11 +163,9 @@ pub(super) fn gather<T: GatherOutput>(
         }
         let mut message = vec![0u8; len[0] as usize];
         group.recv(&mut message, rank)?;
-        let decoded = decode(&message).ok_or_else(|| DdpError::Protocol {
-            rank,
-            problem: "no output of a step".into(),
-        });
-        let (header, parts) = decoded?;
+        let decoded = decode(&message);
+        let (header, parts) = decoded
+            .ok_or_else(|| group.abort(format!("what rank {rank} sent is no output of a step")))?;
         all.push(Gathered {
             rank,
             output: T::from_parts(parts, device),

@@ -23,7 +23,7 @@ fn shake_with(
             _ => Verdict::WorldSize,
         }
     });
-    (caller.join().unwrap(), seen.unwrap())
+    (caller.join().unwrap(), seen.unwrap().ok())
 }
 
 const LINK: Hello = Hello {

@@ -119,3 +119,18 @@ fn who_leaves_waits_for_no_callers() {
     }
     assert!(start.elapsed() < Duration::from_secs(1));
 }
+
+#[test]
+fn an_address_of_a_link_is_one_of_the_masters_link() {
+    let seen = |ip: Option<&str>, master: &str| {
+        let ip = ip.map(|ip| ip.parse().unwrap());
+        let endpoint = Endpoint { ip, port: 7 };
+        endpoint.seen_from(master.parse().unwrap()).to_string()
+    };
+    let master = "[fe80::1%3]:29500";
+    assert_eq!(seen(None, master), "[fe80::1%3]:7");
+    assert_eq!(seen(Some("fe80::2"), master), "[fe80::2%3]:7");
+    assert_eq!(seen(Some("2001:db8::2"), master), "[2001:db8::2]:7");
+    assert_eq!(seen(None, "[2001:db8::1]:29500"), "[2001:db8::1]:7");
+    assert_eq!(seen(Some("10.0.0.2"), "10.0.0.1:29500"), "10.0.0.2:7");
+}
