@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub(crate) data: Option<PathBuf>,
     /// Images a rank takes at a time
-    #[arg(long, value_name = "N", default_value = "32", value_parser = positive, help_heading = "Data")]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = positive, help_heading = "Data")]
     pub(crate) batch_size: usize,
 
     /// Layers: 8, 14, 20, 32, 44, 56, ... (6n + 2)
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "10", value_parser = positive, help_heading = "Training")]
     pub(crate) epochs: usize,
     /// Peak learning rate, for the batch of all ranks together
-    #[arg(long, value_name = "RATE", default_value = "0.1", value_parser = rate, help_heading = "Training")]
+    #[arg(long, value_name = "RATE", default_value = "0.05", value_parser = rate, help_heading = "Training")]
     pub(crate) lr: f64,
     /// Epochs of linear warm-up, before the cosine
     #[arg(long, value_name = "N", default_value = "2", help_heading = "Training")]

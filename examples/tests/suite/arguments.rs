@@ -187,5 +187,5 @@ fn nothing_to_resume_and_another_run_to_resume_are_told_apart() {
     );
     succeed(with(&[]));
     let line = refused(with(&["--resume", "--lr", "0.5"]));
-    assert_names(&line, &["step-000000000001", "lr 0.1", "0.5"]);
+    assert_names(&line, &["step-000000000001", "lr 0.05", "0.5"]);
 }
