@@ -28,6 +28,7 @@ mod suite {
     mod loss_scaler_steps;
     mod loss_scaler_support;
     mod loss_scaler_tied;
+    mod loss_scaler_together;
     mod loss_scaler_unchecked;
     mod modules;
     mod nan_guard;

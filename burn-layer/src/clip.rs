@@ -104,7 +104,7 @@ trait OfEach {
     fn add<const D: usize>(&mut self, gradient: Tensor<D>);
 }
 
-/// Computes something of each gradient of a module: once, if its parameter stands in several places.
+/// Computes something of each gradient of a module that has elements: once, if its parameter stands in several places.
 fn visit<M: Module, O: OfEach>(module: &M, gradients: &GradientsParams, of_each: O) -> O {
     struct Visitor<'a, O> {
         gradients: &'a GradientsParams,
@@ -116,6 +116,7 @@ fn visit<M: Module, O: OfEach>(module: &M, gradients: &GradientsParams, of_each:
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if self.seen.insert(param.id)
                 && let Some(gradient) = self.gradients.get::<D>(param.id)
+                && gradient.shape().num_elements() > 0
             {
                 self.of_each.add(widen(gradient));
             }

@@ -20,7 +20,7 @@ pub enum LossScalerError {
          step at least one optimizer, with gradients of its module, then update with what the steps returned"
     )]
     NothingChecked,
-    /// An update with a step that was unscaled before the last one, or with another scale.
+    /// An update with a step that was unscaled before the last one.
     #[error(
         "step {step}, unscaled with the loss scale {scale}, says nothing about step {next} and the scale {current}: \
          update the scale once after all steps of one backward pass, and before the next one"
@@ -32,6 +32,19 @@ pub enum LossScalerError {
         scale: f32,
         /// The number of the step that the scaler is at.
         next: u64,
+        /// The scale of the scaler.
+        current: f32,
+    },
+    /// An update of a scale that was set since the step was unscaled.
+    #[error(
+        "the loss scale was set to {current} since step {step} was unscaled with {scale}: \
+         setting the scale stands in place of the update, do one of the two"
+    )]
+    SetSince {
+        /// The number of the step.
+        step: u64,
+        /// The scale that it was unscaled with.
+        scale: f32,
         /// The scale of the scaler.
         current: f32,
     },

@@ -42,7 +42,7 @@ pub(super) fn multiply<M: Module>(grads: GradientsParams, module: &M, factor: Fa
 }
 
 impl Pass {
-    /// Whether the module has none of the gradients.
+    /// Whether the module has none of the gradients, or none with elements.
     pub(super) fn is_empty(&self) -> bool {
         self.probes.is_empty()
     }
@@ -198,6 +198,10 @@ impl ModuleVisitor for Multiply {
             "the gradient of {path} is f16, in which unscaling loses what scaling saved: keep the \
              parameters in f32 and let Autocast choose what is computed in f16"
         );
+        if grad.shape().num_elements() == 0 {
+            self.pass.grads.register::<D>(param.id, grad);
+            return;
+        }
         let grad = self.factor.times(grad);
         // 0 times an infinity or a NaN is NaN, and a NaN stays in a sum. In f32: the sum of f64
         // and bf16 probes is asked the same question.

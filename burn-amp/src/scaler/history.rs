@@ -64,6 +64,13 @@ impl ScaleHistory {
         self.changes.push_back(change);
     }
 
+    /// Forget what happened at `step`, the last one.
+    pub(super) fn take_back(&mut self, step: u64) {
+        while self.changes.len() > 1 && self.changes.back().is_some_and(|last| last.step == step) {
+            self.changes.pop_back();
+        }
+    }
+
     /// The entries, oldest first. Between two of them the scale is that of the first.
     pub fn changes(&self) -> impl ExactSizeIterator<Item = ScaleChange> + '_ {
         self.changes.iter().copied()

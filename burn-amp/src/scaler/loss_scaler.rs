@@ -204,8 +204,8 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// When there is no step, or none whose module had gradients, and when one was unscaled before the last update or with
-    /// another scale than the current one.
+    /// When there is no step, or none whose module had gradients, and when one was unscaled before the last update, or
+    /// before the scale was [set](Self::set_scale).
     pub fn update_after<'a>(
         &mut self,
         steps: impl IntoIterator<Item = &'a ScaledStep>,
@@ -213,12 +213,21 @@ impl LossScaler {
         let next = self.next_step();
         let mut overflow = None;
         for step in steps {
-            if (step.step, step.scale) != (next.step, next.scale) {
+            let (scale, current) = (step.scale, next.scale);
+            if step.step != next.step {
                 return Err(LossScalerError::Stale {
                     step: step.step,
-                    scale: step.scale,
+                    scale,
                     next: next.step,
-                    current: next.scale,
+                    current,
+                });
+            }
+            if scale != current {
+                let step = step.step;
+                return Err(LossScalerError::SetSince {
+                    step,
+                    scale,
+                    current,
                 });
             }
             if step.checked {
@@ -244,6 +253,13 @@ impl LossScaler {
         self.warn_if_falling(overflow);
     }
 
+    /// Take the last update back, before which the state was `before`, and do it again.
+    pub(super) fn update_anew(&mut self, before: LossScalerState, overflow: bool) {
+        self.history.take_back(self.state.steps);
+        self.state = before;
+        self.update(overflow);
+    }
+
     fn warn_if_falling(&mut self, overflow: bool) {
         let falling =
             overflow && self.state.scale < 1.0 || self.state.overflows_in_a_row >= OVERFLOWS_WARNED;
@@ -262,20 +278,14 @@ impl LossScaler {
         }
     }
 
-    /// Set the scale, keeping the growth tracker.
+    /// Set the scale, keeping the growth tracker, as `update(new_scale)` of PyTorch's: in place of
+    /// [`update_after`](Self::update_after), between two steps.
     ///
     /// # Errors
     ///
     /// When `scale` is not a finite number above 0.
     pub fn set_scale(&mut self, scale: f32) -> Result<(), LossScalerError> {
-        if !(scale > 0.0 && scale.is_finite()) {
-            return Err(LossScalerError::Invalid {
-                what: "scale",
-                expected: "a finite scale above 0",
-                found: scale.into(),
-            });
-        }
-        self.state.scale = scale;
+        self.state.scale = LossScalerState::valid_scale(scale)?;
         self.history.push(ScaleChange {
             step: self.state.steps,
             scale,

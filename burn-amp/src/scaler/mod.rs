@@ -11,6 +11,7 @@ mod overflow;
 mod saved_schedule;
 mod shared;
 mod state;
+mod together;
 mod unchecked;
 mod unscaled;
 

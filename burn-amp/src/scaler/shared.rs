@@ -1,13 +1,13 @@
 //! [`SharedLossScaler`]: one loss scaler in many hands.
 
-use super::{LossScaler, ScaledStep, saved_schedule::with_scaler};
+use super::{LossScaler, ScaledStep, saved_schedule::with_scaler, together::Together};
 use burn::{
     lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
     module::Module,
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::Tensor,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A handle to a [`LossScaler`]; clones share it. For training loops that are not one's own, such
 /// as that of burn-train's `Learner`, which calls the model by reference.
@@ -63,11 +63,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// `optimize`: their steps would adjust one scale several times. With burn-ddp's strategy, each rank has its
 /// own, and all of them see the same averages.
 #[derive(Clone, Debug)]
-pub struct SharedLossScaler(Arc<Mutex<LossScaler>>);
+pub struct SharedLossScaler(Arc<Mutex<Shared>>);
+
+#[derive(Debug)]
+struct Shared {
+    scaler: LossScaler,
+    together: Together,
+}
 
 impl From<LossScaler> for SharedLossScaler {
     fn from(scaler: LossScaler) -> Self {
-        Self(Arc::new(Mutex::new(scaler)))
+        let together = Together::default();
+        Self(Arc::new(Mutex::new(Shared { scaler, together })))
     }
 }
 
@@ -83,7 +90,11 @@ impl SharedLossScaler {
     /// # Ok::<(), burn_amp::LossScalerError>(())
     /// ```
     pub fn with<R>(&self, act: impl FnOnce(&mut LossScaler) -> R) -> R {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.lock().scaler)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `schedule`, with this scaler's state in its record: the `Learner` saves it in every checkpoint and loads it from there.
@@ -188,7 +199,8 @@ impl SharedLossScaler {
     ///
     /// Several threads may do this at once, each with a loss of the same step, as the strategies of burn-train for several devices
     /// do: the gradients of each loss are divided by the scale that it had, and losses that were scaled between two updates make one
-    /// update together, or another where one of them overflows.
+    /// update together, that of an overflow where any of them overflows. The first that is done makes it; one that overflows later
+    /// makes it anew.
     ///
     /// With the `Learner`'s gradient accumulation each loss is checked by itself, and one that
     /// overflows is missing in the sum; to skip the sum, step in `TrainStep::optimize`.
@@ -203,14 +215,9 @@ impl SharedLossScaler {
     ) -> (GradientsParams, ScaledStep) {
         let (loss, step) = self.with(|scaler| (scaler.scale(loss), scaler.next_step()));
         let grads = GradientsParams::from_grads(loss.backward(), module);
-        self.with(|scaler| {
-            let parts = scaler.unscale_step(step, grads, module).into_parts();
-            let (step, next) = (&parts.1, scaler.next_step());
-            // Another thread may have updated the scale since. It does that once a step, unless this is what overflows.
-            if step.scale == next.scale && (step.step == next.step || step.overflow.is_some()) {
-                scaler.update_with(step);
-            }
-            parts
-        })
+        let Shared { scaler, together } = &mut *self.lock();
+        let parts = scaler.unscale_step(step, grads, module).into_parts();
+        together.update(scaler, &parts.1);
+        parts
     }
 }

@@ -80,6 +80,18 @@ impl LossScalerState {
         })
     }
 
+    /// A scale that gradients can be divided by.
+    pub(super) fn valid_scale(scale: f32) -> Result<f32, LossScalerError> {
+        match scale > 0.0 && scale.is_finite() {
+            true => Ok(scale),
+            false => Err(LossScalerError::Invalid {
+                what: "scale",
+                expected: "a finite scale above 0",
+                found: scale.into(),
+            }),
+        }
+    }
+
     /// The state after a step that overflowed or not.
     pub(super) fn update(&mut self, config: &LossScalerConfig, overflow: bool) {
         self.steps += 1;

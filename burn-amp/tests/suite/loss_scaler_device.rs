@@ -7,7 +7,7 @@ use super::{
 };
 use burn::{
     optim::{ModuleOptimizer, SgdConfig},
-    tensor::{Bool, DType, Device, Tensor},
+    tensor::{Bool, DType, Device, FloatDType, IntDType, Tensor, TensorData},
 };
 use burn_amp::{Autocast, DeviceLossScaler, DeviceOptimizer, DeviceSgdConfig, LossScalerConfig};
 use burn_layer::{Layer, Layers, Op};
@@ -158,6 +158,74 @@ fn each_optimizer_skips_by_itself() {
         (scaler.state().skipped, scaler.current_scale()),
         (2, 16384.0)
     );
+}
+
+/// Parts of a model on two devices, neither of them the scaler's: PyTorch's scaler brings `found_inf` together.
+#[test]
+fn gradients_may_be_on_several_devices() {
+    let plain = Device::flex();
+    let there = || Autocast::fp16().lease(plain.clone()).unwrap();
+    let leases = [there(), there()];
+    let mut scaler = LossScalerConfig::new()
+        .with_init_scale(256.0)
+        .init_on(&plain)
+        .unwrap();
+    for overflow in [false, true] {
+        let parts = leases
+            .each_ref()
+            .map(|lease| problem(&lease.device().autodiff()));
+        let [a, b] = &parts;
+        let of = |(model, x): &(_, _), overflow| {
+            let grads = gradients(scaler.scale(loss(model, x, overflow)), model);
+            scaler.unscale(grads, model)
+        };
+        let (of_a, of_b) = (of(a, false), of(b, overflow));
+        let any = of_a.overflow().bool_or(of_b.overflow());
+        // As if another rank had sent it.
+        let sent = any.clone().to_device(&leases[0].device());
+        scaler.update(any);
+        let stepped = of_a.agree(sent).step(&mut mixture(), LR, a.0.clone());
+        assert_eq!(values(&stepped) == values(&a.0), overflow);
+        let stepped = of_b.step(&mut mixture(), LR, b.0.clone());
+        assert_eq!(values(&stepped) == values(&b.0), overflow);
+    }
+    assert_eq!(scaler.state().skipped, 1);
+}
+
+/// The dtype that a device gives tensors by default is none of the scaler's business.
+#[test]
+fn a_device_may_have_another_default_dtype() {
+    for default in [FloatDType::BF16, FloatDType::F16, FloatDType::F64] {
+        let lease = Autocast::bf16().lease(Device::flex()).unwrap();
+        let mut device = lease.device();
+        device.configure((default, IntDType::I32)).unwrap();
+        let device = device.autodiff();
+        for overflow in [false, true] {
+            let (mut model, x) = problem(&device);
+            let wide = |data: TensorData| data.convert::<f32>();
+            let data = wide(model.weight.val().into_data());
+            let weight = Tensor::<2>::from_data(data, (&device, DType::F32));
+            model.weight = model.weight.map(|_| weight.require_grad());
+            let bias = model.bias.take().unwrap();
+            let data = wide(bias.val().into_data());
+            let values_of_bias = Tensor::<1>::from_data(data, (&device, DType::F32));
+            model.bias = Some(bias.map(|_| values_of_bias.require_grad()));
+            let x = x.cast(FloatDType::F32);
+
+            let mut host = LossScalerConfig::new().init().unwrap();
+            let grads = gradients(host.scale(loss(&model, &x, overflow)), &model);
+            let mut sgd: ModuleOptimizer = SgdConfig::new().init();
+            let (expected, _) = host.step(&mut sgd, LR, model.clone(), grads);
+
+            let mut scaler = LossScalerConfig::new().init_on(&device).unwrap();
+            let mut optim = DeviceOptimizer::from(DeviceSgdConfig::new().build());
+            let grads = gradients(scaler.scale(loss(&model, &x, overflow)), &model);
+            let found = scaler.step(&mut optim, LR, model, grads);
+            assert_eq!(found.weight.val().dtype(), DType::F32, "{default:?}");
+            assert_eq!(values(&found), values(&expected), "{default:?}");
+            assert_eq!(&scaler.state(), host.state());
+        }
+    }
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! The optimizers that a device can tell to skip, under both kinds of scaler and against Burn's.
 
-use super::loss_scaler_support::{Trace, gradients, loss, problem, traces, values};
+use super::{
+    devices::cube_devices,
+    loss_scaler_support::{Trace, gradients, loss, problem, traces, values},
+};
 use burn::{
     grad_clipping::GradientClipping,
-    module::ParamGroup,
+    module::{Module, Param, ParamGroup, ParamId},
     nn::Linear,
     optim::{
-        AdamConfig, AdamWConfig, ModuleOptimizer, Optimizer, OptimizerRecord, Sgd, SgdConfig,
-        decay::WeightDecayConfig, momentum::MomentumConfig,
+        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, Optimizer, OptimizerRecord, Sgd,
+        SgdConfig, decay::WeightDecayConfig, momentum::MomentumConfig,
     },
     tensor::{Device, Tensor},
 };
@@ -30,6 +33,61 @@ fn tame_traces() -> impl Iterator<Item = Trace> {
 }
 
 const LR: f64 = 0.02;
+
+/// As a bank of adapters, or an embedding, that has no rows yet.
+#[derive(Module, Debug)]
+struct WithEmpty {
+    empty: Param<Tensor<2>>,
+    filled: Param<Tensor<1>>,
+}
+
+#[test]
+fn parameters_without_elements_pass() {
+    for device in cube_devices().into_iter().chain([Device::flex()]) {
+        let optimizers = [
+            DeviceOptimizer::from(DeviceAdamConfig::new().build()),
+            DeviceOptimizer::from(
+                DeviceSgdConfig::new()
+                    .with_momentum(Some(MomentumConfig::new()))
+                    .build(),
+            ),
+        ];
+        for mut optim in optimizers {
+            let param = |rows: usize| Tensor::<2>::ones([rows, 2], &device);
+            let trained = device.clone().autodiff();
+            let model = WithEmpty {
+                empty: Param::initialized(ParamId::new(), Tensor::ones([0, 2], &trained)),
+                filled: Param::initialized(ParamId::new(), Tensor::ones([2], &trained)),
+            };
+            let grads = || {
+                let mut grads = GradientsParams::new();
+                grads.register(model.empty.id, param(0));
+                grads.register(
+                    model.filled.id,
+                    param(1).reshape::<1, _>([2]).mul_scalar(64.0),
+                );
+                grads
+            };
+            let config = LossScalerConfig::new().with_init_scale(64.0);
+            let mut on_device = config.init_on(&device).unwrap();
+            let (unscaled, norm) = on_device.unscale(grads(), &model).clip_norm(&model, 1.0);
+            let norm = norm.unwrap().into_data().iter::<f64>().next().unwrap();
+            on_device.update(unscaled.overflow());
+            assert!((norm - 2f64.sqrt()).abs() < 1e-6, "{norm}");
+            let stepped = unscaled.step(&mut optim, 0.1, model.clone());
+            assert_eq!(stepped.empty.dims(), [0, 2]);
+            let values: Vec<f32> = stepped.filled.val().into_data().try_to_vec().unwrap();
+            assert!(values.iter().all(|value| *value < 1.0), "{values:?}");
+            assert_eq!(on_device.state().skipped, 0);
+
+            let host = config.init().unwrap();
+            let (unscaled, norm) = host.unscale(grads(), &model).clip_norm(&model, 1.0);
+            assert!((norm - 2f64.sqrt()).abs() < 1e-6, "{norm}");
+            let (_, step) = unscaled.into_parts();
+            assert!(step.checked && step.overflow.is_none());
+        }
+    }
+}
 
 /// The parameters after each step of a trace, on the device.
 fn on_device(trace: &Trace, mut optim: DeviceOptimizer) -> Vec<Vec<f32>> {

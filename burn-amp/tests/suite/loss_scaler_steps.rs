@@ -235,6 +235,42 @@ fn an_update_wants_the_steps_of_its_scale() {
     assert_eq!(scaler.state().steps, 1);
 }
 
+/// PyTorch's `update(new_scale)` sets the scale and does nothing else.
+#[test]
+fn setting_the_scale_stands_in_place_of_an_update() {
+    let device = Device::flex().autodiff();
+    let (model, grads) = bias_gradient(1.0, &device);
+    let config = LossScalerConfig::new().with_init_scale(8.0);
+    let (mut scaler, mut on_device) = (config.init().unwrap(), config.init_on(&device).unwrap());
+    scaler.update(false);
+    on_device.update(Tensor::from_data([false], &device));
+    let (_, step) = scaler.unscale(grads, &model).into_parts();
+    scaler.set_scale(2.0).unwrap();
+    on_device.set_scale(2.0).unwrap();
+    assert_eq!(
+        (scaler.current_scale(), scaler.state().growth_tracker),
+        (2.0, 1)
+    );
+    assert_eq!(&on_device.state(), scaler.state());
+    let both = scaler.update_after([&step]).unwrap_err();
+    let (step, scale, current) = (2, 8.0, 2.0);
+    assert_eq!(
+        both,
+        LossScalerError::SetSince {
+            step,
+            scale,
+            current
+        }
+    );
+    assert!(both.to_string().contains("set to 2"), "{both}");
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        for error in [scaler.set_scale(scale), on_device.set_scale(scale)] {
+            let what = "scale";
+            assert!(matches!(error, Err(LossScalerError::Invalid { what: of, .. }) if of == what));
+        }
+    }
+}
+
 /// PyTorch refuses an update after no new step, also where the scale stays as it is.
 #[test]
 fn a_step_counts_once() {

@@ -94,13 +94,20 @@ fn progress_bars_move_in_a_terminal() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_rank_that_the_terminal_stops_is_named() {
-    let Some(mut terminal) = in_a_terminal("-n 1 --no-prefix", "stty -echo </dev/tty") else {
+    let script = "echo launcher $PPID; sleep 0.1; stty -echo </dev/tty";
+    let Some(mut terminal) = in_a_terminal("-n 1 --no-prefix", script) else {
         return;
     };
     let output = terminal.0.stdout.as_mut().unwrap();
+    let launcher = read_until(output, "\n");
     let said = read_until(output, "\n");
     assert!(said.contains("rank 0 was stopped by SIGTTOU"), "{said}");
     assert!(said.contains("terminal"), "{said}");
+    // The job ends as the user was told to end it. It would outlive the terminal where SIGHUP is ignored.
+    let launcher = launcher.trim().strip_prefix("launcher ").unwrap();
+    kill(Pid::from_raw(launcher.parse().unwrap()), Signal::SIGTERM).unwrap();
+    let (success, output) = terminal.finish(Duration::from_secs(20));
+    assert!(!success && output.contains("rank 0 failed"), "{output}");
 }
 
 #[cfg(target_os = "linux")]

@@ -111,6 +111,32 @@ fn gradients_that_are_zero_absent_or_not_finite_have_such_norms() {
     assert!(gradient_norm_on_device(&gradients, &model).is_none());
 }
 
+#[test]
+fn a_gradient_without_elements_adds_nothing() {
+    for device in devices() {
+        let empty = Tensor::<2>::zeros([0, 3], &device);
+        let filled = Tensor::<2>::from_floats([[3.0, 4.0]], &device);
+        let params =
+            [&empty, &filled].map(|values| Param::initialized(ParamId::new(), values.clone()));
+        let model = params.to_vec();
+        let mut gradients = GradientsParams::new();
+        gradients.register(params[0].id, empty);
+        assert_eq!(gradient_norm(&gradients, &model).unwrap(), 0.0);
+        assert!(gradient_norm_on_device(&gradients, &model).is_none());
+        // The second time, with squares that are more than f32 has.
+        for scale in [1.0, 1e25] {
+            gradients.register(params[1].id, filled.clone().mul_scalar(scale));
+            let there = gradient_norm_on_device(&gradients, &model).unwrap();
+            for norm in [
+                gradient_norm(&gradients, &model).unwrap(),
+                there.into_scalar::<f32>().into(),
+            ] {
+                assert!((norm / (5.0 * scale) - 1.0).abs() < 1e-6, "{norm}");
+            }
+        }
+    }
+}
+
 /// As PyTorch, whose `parameters()` gives a shared one once.
 #[test]
 fn a_parameter_in_two_places_counts_once() {

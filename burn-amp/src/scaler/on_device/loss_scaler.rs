@@ -95,11 +95,7 @@ impl DeviceLossScaler {
             return loss;
         }
         let (device, dtype) = (loss.device().inner(), loss.dtype());
-        let scale = if self.device == device {
-            self.scale.clone()
-        } else {
-            self.scale.clone().to_device(&device)
-        };
+        let scale = self.scale.clone().to_device(&device);
         loss * scale.reshape([1; D]).cast(dtype)
     }
 
@@ -117,7 +113,10 @@ impl DeviceLossScaler {
         let pass = gradients::multiply(grads, module, factor);
         self.unchecked.warn_of(&pass);
         match pass.probes() {
-            Some(probes) => DeviceUnscaled::new(pass.grads, probes.sum().is_nan()),
+            Some(probes) => {
+                let overflow = probes.sum().is_nan().to_device(&self.device);
+                DeviceUnscaled::new(pass.grads, overflow)
+            }
             None => DeviceUnscaled::unchecked(pass.grads, self.finite()),
         }
     }
@@ -154,11 +153,7 @@ impl DeviceLossScaler {
         if !self.config.enabled {
             return;
         }
-        let overflow = if overflow.device() == self.device {
-            overflow
-        } else {
-            overflow.to_device(&self.device)
-        };
+        let overflow = overflow.to_device(&self.device);
         self.steps += 1;
         let clean = overflow.clone().bool_not();
         self.skipped = self.skipped.clone() + overflow.clone().int();
@@ -202,6 +197,17 @@ impl DeviceLossScaler {
             (self.hysteresis_left.clone() - spends.int()).mask_fill(refills, config.hysteresis);
     }
 
+    /// Set the scale, as [`LossScaler::set_scale`](crate::LossScaler::set_scale). The host does not wait.
+    ///
+    /// # Errors
+    ///
+    /// When `scale` is not a finite number above 0.
+    pub fn set_scale(&mut self, scale: f32) -> Result<(), LossScalerError> {
+        let scale = LossScalerState::valid_scale(scale)?;
+        self.scale = Tensor::from_data([scale], (&self.device, DType::F32));
+        Ok(())
+    }
+
     /// The scale that the next loss is multiplied by. The host waits for it. 1 when disabled, without waiting.
     pub fn current_scale(&self) -> f32 {
         if !self.config.enabled {
@@ -242,7 +248,7 @@ impl DeviceLossScaler {
     ///
     /// When the state's scale is not a finite number above 0.
     pub fn load_state(self, state: LossScalerState) -> Result<Self, LossScalerError> {
-        let checked = self.config.init()?.load_state(state)?;
-        Ok(Self::new(self.config, checked.state(), &self.device))
+        LossScalerState::valid_scale(state.scale)?;
+        Ok(Self::new(self.config, &state, &self.device))
     }
 }

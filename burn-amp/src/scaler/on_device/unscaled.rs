@@ -9,7 +9,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
     optim::GradientsParams,
-    tensor::{Bool, Tensor},
+    tensor::{Bool, DType, Tensor},
 };
 
 /// Gradients divided by the loss scale, whose overflow only the device knows: what
@@ -66,7 +66,7 @@ impl DeviceUnscaled {
         self.checked
     }
 
-    /// Whether a gradient is not finite: one element.
+    /// Whether a gradient is not finite: one element, on the scaler's device.
     pub fn overflow(&self) -> Tensor<1, Bool> {
         self.overflow.clone()
     }
@@ -94,6 +94,7 @@ impl DeviceUnscaled {
     /// [`overflow`](Self::overflow) of all ranks, by an all-reduce on the device. Give it to
     /// [`DeviceLossScaler::update`](super::DeviceLossScaler::update) too.
     pub fn agree(self, any_rank: Tensor<1, Bool>) -> Self {
+        let any_rank = any_rank.to_device(&self.overflow.device());
         Self {
             overflow: self.overflow.bool_or(any_rank),
             checked: true,
@@ -110,7 +111,7 @@ impl DeviceUnscaled {
         module: M,
     ) -> M {
         // All gradients are NaN if one overflowed, which tells each parameter's optimizer to skip.
-        let one = self.overflow.clone().float().ones_like();
+        let one = Tensor::<1>::ones([1], (&self.overflow.device(), DType::F32));
         let factor = Factor::device(one.mask_fill(self.overflow, f32::NAN));
         let grads = gradients::scale(self.grads, &module, factor);
         optimizer.step(lr, module, grads)
