@@ -14,6 +14,7 @@ mod suite {
     mod fp8_history;
     mod fp8_products;
     mod fp8_state;
+    mod gates;
     mod inside;
     mod learner;
     mod logged;

@@ -174,6 +174,8 @@ pub fn fp8_autocast<R>(
 /// Run `scope` in high precision while the layers with delayed scaling gather the amaxes of inputs and weights: a model
 /// trained without fp8 has good scales afterwards.
 ///
+/// Calibrate the model that is used afterwards: what `valid()` returns is a copy, whose scales go with it.
+///
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_fp8::{Fp8LinearConfig, calibrate};

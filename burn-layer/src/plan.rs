@@ -39,6 +39,12 @@ pub struct Inputs {
     /// Whether the first of two is what a product has just given, and the second a vector reshaped to a row of it: the sum of
     /// both is a linear layer, which Burn sends so.
     pub biased: bool,
+    /// Of an elementwise product of two, one of which is zeros and ones that were drawn (`Distribution::Bernoulli`), as Burn sends
+    /// dropout: the dtype that the other is stored in, which holds the product exactly.
+    pub masked: Option<DType>,
+    /// Of an elementwise product of two, one of which is a sigmoid, as Burn sends `silu` and gates: the dtype that the other is
+    /// stored in.
+    pub gated: Option<DType>,
     /// Of a product or convolution of backward that makes the gradient of the forward's first float input: the dtype that this
     /// one was stored in. `None` for every other op.
     pub gradient_of: Option<DType>,
@@ -48,7 +54,7 @@ pub struct Inputs {
     /// Whether the op is a reshape to one dimension. Of a gradient it is, as Burn sends it, the gradient of a vector that was a row: a
     /// bias, for instance, whose gradient has been summed before if there were several rows.
     pub to_vector: bool,
-    /// What of a linear layer the first float input may be.
+    /// What the first float input may be of something that Burn sends as its parts.
     pub(crate) first_part: Option<Part>,
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
@@ -82,6 +88,8 @@ impl Inputs {
             mirrored: false,
             shifted: false,
             biased: false,
+            masked: None,
+            gated: None,
             gradient_of: None,
             of_shared: false,
             to_vector: false,
@@ -139,6 +147,14 @@ impl Inputs {
         let shape = tensor.shape();
         self.biased = (self.first_part, tensor.part()) == (Some(Part::Product), Some(Part::Row))
             && shape.last() == self.shapes[0].last();
+        let beside = |part| match (self.first_part, tensor.part()) {
+            (_, last) if last == Some(part) => Some(self.first),
+            (first, _) if first == Some(part) => Some(storage),
+            _ => None,
+        };
+        let two = self.shapes.len() == 1;
+        self.masked = beside(Part::Mask).filter(|_| two);
+        self.gated = beside(Part::Gate).filter(|_| two);
         self.shapes.push(shape);
         self.last_transposed = tensor.columns().is_some();
         self.last_columns = tensor.columns().cloned();

@@ -62,19 +62,24 @@ pub struct LayeredFloat<B: Backend> {
     gradient: bool,
     /// Whether it came of a product.
     computed: bool,
-    /// What of a linear layer it may be.
+    /// What it may be of something that Burn sends as its parts.
     part: Option<Part>,
     /// The product that it is, if that waits for the sum over its batch.
     products: Option<Arc<Products<B>>>,
     layer: Held,
 }
 
-/// What a linear layer is made of, which Burn sends as a product and the sum of that and a row.
+/// A part of what Burn sends as parts: of a linear layer, which is a product and the sum of that and a row; of dropout and of
+/// `silu`, which are products by these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Product,
     /// A vector, reshaped.
     Row,
+    /// Zeros and ones that were drawn.
+    Mask,
+    /// A sigmoid, reshaped or not.
+    Gate,
 }
 
 /// The tensor that another one is the maximum of. Its number is no other tensor's while this lives.
@@ -168,7 +173,7 @@ impl<B: Backend> LayeredFloat<B> {
         Self { computed, ..self }
     }
 
-    /// What of a linear layer the tensor may be.
+    /// What the tensor may be of something that Burn sends as its parts.
     pub(crate) fn part(&self) -> Option<Part> {
         self.part
     }

@@ -200,6 +200,13 @@ impl Policy {
             }
             Rule::Full | Rule::Accumulate => Plan::compute(DType::F32),
             Rule::FullKeep => Plan::compute(DType::F32).store(inputs.first),
+            // PyTorch's dropout and silu, which Burn sends as products: what is low stays low.
+            Rule::Promote if op == Op::float_mul && inputs.masked == Some(low) => {
+                Plan::compute(low)
+            }
+            Rule::Promote if op == Op::float_mul && inputs.gated == Some(low) => {
+                Plan::compute(DType::F32).store(low)
+            }
             Rule::Promote => inputs.promote(),
         }
     }

@@ -219,6 +219,31 @@ fn heads_of_one_frozen_feature_do_not_share_a_scale() {
     }
 }
 
+/// What is added has one gradient. That the one layer has seen it does not keep the other, whose input is not trained,
+/// from its history.
+#[test]
+fn layers_that_are_added_have_a_history_each() {
+    let (lease, device) = lease(DelayedScaling::new().with_amax_history_len(4));
+    let plain = Device::flex();
+    let [inner, data] = [layer(&device), layer(&device)];
+    let mut expected: Vec<Vec<f32>> = vec![Vec::new(); 2];
+    for size in [2.0, 8.0, 0.5] {
+        let [h, x] = [0.2, 0.3].map(|at| wave([6, 16], at, &plain) * size);
+        let trained = on(&device, &h).require_grad();
+        let output = inner.forward(trained) + data.forward(on(&device, &x));
+        let found = output.sum().backward();
+        for layer in [&inner, &data] {
+            values(layer.weight.grad(&found).unwrap());
+        }
+        for (seen, input) in expected.iter_mut().zip([&h, &x]) {
+            seen.push(largest(input));
+        }
+        let state = lease.fp8_state().unwrap();
+        let histories = histories(&state, "Input");
+        assert_eq!(histories, expected);
+    }
+}
+
 /// An input that outlives a model knows nothing of it any more.
 #[test]
 fn histories_go_with_their_model() {
@@ -287,6 +312,25 @@ fn a_layer_that_runs_twice_shares_the_larger_amax() {
     }
 }
 
+/// The amaxes that each layer has of a tensor, the newest last.
+fn histories(state: &Fp8State, role: &str) -> Vec<Vec<f32>> {
+    let state = serde_json::to_value(state).unwrap();
+    let history = |layer: &serde_json::Value| {
+        let tensors = layer["tensors"].as_array().unwrap();
+        let of_role = tensors.iter().find(|it| it["role"] == role).unwrap();
+        let bits = of_role["amaxes"].as_array().unwrap().iter();
+        let amaxes = bits.map(|it| f32::from_bits(it.as_u64().unwrap() as u32));
+        // The slots that are filled.
+        amaxes.filter(|amax| *amax > 0.0).collect()
+    };
+    state["layers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(history)
+        .collect()
+}
+
 /// As in Transformer Engine, a step is one entry of each history, however often the layer ran, and all gradients of a step have one
 /// scale.
 #[test]
@@ -302,17 +346,9 @@ fn a_layer_that_runs_twice_has_one_gradient_a_step() {
         values(layer.weight.grad(&backward).unwrap());
         expected.push(gradients[0].max(gradients[1]));
 
-        let state = serde_json::to_value(lease.fp8_state().unwrap()).unwrap();
-        let tensors = state["layers"][0]["tensors"].as_array().unwrap();
-        let history = |role: &str| {
-            let of_role = tensors.iter().find(|it| it["role"] == role).unwrap();
-            let bits = of_role["amaxes"].as_array().unwrap().iter();
-            let amaxes = bits.map(|it| f32::from_bits(it.as_u64().unwrap() as u32));
-            // The slots that are filled: the newest is the last.
-            amaxes.filter(|amax| *amax > 0.0).collect::<Vec<_>>()
-        };
-        assert_eq!(history("Gradient"), expected);
-        assert_eq!(history("Input").len(), expected.len());
+        let state = lease.fp8_state().unwrap();
+        assert_eq!(histories(&state, "Gradient"), [expected.clone()]);
+        assert_eq!(histories(&state, "Input")[0].len(), expected.len());
     }
     // The scale of the next step, and of both its gradients.
     let unit = on(&device, &input);

@@ -1,6 +1,7 @@
 //! The mode that selects on the device, against the mode that waits.
 
 use super::{
+    alone::alone,
     devices::cube_devices,
     loss_scaler_device_optimizers::mixture,
     loss_scaler_support::{Readbacks, gradients, loss, problem, traces, values},
@@ -195,8 +196,16 @@ fn gradients_may_be_on_several_devices() {
 /// The dtype that a device gives tensors by default is none of the scaler's business.
 #[test]
 fn a_device_may_have_another_default_dtype() {
-    for default in [FloatDType::BF16, FloatDType::F16, FloatDType::F64] {
-        let lease = Autocast::bf16().lease(Device::flex()).unwrap();
+    let test = "suite::loss_scaler_device::a_device_may_have_another_default_dtype";
+    // A device is configured once, before anyone uses it.
+    alone(test, in_another_default_dtype);
+}
+
+fn in_another_default_dtype() {
+    let lease = || Autocast::bf16().lease(Device::flex()).unwrap();
+    let leases = [lease(), lease(), lease()];
+    let defaults = [FloatDType::BF16, FloatDType::F16, FloatDType::F64];
+    for (default, lease) in defaults.into_iter().zip(&leases) {
         let mut device = lease.device();
         device.configure((default, IntDType::I32)).unwrap();
         let device = device.autodiff();

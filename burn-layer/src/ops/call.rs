@@ -10,7 +10,7 @@ use crate::{
     scope::Scope,
     tensor::{Copied, MaximumOf, Part},
 };
-use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{DType, Distribution, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::{Arc, Mutex};
 
@@ -47,6 +47,8 @@ pub(crate) struct Call<B: BackendIr> {
     pub(super) dims: Vec<usize>,
     /// What a reshape is to give.
     pub(super) shape: Option<Shape>,
+    /// Whether zeros and ones are drawn.
+    draws_mask: bool,
     /// Whether a layer watches what ops make.
     pub(super) watched: bool,
     /// The float inputs as they are stored, when watched.
@@ -75,6 +77,7 @@ impl<B: BackendIr> Call<B> {
             descent: None,
             dims: Vec::new(),
             shape: None,
+            draws_mask: false,
             watched: false,
             stored: Vec::new(),
             values: Vec::new(),
@@ -122,6 +125,10 @@ impl<B: BackendIr> Call<B> {
         if self.op == Op::float_reshape {
             self.shape = Some(shape.clone());
         }
+    }
+
+    pub(crate) fn see_distribution(&mut self, distribution: Distribution) {
+        self.draws_mask = matches!(distribution, Distribution::Bernoulli(_));
     }
 
     pub(crate) fn see_dims(&mut self, dims: &[usize]) {
@@ -321,11 +328,18 @@ impl<B: BackendIr> Call<B> {
         tensor.with_copied(copied)
     }
 
-    /// What of a linear layer a result of that shape may be.
+    /// What a result of that shape may be of something that Burn sends as its parts.
     fn makes_part(&self, shape: &Shape) -> Option<Part> {
+        if self.op == Op::float_random {
+            return self.draws_mask.then_some(Part::Mask);
+        }
         let inputs = self.inputs.as_ref()?;
         match self.op {
             Op::float_matmul => Some(Part::Product),
+            Op::sigmoid => Some(Part::Gate),
+            Op::float_reshape | Op::float_expand if inputs.first_part == Some(Part::Gate) => {
+                inputs.first_part
+            }
             Op::float_reshape if inputs.shapes[0].num_dims() == 1 => {
                 (shape.last() == inputs.shapes[0].last()).then_some(Part::Row)
             }

@@ -100,6 +100,9 @@ macro_rules! see {
     ($call:ident, [Shape], $arg:ident) => {
         $call.see_shape(&$arg);
     };
+    ($call:ident, [Distribution], $arg:ident) => {
+        $call.see_distribution($arg);
+    };
     ($call:ident, $other:tt, $arg:ident) => {};
 }
 

@@ -124,12 +124,12 @@ impl Fp8 {
                     ),
                 };
                 let [left, right] = casts.weight_gradient;
-                // A gradient that is cast already was in the layer's other product.
-                let known = second.kept.with(|casts: &mut Casts<B>| !casts.is_empty());
                 let device = input.device();
                 let told = second.kept.with(|GradientOf(layer)| layer.take());
                 let told = told.filter(|(of, _)| *of == size);
                 let (weights, is_new): (Vec<_>, _) = input.kept.with(|InputOf(layers)| {
+                    // The layer's other product has learned already. A gradient may be of two layers that are added.
+                    let known = told.as_ref().is_some_and(|layer| layers.contains(layer));
                     let of_size = layers.iter().filter(|(of, _)| *of == size && !known);
                     let weights = of_size.filter_map(|(_, weight)| weight.upgrade());
                     (weights.collect(), layers.is_empty())

@@ -29,7 +29,9 @@ impl Autocast {
     ///   differences, multiples, clamps (not L-BFGS's). Histories move when a backward comes to their layer, and not in evaluation
     ///   (of inputs that go with it). Before that, and of a weight that is computed anew in each step, a tensor is scaled by its own amax; so are the
     ///   gradients of several layers of one size on an input that is not trained. A model's record does not have histories:
-    ///   [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) gives them for a checkpoint.
+    ///   [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) gives them for a checkpoint. A clone of a model has the
+    ///   model's histories, as it has its weights: right for an average of weights or the best model so far, which are not trained.
+    ///   Two clones that are trained side by side want a device each: load one of them from a record on another [lease](Self::lease).
     ///
     /// With [`Device::gradient_checkpointing`](burn::tensor::Device::gradient_checkpointing) the same products run in fp8, with the same
     /// casts, but for layers whose weights are used transposed: their gradients are made as the rest is. The history of an input that

@@ -1,0 +1,175 @@
+//! Dropout, `silu` and gates, which Burn sends as products: as in PyTorch, what is low stays low.
+
+use burn::{
+    nn::{DropoutConfig, Linear, LinearConfig, SwiGluConfig},
+    tensor::{
+        DType, Device, Distribution, FloatDType, Tensor,
+        activation::{glu, hard_sigmoid, sigmoid, silu},
+    },
+};
+use burn_amp::{Autocast, Op, Policy, Rule, full_precision};
+use burn_layer::{Layer, Layers, Made};
+use std::sync::{Arc, Mutex};
+
+/// Writes down what elementwise products are stored in.
+#[derive(Clone, Debug, Default)]
+struct Products(Arc<Mutex<Vec<DType>>>);
+
+impl Layer for Products {
+    fn watches(&self) -> bool {
+        true
+    }
+
+    fn made(&self, made: &Made<'_>) {
+        if made.op == Op::float_mul {
+            self.0.lock().unwrap().push(made.output.dtype());
+        }
+    }
+}
+
+impl Products {
+    fn over(autocast: Autocast) -> (Self, Device) {
+        let (products, plain) = (Self::default(), Device::flex());
+        let layers = Layers::on(plain.clone()).layer(autocast.layer(&plain).unwrap());
+        let device = layers.layer(products.clone()).serve().unwrap();
+        (products, device)
+    }
+
+    /// Those of `body`.
+    fn of<R>(&self, device: &Device, body: impl FnOnce() -> R) -> (R, Vec<DType>) {
+        device.sync().unwrap();
+        self.0.lock().unwrap().clear();
+        let result = body();
+        device.sync().unwrap();
+        (result, core::mem::take(&mut self.0.lock().unwrap()))
+    }
+}
+
+/// An activation, which is stored in bf16.
+fn activation(device: &Device) -> Tensor<2> {
+    let linear: Linear = LinearConfig::new(8, 16).init(device);
+    let x = Tensor::random([64, 8], Distribution::Normal(0.0, 2.0), device);
+    linear.forward(x)
+}
+
+fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+    tensor.clone().into_data().try_to_vec().unwrap()
+}
+
+/// The nearest number that bf16 has, which is the upper half of an f32.
+fn low(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let half = 0x7fff + (bits >> 16 & 1);
+    f32::from_bits((bits + half) & 0xffff_0000)
+}
+
+#[test]
+fn dropout_keeps_activations_low_and_rounds_them_once() {
+    let (products, device) = Products::over(Autocast::bf16());
+    let device = device.autodiff();
+    let x = activation(&device);
+    let dropout = DropoutConfig::new(0.3).init();
+    let (dropped, stored) = products.of(&device, || dropout.forward(x.clone()));
+    assert_eq!(stored, [DType::BF16]);
+    let (before, after) = (values(&x), values(&dropped));
+    let kept = after.iter().filter(|value| **value != 0.0).count();
+    assert!(
+        (0.6..0.8).contains(&(kept as f64 / after.len() as f64)),
+        "{kept}"
+    );
+    for (before, after) in before.into_iter().zip(after) {
+        assert!(
+            after == 0.0 || after == low(before * (1.0 / 0.7)),
+            "{before} {after}"
+        );
+    }
+}
+
+#[test]
+fn silu_and_gates_keep_activations_low() {
+    let (products, device) = Products::over(Autocast::bf16());
+    let x = activation(&device);
+    let (product, stored) = products.of(&device, || silu(x.clone()));
+    assert_eq!(stored, [DType::BF16]);
+    for (x, y) in values(&x).into_iter().zip(values(&product)) {
+        let exact = f64::from(x) / (1.0 + (-f64::from(x)).exp());
+        // Half of a last place, which bf16 has seven bits before.
+        let error = (f64::from(y) - exact).abs();
+        assert!(
+            error <= exact.abs() * 2f64.powi(-8) * 1.001,
+            "{x}: {y}, {exact}"
+        );
+    }
+    let gates: [&dyn Fn() -> Tensor<2>; 3] = [
+        &|| glu(x.clone(), 1),
+        &|| sigmoid(x.clone()) * x.clone(),
+        // Squeeze and excitation, whose gate is one number a channel.
+        &|| {
+            let gate = sigmoid(x.clone().narrow(0, 0, 1)).reshape([16]);
+            x.clone() * gate.unsqueeze()
+        },
+    ];
+    for gate in gates {
+        assert_eq!(products.of(&device, gate).1, [DType::BF16]);
+    }
+    let swiglu = SwiGluConfig::new(16, 32).init(&device);
+    let (_, stored) = products.of(&device, || swiglu.forward(x.clone()));
+    assert_eq!(stored, [DType::BF16; 2]);
+}
+
+/// Gradients of what is low are low.
+#[test]
+fn so_do_their_gradients() {
+    let (products, device) = Products::over(Autocast::bf16().recompute(false));
+    let device = device.autodiff();
+    let weight = Tensor::<2>::ones([16, 16], &device).require_grad();
+    let of = |y: Tensor<2>| {
+        let loss = y.matmul(weight.clone()).sum();
+        products.of(&device, || loss.backward()).1
+    };
+    // The first is the sum's.
+    let dropout = DropoutConfig::new(0.3).init();
+    assert_eq!(
+        of(dropout.forward(activation(&device))),
+        [DType::F32, DType::BF16]
+    );
+    // By the sigmoid and by the input.
+    assert_eq!(
+        of(silu(activation(&device))),
+        [DType::F32, DType::BF16, DType::BF16]
+    );
+}
+
+#[test]
+fn what_is_not_low_stays_as_it_is() {
+    let (products, device) = Products::over(Autocast::bf16());
+    let low = activation(&device);
+    let wide = Tensor::<2>::random([64, 16], Distribution::Default, &device);
+    let mask = || wide.random_like(Distribution::Bernoulli(0.5));
+    let all: [(&str, &dyn Fn() -> Tensor<2>); 7] = [
+        ("wide input", &|| wide.clone() * mask()),
+        ("wide gate", &|| silu(wide.clone())),
+        ("two masks", &|| mask() * mask()),
+        // Nothing says that 1 / 0.9 times an activation can be low.
+        ("scaled mask", &|| low.clone() * (mask() * (1.0 / 0.9))),
+        ("complement", &|| low.clone() * (1.0 - sigmoid(low.clone()))),
+        ("noise", &|| {
+            low.clone() * low.random_like(Distribution::Default)
+        }),
+        ("region", &|| full_precision(|| silu(low.clone()))),
+    ];
+    for (name, product) in all {
+        assert_eq!(products.of(&device, product).1, [DType::F32], "{name}");
+    }
+    // Another function, which is low itself.
+    let product = || low.clone() * hard_sigmoid(low.clone(), 0.2, 0.5);
+    assert_eq!(products.of(&device, product).1, [DType::BF16]);
+}
+
+#[test]
+fn a_policys_own_rule_holds() {
+    let policy = Policy::builder(FloatDType::BF16).rule(Op::float_mul, Rule::Full);
+    let (products, device) = Products::over(Autocast::new(policy.build()));
+    let x = activation(&device).matmul(Tensor::ones([16, 16], &device));
+    assert_eq!(products.of(&device, || silu(x.clone())).1, [DType::F32]);
+}
