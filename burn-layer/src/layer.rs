@@ -34,7 +34,9 @@ use core::{any::Any, fmt::Debug};
 pub trait Layer: Debug + Send + Sync + 'static {
     /// How `op` runs, given the dtypes that its float inputs are stored in. `None` leaves it to the
     /// next layer below; below the last one, [mixed inputs are promoted](Inputs::promote). Not
-    /// called for ops without float inputs.
+    /// called for ops without float inputs, but for draws of zeros and ones (`Distribution::Bernoulli`), with the dtype that the
+    /// program asks for: dropout keeps them until backward, and any dtype [stores](Plan::store) them exactly. As inputs, they
+    /// count as that dtype, whatever they are stored in.
     fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
         let _ = (op, inputs);
         None

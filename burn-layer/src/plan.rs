@@ -71,19 +71,40 @@ pub struct Inputs {
 impl Inputs {
     /// The first input.
     pub(crate) fn new<B: Backend>(tensor: &LayeredFloat<B>) -> Self {
-        let storage = tensor.storage_dtype();
+        let first = tensor.meant_dtype();
         let columns = tensor.columns();
         Self {
             nominal: tensor.dtype(),
-            first: storage,
+            first,
             first_transposed: columns.is_some(),
             last_transposed: columns.is_some(),
             first_is_gradient: tensor.is_gradient(),
             last_is_gradient: tensor.is_gradient(),
             last_is_computed: tensor.is_computed(),
-            widest: storage,
+            widest: first,
+            mixed: first != tensor.storage_dtype(),
+            first_part: tensor.part(),
+            first_rows: tensor.rows().clone(),
+            first_columns: columns.cloned(),
+            last_columns: columns.cloned(),
+            last_rows: tensor.rows().clone(),
+            ..Self::mask(vec![tensor.shape()], first)
+        }
+    }
+
+    /// Of zeros and ones that the program draws in that dtype: there is no input but their own kind.
+    pub(crate) fn mask(shapes: Vec<Shape>, dtype: DType) -> Self {
+        Self {
+            nominal: dtype,
+            first: dtype,
+            first_transposed: false,
+            last_transposed: false,
+            first_is_gradient: false,
+            last_is_gradient: false,
+            last_is_computed: false,
+            widest: dtype,
             mixed: false,
-            shapes: vec![tensor.shape()],
+            shapes,
             same: false,
             mirrored: false,
             shifted: false,
@@ -93,12 +114,12 @@ impl Inputs {
             gradient_of: None,
             of_shared: false,
             to_vector: false,
-            first_part: tensor.part(),
+            first_part: None,
             scope: None,
-            first_rows: tensor.rows().clone(),
-            first_columns: columns.cloned(),
-            last_columns: columns.cloned(),
-            last_rows: tensor.rows().clone(),
+            first_rows: Arc::default(),
+            first_columns: None,
+            last_columns: None,
+            last_rows: Arc::default(),
         }
     }
 
@@ -143,7 +164,7 @@ impl Inputs {
 
     /// One more input, which is the same tensor as those before or not.
     pub(crate) fn add<B: Backend>(&mut self, tensor: &LayeredFloat<B>, same: bool) {
-        let storage = tensor.storage_dtype();
+        let storage = tensor.meant_dtype();
         let shape = tensor.shape();
         self.biased = (self.first_part, tensor.part()) == (Some(Part::Product), Some(Part::Row))
             && shape.last() == self.shapes[0].last();
@@ -161,7 +182,7 @@ impl Inputs {
         self.last_rows = tensor.rows().clone();
         self.last_is_gradient = tensor.is_gradient();
         self.last_is_computed = tensor.is_computed();
-        self.mixed |= self.widest != storage;
+        self.mixed |= self.widest != storage || storage != tensor.storage_dtype();
         self.widest = widest(self.widest, storage);
         self.same = same;
         let are = |columns: Option<&Arc<Rows>>, rows: &Arc<Rows>| {

@@ -238,6 +238,14 @@ impl<B: Backend> LayeredFloat<B> {
         self.source.dtype()
     }
 
+    /// The dtype that the elements are as exact as: the one that they are stored in, but zeros and ones can be stored in any.
+    pub(crate) fn meant_dtype(&self) -> DType {
+        match self.part {
+            Some(Part::Mask) => self.nominal,
+            _ => self.storage_dtype(),
+        }
+    }
+
     /// The same elements, for what is computed of them again: nothing else is known of them or shared.
     pub(crate) fn alone(&self) -> Self {
         Self::with_source(self.source.clone(), self.nominal, self.layer().clone())

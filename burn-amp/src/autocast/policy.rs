@@ -164,13 +164,18 @@ impl Policy {
             }
             op => op,
         };
-        let Some(rule) = self.rule(op) else {
-            return inputs.promote();
-        };
         if !self.enabled || inputs.nominal == DType::F64 || inputs.widest == DType::F64 {
             return inputs.promote();
         }
         let low = DType::from(self.low);
+        let rule = match op {
+            // Zeros and ones, such as the mask that dropout keeps, are as exact.
+            Op::float_random => return Plan::default().store(low),
+            op => self.rule(op),
+        };
+        let Some(rule) = rule else {
+            return inputs.promote();
+        };
         // The gradient of a vector, such as a bias, that a sum has not made f32: there was one row.
         if op == Op::float_reshape && inputs.to_vector && inputs.first_is_gradient {
             return Plan::compute(DType::F32);
@@ -260,7 +265,8 @@ impl PolicyBuilder {
     /// A rule is for the op as it reaches the device. A linear layer reaches it as a product and the sum of that and the bias,
     /// which the rule of [`Op::float_matmul`] is for, both. In training Burn takes more ops apart: a softmax is a difference,
     /// which the rule of [`Op::softmax`] is for, an exponential, a sum and a quotient, each with its own; norms are sums,
-    /// differences and quotients; attention is products and a softmax.
+    /// differences and quotients; attention is products and a softmax. Dropout, `silu` and gates are elementwise products, by zeros and
+    /// ones or by a sigmoid: under [`Rule::Promote`], which [`Op::float_mul`] has, these leave low inputs low.
     ///
     /// ```
     /// use burn::tensor::FloatDType;

@@ -11,9 +11,9 @@ use burn_amp::{Autocast, Op, Policy, Rule, full_precision};
 use burn_layer::{Layer, Layers, Made};
 use std::sync::{Arc, Mutex};
 
-/// Writes down what elementwise products are stored in.
+/// Writes down what elementwise products, and random numbers, are stored in.
 #[derive(Clone, Debug, Default)]
-struct Products(Arc<Mutex<Vec<DType>>>);
+struct Products(Arc<Mutex<Vec<(Op, DType)>>>);
 
 impl Layer for Products {
     fn watches(&self) -> bool {
@@ -21,8 +21,9 @@ impl Layer for Products {
     }
 
     fn made(&self, made: &Made<'_>) {
-        if made.op == Op::float_mul {
-            self.0.lock().unwrap().push(made.output.dtype());
+        if matches!(made.op, Op::float_mul | Op::float_random) {
+            let stored = (made.op, made.output.dtype());
+            self.0.lock().unwrap().push(stored);
         }
     }
 }
@@ -37,11 +38,17 @@ impl Products {
 
     /// Those of `body`.
     fn of<R>(&self, device: &Device, body: impl FnOnce() -> R) -> (R, Vec<DType>) {
+        self.of_op(Op::float_mul, device, body)
+    }
+
+    fn of_op<R>(&self, op: Op, device: &Device, body: impl FnOnce() -> R) -> (R, Vec<DType>) {
         device.sync().unwrap();
         self.0.lock().unwrap().clear();
         let result = body();
         device.sync().unwrap();
-        (result, core::mem::take(&mut self.0.lock().unwrap()))
+        let stored = core::mem::take(&mut *self.0.lock().unwrap());
+        let of_op = stored.into_iter().filter(|(of, _)| *of == op);
+        (result, of_op.map(|(_, dtype)| dtype).collect())
     }
 }
 
@@ -83,6 +90,58 @@ fn dropout_keeps_activations_low_and_rounds_them_once() {
             "{before} {after}"
         );
     }
+}
+
+/// Backward needs a mask, so it takes half the memory. What else is done with it is in f32.
+#[test]
+fn masks_are_stored_low_and_are_f32_all_the_same() {
+    let (products, device) = Products::over(Autocast::bf16());
+    let x = activation(&device);
+    let draw = |distribution| move |x: &Tensor<2>| x.random_like(distribution);
+    let stored = |distribution| {
+        let draw = || draw(distribution)(&x);
+        products.of_op(Op::float_random, &device, draw).1
+    };
+    assert_eq!(stored(Distribution::Bernoulli(0.7)), [DType::BF16]);
+    assert_eq!(stored(Distribution::Default), [DType::F32]);
+    let full = || full_precision(|| x.random_like(Distribution::Bernoulli(0.7)));
+    assert_eq!(
+        products.of_op(Op::float_random, &device, full).1,
+        [DType::F32]
+    );
+
+    let mask = x.random_like(Distribution::Bernoulli(0.7));
+    assert_eq!(mask.dtype(), DType::F32);
+    let drawn = values(&mask);
+    assert!(drawn.iter().all(|value| [0.0, 1.0].contains(value)));
+    // bf16 has none of these.
+    let scaled = [
+        mask.clone() * 0.3,
+        mask.clone() / 0.7 - 0.1,
+        mask.clone().reshape([16, 64]).reshape([64, 16]) * 0.3,
+        mask.clone().transpose().transpose() * Tensor::full([64, 16], 0.3, &device),
+        mask.clone().powf_scalar(2.0) + 0.0001,
+    ];
+    let exact: [fn(f32) -> f32; 5] = [
+        |one| one * 0.3,
+        |one| one / 0.7 - 0.1,
+        |one| one * 0.3,
+        |one| one * 0.3,
+        |one| one + 0.0001,
+    ];
+    for (at, (found, exact)) in scaled.iter().zip(exact).enumerate() {
+        for (found, one) in values(found).into_iter().zip(&drawn) {
+            assert!((found - exact(*one)).abs() < 1e-6, "{at}: {found} of {one}");
+        }
+    }
+    let count = drawn.iter().sum::<f32>();
+    assert_eq!(mask.sum().into_scalar::<f32>(), count);
+
+    // As those that a comparison gives are.
+    let (_, stored) = products.of(&device, || {
+        x.clone() * x.clone().greater_scalar(0.0).float()
+    });
+    assert_eq!(stored, [DType::BF16]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::{
     scope::Scope,
     tensor::{Copied, MaximumOf, Part},
 };
-use burn_backend::{DType, Distribution, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::{Arc, Mutex};
 
@@ -45,7 +45,7 @@ pub(crate) struct Call<B: BackendIr> {
     descent: Option<Descent>,
     /// The dimensions that a transposition is about.
     pub(super) dims: Vec<usize>,
-    /// What a reshape is to give.
+    /// What a reshape or a draw is to give.
     pub(super) shape: Option<Shape>,
     /// Whether zeros and ones are drawn.
     draws_mask: bool,
@@ -122,13 +122,20 @@ impl<B: BackendIr> Call<B> {
     }
 
     pub(crate) fn see_shape(&mut self, shape: &Shape) {
-        if self.op == Op::float_reshape {
+        if matches!(self.op, Op::float_reshape | Op::float_random) {
             self.shape = Some(shape.clone());
         }
     }
 
     pub(crate) fn see_distribution(&mut self, distribution: Distribution) {
         self.draws_mask = matches!(distribution, Distribution::Bernoulli(_));
+    }
+
+    pub(crate) fn see_dtype(&mut self, dtype: FloatDType) {
+        if self.draws_mask {
+            let shape = self.shape.take().into_iter();
+            self.inputs = Some(Inputs::mask(shape.collect(), dtype.into()));
+        }
     }
 
     pub(crate) fn see_dims(&mut self, dims: &[usize]) {
@@ -330,8 +337,8 @@ impl<B: BackendIr> Call<B> {
 
     /// What a result of that shape may be of something that Burn sends as its parts.
     fn makes_part(&self, shape: &Shape) -> Option<Part> {
-        if self.op == Op::float_random {
-            return self.draws_mask.then_some(Part::Mask);
+        if self.draws_mask || self.op == Op::bool_into_float {
+            return Some(Part::Mask);
         }
         let inputs = self.inputs.as_ref()?;
         match self.op {

@@ -103,6 +103,9 @@ macro_rules! see {
     ($call:ident, [Distribution], $arg:ident) => {
         $call.see_distribution($arg);
     };
+    ($call:ident, [FloatDType], $arg:ident) => {
+        $call.see_dtype($arg);
+    };
     ($call:ident, $other:tt, $arg:ident) => {};
 }
 

@@ -4,7 +4,7 @@ use burn::{
     module::ParamId,
     nn::{EmbeddingConfig, Initializer},
     tensor::{
-        Device, Distribution, Int, Tensor, activation,
+        DType, Device, Distribution, Int, Tensor, activation,
         distributed::{DistributedConfig, DistributedContext, ReduceOperation},
         module::attention,
     },
@@ -177,4 +177,57 @@ fn a_reduced_gradient_is_a_gradient() {
     recorder.products(&device);
     random(&device).without_autodiff().matmul(gradient);
     assert_eq!(recorder.products(&device), [[false, true, false]]);
+}
+
+/// Writes down what of elementwise products the layer is told, and has zeros and ones stored in bf16.
+#[derive(Clone, Debug, Default)]
+struct Parts(Arc<Mutex<Vec<[Option<DType>; 3]>>>);
+
+impl Layer for Parts {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        match op {
+            Op::float_random => {
+                assert_eq!((inputs.nominal, inputs.shapes.len()), (DType::F32, 1));
+                Some(Plan::default().store(DType::BF16))
+            }
+            Op::float_mul => {
+                let told = [inputs.masked, inputs.gated, Some(inputs.widest)];
+                self.0.lock().unwrap().push(told);
+                None
+            }
+            Op::float_sin => Some(Plan::default().store(DType::F16)),
+            _ => None,
+        }
+    }
+}
+
+#[test]
+fn masks_and_gates_are_told() {
+    let parts = Parts::default();
+    let layers = Layers::on(Device::flex()).layer(parts.clone());
+    let device = layers.serve().unwrap();
+    let told = |product: &dyn Fn() -> Tensor<2>| {
+        product();
+        device.sync().unwrap();
+        parts.0.lock().unwrap().pop().unwrap()
+    };
+    let x = random(&device).sin();
+    let wide = random(&device);
+    let mask = || x.random_like(Distribution::Bernoulli(0.5));
+    let gate = || activation::sigmoid(wide.clone());
+    let (f16, f32) = (Some(DType::F16), Some(DType::F32));
+    assert_eq!(told(&|| x.clone() * mask()), [f16, None, f32]);
+    assert_eq!(told(&|| mask() * x.clone()), [f16, None, f32]);
+    assert_eq!(told(&|| wide.clone() * mask()), [f32, None, f32]);
+    assert_eq!(told(&|| x.clone() * gate()), [None, f16, f32]);
+    assert_eq!(told(&|| gate() * x.clone()), [None, f16, f32]);
+    let row = || gate().slice([0..1]).mul_scalar(1.0);
+    assert_eq!(told(&|| x.clone() * row()), [None, None, f32]);
+    let expanded = || activation::sigmoid(wide.clone().slice([0..1])).expand([4, 4]);
+    assert_eq!(told(&|| x.clone() * expanded()), [None, f16, f32]);
+    assert_eq!(told(&|| x.clone() * wide.clone()), [None, None, f32]);
+    let drawn = || x.random_like(Distribution::Default);
+    assert_eq!(told(&|| x.clone() * drawn()), [None, None, f32]);
+    let compared = || wide.clone().greater_scalar(0.5).float();
+    assert_eq!(told(&|| x.clone() * compared()), [f16, None, f32]);
 }
