@@ -2,12 +2,12 @@
 
 use burn::{
     nn::{
-        BatchNorm, BatchNormConfig, Linear, LinearConfig,
+        BatchNorm, BatchNormConfig, DropoutConfig, Linear, LinearConfig,
         conv::{Conv2d, Conv2dConfig},
     },
     tensor::{
         Device, Tensor,
-        activation::{relu, softmax},
+        activation::{relu, silu, softmax},
     },
 };
 use burn_amp::Autocast;
@@ -102,6 +102,31 @@ fn what_backward_needs_takes_less_in_bf16() {
     let ratio = bf16 / plain;
     println!("linear layers: {ratio:.3} of f32");
     assert!((0.5..0.55).contains(&ratio));
+
+    // Dropout keeps its mask and the layer after it its input, two bytes each.
+    let (dropout, linears) = (DropoutConfig::new(0.1).init(), 16);
+    let between = |after: &dyn Fn(Tensor<2>) -> Tensor<2>| {
+        let [plain, bf16] = plain_and_bf16().map(|device| {
+            let linears: Vec<Linear> = (0..linears)
+                .map(|_| LinearConfig::new(64, 64).init(&device))
+                .collect();
+            let tokens = Tensor::<2>::ones([1_024, 64], &device);
+            kept(&device, || {
+                let layers = linears.iter();
+                let last = layers.fold(tokens.clone(), |x, linear| after(linear.forward(x)));
+                last.sum()
+            })
+        });
+        bf16 / plain
+    };
+    let ratio = between(&|x| dropout.forward(x));
+    println!("linear layers with dropout: {ratio:.3} of f32");
+    assert!((0.45..0.55).contains(&ratio));
+
+    // What `silu` took and what the layer after it takes, and neither the sigmoid nor the product in f32.
+    let ratio = between(&silu);
+    println!("linear layers with silu: {ratio:.3} of f32");
+    assert!((0.31..0.36).contains(&ratio));
 
     // A softmax in training is a difference, an exponential and a quotient. What it was made of stays, and its result, both in bf16.
     let [plain, bf16] = plain_and_bf16().map(|device| {
