@@ -221,9 +221,9 @@ fn masks_and_gates_are_told() {
     assert_eq!(told(&|| wide.clone() * mask()), [f32, None, f32]);
     assert_eq!(told(&|| x.clone() * gate()), [None, f16, f32]);
     assert_eq!(told(&|| gate() * x.clone()), [None, f16, f32]);
-    let row = || gate().slice([0..1]).mul_scalar(1.0);
+    let row = || gate().narrow(0, 0, 1).mul_scalar(1.0);
     assert_eq!(told(&|| x.clone() * row()), [None, None, f32]);
-    let expanded = || activation::sigmoid(wide.clone().slice([0..1])).expand([4, 4]);
+    let expanded = || activation::sigmoid(wide.clone().narrow(0, 0, 1)).expand([4, 4]);
     assert_eq!(told(&|| x.clone() * expanded()), [None, f16, f32]);
     assert_eq!(told(&|| x.clone() * wide.clone()), [None, None, f32]);
     let drawn = || x.random_like(Distribution::Default);
