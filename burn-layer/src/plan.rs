@@ -39,8 +39,8 @@ pub struct Inputs {
     /// Whether the first of two is what a product has just given, and the second a vector reshaped to a row of it: the sum of
     /// both is a linear layer, which Burn sends so.
     pub biased: bool,
-    /// Of an elementwise product of two, one of which is zeros and ones that were drawn (`Distribution::Bernoulli`), as Burn sends
-    /// dropout: the dtype that the other is stored in, which holds the product exactly.
+    /// Of an elementwise product of two, one of which is zeros and ones: drawn (`Distribution::Bernoulli`), as Burn sends dropout,
+    /// or made of booleans. The dtype that the other is stored in, which holds the product exactly.
     pub masked: Option<DType>,
     /// Of an elementwise product of two, one of which is a sigmoid, as Burn sends `silu` and gates: the dtype that the other is
     /// stored in.
