@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
 /// suits it.
 ///
-/// The program sees f32 everywhere, and parameters, their gradients, optimizer state and records are f32 underneath too (the
-/// gradient of a loss of one element, that is). Between them, matrix products and convolutions run in bf16 or fp16, and what
-/// needs the precision runs in f32, by the rules of the [`Policy`].
+/// The program sees f32 everywhere. Parameters, their gradients (of a loss of one element), optimizer state and records are stored in
+/// f32 as well. In between, matrix products and convolutions run in bf16 or fp16, and ops that need the precision run in f32, by
+/// the rules of the [`Policy`].
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{DType, Device, Distribution, Tensor}};
@@ -76,17 +76,16 @@ impl Autocast {
         Self::new(Policy::fp16())
     }
 
-    /// Let `guard` look at everything that is computed.
+    /// Let `guard` check the result of every op.
     pub fn nan_guard(mut self, guard: &NanGuard) -> Self {
         self.guard = Some(guard.clone());
         self
     }
 
-    /// Whether backward computes again what is cheap, instead of keeping it from forward on: what elementwise ops make of
-    /// activations, such as the parts of a softmax or a norm. At first it does. They are the same ops on the same values, so the results
-    /// are the same, to the bit where the backend does not fuse ops. It is mostly by this that the memory of a step in 16 bits comes
-    /// near half of that in f32; it takes a few more elementwise ops. [`Device::gradient_checkpointing`] does the same for more ops, in
-    /// f32 as well.
+    /// Whether backward recomputes cheap results instead of keeping them from forward on: what elementwise ops make of activations,
+    /// such as the parts of a softmax or a norm. On by default. It runs the same ops on the same values, so results are the same, and
+    /// equal to the bit if the backend does not fuse ops. Mostly thanks to this, a step in 16 bits takes little more than half the memory
+    /// of one in f32, for a few more elementwise ops. [`Device::gradient_checkpointing`] does the same for more ops, in f32 as well.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -100,13 +99,13 @@ impl Autocast {
         self
     }
 
-    /// The device, for the life of the process. Any Flex or CubeCL device will do; an autodiff
-    /// device gives an autodiff device. As with Burn's own devices, the same policy over the same
-    /// device is the same device, unless a [guard](Self::nan_guard) looks on, or an op has panicked on it.
+    /// The device, for the life of the process. Any Flex or CubeCL device will do; an autodiff device gives an autodiff device. As with
+    /// Burn's own devices, the same policy over the same device gives the same device, except with a [guard](Self::nan_guard) or after
+    /// an op has panicked on it.
     ///
-    /// It is not [`Device::default`]: make tensors on it, and give it to data loaders by `DataLoaderBuilder::set_device`. (burn-train's
-    /// `Learner` does the latter by itself.) A tensor of another device does not go with it, and Burn panics with "input tensor `rhs`
-    /// is on the wrong backend".
+    /// It is not [`Device::default`]: make tensors on it, and give it to data loaders by `DataLoaderBuilder::set_device` (burn-train's
+    /// `Learner` does that by itself). Tensors of other devices do not mix with its own: Burn panics with "input tensor `rhs` is on the
+    /// wrong backend".
     ///
     /// # Errors
     ///
@@ -147,8 +146,7 @@ impl Autocast {
         Ok(autocast.with_autodiff_context_from(&device))
     }
 
-    /// A device of its own, for the life of the process, and a handle to read
-    /// [what ran in which precision](AutocastReport) from.
+    /// A new device, for the life of the process, with a handle that reports [what ran in which precision](AutocastReport).
     ///
     /// # Errors
     ///
@@ -171,7 +169,7 @@ impl Autocast {
         Ok(layer.on(layers.serve()?))
     }
 
-    /// A device of its own, which goes when the lease and the device's last tensor are dropped.
+    /// A new device, which ends when the lease and the device's last tensor are dropped.
     ///
     /// # Errors
     ///
@@ -197,8 +195,8 @@ impl Autocast {
         })
     }
 
-    /// The device as it is before it is served, for other layers over autocast and custom ops of other crates:
-    /// burn-ddp's overlapped averaging and `SyncBatchNorm`, for instance.
+    /// The device before it is served, to add other layers and custom ops of other crates over autocast, such as burn-ddp's
+    /// overlapped averaging and `SyncBatchNorm`.
     ///
     /// # Errors
     ///
@@ -229,10 +227,9 @@ impl Autocast {
         Ok((layers, layer))
     }
 
-    /// The layer alone, to be [stacked](Layers) with others over `device` in an order of your own, or to be served with
-    /// custom ops of a backend extension. Those see plain tensors in the dtype that the program
-    /// sees. A [guard](Self::nan_guard) is a layer of its own, to be put over this one; one given to autocast does not look here,
-    /// and the log says so.
+    /// The layer alone, to [stack](Layers) with others over `device` in an order of your own, or to serve with custom ops of a backend
+    /// extension. Custom ops see plain tensors in the dtype that the program sees. A [guard](Self::nan_guard) is a layer of its own: put it
+    /// over this one. A guard given to this autocast is ignored here, and the log says so.
     ///
     /// # Errors
     ///
@@ -317,8 +314,8 @@ impl AutocastDevice {
     }
 }
 
-/// An autocast device for as long as it is needed: it goes when this and its last tensor are
-/// dropped, with all that it holds, and leaves its threads to the next.
+/// A temporary autocast device. It ends, and frees what it holds, when this and its last tensor are dropped; the next device reuses
+/// its threads.
 #[derive(Debug)]
 #[must_use = "the device goes when its lease is dropped"]
 pub struct AutocastLease {

@@ -11,16 +11,15 @@ use std::{
     },
 };
 
-/// Looks at what every op computes, forward and backward, and remembers the first that made a NaN of inputs that have none,
-/// or an infinity of finite inputs: in computing, or in the casts before and after it, as where an input of 1e5 does not
-/// fit fp16. Every op then waits for the device, so this is for the search and not for the training.
+/// Checks the result of every op, forward and backward, and remembers the first op that made a NaN from inputs without one, or an
+/// infinity from finite inputs, either in computing or in the casts around it (an input of 1e5 does not fit fp16). Each op then
+/// waits for the device, so use it to search for a fault, not to train.
 ///
-/// Infinities that the program put there itself (as data, or to mask attention) are no find; a NaN
-/// in the data is, and so is one that comes of such infinities, as where all of a row is masked. Memory that the program asked for
-/// without a value ([`Tensor::empty`](burn::tensor::Tensor::empty)) may hold anything.
+/// Infinities that the program itself put there (as data, or to mask attention) are not reported. A NaN in the data is, and so is a NaN
+/// that such infinities lead to, for example in a row that is masked entirely. Memory that the program asked for without a value
+/// ([`Tensor::empty`](burn::tensor::Tensor::empty)) may hold anything.
 ///
-/// Custom ops and collectives are not looked at, only the ops that go on with what they gave: those have a NaN in their inputs then
-/// and are no find.
+/// Custom ops and collectives are not checked. An op that takes a NaN from one of them is not reported either, since its inputs have one.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -50,7 +49,7 @@ struct Shared {
 }
 
 impl NanGuard {
-    /// A guard that looks.
+    /// A guard that is switched on.
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,7 +63,7 @@ impl NanGuard {
         Layers::on(device).layer(self.clone()).serve()
     }
 
-    /// The first op that made a NaN or an infinity, once it ran: after
+    /// The first op that made a NaN or an infinity. Ops run later than they are called: ask after
     /// [`Device::sync`](burn::tensor::Device::sync) or a readback.
     pub fn first(&self) -> Option<NonFinite> {
         self.shared.first().clone()
@@ -75,12 +74,12 @@ impl NanGuard {
         *self.shared.first() = None;
     }
 
-    /// Look no more, at the cost of nothing, until [`resume`](Self::resume).
+    /// Stop checking, at no cost, until [`resume`](Self::resume).
     pub fn pause(&self) {
         self.shared.paused.store(true, Relaxed);
     }
 
-    /// Look again.
+    /// Check again.
     pub fn resume(&self) {
         self.shared.paused.store(false, Relaxed);
     }
@@ -92,12 +91,11 @@ impl Shared {
     }
 }
 
-/// Gives the ops that `body` starts, and the backward of its products, convolutions and other ops
-/// [as in regions](crate::full_precision), a name in what a [`NanGuard`] finds, and to the filter and the delayed scaling of `Autocast::fp8`. Names nest: give blocks theirs, and
-/// the path of the block is found.
+/// Names the ops that `body` starts, for a [`NanGuard`] and for the filter and the delayed scaling of `Autocast::fp8`. In backward the name
+/// holds for products, convolutions and other ops [as in regions](crate::full_precision). Names nest: a name inside another makes a path.
 ///
-/// A name is kept for as long as the process lives, and a little more for each thread that uses it and each name around it:
-/// name blocks, not steps or batches.
+/// Names are never freed, nor a little memory for each thread that uses one and each name around it: name blocks, not steps or
+/// batches.
 pub fn named<R>(name: &str, body: impl FnOnce() -> R) -> R {
     static NAMES: LazyLock<Mutex<HashMap<String, Arc<Name>>>> = LazyLock::new(Mutex::default);
     let name = {
