@@ -187,13 +187,13 @@ impl Ddp {
         Ok(ddp)
     }
 
-    /// The model with the parameters and buffers (running statistics too) of rank 0. All ranks call this
-    /// after [`new`](Self::new) (where rank 0 has loaded an optimizer's state, too, go on with
-    /// [`broadcast_optimizer`](Self::broadcast_optimizer)); parameters then stay equal by themselves. Running statistics do not: each rank
-    /// goes on with those of its own batches (PyTorch copies rank 0's before each forward pass), until this is
-    /// called again, before an evaluation for instance.
-    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. A parameter that is in several places (one
-    /// [`ParamId`](burn::module::ParamId)) with the same contents is one tensor afterwards.
+    /// The model with the parameters and buffers (running statistics too) of rank 0. All ranks call this after [`new`](Self::new). If
+    /// rank 0 has also loaded an optimizer's state, go on with [`broadcast_optimizer`](Self::broadcast_optimizer).
+    ///
+    /// Parameters then stay equal by themselves. Running statistics do not: each rank goes on with those of its own batches (PyTorch copies
+    /// rank 0's before each forward pass), until this is called again, for instance before an evaluation.
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. A parameter in several places (one [`ParamId`](burn::module::ParamId)) with the
+    /// same contents is one tensor afterwards.
     ///
     /// # Errors
     ///
@@ -230,10 +230,9 @@ impl Ddp {
         Ok(received)
     }
 
-    /// The optimizer with the state of rank 0's, as Horovod's `broadcast_optimizer_state`. All ranks call this where
-    /// rank 0 alone has loaded a checkpoint: the others' optimizers would not know its state, which Burn files by
-    /// parameters' ids, and those differ from process to process. (Where every rank loads the
-    /// record of the model, its ids come with it, and that of the optimizer loads as it is.)
+    /// The optimizer with the state of rank 0's, like Horovod's `broadcast_optimizer_state`. All ranks call this if only rank 0 has
+    /// loaded a checkpoint: Burn files an optimizer's state by parameter id, and each process draws its own ids. (If every rank loads
+    /// the model's record, the ids come with it, and the optimizer's record loads as it is.)
     ///
     /// ```
     /// # use burn::{module::Module, nn::LinearConfig, optim::AdamConfig, tensor::Device};
@@ -275,11 +274,10 @@ impl Ddp {
             .map_err(|error| self.group.give_up(error))
     }
 
-    /// The averages of all ranks' gradients, to be called by all ranks in each step.
+    /// Averages the gradients of all ranks. Every rank calls this in each step.
     ///
-    /// A rank that lacks a gradient that others have counts as having zeros, and gets the average;
-    /// a gradient that no rank has stays absent. Inside [`no_sync`](Self::no_sync), the gradients come
-    /// back as they are.
+    /// If some ranks lack a gradient, they count as having zeros, and get the average; a gradient that no rank has stays absent. Inside
+    /// [`no_sync`](Self::no_sync), gradients are returned unchanged.
     ///
     /// # Errors
     ///
@@ -307,11 +305,11 @@ impl Ddp {
         Ok(gradients)
     }
 
-    /// Runs `body` without averaging. To accumulate gradients over several micro-steps, run the
-    /// backward passes of all of them in here, and then give the sum to
-    /// [`reduce_gradients`](Self::reduce_gradients), which averages it over the ranks. All ranks do so in the
-    /// same steps. PyTorch's way, with the last backward pass outside, gives the same (and with an [`Overlap`] hides
-    /// nothing more: the sum is averaged after backward).
+    /// Runs `body` without averaging. To accumulate gradients over several micro-steps, run all their backward passes in here, and then
+    /// give the sum to [`reduce_gradients`](Self::reduce_gradients), which averages it over the ranks. All ranks do so in the same steps.
+    ///
+    /// PyTorch's way, with the last backward pass outside, gives the same result. (With an [`Overlap`] it hides no more communication: the
+    /// sum is averaged after backward.)
     pub fn no_sync<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.synchronize;
         self.set_synchronize(false);

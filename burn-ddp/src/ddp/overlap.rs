@@ -26,30 +26,25 @@ use crate::{DdpError, ProcessGroup};
 
 /// Averages gradients while backward still runs.
 ///
-/// Put its [layer](Self::layer) over a device, and give it to
-/// [`Ddp::overlapped`](super::Ddp::overlapped). All ranks must use the same parameters in each step. One that
-/// only some ranks use ends the job: as [`DdpError::Diverged`] where the ranks' buckets differ in length, while the
-/// log (`error`) says which parameters a rank has no gradients of; else by an error that names it.
-/// [`Ddp::new`](super::Ddp::new) takes such models.
+/// Put its [layer](Self::layer) over a device, and give it to [`Ddp::overlapped`](super::Ddp::overlapped).
 ///
-/// They must use them in the same order, too, since gradients of several ranks meet by the order in which backward comes to them.
-/// Where the ranks' graphs differ (layers in an order that depends on the data, recurrent layers beside other branches on sequences of
-/// different lengths), that may be another one: the step ends in an error on all ranks, which names the first parameter that came in another
-/// place. Such models are for [`Ddp::new`](super::Ddp::new) as well.
+/// In each step all ranks must use the same parameters, in the same order; for other models use [`Ddp::new`](super::Ddp::new).
 ///
-/// Gradients reach the layer on the device under all layers, so that they travel by NCCL where that is a CUDA
-/// device. That goes for those too that are averaged after backward: accumulated inside
-/// [`no_sync`](super::Ddp::no_sync), or while a rank has [no batch](super::Ddp::join); and those of a second backward
-/// pass since the parameters were last updated (several losses, a step that a loss scaler skipped), as Burn submits
-/// gradients only in the first.
+/// - A parameter that only some ranks use ends the job. If the ranks' buckets then differ in length, the error is
+///   [`DdpError::Diverged`], and the log (`error`) says which parameters a rank has no gradients of; otherwise the error names the parameter.
+/// - Gradients of several ranks are matched by the order in which backward reaches them. It may differ if the ranks' graphs do: layers whose
+///   order depends on the data, or recurrent layers beside other branches on sequences of different lengths. The step then ends in an error on
+///   all ranks that names the first parameter out of place.
+/// - Each rank needs a process of its own: Burn has one gradient server for all layered devices of a process, which waits for one
+///   backward pass at a time. So a process has one overlapped `Ddp` of several ranks at a time (another is refused), and no other
+///   thread of it may run backward on a layered device meanwhile.
+/// - A parameter that is added to a tensor without broadcasting shares its gradient with that tensor. Burn (0.22.1) may free it before
+///   backward has used it, which ends the job (`Should have handle for tensor`). Add `parameter.val().mul_scalar(1.0)` instead.
 ///
-/// One limit is Burn's (0.22.1): where backward passes the gradient of a parameter on as it is, to something that the
-/// parameter was added to without broadcasting, the thread that submits it may free it before backward has used it,
-/// which ends the job (`Should have handle for tensor`). Add `parameter.val().mul_scalar(1.0)` instead.
-///
-/// Each rank is a process of its own: Burn has one gradient server for all layered devices of a process, which
-/// waits for one backward pass at a time. So a process has one overlapped `Ddp` of several ranks at a time
-/// (another is refused), and no other thread of it runs backward on a layered device meanwhile.
+/// Gradients reach the layer on the device under all layers, so if that is a CUDA device, they travel by NCCL. This includes gradients that
+/// are averaged after backward: those accumulated inside [`no_sync`](super::Ddp::no_sync); those of a step in which a rank has
+/// [no batch](super::Ddp::join); and those of a second backward pass since the parameters were last updated (several losses, a step that a
+/// loss scaler skipped), since Burn submits gradients only in the first.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
