@@ -4,7 +4,7 @@ use core::cell::Cell;
 
 use crate::{Fp8Error, recipe::Fp8Recipe};
 
-/// Which part of a step a forward pass is, where gradients of several passes are accumulated before the weights change.
+/// Which part of a step a forward pass is, if gradients of several passes are accumulated before the weights change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Microbatch {
     /// All of it: weights are cast in every pass.
@@ -81,10 +81,9 @@ impl Fp8Scope {
 
     /// The recipe of all layers, whatever they were made with; `None` gives each its own back.
     ///
-    /// As in Transformer Engine, a layer that meets [`DelayedScaling`](crate::recipe::DelayedScaling) for the first time
-    /// starts with a scale of 1 and an empty history, which it has from then on, in its record too (give the layer that
-    /// recipe to load such a record). A history of another length keeps its newest amaxes. A layer keeps its history
-    /// while other recipes rule, and goes on with it afterwards.
+    /// As in Transformer Engine, a layer that runs with [`DelayedScaling`](crate::recipe::DelayedScaling) for the first time starts with a
+    /// scale of 1 and an empty history. From then on the history is part of the layer and its record (to load such a record, give the layer
+    /// that recipe). If the length changes, the newest amaxes stay. Under other recipes the history is kept, and continued afterwards.
     ///
     /// # Errors
     /// See [`Fp8Recipe::validate`].

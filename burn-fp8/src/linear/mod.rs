@@ -28,31 +28,36 @@ use state::Fp8State;
 
 /// A linear layer whose three matrix products (forward, input gradient, weight gradient) run in fp8.
 ///
-/// Input and weight are cast to the recipe's forward format, the gradient of the output to its gradient format; sums
-/// are in f32; the output has the input's dtype and the weight gradient the weight's (f32 for f32 parameters). The
-/// bias is added to the sums in f32, and its gradient is summed in high precision. (cuBLASLt takes the bias in the dtype of a 16-bit
-/// output, so an f32 bias is rounded to that for it first, as in Transformer Engine.) Sizes need not be multiples of 16. (With the feature `cuda` but not `cuda-cpp` the only
-/// products in fp8 are cuBLASLt's, whose sizes are: a layer with a `d_input` or `d_output` that is none has its products decoded, and
-/// the log says so once.) An input without rows, and any of a layer whose `d_input` or `d_output` is 0, is left to high
-/// precision, as all are where fp8 is off: to Burn's own `linear`, in the weight's dtype.
+/// # Dtypes
+/// Input and weight are cast to the recipe's forward format, the gradient of the output to its gradient format. Sums are in f32. The
+/// output has the input's dtype, and the gradient of the weight the weight's (f32 for f32 parameters). The bias is added to the sums in f32,
+/// and its gradient is summed in high precision. (cuBLASLt takes the bias in the dtype of a 16-bit output, so an f32 bias is rounded
+/// to that first, as in Transformer Engine.)
 ///
-/// With delayed scaling, amax histories and scales are state of the module: a forward pass on an autodiff device
-/// updates them, `into_record` and `load_record` carry them, and a run that is resumed from a record continues bit for
-/// bit. A clone has its own state. A pass that does not train, as of the copy that `valid()` makes, runs with the scales that the
-/// amaxes of the last training step give, as in Transformer Engine, and leaves the state as it is. (With a
-/// [reducer](Self::with_amax_reducer) it runs with those of the last training pass, which the ranks agreed on.) Each pass counts as a step, of a layer that
-/// runs several times before backward too: see [`DelayedScaling`](crate::recipe::DelayedScaling).
+/// # Sizes
+/// Any; they need not be multiples of 16. An input without rows runs in high precision, and so does a layer whose `d_input` or `d_output` is
+/// 0 or for which fp8 is off: by Burn's own `linear`, in the weight's dtype. (With the feature `cuda` but not `cuda-cpp`, only cuBLASLt
+/// multiplies fp8. If `d_input` or `d_output` is not a multiple of 16 then, products are decoded first, and the log says so once.)
 ///
-/// [`fp8_autocast`](crate::fp8_autocast) turns it off for a while or gives it another recipe,
-/// [`calibrate`](crate::calibrate) sets the scales of a model that was trained without it, and [`Fp8Scope`] says which
-/// passes of a step may share the cast weight.
+/// # State
+/// With delayed scaling, amax histories and scales are state of the module. A forward pass on an autodiff device updates them,
+/// `into_record` and `load_record` carry them, and a run resumed from a record continues bit for bit. A clone has its own state. A pass that
+/// does not train, such as one of the copy that `valid()` makes, leaves the state as it is and uses the scales that the amaxes of the last
+/// training step give, as in Transformer Engine. (With a [reducer](Self::with_amax_reducer) it uses those of the last training pass, which
+/// the ranks agreed on.) Each pass counts as a step, even if the layer runs several times before backward: see
+/// [`DelayedScaling`](crate::recipe::DelayedScaling).
 ///
-/// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*` besides. To load the record of a `Linear`, load it
-/// there and convert, or allow a partial record; to load this one into a `Linear`, allow unused tensors. Load PyTorch's
-/// weights into a `Linear` too, and convert: `burn-store` transposes those of a module of that name, and an `Fp8Linear` would get them
-/// as they lie there, `[d_output, d_input]`, without an error where both are equal. Histories have the recipe's length in it (see [`with_recipe`](Self::with_recipe)); scales fit whatever formats the recipe has. What averages a
-/// model's parameters, such as an EMA, averages this state with them: its scales are between those of the steps that it
-/// averages.
+/// [`fp8_autocast`](crate::fp8_autocast) switches fp8 off for a while or sets another recipe, [`calibrate`](crate::calibrate) sets the
+/// scales of a model that was trained without fp8, and [`Fp8Scope`] says which passes of a step may share the cast weight.
+///
+/// # Records
+/// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*`. To load the record of a `Linear`, load it into one and convert, or
+/// allow a partial record. To load this record into a `Linear`, allow unused tensors. Load PyTorch's weights into a `Linear` too, and
+/// convert: `burn-store` transposes weights only for modules named `Linear`. An `Fp8Linear` would get them as `[d_output, d_input]`, without an
+/// error if both are equal.
+///
+/// Histories are recorded with the recipe's length (see [`with_recipe`](Self::with_recipe)); scales fit any formats. An average of a model's
+/// parameters, such as an EMA, averages this state as well: its scales lie between those of the steps that it averages.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -106,20 +111,20 @@ impl Fp8Linear {
         }
     }
 
-    /// Share scales over the ranks of a group, in training: take the maximum of the amaxes that enter delayed scaling's
-    /// histories, or of the input's with current scaling, whose weights have equal amaxes and whose gradients keep each
-    /// rank's own, as scales per row or block do.
+    /// Share scales over the ranks of a group, in training. With delayed scaling, the maximum over the ranks enters the histories. With current
+    /// scaling, it is taken of the input's amax; weights have equal amaxes anyway, and gradients keep each rank's own. Scales per row or
+    /// block are not shared.
     ///
-    /// Each pass is a call that all ranks make together, and that waits for them (see [`AmaxReducer`]); so is
-    /// [`calibrate`](crate::calibrate), of layers with delayed scaling. [`share_amaxes`] makes one call a step for a model.
+    /// Each pass makes a call that all ranks make together, and that waits for them (see [`AmaxReducer`]). So does
+    /// [`calibrate`](crate::calibrate) for layers with delayed scaling. [`share_amaxes`] makes one call a step for a whole model.
     #[must_use]
     pub fn with_amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
         self.reducer = Some(reducer);
         self
     }
 
-    /// The layer by another recipe, from now on. With delayed scaling it goes on with the histories that it has, as in a
-    /// scope ([`Fp8Scope::with_recipe`]), of which the newest amaxes stay.
+    /// The layer with another recipe. With delayed scaling it goes on with the histories that it has; if the new length is shorter, the
+    /// newest amaxes stay. ([`Fp8Scope::with_recipe`] changes the recipe for a while, in the same way.)
     ///
     /// A record has histories as long as its recipe's, and loads into a layer with the same `amax_history_len`: load it, then
     /// change the length.
@@ -167,7 +172,7 @@ impl Fp8Linear {
     /// - output: `[..., d_output]`, in the input's dtype
     ///
     /// # Panics
-    /// Where the last dimension of `input` is not `d_input`, or the [`AmaxReducer`] fails.
+    /// If the last dimension of `input` is not `d_input`, or the [`AmaxReducer`] fails.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let weight = self.weight.val();
         let bias = self.bias.as_ref().map(Param::val);
@@ -207,7 +212,7 @@ impl Fp8Linear {
     }
 }
 
-/// In the dtype of the weight, as Burn's `linear` takes one for all. The output has the input's, as that of fp8 has.
+/// Computed in the weight's dtype, since Burn's `linear` takes one dtype for all. The output has the input's dtype, as with fp8.
 fn in_high_precision<const D: usize>(
     input: Tensor<D>,
     weight: Tensor<2>,

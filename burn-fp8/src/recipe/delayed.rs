@@ -15,25 +15,25 @@ pub enum AmaxCompute {
     MostRecent,
 }
 
-/// Scale every tensor by the amaxes that its earlier versions had, so that quantizing reads the tensor once.
+/// Scale every tensor by the amaxes of earlier steps, so that quantizing reads the tensor once.
 ///
 /// Transformer Engine's recipe of that name, with its defaults. The scale starts at 1 and the history at zeros; after
 /// each step, with the amax of that step in it, `scale = (max / 2^margin) / amax`, and:
-/// - a NaN takes its place in the history, but the largest of a window is that of its other amaxes;
-/// - the amax is zero, infinite or NaN: the scale stays (as long as an infinity is in the window);
-/// - the quotient overflows: the scale is the largest f32;
-/// - the tensor was not used in that step (its amax is exactly 0): history and scale stay.
+/// - if the amax is zero, infinite or NaN, the scale stays (for as long as an infinity is in the window);
+/// - a NaN is recorded in the history, but the largest of a window ignores it;
+/// - if the quotient overflows, the scale is the largest f32;
+/// - if the tensor was not used in that step (its amax is exactly 0), history and scale stay.
 ///
 /// The update is made when the next training pass begins. A pass that does not train (of a layer that is not on an autodiff device)
-/// runs with the scales that it will give, so that an evaluation sees the last step, as Transformer Engine's does. With an
-/// [`AmaxReducer`](super::AmaxReducer) of its own a layer evaluates with the scales of its last training pass: to know more, all
+/// already uses the scales that this update will give, so an evaluation sees the last step, as in Transformer Engine. A layer with an
+/// [`AmaxReducer`](super::AmaxReducer) of its own evaluates with the scales of its last training pass instead, because for newer ones all
 /// ranks would have to evaluate together.
 ///
-/// A step of an [`Fp8Linear`](crate::Fp8Linear) is a pass. A layer that runs `n` times before backward takes the amax of the pass
-/// before, of input and of weight, into the histories at each of them: scales change from one to the next, a history reaches back
-/// over an `n`th of the steps, an [`interval`](Self::interval) counts passes, and [`AmaxCompute::MostRecent`] looks
-/// at the last pass. Of the gradient, whose amaxes all come with backward, the largest enters, once. Transformer Engine takes the
-/// largest of all calls in an `autocast` for input and weight as well, and so does burn-amp's `Autocast::fp8`, by the step.
+/// For an [`Fp8Linear`](crate::Fp8Linear) a step is a pass. If a layer runs `n` times before backward, each pass records the amaxes of input
+/// and weight of the pass before. So scales change between those passes, a history covers an `n`th of the steps, an
+/// [`interval`](Self::interval) counts passes, and [`AmaxCompute::MostRecent`] looks at the last pass. The gradient's amaxes all come with
+/// backward, and the largest is recorded once. Transformer Engine records the largest of all calls in an `autocast` for input and weight
+/// as well, and burn-amp's `Autocast::fp8` does so for each step.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct DelayedScaling {
     /// Powers of two between the scaled amax and the largest fp8 value.
