@@ -223,24 +223,35 @@ fn heads_of_one_frozen_feature_do_not_share_a_scale() {
 /// from its history.
 #[test]
 fn layers_that_are_added_have_a_history_each() {
-    let (lease, device) = lease(DelayedScaling::new().with_amax_history_len(4));
     let plain = Device::flex();
-    let [inner, data] = [layer(&device), layer(&device)];
-    let mut expected: Vec<Vec<f32>> = vec![Vec::new(); 2];
-    for size in [2.0, 8.0, 0.5] {
-        let [h, x] = [0.2, 0.3].map(|at| wave([6, 16], at, &plain) * size);
-        let trained = on(&device, &h).require_grad();
-        let output = inner.forward(trained) + data.forward(on(&device, &x));
-        let found = output.sum().backward();
-        for layer in [&inner, &data] {
-            values(layer.weight.grad(&found).unwrap());
+    // Backward may come to either first.
+    for inner_first in [true, false] {
+        let (lease, device) = lease(DelayedScaling::new().with_amax_history_len(4));
+        let [inner, data] = [layer(&device), layer(&device)];
+        let mut expected: Vec<Vec<f32>> = vec![Vec::new(); 2];
+        for size in [2.0, 8.0, 0.5] {
+            let [h, x] = [0.2, 0.3].map(|at| wave([6, 16], at, &plain) * size);
+            let trained = on(&device, &h).require_grad();
+            let output = if inner_first {
+                inner.forward(trained) + data.forward(on(&device, &x))
+            } else {
+                data.forward(on(&device, &x)) + inner.forward(trained)
+            };
+            let found = output.sum().backward();
+            for layer in [&inner, &data] {
+                values(layer.weight.grad(&found).unwrap());
+            }
+            for (seen, input) in expected.iter_mut().zip([&h, &x]) {
+                seen.push(largest(input));
+            }
+            let state = lease.fp8_state().unwrap();
+            let mut histories = histories(&state, "Input");
+            let mut expected = expected.clone();
+            for found in [&mut histories, &mut expected] {
+                found.sort_by(|a, b| a.partial_cmp(b).unwrap());
+            }
+            assert_eq!(histories, expected);
         }
-        for (seen, input) in expected.iter_mut().zip([&h, &x]) {
-            seen.push(largest(input));
-        }
-        let state = lease.fp8_state().unwrap();
-        let histories = histories(&state, "Input");
-        assert_eq!(histories, expected);
     }
 }
 
