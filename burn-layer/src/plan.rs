@@ -1,26 +1,28 @@
-//! [`Plan`]: the dtypes that one op runs in.
+//! [`Plan`]: how one op runs, and [`Inputs`]: what a layer decides it by.
 
 use crate::{LayeredFloat, kept::look, rows::Rows, scope::Scope, tensor::Part};
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use std::{any::Any, sync::Arc};
 
-/// The float inputs of an op: what they are stored in, and what the program believes.
+/// What a [`Layer`](crate::Layer) is told about an op's float inputs: their dtypes, their shapes, and where they come from.
+///
+/// A float tensor of a layered device has two dtypes: the one that the program sees, and the one that it is stored in.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// The dtype that the program sees: that of the first float input.
     pub nominal: DType,
     /// The dtype that the first float input is stored in.
     pub first: DType,
-    /// Whether the first float input comes straight from a transposition of its last two dimensions.
+    /// Whether the first float input was just made by transposing the last two dimensions of a tensor.
     pub first_transposed: bool,
-    /// Whether the last float input does.
+    /// The same of the last float input.
     pub last_transposed: bool,
-    /// Whether the first float input is a gradient: made of the one that a backward pass begins with.
+    /// Whether the first float input is a gradient: computed from the one that a backward pass begins with.
     pub first_is_gradient: bool,
-    /// Whether the last float input is.
+    /// The same of the last float input.
     pub last_is_gradient: bool,
-    /// Whether the last float input came of a product or another op of a layer, as activations do. Parameters do not, nor what
-    /// optimizers and elementwise ops make of them; nor does what the program sent.
+    /// Whether the last float input was computed by a product or a similar op of a network, as activations are. `false` for
+    /// parameters, for what optimizers and elementwise ops make of parameters, and for data that the program uploaded.
     pub last_is_computed: bool,
     /// The narrowest dtype that holds every input's storage dtype (f16 and bf16 together: f32).
     pub widest: DType,
@@ -28,33 +30,33 @@ pub struct Inputs {
     pub mixed: bool,
     /// The shapes of the float inputs, in the op's order.
     pub shapes: Vec<Shape>,
-    /// Whether there are several inputs, all of them the same tensor: `x * x`, which is how Burn
-    /// sends a square.
+    /// Whether there are several inputs and all are the same tensor, as in `x * x`, which is how Burn
+    /// computes a square.
     pub same: bool,
-    /// Whether the first or the last of them is the transposition of the other: `x x^T`.
+    /// Whether the first or the last input is the transposition of the other, as in `x x^T`.
     pub mirrored: bool,
-    /// Whether the second of two is the maximum of the first along a dimension: `x - max(x)`, as the softmax of a model in
-    /// training begins.
+    /// Whether the second of two inputs is the maximum of the first along a dimension, as in `x - max(x)`, with which a
+    /// softmax begins in training.
     pub shifted: bool,
-    /// Whether the first of two is what a product has just given, and the second a vector reshaped to a row of it: the sum of
-    /// both is a linear layer, which Burn sends so.
+    /// Whether the first of two inputs is the result of a product, and the second a vector that was reshaped to be added to
+    /// each of its rows. Burn computes a linear layer with a bias in this way.
     pub biased: bool,
-    /// Of an elementwise product of two, one of which is zeros and ones: drawn (`Distribution::Bernoulli`), as Burn sends dropout,
-    /// or made of booleans. The dtype that the other is stored in, which holds the product exactly.
+    /// For an elementwise product with a mask of zeros and ones, whether drawn (`Distribution::Bernoulli`, which is how Burn
+    /// computes dropout) or converted from booleans: the dtype that the other input is stored in. It holds the product exactly.
     pub masked: Option<DType>,
-    /// Of an elementwise product of two, one of which is a sigmoid, as Burn sends `silu` and gates: the dtype that the other is
-    /// stored in.
+    /// For an elementwise product with a sigmoid, which is how Burn computes `silu` and gates: the dtype that the other input
+    /// is stored in.
     pub gated: Option<DType>,
-    /// Of a product or convolution of backward that makes the gradient of the forward's first float input: the dtype that this
-    /// one was stored in. `None` for every other op.
+    /// For a product or convolution of backward that computes the gradient of its forward op's first float input: the dtype
+    /// that this input was stored in. `None` for every other op.
     pub gradient_of: Option<DType>,
-    /// Whether the op is a product of backward that makes the gradient of a factor which a batch of matrices shared, as those of a
-    /// linear layer do: `x^T dy`, which Burn makes of each matrix, and sums.
+    /// Whether the op is a product of backward, `x^T dy`, that computes the gradient of a factor which all matrices of a batch
+    /// share, as they share a linear layer's weight. Burn computes one such product for each matrix, and sums them.
     pub of_shared: bool,
-    /// Whether the op is a reshape to one dimension. Of a gradient it is, as Burn sends it, the gradient of a vector that was a row: a
-    /// bias, for instance, whose gradient has been summed before if there were several rows.
+    /// Whether the op is a reshape to one dimension. In backward, this is the gradient of a vector that forward used as a row,
+    /// such as a bias; if there were several rows, they have been summed before.
     pub to_vector: bool,
-    /// What the first float input may be of something that Burn sends as its parts.
+    /// Which part of something that Burn computes by several ops the first float input may be.
     pub(crate) first_part: Option<Part>,
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
@@ -92,7 +94,7 @@ impl Inputs {
         }
     }
 
-    /// Of zeros and ones that the program draws in that dtype: there is no input but their own kind.
+    /// For a draw of zeros and ones in `dtype`, which has no float inputs.
     pub(crate) fn mask(shapes: Vec<Shape>, dtype: DType) -> Self {
         Self {
             nominal: dtype,
@@ -123,7 +125,7 @@ impl Inputs {
         }
     }
 
-    /// The inputs as they are; where they differ, all of them in the widest dtype.
+    /// The plan that computes in the dtype of the inputs, or in the [widest](Self::widest) of them where they differ.
     pub fn promote(&self) -> Plan {
         Plan {
             compute: self.mixed.then_some(self.widest),
@@ -146,23 +148,23 @@ impl Inputs {
         crate::scope::values(self.scope.as_deref())
     }
 
-    /// What `body` makes of the value of type `T` that is [kept](crate::Kept) with the tensor that the first float input is the
-    /// transposition of, if there are both.
+    /// Calls `body` with the value of type `T` that is [kept](crate::Kept) with the tensor that the first float input is the
+    /// transposition of. `None` if it is no transposition, or nothing is kept.
     pub fn kept_with_transposed<T: Any, R>(&self, body: impl FnOnce(&T) -> R) -> Option<R> {
         look(&self.first_columns.as_ref()?.kept, body)
     }
 
-    /// The same of the last float input.
+    /// The same for the last float input.
     pub fn kept_with_last_transposed<T: Any, R>(&self, body: impl FnOnce(&T) -> R) -> Option<R> {
         look(&self.last_columns.as_ref()?.kept, body)
     }
 
-    /// What `body` makes of the value of type `T` that is [kept](crate::Kept) with the last float input, if there is one.
+    /// Calls `body` with the value of type `T` that is [kept](crate::Kept) with the last float input. `None` if nothing is kept.
     pub fn kept_with_last<T: Any, R>(&self, body: impl FnOnce(&T) -> R) -> Option<R> {
         look(&self.last_rows.kept, body)
     }
 
-    /// One more input, which is the same tensor as those before or not.
+    /// Adds the next input. `same`: whether all inputs so far, and this one, are the same tensor.
     pub(crate) fn add<B: Backend>(&mut self, tensor: &LayeredFloat<B>, same: bool) {
         let storage = tensor.meant_dtype();
         let shape = tensor.shape();
@@ -202,27 +204,29 @@ fn widest(a: DType, b: DType) -> DType {
     }
 }
 
-/// The dtypes that one op runs in.
+/// How a [`Layer`](crate::Layer) wants an op to run: the dtype to compute in, the dtype to store, and what may be computed again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The dtype that every float input is cast to first. `None`: as they are.
+    /// The dtype that all float inputs are cast to first. `None` leaves them as they are.
     pub compute: Option<DType>,
-    /// The dtype that float outputs are stored in. `None`: as computed.
+    /// The dtype that float outputs are stored in. `None` stores them as computed.
     pub store: Option<DType>,
-    /// Whether the layer [runs](crate::Layer::run) the op itself, with the inputs as they are stored.
+    /// Whether the layer [runs](crate::Layer::run) the op itself, on the inputs as they are stored.
     pub own: bool,
-    /// Whether what the op makes of an activation may be given up and computed again where it is needed once more, as in
-    /// backward: the same op on the same inputs. (Backends that fuse ops may round it otherwise the second time.) It is given up where
-    /// the op is [cheap](crate::Op::is_cheap) and keeping its inputs takes less than keeping its result: one of them is of the result's
-    /// size, in a narrower dtype or kept in any case, as by Burn's autodiff; the others are small.
+    /// Whether the op's result may be dropped and computed again, by the same op on the same inputs, where it is needed once
+    /// more, as in backward. (A backend that fuses ops may round differently the second time.)
+    ///
+    /// This is done with activations alone, where the op is [cheap](crate::Op::is_cheap) and keeping its inputs takes less
+    /// memory than keeping its result: one input is as large as the result but in a narrower dtype, or is kept in any case, as by
+    /// Burn's autodiff, and the others are small.
     pub recompute: bool,
-    /// Whether a product that [makes the gradient of a shared factor](Inputs::of_shared) waits for the sum over its batch, and is then
-    /// made of all rows of the batch at once, as PyTorch does. No product of each matrix is written.
+    /// Whether a product that [computes the gradient of a shared factor](Inputs::of_shared) waits for the sum over its batch, and
+    /// is then one product over all rows of the batch, as in PyTorch. The products of single matrices are never written.
     pub over_batch: bool,
 }
 
 impl Plan {
-    /// Run in `dtype` and keep the output as computed.
+    /// Compute in `dtype`, and store the output as computed.
     pub const fn compute(dtype: DType) -> Self {
         Self {
             compute: Some(dtype),
@@ -233,7 +237,7 @@ impl Plan {
         }
     }
 
-    /// The layer runs the op itself.
+    /// The layer [runs](crate::Layer::run) the op itself.
     pub const fn own() -> Self {
         Self {
             compute: None,
@@ -244,7 +248,7 @@ impl Plan {
         }
     }
 
-    /// Make a gradient that is summed over a batch [at once](Self::over_batch).
+    /// This plan, with a gradient that is summed over a batch computed [as one product](Self::over_batch).
     pub const fn over_batch(self) -> Self {
         Self {
             over_batch: true,
@@ -252,13 +256,13 @@ impl Plan {
         }
     }
 
-    /// Whether the op is computed in a wider dtype than its result is stored in.
+    /// Whether the op computes in a wider dtype than it stores.
     pub(crate) fn is_wide_inside(&self) -> bool {
         let narrower = |(compute, store): (DType, DType)| store.size() < compute.size();
         self.compute.zip(self.store).is_some_and(narrower)
     }
 
-    /// Store the outputs in `dtype`.
+    /// This plan, with outputs stored in `dtype`.
     pub const fn store(self, dtype: DType) -> Self {
         Self {
             store: Some(dtype),
