@@ -1,34 +1,34 @@
-//! Which routine multiplied.
+//! Which routine computed a product.
 
 use burn_fp8::kernels::MatmulRoutine;
 
 use crate::Launches;
 
-/// The routine whose kernels were launched, told by the kernels: where one cannot compute a product, another does. cuBLASLt's
-/// kernels are not CubeCL's: it launches one for the factors alone. Two routines of tensor cores have one kernel: `tiles` is the
-/// one that the GPU has.
+/// The routines that the launched kernels belong to. A product may not be computed by the routine that it was asked of: where one
+/// cannot compute it, another does. Routines of tensor cores share kernels, so there may be several; there are none where no kernel
+/// is known. cuBLASLt's kernels are not CubeCL's, but it launches one of CubeCL's for its scales.
 ///
 /// ```
 /// use benches::{Launches, multiplied_by};
-/// use burn_fp8::kernels::MatmulRoutine;
 ///
-/// assert_eq!(multiplied_by(&Launches::default(), MatmulRoutine::Mma), None);
+/// assert_eq!(multiplied_by(&Launches::default()), []);
 /// ```
-pub fn multiplied_by(launches: &Launches, tiles: MatmulRoutine) -> Option<MatmulRoutine> {
-    let kernels = [
-        ("tmakernel", MatmulRoutine::WgmmaTma),
-        ("tilekernel", tiles),
-        ("scalekernel", MatmulRoutine::Decoded),
-        ("matmulkernel", MatmulRoutine::Direct),
-        ("factorskernel", MatmulRoutine::CublasLt),
+pub fn multiplied_by(launches: &Launches) -> &'static [MatmulRoutine] {
+    use MatmulRoutine::{CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256};
+    const KERNELS: [(&str, &[MatmulRoutine]); 5] = [
+        ("tmakernel", &[WgmmaTma, WgmmaTma256]),
+        ("tilekernel", &[Mma, Wgmma]),
+        ("scalekernel", &[Decoded]),
+        ("matmulkernel", &[Direct]),
+        ("factorskernel", &[CublasLt]),
     ];
     let names = launches.0.keys();
     let names: Vec<String> = names
         .map(|name| name.to_lowercase().replace('_', ""))
         .collect();
     let launched = |kernel: &str| names.iter().any(|name| name.contains(kernel));
-    let (_, routine) = kernels.into_iter().find(|(kernel, _)| launched(kernel))?;
-    Some(routine)
+    let known = KERNELS.into_iter().find(|(kernel, _)| launched(kernel));
+    known.map_or(&[], |(_, routines)| routines)
 }
 
 #[cfg(all(test, feature = "cpu"))]
@@ -57,8 +57,10 @@ mod tests {
                 let product = scaled_matmul(&x, &x, None, FloatDType::F32);
                 drop(product.unwrap().into_data());
             });
-            let found = multiplied_by(&launches, MatmulRoutine::Wgmma);
-            assert_eq!(found, Some(routine), "{launches:?}");
+            let found = multiplied_by(&launches);
+            assert!(found.contains(&routine), "{launches:?}");
+            let alone = routine != MatmulRoutine::Wgmma;
+            assert_eq!(found.len(), if alone { 1 } else { 2 });
         }
         set_matmul_policy(MatmulPolicy::Automatic);
     }

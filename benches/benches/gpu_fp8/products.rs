@@ -120,11 +120,7 @@ pub(crate) fn compare(
             .iter()
             .map(|routine| (name(*routine), only(*routine))),
     );
-    let tiles = match native.contains(&MatmulRoutine::Mma) {
-        true => MatmulRoutine::Mma,
-        false => MatmulRoutine::Wgmma,
-    };
-    let looked = look(&operands[0], &mut ways, tiles);
+    let looked = look(&operands[0], &mut ways, &native);
 
     let turn = Cell::new(0);
     let next = || {
@@ -208,7 +204,7 @@ struct Looked {
 fn look(
     operands: &Operands,
     ways: &mut Vec<(String, MatmulPolicy)>,
-    tiles: MatmulRoutine,
+    native: &[MatmulRoutine],
 ) -> Looked {
     let decoded = || operands.by(MatmulPolicy::Only(MatmulRoutine::Decoded));
     let (mut off, mut notes) = (BTreeMap::new(), Vec::new());
@@ -224,10 +220,15 @@ fn look(
             return Err(format!("it is {distance} off"));
         }
         let launches = Launches::of(|| is_computed(operands.by(*policy)));
-        let by = multiplied_by(&launches, tiles);
-        let shown = by.map_or("no routine that is known".into(), |by| by.to_string());
+        let by = multiplied_by(&launches);
+        let here = |routine: &&MatmulRoutine| by.len() == 1 || native.contains(routine);
+        let shown: Vec<_> = by.iter().filter(here).map(ToString::to_string).collect();
+        let shown = match &shown[..] {
+            [] => "no routine that is known".to_string(),
+            shown => shown.join(" or "),
+        };
         match policy {
-            MatmulPolicy::Only(routine) if by != Some(*routine) => {
+            MatmulPolicy::Only(routine) if !by.contains(routine) => {
                 let kernels: Vec<_> = launches.0.keys().cloned().collect();
                 Err(format!("computed by {shown} ({})", kernels.join(", ")))
             }
@@ -257,7 +258,11 @@ fn native_routines() -> Vec<MatmulRoutine> {
     let output = Command::new("nvidia-smi").args(query).output();
     let capability = output.map_or_else(|_| Vec::new(), |output| output.stdout);
     let mut native = match capability.trim_ascii() {
-        b"9.0" => vec![MatmulRoutine::Wgmma, MatmulRoutine::WgmmaTma],
+        b"9.0" => vec![
+            MatmulRoutine::Wgmma,
+            MatmulRoutine::WgmmaTma,
+            MatmulRoutine::WgmmaTma256,
+        ],
         b"8.9" | b"12.0" | b"12.1" => vec![MatmulRoutine::Mma],
         b"10.0" | b"10.3" => vec![],
         _ => return vec![],

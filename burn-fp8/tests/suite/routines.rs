@@ -94,7 +94,7 @@ pub(crate) fn spec(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> Matmul
     MatmulSpec::new(lhs, rhs, output)
 }
 
-/// The routines that have kernels of their own on a device: the two of `wgmma` are one where the instruction is emulated.
+/// The routines that have kernels of their own on a device: those of `wgmma` are one where the instruction is emulated.
 pub(crate) fn routines(device: &CubeDevice) -> Vec<MatmulRoutine> {
     let mut routines = vec![
         MatmulRoutine::Direct,
@@ -102,7 +102,7 @@ pub(crate) fn routines(device: &CubeDevice) -> Vec<MatmulRoutine> {
         MatmulRoutine::Wgmma,
     ];
     if matches!(device, CubeDevice::Cuda(_)) {
-        routines.push(MatmulRoutine::WgmmaTma);
+        routines.extend([MatmulRoutine::WgmmaTma, MatmulRoutine::WgmmaTma256]);
     }
     routines
 }
@@ -115,6 +115,7 @@ fn sums_are_exact() {
         for (left, right, transposed) in [
             ([1, 1, 5, 7], [1, 1, 7, 3], [false, false]),
             ([1, 1, 129, 32], [1, 1, 32, 9], [false, true]),
+            ([1, 1, 300, 160], [1, 1, 160, 9], [false, true]),
             ([1, 1, 3, 144], [1, 1, 144, 130], [true, false]),
             ([1, 2, 3, 48], [2, 1, 48, 17], [false, true]),
             ([1, 1, 2, 700], [1, 1, 700, 2], [true, true]),

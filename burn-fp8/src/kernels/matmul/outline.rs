@@ -125,7 +125,9 @@ fn too_large(outline: &Outline, [lhs, rhs]: [Shape; 2]) -> Fp8Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::MatmulRoutine::{self, CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma};
+    use crate::kernels::MatmulRoutine::{
+        self, CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256,
+    };
 
     const WHOLE: [Granularity; 2] = [Granularity::Tensor; 2];
 
@@ -148,7 +150,7 @@ mod tests {
         let all = &MatmulRoutine::ALL[..];
         for (columns, each, expected) in [
             (1024, 1, all),
-            (1024, 2, &[Mma, Wgmma, WgmmaTma, CublasLt]),
+            (1024, 2, &[Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt]),
             (1023, 2, &[CublasLt]),
             (1024, 4, &[CublasLt]),
         ] {
@@ -156,7 +158,7 @@ mod tests {
             assert_eq!(fitting(&outline([rows, 64, columns], WHOLE)), expected);
         }
         for (columns, each, expected) in [
-            (1024, 1, &[Mma, Wgmma, WgmmaTma, CublasLt][..]),
+            (1024, 1, &[Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt][..]),
             (1023, 1, &[CublasLt]),
             (1024, 2, &[CublasLt]),
             (1024, 4, &[]),
@@ -172,7 +174,7 @@ mod tests {
         let most = buffer::MOST;
         // The most in rows of whole chunks.
         let terms = 4 * most / (1 << 10) / 16 * 16;
-        let not_decoded = &[Direct, Mma, Wgmma, WgmmaTma, CublasLt][..];
+        let not_decoded = &[Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt][..];
         let block = Granularity::Block {
             rows: 1,
             columns: 128,
@@ -191,6 +193,23 @@ mod tests {
                 expected,
                 "{shape:?}"
             );
+        }
+    }
+
+    /// Of more rows than half of them, and with registers enough for the scales of a step.
+    #[test]
+    fn tall_tiles_are_for_some_products() {
+        let by = |rows, columns| Granularity::Block { rows, columns };
+        for (rows, granularities, expected) in [
+            (128, WHOLE, false),
+            (129, WHOLE, true),
+            (129, [Granularity::Row, Granularity::Column], true),
+            (129, [by(1, 128), by(128, 128)], true),
+            (129, [by(1, 128), by(128, 1)], false),
+        ] {
+            let outline = outline([rows, 256, 16], granularities);
+            assert!(WgmmaTma.fits(&outline));
+            assert_eq!(WgmmaTma256.fits(&outline), expected, "{granularities:?}");
         }
     }
 

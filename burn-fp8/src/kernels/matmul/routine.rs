@@ -48,8 +48,8 @@ pub(super) trait Routine: Send + Sync {
 ///
 /// All but cuBLASLt are kernels of this crate, and can be run on any device with 64-bit integers. Where it lacks the instruction
 /// of one, or its runtime is not CUDA's C++ backend (feature `cuda-cpp`), that instruction and the copies ahead of it are replaced
-/// by loops: right, and slow. So all around it can be tested without the GPU. Those of tensor cores take 96 (`mma`) or 128 KiB of
-/// shared memory, which GPUs by way of WebGPU often do not give.
+/// by loops: right, and slow. So all around it can be tested without the GPU. Those of tensor cores take 96 (`mma`), 128 or
+/// 192 KiB (`wgmma-tma-256`) of shared memory, which GPUs by way of WebGPU often do not give.
 ///
 /// ```
 /// use burn_fp8::kernels::MatmulRoutine;
@@ -68,8 +68,11 @@ pub enum MatmulRoutine {
     Mma,
     /// fp8 `wgmma`: compute capability 9.0.
     Wgmma,
-    /// The same with operands loaded by the tensor memory accelerator.
+    /// The same with operands loaded by the tensor memory accelerator (TMA).
     WgmmaTma,
+    /// The same in tiles of 256 rows instead of 128, for more rows than that. A product reads a quarter less from the
+    /// GPU's L2 cache so. Scales that change both along the sum and within 128 columns are left to the other.
+    WgmmaTma256,
     /// NVIDIA's library, with the feature `cuda`, where it is installed and the GPU has fp8.
     ///
     /// It takes single matrices with one scale each, `[m, k]` by `[k, n]` with `k` and `n` multiples of 16, and not e5m2 by e5m2. What
@@ -79,29 +82,20 @@ pub enum MatmulRoutine {
     CublasLt,
 }
 
-const MMA: Tile = Tile {
-    instruction: Instruction::Mma,
-    tma: false,
-};
-
-const WGMMA: Tile = Tile {
-    instruction: Instruction::Wgmma,
-    tma: false,
-};
-
-const WGMMA_TMA: Tile = Tile {
-    instruction: Instruction::Wgmma,
-    tma: true,
-};
+const MMA: Tile = Tile::new(Instruction::Mma);
+const WGMMA: Tile = Tile::new(Instruction::Wgmma);
+const WGMMA_TMA: Tile = Tile::new(Instruction::Wgmma).with_tma();
+const WGMMA_TMA_256: Tile = Tile::new(Instruction::Wgmma).with_tma().tall();
 
 impl MatmulRoutine {
     /// All routines.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Direct,
         Self::Decoded,
         Self::Mma,
         Self::Wgmma,
         Self::WgmmaTma,
+        Self::WgmmaTma256,
         Self::CublasLt,
     ];
 
@@ -113,6 +107,7 @@ impl MatmulRoutine {
             Self::Mma => &MMA,
             Self::Wgmma => &WGMMA,
             Self::WgmmaTma => &WGMMA_TMA,
+            Self::WgmmaTma256 => &WGMMA_TMA_256,
             Self::CublasLt => return None,
         })
     }
@@ -162,6 +157,7 @@ impl MatmulRoutine {
             Self::Mma => Some(&MMA),
             Self::Wgmma => Some(&WGMMA),
             Self::WgmmaTma => Some(&WGMMA_TMA),
+            Self::WgmmaTma256 => Some(&WGMMA_TMA_256),
         }
     }
 
@@ -172,6 +168,7 @@ impl MatmulRoutine {
             Self::Mma => "mma",
             Self::Wgmma => "wgmma",
             Self::WgmmaTma => "wgmma-tma",
+            Self::WgmmaTma256 => "wgmma-tma-256",
             Self::CublasLt => "cublaslt",
         }
     }
@@ -197,7 +194,8 @@ impl FromStr for MatmulRoutine {
 /// A name that no [`MatmulRoutine`] has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no matmul routine is called {0:?}: there are direct, decoded, mma, wgmma, wgmma-tma and cublaslt"
+    "no matmul routine is called {0:?}: there are direct, decoded, mma, wgmma, wgmma-tma, \
+     wgmma-tma-256 and cublaslt"
 )]
 pub struct UnknownRoutine(pub String);
 

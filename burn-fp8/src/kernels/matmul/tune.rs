@@ -84,7 +84,7 @@ mod tests {
             matmul::{native, product},
         },
     };
-    use MatmulRoutine::{CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma};
+    use MatmulRoutine::{CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256};
 
     fn sized(m: usize, k: usize, n: usize) -> Product {
         let device = CubeDevice::Cpu(Default::default());
@@ -155,8 +155,8 @@ mod tests {
         let natives: [&[MatmulRoutine]; 5] = [
             // Ada, and Hopper, by CubeCL's C++ backend, with cuBLASLt or without; either by LLVM, which has no such instructions.
             &[Direct, Decoded, Mma],
-            &[Direct, Decoded, Wgmma, WgmmaTma],
-            &[Direct, Decoded, Wgmma, WgmmaTma, CublasLt],
+            &[Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256],
+            &[Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256, CublasLt],
             &[Direct, Decoded, CublasLt],
             &[Direct, Decoded],
         ];
@@ -195,13 +195,13 @@ mod tests {
     /// A product is decoded where nothing multiplies it as it is, and where all that would have failed.
     #[test]
     fn decoding_is_for_where_there_is_nothing_better() {
-        let hopper = [Direct, Decoded, Wgmma, WgmmaTma, CublasLt];
+        let hopper = [Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256, CublasLt];
         let product = sized(4096, 4096, 4096);
         let large = key_with(&product, &hopper);
-        assert_eq!(first(&large), [Wgmma, WgmmaTma, CublasLt]);
+        assert_eq!(first(&large), [Wgmma, WgmmaTma, WgmmaTma256, CublasLt]);
         assert_eq!(rank(Decoded, &large), 0);
         assert_eq!(rank(Direct, &large), -1);
-        let small = key_with(&sized(256, 256, 256), &hopper);
+        let small = key_with(&sized(128, 256, 256), &hopper);
         assert_eq!(first(&small), [Direct, Wgmma, WgmmaTma, CublasLt]);
         // Scales that change within a step of the tensor cores.
         let mut blocks = product;
@@ -209,6 +209,6 @@ mod tests {
             rows: 1,
             columns: 32,
         };
-        assert_eq!(first(&key_with(&blocks, &hopper[..4])), [Decoded]);
+        assert_eq!(first(&key_with(&blocks, &hopper[..5])), [Decoded]);
     }
 }

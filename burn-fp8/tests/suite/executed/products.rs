@@ -125,7 +125,7 @@ fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
     };
     let kernel = match routine {
         // A single row has no distance to the next, which a tensor map must have.
-        MatmulRoutine::WgmmaTma if m > 1 => "tma_kernel",
+        MatmulRoutine::WgmmaTma | MatmulRoutine::WgmmaTma256 if m > 1 => "tma_kernel",
         MatmulRoutine::Direct => "matmul_kernel",
         _ => "tile_kernel",
     };
@@ -275,6 +275,33 @@ fn tma_multiplies_with_one_scale() {
 #[test]
 fn tma_multiplies_with_scales_of_blocks() {
     all(Gpu::Hopper, MatmulRoutine::WgmmaTma, [blocks(128)]);
+}
+
+/// More than one tile of 256 rows, of which the last has a row in its first half, or in both; more steps than are in flight.
+#[test]
+fn tma_multiplies_in_tall_tiles() {
+    let whole = [[1, 257, 9, 1200], [2, 390, 131, 144]].map(|size| Case {
+        bias: true,
+        ..plain([E4M3, E5M2], size)
+    });
+    all(Gpu::Hopper, MatmulRoutine::WgmmaTma256, whole);
+}
+
+/// Scales of rows, of blocks of one row, and of blocks of 128 rows, of which a tall tile has two.
+#[test]
+fn tall_tiles_multiply_with_scales() {
+    let block = |rows| Granularity::Block { rows, columns: 128 };
+    let blocks = [1, 128].map(|rows| Case {
+        granularities: [block(rows), block(128)],
+        ..plain([E5M2, E4M3], [1, 390, 20, 400])
+    });
+    let rows = Case {
+        size: [1, 262, 10, 272],
+        batches: [1, 1],
+        ..rows()
+    };
+    let cases = blocks.into_iter().chain([rows]);
+    all(Gpu::Hopper, MatmulRoutine::WgmmaTma256, cases);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    layout::{ROW_CHUNKS, ROWS, STAGE_WORDS, UNITS, tile_word},
+    layout::{ROW_CHUNKS, ROWS, UNITS, tile_word},
     plan::{Instruction, Plan},
 };
 
@@ -72,7 +72,7 @@ pub(super) fn copy_tiles(
     unit: u32,
     #[comptime] plan: Plan,
 ) {
-    let stage = step % comptime!(plan.stages()) * STAGE_WORDS;
+    let stage = step % comptime!(plan.stages()) * comptime!(plan.stage_words());
     let copies = comptime!(ROWS * ROW_CHUNKS / plan.units());
     #[unroll(!plan.emulated)]
     for turn in 0..copies {

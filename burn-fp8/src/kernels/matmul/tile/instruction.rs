@@ -4,8 +4,8 @@ use cubecl::prelude::*;
 
 use super::{
     layout::{
-        ROW_WORDS, ROWS, STAGE_WORDS, SUMS, described_word, descriptor, left_row, left_word,
-        right_column, right_word, sum_column, sum_row, tile_word,
+        ROW_WORDS, ROWS, SUMS, described_word, descriptor, left_row, left_word, right_column,
+        right_word, sum_column, sum_row, tile_word,
     },
     plan::{Instruction, Plan},
     scaling::{Part, StepScales, Strides, factor, step_factor, step_scales},
@@ -30,7 +30,7 @@ pub(super) fn multiply_tiles(
     #[comptime] plan: Plan,
 ) {
     let stage = step % comptime!(plan.stages());
-    let left = stage * STAGE_WORDS;
+    let left = stage * comptime!(plan.stage_words());
     let right = left + comptime!(ROWS * ROW_WORDS);
     if comptime!(matches!(plan.instruction, Instruction::Mma)) {
         let rows = left + unit / 128u32 * comptime!(64 * ROW_WORDS);
@@ -71,19 +71,20 @@ pub(super) fn multiply_tiles(
                 sums[index as usize] += sum;
             }
         } else {
-            let scales = step_scales(lhs_scale, rhs_scale, part, strides, unit, step, plan);
+            let scales = step_scales(lhs_scale, rhs_scale, part, strides, unit, step, 0u32, plan);
             let terms = wgmma(left, right, plan);
-            add_terms(&terms, sums, &scales, plan);
+            add_terms(&terms, sums, &scales, 0u32, plan);
         }
     }
 }
 
-/// Adds what [`wgmma`] gave a unit in a step to its sums.
+/// Adds what [`wgmma`] gave a unit in a step to its sums of one half of the tile.
 #[cube]
 pub(super) fn add_terms(
     terms: &Vector<f32, Const<64>>,
     sums: &mut Array<f32>,
     scales: &StepScales,
+    #[comptime] half: u32,
     #[comptime] plan: Plan,
 ) {
     #[unroll]
@@ -92,7 +93,7 @@ pub(super) fn add_terms(
         if comptime!(plan.scales_steps()) {
             sum *= step_factor(scales, index, plan);
         }
-        sums[index] += sum;
+        sums[comptime!((half * SUMS) as usize + index)] += sum;
     }
 }
 

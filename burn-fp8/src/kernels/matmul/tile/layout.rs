@@ -8,13 +8,15 @@ use cubecl::prelude::*;
 
 use super::plan::Instruction;
 
-/// Rows of the product that a cube computes.
+/// Rows of the product that a cube computes at a time: its tile has these, or [twice as many](TALL_ROWS).
 pub(super) const ROWS: u32 = 128;
+/// Rows of a tall tile, which a cube computes in two halves.
+pub(super) const TALL_ROWS: u32 = 2 * ROWS;
 /// Columns of the product that a cube computes.
 pub(super) const COLUMNS: u32 = 128;
-/// Units of a cube: eight warps, two warpgroups, of which each computes 64 rows.
+/// Units of a cube: eight warps, two warpgroups, of which each computes 64 of every 128 rows.
 pub(super) const UNITS: u32 = 256;
-/// Sums that a unit keeps.
+/// Sums that a unit keeps for every 128 rows.
 pub(super) const SUMS: u32 = ROWS * COLUMNS / UNITS;
 /// Terms of a sum that a tile holds.
 pub(super) const STEP: u32 = 128;
@@ -22,8 +24,6 @@ pub(super) const STEP: u32 = 128;
 pub(super) const ROW_WORDS: u32 = STEP / 4;
 /// Chunks of 16 bytes, what one copy moves, in a row of a tile.
 pub(super) const ROW_CHUNKS: u32 = ROW_WORDS / 4;
-/// Words of both operands' tiles: the left one's rows, then the right one's columns.
-pub(super) const STAGE_WORDS: u32 = (ROWS + COLUMNS) * ROW_WORDS;
 
 /// Rows of tiles that are computed together.
 ///
@@ -82,12 +82,16 @@ pub(super) fn right_word(lane: u32, register: u32) -> u32 {
 pub(super) fn sum_row(unit: u32, index: u32, #[comptime] instruction: Instruction) -> u32 {
     let sixteen = if comptime!(matches!(instruction, Instruction::Mma)) {
         // A warp computes four blocks of 16 rows.
-        index / 16u32
+        index % SUMS / 16u32
     } else {
         // Each of a warpgroup's four warps has 16 rows.
         unit / 32u32 % 4u32
     };
-    unit / 128u32 * 64u32 + sixteen * 16u32 + unit % 32u32 / 4u32 + index % 4u32 / 2u32 * 8u32
+    index / SUMS * ROWS
+        + unit / 128u32 * 64u32
+        + sixteen * 16u32
+        + unit % 32u32 / 4u32
+        + index % 4u32 / 2u32 * 8u32
 }
 
 /// The column of the cube's part of the product where sum `index` of a unit belongs.
@@ -97,7 +101,7 @@ pub(super) fn sum_column(unit: u32, index: u32, #[comptime] instruction: Instruc
         // Each of the four warps over the same rows computes four blocks of 8 columns.
         unit / 32u32 % 4u32 * 4u32 + index / 4u32 % 4u32
     } else {
-        index / 4u32
+        index % SUMS / 4u32
     };
     eight * 8u32 + unit % 4u32 * 2u32 + index % 2u32
 }
@@ -154,12 +158,14 @@ mod tests {
         }
     }
 
-    /// The same for the accumulators: of m16n8 within a warp's part, of m64n128 within a warpgroup's.
+    /// The same for the accumulators: of m16n8 within a warp's part, of m64n128 within a warpgroup's. A tall tile is two such, one
+    /// below the other.
     #[test]
     fn sums_are_where_the_ptx_isa_puts_them() {
         for unit in 0..UNITS {
             let (lane, warp) = (unit % 32, unit / 32);
-            for index in 0..SUMS {
+            for index in 0..2 * SUMS {
+                let (half, index) = (index / SUMS, index % SUMS);
                 let i = index % 4;
                 // "row = groupID for c0, c1, groupID + 8 for c2, c3; col = threadID_in_group * 2 + (i & 1)"
                 let row = lane / 4 + if i < 2 { 0 } else { 8 };
@@ -172,8 +178,10 @@ mod tests {
                 for (instruction, [first_row, first_column]) in
                     [(Instruction::Mma, mma), (Instruction::Wgmma, wgmma)]
                 {
-                    assert_eq!(sum_row(unit, index, instruction), first_row + row);
-                    assert_eq!(sum_column(unit, index, instruction), first_column + column);
+                    let number = half * SUMS + index;
+                    let row = half * 128 + first_row + row;
+                    assert_eq!(sum_row(unit, number, instruction), row);
+                    assert_eq!(sum_column(unit, number, instruction), first_column + column);
                 }
             }
         }
@@ -181,17 +189,22 @@ mod tests {
 
     #[test]
     fn every_element_of_the_product_has_one_owner() {
-        for instruction in [Instruction::Mma, Instruction::Wgmma] {
+        for (instruction, rows) in [
+            (Instruction::Mma, ROWS),
+            (Instruction::Wgmma, ROWS),
+            (Instruction::Wgmma, TALL_ROWS),
+        ] {
+            let sums = rows * COLUMNS / UNITS;
             let owned: HashSet<_> = (0..UNITS)
-                .flat_map(|unit| (0..SUMS).map(move |index| (unit, index)))
+                .flat_map(|unit| (0..sums).map(move |index| (unit, index)))
                 .map(|(unit, index)| {
                     let row = sum_row(unit, index, instruction);
                     let column = sum_column(unit, index, instruction);
-                    assert!(row < ROWS && column < COLUMNS);
+                    assert!(row < rows && column < COLUMNS);
                     (row, column)
                 })
                 .collect();
-            assert_eq!(owned.len() as u32, ROWS * COLUMNS);
+            assert_eq!(owned.len() as u32, rows * COLUMNS);
         }
     }
 

@@ -28,7 +28,7 @@ use crate::{
     kernels::{buffer, codec::by_hand, ptx, scale_grid::Scales},
 };
 use kernel::tile_kernel;
-use layout::{COLUMNS, ROWS, STEP};
+use layout::{COLUMNS, ROWS, STEP, TALL_ROWS};
 use operand::Operand;
 #[cfg(feature = "cuda")]
 pub(super) use operand::along;
@@ -36,13 +36,42 @@ pub(super) use operand::is_copied;
 pub(super) use plan::Instruction;
 use plan::Plan;
 use scaling::{Scaling, StridesLaunch, strides};
-use tma::{tensor_map, tma_kernel};
+use tma::{left_map, right_map, tma_kernel};
 
 /// The tile kernel with one of the instructions.
 pub(super) struct Tile {
-    pub(super) instruction: Instruction,
+    instruction: Instruction,
     /// Load operands by the TMA, where they can be.
-    pub(super) tma: bool,
+    tma: bool,
+    /// Rows of a tile, where operands are loaded by the TMA: 128, or 256. Otherwise a tile has 128.
+    rows: u32,
+}
+
+impl Tile {
+    pub(super) const fn new(instruction: Instruction) -> Self {
+        Self {
+            instruction,
+            tma: false,
+            rows: ROWS,
+        }
+    }
+
+    pub(super) const fn with_tma(self) -> Self {
+        Self { tma: true, ..self }
+    }
+
+    pub(super) const fn tall(self) -> Self {
+        Self {
+            rows: TALL_ROWS,
+            ..self
+        }
+    }
+
+    /// Whether a unit has enough registers for its sums and their scales: those of a tall tile leave none for many scales in a step.
+    /// Products with few rows would waste half of such a tile.
+    fn is_tall_enough(&self, rows: usize, scaling: Scaling) -> bool {
+        self.rows == ROWS || rows > ROWS as usize && scaling.step_columns() == 1
+    }
 }
 
 impl Routine for Tile {
@@ -63,6 +92,7 @@ impl Routine for Tile {
                 .into_iter()
                 .all(|codes| rows(codes) <= MOST_CODES)
             && steps
+            && self.is_tall_enough(size.m, scaling(outline.granularities, size.k))
     }
 
     fn most(&self, size: Size) -> usize {
@@ -73,7 +103,7 @@ impl Routine for Tile {
         let hardware = &client.properties().hardware;
         // On a processor it is memory as any other.
         hardware.num_cpu_cores.is_some()
-            || 4 * self.instruction.words() <= hardware.max_shared_memory_size
+            || 4 * self.instruction.words(self.rows) <= hardware.max_shared_memory_size
     }
 
     fn is_native(&self, client: &Client) -> bool {
@@ -104,6 +134,7 @@ fn plan(instruction: Instruction, emulated: bool, product: &Product) -> Plan {
     Plan {
         instruction,
         emulated,
+        rows: ROWS,
         lhs: product.spec.lhs,
         rhs: product.spec.rhs,
         scaling: scaling(product.granularities(), product.size().k),
@@ -142,7 +173,7 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     let Size { m, n, k, batches } = product.size();
     let client = product.lhs.client.clone();
     let emulated = native_instruction(&client) != Some(tile.instruction);
-    let plan = plan(tile.instruction, emulated, &product);
+    let mut plan = plan(tile.instruction, emulated, &product);
     let Product {
         lhs,
         rhs,
@@ -158,13 +189,20 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
 
     let left = Operand::left(&lhs, &shape);
     let right = Operand::right(&rhs, &shape);
+    let maps = match tile.tma && !plan.emulated {
+        true => left.as_one_matrix(k).zip(right.as_one_matrix(k)),
+        false => None,
+    };
+    if maps.is_some() {
+        plan.rows = tile.rows;
+    }
     let bias = match bias {
         Bias::None => lhs_scales.tensor.clone(),
         Bias::Row(bias) => cast(bias, DType::F32),
     };
     let count = CubeCount::Static(
         n.div_ceil(COLUMNS as usize) as u32,
-        m.div_ceil(ROWS as usize) as u32,
+        m.div_ceil(plan.rows as usize) as u32,
         batches as u32,
     );
     let scale_starts = [&lhs_scales, &rhs_scales].map(|scales| scales.starts(&shape));
@@ -192,18 +230,14 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     let amax = buffer::amax(&client, &amax);
     let dtype = dtype_to_storage_type(output.dtype);
 
-    if tile.tma
-        && !plan.emulated
-        && let Some((left_rows, left)) = left.as_one_matrix(k)
-        && let Some((right_rows, right)) = right.as_one_matrix(k)
-    {
+    if let Some(((left_rows, left), (right_rows, right))) = maps {
         tma_kernel::launch(
             &client,
             count,
             cube_dim(plan),
             vector,
-            tensor_map(left),
-            tensor_map(right),
+            left_map(left, plan),
+            right_map(right),
             lhs_scale,
             rhs_scale,
             bias,
@@ -262,6 +296,7 @@ impl Tile {
         let plan = Plan {
             instruction: self.instruction,
             emulated: false,
+            rows: self.rows,
             lhs: spec.lhs,
             rhs: spec.rhs,
             scaling: scaling(granularities, usize::MAX),
@@ -280,15 +315,15 @@ impl Tile {
             client.target_properties_shared(),
         );
         if self.tma {
-            let map = || tensor_map(buffer::matrix(client.empty(16), [1, 16], 16));
+            let codes = || buffer::matrix(client.empty(16), [1, 16], 16);
             tma_kernel::create_dummy_kernel(
                 device,
                 target,
                 count,
                 cube_dim(plan),
                 2,
-                map(),
-                map(),
+                left_map(codes(), plan),
+                right_map(codes()),
                 words(),
                 words(),
                 words(),

@@ -1,7 +1,7 @@
 //! What a tile kernel is compiled for.
 
 use super::{
-    layout::{STAGE_WORDS, UNITS},
+    layout::{COLUMNS, ROW_WORDS, ROWS, SUMS, UNITS},
     scaling::Scaling,
 };
 use crate::Fp8Format;
@@ -24,10 +24,15 @@ impl Instruction {
         }
     }
 
-    /// Words of shared memory.
-    pub(super) fn words(self) -> usize {
-        (self.stages() * STAGE_WORDS) as usize
+    /// Words of shared memory that the tiles in flight take, with so many rows of the left operand.
+    pub(super) fn words(self, rows: u32) -> usize {
+        (self.stages() * stage_words(rows)) as usize
     }
+}
+
+/// Words of both operands' tiles: the rows of the left one, then the columns of the right one.
+fn stage_words(rows: u32) -> u32 {
+    (rows + COLUMNS) * ROW_WORDS
 }
 
 /// The compile-time side of a tile kernel.
@@ -36,6 +41,8 @@ pub(super) struct Plan {
     pub(super) instruction: Instruction,
     /// Replace instructions that only NVIDIA's GPUs have by loops; one unit then plays all units of its cube.
     pub(super) emulated: bool,
+    /// Rows of a tile.
+    pub(super) rows: u32,
     pub(super) lhs: Fp8Format,
     pub(super) rhs: Fp8Format,
     pub(super) scaling: Scaling,
@@ -59,7 +66,22 @@ impl Plan {
     }
 
     pub(super) fn words(self) -> usize {
-        self.instruction.words()
+        self.instruction.words(self.rows)
+    }
+
+    /// Words of both operands' tiles.
+    pub(super) fn stage_words(self) -> u32 {
+        stage_words(self.rows)
+    }
+
+    /// The parts of 128 rows that a cube computes, one after the other: 1, or 2 of a tall tile.
+    pub(super) fn halves(self) -> u32 {
+        self.rows / ROWS
+    }
+
+    /// Sums that a unit keeps.
+    pub(super) fn sums(self) -> u32 {
+        self.halves() * SUMS
     }
 
     /// Units of a cube of the launch: emulated, one plays all.

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    layout::{COLUMNS, ROWS, STEP, sum_column, sum_row, tile_column, tile_row},
+    layout::{COLUMNS, ROWS, STEP, SUMS, sum_column, sum_row, tile_column, tile_row},
     plan::Plan,
 };
 use crate::kernels::scale_grid::Scales;
@@ -33,6 +33,14 @@ impl Scaling {
         match self {
             Self::Whole => u32::MAX,
             Self::Sums { columns, .. } | Self::Steps { columns, .. } => columns,
+        }
+    }
+
+    /// Scales that a unit's columns have in a step of `wgmma`.
+    pub(super) fn step_columns(self) -> usize {
+        match self {
+            Self::Steps { columns, .. } if !shared_by_tiles(columns) => 32,
+            _ => 1,
         }
     }
 }
@@ -97,7 +105,7 @@ pub(super) fn start(starts: &[u32], #[comptime] of: usize, #[comptime] plan: Pla
 pub(super) fn part(starts: &[u32], rows: u32, columns: u32, #[comptime] plan: Plan) -> Part {
     let number = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
     Part {
-        first_row: tile_row(number, CUBE_COUNT_X, CUBE_COUNT_Y) * ROWS,
+        first_row: tile_row(number, CUBE_COUNT_X, CUBE_COUNT_Y) * comptime!(plan.rows),
         first_column: tile_column(number, CUBE_COUNT_X, CUBE_COUNT_Y) * COLUMNS,
         rows: rows,
         columns: columns,
@@ -106,7 +114,8 @@ pub(super) fn part(starts: &[u32], rows: u32, columns: u32, #[comptime] plan: Pl
     }
 }
 
-/// What sum `index` of a unit is multiplied by in step `step`: the inverse scales of its row and of its column.
+/// What sum `index` of a unit is multiplied by in step `step`: the inverse scales of its row and of its column. Their product comes
+/// first, as in DeepGEMM.
 #[cube]
 pub(super) fn factor(
     lhs_scale: &[f32],
@@ -122,8 +131,9 @@ pub(super) fn factor(
         * column_scale(rhs_scale, part, strides, unit, index, step, plan)
 }
 
+/// The inverse scale of the row of a unit's sum.
 #[cube]
-fn row_scale(
+pub(super) fn row_scale(
     scale: &[f32],
     part: &Part,
     strides: &Strides,
@@ -133,21 +143,21 @@ fn row_scale(
     #[comptime] plan: Plan,
 ) -> f32 {
     let rows = comptime!(plan.scaling.rows());
-    // Where a whole tile shares a scale, all its sums read the same.
+    // Where 128 rows share a scale, all their sums read the same.
     let row = if comptime!(shared_by_tiles(rows)) {
-        part.first_row
+        part.first_row + index / SUMS * ROWS
     } else {
-        let row = part.first_row + sum_row(unit, index, plan.instruction);
-        u32::min(row, part.rows - 1u32)
+        part.first_row + sum_row(unit, index, plan.instruction)
     };
     let place = part.left_start
-        + row / rows * strides.left
+        + u32::min(row, part.rows - 1u32) / rows * strides.left
         + step * STEP / strides.left_terms * strides.left_inner;
     scale[place as usize]
 }
 
+/// The inverse scale of the column of a unit's sum.
 #[cube]
-fn column_scale(
+pub(super) fn column_scale(
     scale: &[f32],
     part: &Part,
     strides: &Strides,
@@ -178,7 +188,8 @@ pub(super) struct StepScales {
     columns: Array<f32>,
 }
 
-/// The inverse scales of a unit's rows and columns in a step; nothing is read where scales are for the sums alone.
+/// The inverse scales of a unit's rows and columns in a step, of one half of the tile; nothing is read where scales are for the sums
+/// alone.
 #[cube]
 pub(super) fn step_scales(
     lhs_scale: &[f32],
@@ -187,16 +198,17 @@ pub(super) fn step_scales(
     strides: &Strides,
     unit: u32,
     step: u32,
+    #[comptime] half: u32,
     #[comptime] plan: Plan,
 ) -> StepScales {
-    let count = comptime!(step_columns(plan));
+    let count = comptime!(plan.scaling.step_columns());
     let mut rows = Array::<f32>::new(2usize);
     let mut columns = Array::<f32>::new(count);
     if comptime!(plan.scales_steps()) {
         #[unroll]
-        for half in 0..2usize {
-            let index = comptime!(2 * half as u32);
-            rows[half] = row_scale(lhs_scale, part, strides, unit, index, step, plan);
+        for row in 0..2usize {
+            let index = comptime!(half * SUMS + 2 * row as u32);
+            rows[row] = row_scale(lhs_scale, part, strides, unit, index, step, plan);
         }
         #[unroll]
         for column in 0..count {
@@ -215,16 +227,8 @@ pub(super) fn step_factor(
     #[comptime] plan: Plan,
 ) -> f32 {
     let row = comptime!(index % 4 / 2);
-    let column = comptime!((index / 4 * 2 + index % 2) % step_columns(plan));
+    let column = comptime!((index / 4 * 2 + index % 2) % plan.scaling.step_columns());
     scales.rows[row] * scales.columns[column]
-}
-
-/// Scales that a unit's columns have in a step of `wgmma`.
-fn step_columns(plan: Plan) -> usize {
-    match shared_by_tiles(plan.scaling.columns()) {
-        true => 1,
-        false => 32,
-    }
 }
 
 fn shared_by_tiles(size: u32) -> bool {

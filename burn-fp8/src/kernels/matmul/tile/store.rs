@@ -3,9 +3,9 @@
 use cubecl::prelude::*;
 
 use super::{
-    layout::{SUMS, sum_column, sum_row},
+    layout::{sum_column, sum_row},
     plan::Plan,
-    scaling::{Part, Scaling, Strides, factor},
+    scaling::{Part, Scaling, Strides, column_scale, row_scale},
 };
 use crate::kernels::codec::{float_to, magnitude_bits};
 
@@ -38,7 +38,7 @@ pub(super) fn store_sums<F: Numeric, N: Size>(
     let rhs_inverse = 1.0f32 / rhs_scale[0];
     let mut max = 0u32;
     #[unroll(!plan.emulated)]
-    for pair in 0..comptime!(SUMS / 2) {
+    for pair in 0..comptime!(plan.sums() / 2) {
         let row = part.first_row + sum_row(unit, 2 * pair, plan.instruction);
         let column = part.first_column + sum_column(unit, 2 * pair, plan.instruction);
         if row < m && column < n {
@@ -115,7 +115,9 @@ fn finished<F: Numeric>(
     if comptime!(matches!(plan.scaling, Scaling::Whole)) {
         value = value * lhs_inverse * rhs_inverse;
     } else if comptime!(!plan.scales_steps()) {
-        value *= factor(lhs_scale, rhs_scale, part, strides, unit, index, 0u32, plan);
+        // One after the other: where both are small, their product may be too small for f32.
+        value *= row_scale(lhs_scale, part, strides, unit, index, 0u32, plan);
+        value *= column_scale(rhs_scale, part, strides, unit, index, 0u32, plan);
     }
     if comptime!(plan.has_bias) {
         value += bias[u32::min(column, part.columns - 1) as usize];

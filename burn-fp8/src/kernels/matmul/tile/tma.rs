@@ -8,7 +8,7 @@ use cubecl::prelude::{barrier::Barrier, *};
 use super::{
     copy::shared_address,
     instruction::{add_terms, wgmma},
-    layout::{ROW_WORDS, ROWS, STAGE_WORDS, STEP, SUMS, UNITS, descriptor},
+    layout::{COLUMNS, ROW_WORDS, ROWS, STEP, UNITS, descriptor},
     plan::Plan,
     scaling::{Strides, part, start, step_scales},
     store::store_sums,
@@ -17,9 +17,6 @@ use crate::kernels::amax::raise_together;
 
 /// Bytes of a row of a tile.
 const ROW_BYTES: u32 = 4 * ROW_WORDS;
-/// Bytes of both operands' tiles.
-const STAGE_BYTES: u32 = 4 * STAGE_WORDS;
-
 /// Warps of a cube.
 const WARPS: u32 = UNITS / 32;
 
@@ -49,8 +46,7 @@ pub(super) fn tma_kernel<F: Numeric, V: Size>(
     let left = start(starts, 0usize, plan) + part.first_row;
     let right = start(starts, 1usize, plan) + part.first_column;
     let stages = comptime!(plan.stages());
-    let mut tiles =
-        Shared::<[u8]>::new_aligned_slice(comptime!((stages * STAGE_BYTES) as usize), 1024usize);
+    let mut tiles = Shared::<[u8]>::new_aligned_slice(comptime!(4 * plan.words()), 1024usize);
     let tiles_address = shared_address::<u8>(&mut tiles, plan);
     let mut full = Sequence::<Shared<Barrier>>::new();
     let mut read = Sequence::<Shared<Barrier>>::new();
@@ -69,9 +65,9 @@ pub(super) fn tma_kernel<F: Numeric, V: Size>(
     sync_async_proxy_shared();
     sync_cube();
 
-    let mut sums = Array::<f32>::new(comptime!(SUMS as usize));
+    let mut sums = Array::<f32>::new(comptime!(plan.sums() as usize));
     #[unroll]
-    for index in 0..comptime!(SUMS as usize) {
+    for index in 0..comptime!(plan.sums() as usize) {
         sums[index] = 0.0f32;
     }
     // Not into the stage of the step before, which a warpgroup that is behind may still read.
@@ -81,7 +77,7 @@ pub(super) fn tma_kernel<F: Numeric, V: Size>(
     for step in 0..ahead {
         if UNIT_POS == 0 && step < steps {
             let barrier = full.index(comptime!(step as usize));
-            load_tiles(lhs, rhs, left, right, &mut tiles, barrier, step, step);
+            load_tiles(lhs, rhs, left, right, &mut tiles, barrier, step, step, plan);
         }
     }
     for round in 0..steps.div_ceil(stages) {
@@ -106,20 +102,31 @@ pub(super) fn tma_kernel<F: Numeric, V: Size>(
                         barrier,
                         step + ahead,
                         free,
+                        plan,
                     );
                 }
-                let scales =
-                    step_scales(lhs_scale, rhs_scale, &part, &strides, UNIT_POS, step, plan);
+                let first = step_scales(
+                    lhs_scale, rhs_scale, &part, &strides, UNIT_POS, step, 0u32, plan,
+                );
                 full.index(comptime!(stage as usize))
                     .wait_parity(round % 2u32);
-                let rows =
-                    tiles_address + stage * STAGE_BYTES + UNIT_POS / 128u32 * 64u32 * ROW_BYTES;
-                let columns = tiles_address + stage * STAGE_BYTES + ROWS * ROW_BYTES;
+                let rows = tiles_address + stage * comptime!(4 * plan.stage_words());
+                let columns = rows + comptime!(plan.rows * ROW_BYTES);
+                let rows = rows + UNIT_POS / 128u32 * 64u32 * ROW_BYTES;
                 let terms = wgmma(descriptor(rows), descriptor(columns), plan);
-                if UNIT_POS.is_multiple_of(32u32) {
-                    let _ = read.index(comptime!(stage as usize)).arrive();
+                if comptime!(plan.halves() == 2) {
+                    let second = step_scales(
+                        lhs_scale, rhs_scale, &part, &strides, UNIT_POS, step, 1u32, plan,
+                    );
+                    add_terms(&terms, &mut sums, &first, 0u32, plan);
+                    let rows = rows + ROWS * ROW_BYTES;
+                    let terms = wgmma(descriptor(rows), descriptor(columns), plan);
+                    stage_is_read(read.index(comptime!(stage as usize)));
+                    add_terms(&terms, &mut sums, &second, 1u32, plan);
+                } else {
+                    stage_is_read(read.index(comptime!(stage as usize)));
+                    add_terms(&terms, &mut sums, &first, 0u32, plan);
                 }
-                add_terms(&terms, &mut sums, &scales, plan);
             }
         }
     }
@@ -142,20 +149,39 @@ fn load_tiles(
     full: &Shared<Barrier>,
     step: u32,
     #[comptime] stage: u32,
+    #[comptime] plan: Plan,
 ) {
-    let first = comptime!((stage * STAGE_BYTES) as usize);
-    let second = comptime!(first + (ROWS * ROW_BYTES) as usize);
-    let end = comptime!(first + STAGE_BYTES as usize);
+    let bytes = comptime!(4 * plan.stage_words());
+    let first = comptime!((stage * bytes) as usize);
+    let second = comptime!(first + (plan.rows * ROW_BYTES) as usize);
+    let end = comptime!(first + bytes as usize);
     let column = (step * ROW_BYTES) as i32;
-    let _ = full.arrive_and_expect_tx(1u32, STAGE_BYTES);
+    let _ = full.arrive_and_expect_tx(1u32, bytes);
     full.tma_load_2d(lhs, &mut tiles[first..second], left as i32, column);
     full.tma_load_2d(rhs, &mut tiles[second..end], right as i32, column);
 }
 
-/// A matrix of codes as the TMA reads it, in tiles of 128 by 128.
-pub(super) fn tensor_map(tensor: TensorArg) -> TensorMapArg<Tiled> {
+/// A warp is done with the tiles of a stage, of which `read` tells.
+#[cube]
+fn stage_is_read(read: &Shared<Barrier>) {
+    if UNIT_POS.is_multiple_of(32u32) {
+        let _ = read.arrive();
+    }
+}
+
+/// The left operand as the TMA reads it, in tiles of so many rows by 128 codes.
+pub(super) fn left_map(tensor: TensorArg, plan: Plan) -> TensorMapArg<Tiled> {
+    tensor_map(tensor, plan.rows)
+}
+
+/// The right operand as the TMA reads it, by columns.
+pub(super) fn right_map(tensor: TensorArg) -> TensorMapArg<Tiled> {
+    tensor_map(tensor, COLUMNS)
+}
+
+fn tensor_map(tensor: TensorArg, rows: u32) -> TensorMapArg<Tiled> {
     let tile = TiledArgs {
-        tile_size: [ROWS as usize, ROW_BYTES as usize].into(),
+        tile_size: [rows as usize, ROW_BYTES as usize].into(),
     };
     TensorMapArg::new(tile, tensor, u8::cube_type()).with_swizzle(TensorMapSwizzle::B128)
 }
