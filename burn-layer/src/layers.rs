@@ -129,7 +129,7 @@ impl Layers {
     ///
     /// # Errors
     ///
-    /// As [`serve`](Self::serve).
+    /// Like [`serve`](Self::serve).
     pub fn lease(self) -> Result<Lease, LayerError> {
         let Self { base, parts } = self;
         match base {

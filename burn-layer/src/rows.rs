@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 pub(crate) struct Rows {
     /// The latest uses of the rows, in products of each width and in other ops. Backward recognizes its forward by them.
     used: Mutex<Vec<Used>>,
-    /// The forward product that the rows were last the gradient `dy` of, as the product `dy w^T` found out.
+    /// If the rows are a gradient `dy`: the forward product that they were last found to belong to, by the product `dy w^T`.
     backward_of: Mutex<Option<Box<BackwardOf>>>,
     /// What layers keep with the rows.
     pub(crate) kept: KeptValues,

@@ -16,8 +16,8 @@ pub enum Rule {
     Full,
     /// Compute in f32. The result stays f32 under every policy: sums, and gradients that are sums.
     Accumulate,
-    /// Compute in f32 and store the result in the dtype of the first input, as PyTorch's kernels do: batch normalization, and
-    /// `gelu` in fp16, for example.
+    /// Compute in f32 and store the result in the dtype of the first input, as PyTorch's kernels do: for example batch
+    /// normalization, and `gelu` in fp16.
     FullKeep,
     /// Compute in the widest dtype that an input is stored in; with one input, in the dtype of that one.
     Promote,

@@ -64,7 +64,7 @@ impl LossScalerConfig {
     ///
     /// # Errors
     ///
-    /// As [`init`](Self::init).
+    /// Like [`init`](Self::init).
     pub fn init_on(&self, device: &Device) -> Result<DeviceLossScaler, LossScalerError> {
         self.validate()?;
         let state = LossScalerState::new(self);

@@ -135,7 +135,7 @@ impl LossScaler {
     ///
     /// # Panics
     ///
-    /// When a gradient is f16, as PyTorch's scaler raises an error, because unscaling would lose again what scaling saved.
+    /// When a gradient is f16, because unscaling would lose again what scaling saved. (PyTorch's scaler raises an error, too.)
     pub fn unscale<M: Module>(&self, grads: GradientsParams, module: &M) -> Unscaled {
         self.unscale_step(self.next_step(), grads, module)
     }
