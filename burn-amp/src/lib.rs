@@ -2,9 +2,9 @@
 //!
 //! # With burn-train
 //!
-//! A program that trains with burn-train's `Learner` stays as it is, but for the device: data loaders, metrics,
-//! checkpoints and records see `f32`. (fp16 needs a [`SharedLossScaler`] in the model, and in the checkpoints by
-//! [`saved_with`](SharedLossScaler::saved_with).)
+//! A program that trains with burn-train's `Learner` only has to change the device: data loaders, metrics,
+//! checkpoints and records see `f32`. (fp16 needs a [`SharedLossScaler`] in the model, and
+//! [`saved_with`](SharedLossScaler::saved_with) to have it in the checkpoints.)
 //!
 //! ```
 //! use burn::{lr_scheduler::constant::ConstantLr, optim::AdamConfig, tensor::Device};

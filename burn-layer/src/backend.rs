@@ -9,8 +9,8 @@ use burn_backend::{
 use burn_ir::{BackendIr, HandleKind, TensorHandle};
 use core::{fmt, marker::PhantomData};
 
-/// The backend `B` under the layers of its device. It is a backend of its own, with `B`'s kernels:
-/// every op runs on `B`, in the dtypes that the layers' plan says.
+/// The backend `B` under the layers of its device. It is a backend itself, but has `B`'s kernels:
+/// every op runs on `B`, in the dtypes of the layers' plan.
 pub struct Layered<B>(PhantomData<fn() -> B>);
 
 impl<B> Clone for Layered<B> {
@@ -37,7 +37,7 @@ impl<B: BackendIr> BackendTypes for Layered<B> {
     type IntTensorPrimitive = LayeredTensor<IntTensor<B>>;
     type BoolTensorPrimitive = LayeredTensor<BoolTensor<B>>;
     type QuantizedTensorPrimitive = LayeredTensor<QuantizedTensor<B>>;
-    // A captured graph would replay casts of tensors that have changed since.
+    // A captured graph would replay casts of tensors that have changed since the capture.
     type GraphPrimitive = GraphUnsupported;
 }
 
@@ -121,7 +121,7 @@ impl<B: BackendIr> Backend for Layered<B> {
     }
 }
 
-/// Runs `body` on the stream that the thread has outside all scopes, as all ops run.
+/// Runs `body` on the stream that the thread has outside all scopes. All ops run there.
 fn outside<R>(body: impl FnOnce() -> R) -> R {
     let (_, stream) = scope::current();
     stream.executes(body)

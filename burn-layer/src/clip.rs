@@ -1,4 +1,4 @@
-//! The norm by which gradients are clipped, for crates that clip them in their own ways.
+//! The norm by which gradients are clipped, for crates that each clip in their own way.
 
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
@@ -8,18 +8,18 @@ use burn::{
 use burn_std::ExecutionError;
 use std::collections::HashSet;
 
-/// PyTorch adds as much to the norm.
+/// PyTorch adds this to the norm.
 const EPSILON: f64 = 1e-6;
 
-/// A sum of squares below this may lack squares that were too small for `f32`: each of those is below
-/// 1.2e-38, so that above it, 1e10 of them change nothing.
+/// A sum of squares below this may lack squares that underflowed `f32`. Each of those is below
+/// 1.2e-38, so 1e10 of them make no difference to a sum above it.
 const SMALLEST: f64 = 1e-20;
 
-/// The Euclidean norm of a module's gradients, all of them together; 0 where there are none.
+/// The Euclidean norm of all gradients of a module together; 0 if there are none.
 ///
-/// Sums are taken in `f32` at least, and any finite gradients have their finite norm: where squares are more, or
-/// less, than `f32` has, each gradient is divided by its largest number before, as BLAS's `nrm2` does.
-/// The host waits for a device once, and in that case for each gradient.
+/// Squares are summed in at least `f32`, and the norm of finite gradients is finite: if squares overflow or
+/// underflow `f32`, each gradient is divided by its largest absolute value first, as BLAS's `nrm2` does.
+/// The host waits for a device once, and in that case also for each gradient.
 ///
 /// # Errors
 ///
@@ -38,16 +38,16 @@ pub fn gradient_norm<M: Module>(
     }
 }
 
-/// The same, one element on the device of the first gradient, without waiting; `None` where there are no
+/// The same norm as a tensor of one element on the device of the first gradient, without waiting. `None` if there are no
 /// gradients.
 ///
-/// All gradients are divided by the largest of their numbers before they are squared.
+/// All gradients are divided by the largest absolute value in any of them before they are squared.
 pub fn gradient_norm_on_device<M: Module>(
     gradients: &GradientsParams,
     module: &M,
 ) -> Option<Tensor<1>> {
     let largest = visit(module, gradients, Largest::default()).on_one_device()?;
-    // Zeros are divided by something, and infinities stay infinities.
+    // The bounds keep zeros from being divided by zero, and infinities infinite.
     let scale = largest.max().clamp(f32::MIN_POSITIVE, f32::MAX);
     let scaled = SumsOfSquares {
         scale: Some(scale.clone()),
@@ -57,14 +57,14 @@ pub fn gradient_norm_on_device<M: Module>(
     Some(sums.sum().sqrt() * scale)
 }
 
-/// The largest norm that gradients are to have.
+/// The largest norm that gradients may have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MaxNorm(f64);
 
 impl MaxNorm {
     /// # Panics
     ///
-    /// When it is not positive.
+    /// When `max_norm` is not positive.
     pub fn new(max_norm: f64) -> Self {
         assert!(
             max_norm > 0.0,
@@ -73,14 +73,14 @@ impl MaxNorm {
         Self(max_norm)
     }
 
-    /// What gradients with a norm are multiplied by, if they are to be changed: PyTorch's
-    /// `max_norm / (norm + 1e-6)`, if that is below 1.
+    /// The factor to multiply gradients of that norm by: PyTorch's `max_norm / (norm + 1e-6)`, if
+    /// that is below 1. `None` leaves the gradients unchanged.
     pub fn factor(self, norm: f64) -> Option<f64> {
         let factor = self.0 / (norm + EPSILON);
         (factor < 1.0).then_some(factor)
     }
 
-    /// The same on the device; 1 where they are not to be changed.
+    /// The same factor on the device; 1 leaves the gradients unchanged.
     pub fn factor_on_device(self, norm: Tensor<1>) -> Tensor<1> {
         let factor = norm.add_scalar(EPSILON).recip();
         factor.mul_scalar(self.0).clamp_max(1.0)
@@ -91,7 +91,7 @@ fn number(tensor: Tensor<1>) -> Result<f64, ExecutionError> {
     Ok(tensor.try_into_data()?.iter::<f64>().sum())
 }
 
-/// In `f32`, or in `f64` as it is.
+/// Casts a gradient to `f32`, unless it is in `f64`.
 fn widen<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
     match gradient.dtype() {
         DType::F64 | DType::F32 => gradient,
@@ -99,12 +99,12 @@ fn widen<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Something that is computed of each gradient.
+/// Something that is computed for each gradient.
 trait OfEach {
     fn add<const D: usize>(&mut self, gradient: Tensor<D>);
 }
 
-/// Computes something of each gradient of a module that has elements: once, if its parameter stands in several places.
+/// Computes `of_each` for each gradient of a module that has elements; once for a parameter that occurs in several places.
 fn visit<M: Module, O: OfEach>(module: &M, gradients: &GradientsParams, of_each: O) -> O {
     struct Visitor<'a, O> {
         gradients: &'a GradientsParams,
@@ -132,7 +132,7 @@ fn visit<M: Module, O: OfEach>(module: &M, gradients: &GradientsParams, of_each:
     visitor.of_each
 }
 
-/// One number of each gradient, in `f32`, on its device.
+/// One number for each gradient, in `f32`, on the gradient's device.
 #[derive(Default)]
 struct Numbers(Vec<Tensor<1>>);
 
@@ -141,7 +141,7 @@ impl Numbers {
         self.0.push(number.cast(FloatDType::F32));
     }
 
-    /// All in one tensor, on the device of the first.
+    /// All numbers in one tensor, on the device of the first.
     fn on_one_device(self) -> Option<Tensor<1>> {
         let device = self.0.first()?.device();
         let there = self.0.into_iter().map(|number| number.to_device(&device));
@@ -149,7 +149,7 @@ impl Numbers {
     }
 }
 
-/// The largest number of each gradient, whatever its sign.
+/// The largest absolute value in each gradient.
 #[derive(Default)]
 struct Largest(Numbers);
 
@@ -165,7 +165,7 @@ impl Largest {
     }
 }
 
-/// The sum of the squares of each gradient, divided by one element before if there is one.
+/// The sum of the squares of each gradient, which is first divided by `scale`, a tensor of one element, if there is one.
 #[derive(Default)]
 struct SumsOfSquares {
     scale: Option<Tensor<1>>,
@@ -192,7 +192,7 @@ impl SumsOfSquares {
     }
 }
 
-/// The norm of all gradients so far, each divided by its largest number before.
+/// The norm of all gradients so far. Each is divided by its largest absolute value before it is squared.
 struct ScaledNorm(Result<f64, ExecutionError>);
 
 impl OfEach for ScaledNorm {

@@ -6,7 +6,7 @@ use burn_ir::{BackendIr, HandleContainer, HandleKind, TensorIr, TensorStatus};
 use burn_router::{CustomOpHandler, CustomOpRegistry};
 use std::{collections::HashMap, sync::Arc};
 
-/// Custom ops by the name that a backend extension ships them under.
+/// Custom ops, by the names under which a backend extension ships them.
 ///
 /// The handlers are those of the backend *underneath* the layers: a custom op sees plain tensors of
 /// that backend in the dtypes that the program sees, and runs its kernels unchanged.
@@ -29,7 +29,7 @@ impl<B: BackendIr> Handlers<B> {
         self.0.extend(other.0);
     }
 
-    /// The names, in order.
+    /// The names, sorted and without duplicates.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.0.iter().map(|(id, _)| id.clone()).collect();
         names.sort();
@@ -37,7 +37,7 @@ impl<B: BackendIr> Handlers<B> {
         names
     }
 
-    /// The same ops on `B` under layers.
+    /// The same ops for `B` under layers.
     pub(crate) fn lift(self) -> Lifted<B> {
         self.0
             .into_iter()
@@ -45,7 +45,7 @@ impl<B: BackendIr> Handlers<B> {
             .collect()
     }
 
-    /// Ops of these names for all devices of a service, each of which has its own.
+    /// A registry of ops with these names for all devices of a service. Each op calls the handler of the device it runs on.
     pub(crate) fn by_device(names: Vec<String>) -> CustomOpRegistry<Layered<B>> {
         let mut registry = CustomOpRegistry::new();
         for name in names {
@@ -76,7 +76,7 @@ fn lift<B: BackendIr>(handler: CustomOpHandler<B>) -> CustomOpHandler<Layered<B>
         for input in &ir.inputs {
             match handles.get_tensor_handle(input).handle {
                 HandleKind::Float(tensor) => {
-                    // One number may be anything: a scale that was shared together with those of gradients.
+                    // A single element may be something else, such as a scale that was shared together with those of gradients.
                     gradient |= tensor.is_gradient() && tensor.shape().num_elements() > 1;
                     base.register_float_tensor::<B>(&input.id, tensor.into_nominal());
                 }

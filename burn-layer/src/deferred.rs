@@ -1,10 +1,10 @@
-//! [`Deferred`]: a tensor that is waited for where it is used.
+//! [`Deferred`]: a tensor that is waited for when it is first used.
 
 use core::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// A tensor that is not there yet, such as a gradient on its way around the ranks. Its first use
-/// waits for it; clones share the wait and the result.
+/// A tensor that is not there yet, such as a gradient that is being reduced over the ranks. Its first use
+/// waits for it. Clones share the wait and the result.
 #[derive(Clone)]
 pub(crate) struct Deferred<P>(Arc<DeferredInner<P>>);
 
@@ -22,7 +22,7 @@ impl<P: Clone> Deferred<P> {
         }))
     }
 
-    /// The tensor, waiting for it if need be.
+    /// The tensor. Waits for it if need be.
     pub(crate) fn wait(&self) -> P {
         self.0.value.get_or_init(|| (self.0.wait)()).clone()
     }

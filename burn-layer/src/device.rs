@@ -1,4 +1,4 @@
-//! [`LayeredDevice`]: a device of the backend underneath, with its layer.
+//! [`LayeredDevice`]: a device of the backend underneath, with its layers.
 
 use crate::{Layer, LayerSet, layer_set::Stack};
 use burn_backend::{DeviceId, DeviceOps, DeviceSettings};
@@ -9,14 +9,14 @@ use std::{
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-/// A device of a layered backend. Two are equal when they are the same device under the same layer.
+/// A device of a layered backend. Two are equal when they are the same device under the same layers.
 pub struct LayeredDevice<D> {
     base: D,
     layer: Arc<LayerSet>,
 }
 
 impl<D: DeviceOps> LayeredDevice<D> {
-    /// Put `layers` over `base`, the first one innermost.
+    /// Puts `layers` over `base`, the first one innermost.
     pub fn new(base: D, layers: impl IntoIterator<Item = Box<dyn Layer>>) -> Self {
         let mut names = names();
         let index = unused_index(&names);
@@ -74,10 +74,10 @@ impl<D: fmt::Debug> fmt::Debug for LayeredDevice<D> {
     }
 }
 
-/// Marks the device ids of layered devices, clear of the type ids that Burn's own backends use.
+/// The type id of layered devices. None of Burn's own backends uses it.
 const LAYERED: u16 = 0x4c00;
 
-/// Burn names devices by two 16-bit numbers: the layered devices that are alive, by theirs.
+/// The layered devices that are alive. Burn identifies a device by two 16-bit numbers, type and index; the key is the index.
 type Names = HashMap<u16, (Weak<LayerSet>, DeviceId)>;
 
 static NAMES: LazyLock<Mutex<Names>> = LazyLock::new(Mutex::default);
@@ -86,7 +86,7 @@ fn names() -> MutexGuard<'static, Names> {
     NAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number that no living layered device has.
+/// An index that no living layered device has.
 fn unused_index(names: &Names) -> u16 {
     let free = (0..=u16::MAX).find(|index| !names.contains_key(index));
     free.expect("fewer than 65,536 layered devices at a time")

@@ -2,11 +2,11 @@
 
 use burn::remote::ConnectError;
 
-/// Why a layered device could not be made.
+/// Why a layered device could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The device is served already: a layer goes under the service.
+    /// The device is a remote or layered device already. Layers can only be put on a plain device.
     #[error(
         "{device} is a remote or layered device already; put all layers on the plain device at \
          once: Layers::on(device).layer(a).layer(b).serve()"
@@ -15,7 +15,7 @@ pub enum LayerError {
         /// The device, as Burn prints it.
         device: String,
     },
-    /// No layer can be put over this kind of device in this build.
+    /// This build cannot put layers over this kind of device.
     #[error(
         "no layer can be put over {device}: layers go over Flex and the CubeCL devices. Enable the device's feature \
          (flex, cpu, cuda, rocm or wgpu) on the crate that you depend on (burn-amp, burn-ddp or burn-layer), not on burn alone"
@@ -31,7 +31,7 @@ pub enum LayerError {
         device: String,
         /// The dtype that was asked for.
         wanted: String,
-        /// The float dtypes that the device computes in.
+        /// The float dtypes that the device can compute in.
         supported: Vec<String>,
     },
     /// The loopback socket could not be opened.

@@ -1,8 +1,8 @@
 //! How many ops travel to the thread of a device at a time.
 //!
-//! Burn's client sends a frame for every fourth op, which is right for a server that is to start early. Every frame of a
-//! loopback socket wakes three threads, though, and the program's ops reach the client in groups of 32 anyway: CubeCL's
-//! queue of a device hands them over when it is full. So ops wait for the rest of a frame hardly longer than they wait there.
+//! Burn's client sends a frame for every fourth op, which is right for a server that should start early. But every frame on a
+//! loopback socket wakes three threads, and the program's ops reach the client in groups of 32 anyway, because CubeCL's
+//! queue of a device hands them over when it is full. So larger frames hardly make ops wait longer than they wait there.
 
 use burn_std::{
     config::{BurnConfig, RuntimeConfig},
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::{Arc, Once};
 
-/// Ops in a frame: those of a full queue.
+/// The number of ops in a frame: those of a full queue.
 const OPS: usize = 32;
 
-/// Has Burn's client send larger frames in this process, unless the program or its `burn.toml` says how large they are, or Burn
-/// has looked at its configuration before.
+/// Makes Burn's client send larger frames in this process, unless `burn.toml` sets their size or Burn's configuration is fixed
+/// already, because the program set it or Burn has read it.
 pub(crate) fn enlarge() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -27,22 +27,22 @@ pub(crate) fn enlarge() {
     });
 }
 
-/// Where the configuration says how large frames are.
+/// The place of the frame size in the configuration.
 const KEY: &str = "/remote/flush_threshold";
 
-/// The configuration with larger frames, if it has none of its own.
+/// `config` with larger frames, or `None` if `burn.toml` sets their size.
 fn enlarged(config: &BurnConfig) -> Option<BurnConfig> {
     if File::from_current_dir().0.pointer(KEY).is_some() {
         return None;
     }
-    // Its fields are private; it can be written and read.
+    // The fields of `BurnConfig` are private, but it can be serialized and deserialized.
     let mut value: Value = serde_json::to_value(config).ok()?;
     *value.pointer_mut(KEY)? = json!(OPS);
     serde_json::from_value(value).ok()
 }
 
-/// The program's `burn.toml` as it is written, found as Burn finds it. A [`BurnConfig`] does not tell what the file says from
-/// what it leaves to Burn.
+/// The program's `burn.toml` as it is written, found as Burn finds it. A [`BurnConfig`] does not tell values set in the file
+/// from Burn's defaults.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 struct File(Value);

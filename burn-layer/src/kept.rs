@@ -4,8 +4,9 @@ use crate::rows::Rows;
 use core::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What layers keep with a tensor, for the next op that needs it: all clones of the tensor share it, and its reshapes that
-/// keep the last dimension; it goes with the last of them. So what is made of the rows of a parameter is made once a step.
+/// Values that layers keep with a tensor, for the next op that needs them. All clones of the tensor share them, and so do its
+/// reshapes that keep the last dimension; the values are dropped with the last of these. With this, a layer computes
+/// something from the rows of a parameter once per step.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept<'a>(&'a Rows);
 
@@ -14,45 +15,47 @@ impl<'a> Kept<'a> {
         Self(rows)
     }
 
-    /// Lends the kept value of type `T`, at first its default.
+    /// Calls `body` with the kept value of type `T`, which is `T::default()` at first.
     pub fn with<T: Any + Default + Send, R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         lend(&self.0.kept, body)
     }
 
-    /// What is kept with the tensor for longer: see [`Descent`].
+    /// The values that are kept for longer than the tensor lives: see [`Descent`].
     pub fn descent(&self) -> Descent {
         self.descent_or(Descent::default)
     }
 
-    /// The same, at first what `init` gives: that of a tensor which it is another form of.
+    /// Like [`descent`](Self::descent), but if there is none yet, it becomes the one that `init` returns, such as that of a
+    /// tensor which this one is another form of.
     pub fn descent_or(&self, init: impl FnOnce() -> Descent) -> Descent {
         self.0.descent.get_or_init(init).clone()
     }
 }
 
-/// What layers keep with a tensor and with what an optimizer makes of it: the sum or difference of it and another tensor of its
-/// shape, a multiple of it, what a clamp or a mask leaves of it. So it belongs to a parameter, over all steps.
+/// Values that layers keep with a tensor and with every tensor that an optimizer makes of it, so they belong to a parameter over
+/// all its steps. They are passed on to sums and differences in which the tensor is the first term, to multiples by a scalar,
+/// and to results of a clamp or of `mask_where`, if these have the tensor's shape.
 #[derive(Clone, Debug, Default)]
 pub struct Descent(Arc<KeptValues>);
 
 impl Descent {
-    /// Lends the kept value of type `T`, at first its default.
+    /// Calls `body` with the kept value of type `T`, which is `T::default()` at first.
     pub fn with<T: Any + Default + Send, R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         lend(&self.0, body)
     }
 
-    /// The same, without keeping it.
+    /// A weak reference, which does not keep the values alive.
     pub fn downgrade(&self) -> WeakDescent {
         WeakDescent(Arc::downgrade(&self.0))
     }
 }
 
-/// A [`Descent`] while its tensor or one that was made of it lives. Two are equal if they are of the same.
+/// A weak reference to a [`Descent`]. Two are equal if they refer to the same one.
 #[derive(Clone, Debug, Default)]
 pub struct WeakDescent(Weak<KeptValues>);
 
 impl WeakDescent {
-    /// The descent, if it is still there.
+    /// The descent, if it is still alive.
     pub fn upgrade(&self) -> Option<Descent> {
         self.0.upgrade().map(Descent)
     }
@@ -67,7 +70,7 @@ impl PartialEq for WeakDescent {
 /// One value of each type.
 pub(crate) type KeptValues = Mutex<Vec<Box<dyn Any + Send>>>;
 
-/// What `body` makes of the kept value of type `T`, if there is one.
+/// Calls `body` with the kept value of type `T`, if there is one.
 pub(crate) fn look<T: Any, R>(kept: &KeptValues, body: impl FnOnce(&T) -> R) -> Option<R> {
     let values = lock(kept);
     values

@@ -32,18 +32,20 @@ use core::{any::Any, fmt::Debug};
 /// # Ok::<(), burn_layer::LayerError>(())
 /// ```
 pub trait Layer: Debug + Send + Sync + 'static {
-    /// How `op` runs, given the dtypes that its float inputs are stored in. `None` leaves it to the
-    /// next layer below; below the last one, [mixed inputs are promoted](Inputs::promote). Not
-    /// called for ops without float inputs, but for draws of zeros and ones (`Distribution::Bernoulli`), with the dtype that the
-    /// program asks for: dropout keeps them until backward, and any dtype [stores](Plan::store) them exactly. As inputs, they
-    /// count as that dtype, whatever they are stored in.
+    /// Decides how `op` runs, given what is known of its float inputs. `None` leaves it to the
+    /// next layer below; below the last one, [mixed inputs are promoted](Inputs::promote).
+    ///
+    /// Not called for ops without float inputs, with one exception: draws of zeros and ones (`Distribution::Bernoulli`), for
+    /// which `inputs` has the dtype that the program asks for. Dropout keeps these until backward, and any dtype
+    /// [stores](Plan::store) them exactly. As inputs of other ops, they count as the dtype asked for, whatever stores them.
     fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
         let _ = (op, inputs);
         None
     }
 
-    /// Run an op itself, as a [plan](Plan::own) asked for. `None` leaves it to the next layer below, and below the last one
-    /// to the backend, in the dtypes of the plan if it has one to compute in, otherwise mixed inputs promoted. Called for ops that return one float tensor; the others run on the backend.
+    /// Runs an op for which a [plan](Plan::own) said that the layer runs it itself. `None` leaves it to the next layer below.
+    /// Below the last one, the op runs on the backend: in the dtypes of the plan if it has one to compute in, otherwise
+    /// with mixed inputs promoted. Only called for ops that return one float tensor; all others run on the backend.
     ///
     /// ```
     /// use burn::{backend::Flex, tensor::{Device, Tensor}};
@@ -74,39 +76,40 @@ pub trait Layer: Debug + Send + Sync + 'static {
         None
     }
 
-    /// `op` is about to run on the backend with float inputs stored in `dtype`.
+    /// Called when `op` is about to run on the backend with its float inputs in `dtype`.
     fn ran(&self, op: Op, dtype: DType) {
         let _ = (op, dtype);
     }
 
-    /// What `op` made had been given up, as its [plan](Plan::recompute) allowed, and is about to be computed again.
+    /// Called when the result of `op` is about to be computed again, because it was dropped as its [plan](Plan::recompute)
+    /// allowed. Also called for a product that [waited](Plan::over_batch) for a sum and turns out to be needed by itself.
     fn recomputed(&self, op: Op) {
         let _ = op;
     }
 
-    /// A float tensor was needed in another dtype than the one it is stored in.
+    /// Called when a float tensor is needed in another dtype than the one it is stored in.
     fn cast(&self, cast: Cast) {
         let _ = cast;
     }
 
-    /// An op's float result of so many elements is stored in `dtype`, where the program sees
+    /// Called when an op's float result with that many elements is stored in `dtype`, while the program sees
     /// `nominal`.
     fn stored(&self, dtype: DType, nominal: DType, elements: usize) {
         let _ = (dtype, nominal, elements);
     }
 
-    /// Whether the layer wants to be told what ops [made](Layer::made). Asked at every op.
+    /// Whether the layer wants to be shown the [results](Layer::made) of ops. Asked at every op.
     fn watches(&self) -> bool {
         false
     }
 
-    /// An op made a float tensor. Called for every one of them while a layer
-    /// [watches](Layer::watches), but not for custom ops and collectives, which are no [`Op`].
+    /// Called with every float tensor that an op returns, while the layer [watches](Layer::watches).
+    /// Not called for custom ops and collectives, which are no [`Op`].
     fn made(&self, made: &Made<'_>) {
         let _ = made;
     }
 
-    /// Reduce `tensor` over the processes of a group. `None` leaves it to the next layer below, and
+    /// Reduces `tensor` over the processes of a group. `None` leaves it to the next layer below, and
     /// below the last one to the backend.
     fn all_reduce(
         &self,
@@ -118,8 +121,8 @@ pub trait Layer: Debug + Send + Sync + 'static {
         None
     }
 
-    /// The end of a backward pass: every [`all_reduce`](Self::all_reduce) of it was submitted.
-    /// `false` leaves it to the next layer below.
+    /// Called at the end of a backward pass, when all its [`all_reduce`](Self::all_reduce) calls were made.
+    /// `false` leaves it to the next layer below, and below the last one to the backend.
     fn sync_collective(&self) -> bool {
         false
     }
@@ -138,16 +141,16 @@ pub struct Cast {
     pub saved: bool,
 }
 
-/// A float tensor that an op made.
+/// A float tensor that an op returned.
 #[derive(Debug)]
 pub struct Made<'a> {
     /// The op.
     pub op: Op,
     /// The dtype that the output was computed in.
     pub dtype: DType,
-    /// The float inputs, as they are stored: before the casts that the plan asked for.
+    /// The float inputs as they are stored, before the casts that the plan asked for.
     pub inputs: Vec<FloatView<'a>>,
-    /// The output, as it is stored: after them.
+    /// The output as it is stored, after the casts that the plan asked for.
     pub output: FloatView<'a>,
     pub(crate) scope: Option<&'a Scope>,
 }

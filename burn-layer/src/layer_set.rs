@@ -12,28 +12,29 @@ use core::{
 };
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
-/// How many [copies](Recent) there are. As many as a block of a transformer goes back to: what queries, keys and values are made of,
-/// the scores between their maximum and the difference from it.
+/// How many [copies](Recent) are kept: as many as a transformer block goes back to, such as the common input of queries, keys and
+/// values, and the scores, which are used for their maximum and then for the difference from it.
 const COPIES: usize = 4;
 
-/// How many values there are. As many as the parts of a softmax or a norm go back to.
+/// How many values that can be computed again are kept: as many as the ops of a softmax or a norm go back to.
 const VALUES: usize = 2;
 
-/// The same over a backend that fuses ops. What is there when a kernel ends is written, and what is computed again in the kernel
-/// that needs it is not read. One is there, so that a reduction and what takes its result can be one kernel.
+/// The same over a backend that fuses ops. A value that is kept when its kernel ends is written to memory, while one that is
+/// computed again in the kernel that needs it is not even read. One is kept, so that a reduction and the op that takes its
+/// result can be one kernel.
 const FUSED_VALUES: usize = 1;
 
 /// The layers of a device, the first one innermost. They can be [taken off](Self::take_off), and
 /// others [put on](Self::put_on), once none of the device's tensors lives.
 pub(crate) struct LayerSet {
-    /// The number of the device that they are over.
+    /// The index of the layered device, as in its device id.
     pub(crate) index: u16,
-    /// The dtypes of tensors that are made without one, where they are not those of the device underneath.
+    /// The dtypes of tensors that the program creates without naming one. If unset, those of the device underneath.
     pub(crate) defaults: OnceLock<DeviceSettings>,
     stack: RwLock<Option<Stack>>,
     /// How many tensors the device has.
     tensors: AtomicUsize,
-    /// Whether backward runs, as far as ops tell.
+    /// Whether backward is running, as far as the ops tell.
     backward: AtomicBool,
     /// Whether the backend underneath fuses ops.
     fused: AtomicBool,
@@ -43,10 +44,10 @@ pub(crate) struct LayerSet {
     values: Recent,
 }
 
-/// What is on a device.
+/// The layers and custom ops of a device.
 pub(crate) struct Stack {
     pub(crate) layers: Vec<Box<dyn Layer>>,
-    /// The custom ops, of the type that the service knows.
+    /// The custom ops, in a type that the service knows.
     pub(crate) custom_ops: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -72,7 +73,7 @@ impl LayerSet {
         *self.stack.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The backend underneath fuses ops.
+    /// Records that the backend underneath fuses ops.
     pub(crate) fn set_fused(&self) {
         self.fused.store(true, Ordering::Relaxed);
         self.values.keep_so_many(FUSED_VALUES);
@@ -91,7 +92,7 @@ impl LayerSet {
         self.tensors.fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether the op of before was one of backward, if that could be told.
+    /// Whether the last op of which this could be told was part of backward.
     pub(crate) fn is_in_backward(&self) -> bool {
         self.backward.load(Ordering::Relaxed)
     }
@@ -100,13 +101,13 @@ impl LayerSet {
         self.backward.store(backward, Ordering::Relaxed);
     }
 
-    /// Keeps the copy of a tensor until others were made. It is not locked.
+    /// Keeps the copy of a tensor until newer ones replace it. The caller must not have it locked.
     pub(crate) fn keep_for_now<P: Send + 'static>(&self, copied: &Copied<P>) {
         let copied: Weak<Mutex<Option<(DType, P)>>> = Arc::downgrade(copied);
         self.copies.keep(copied);
     }
 
-    /// Keeps a tensor that can be computed again until others were made. It is not locked.
+    /// Keeps a tensor that can be computed again until newer ones replace it. The caller must not have it locked.
     pub(crate) fn keep_value_for_now<P: Send + 'static>(&self, value: &Arc<Recomputed<P>>) {
         let value: Weak<Recomputed<P>> = Arc::downgrade(value);
         self.values.keep(value);
@@ -117,8 +118,8 @@ impl LayerSet {
         self.tensors.load(Ordering::Acquire)
     }
 
-    /// What is on the device. An op on a device that went ends the session, so that the program
-    /// is told.
+    /// Calls `ask` with the layers and custom ops of the device. Panics if they were taken off: that ends the session, so that
+    /// the program is told.
     fn with<R>(&self, ask: impl FnOnce(&Stack) -> R) -> R {
         let stack = self.stack.read().unwrap_or_else(PoisonError::into_inner);
         ask(stack.as_ref().expect(
@@ -126,7 +127,7 @@ impl LayerSet {
         ))
     }
 
-    /// Something of the custom ops, when they are of type `T`.
+    /// Calls `get` with the custom ops, if they are of type `T`.
     pub(crate) fn custom_ops<T: 'static, R>(&self, get: impl FnOnce(&T) -> R) -> Option<R> {
         self.with(|stack| Some(get(stack.custom_ops.as_ref()?.downcast_ref::<T>()?)))
     }

@@ -39,19 +39,19 @@ pub struct Layers {
     parts: Parts,
 }
 
-/// What is put over it.
+/// The layers and custom ops to put over a device.
 #[derive(Debug, Default)]
 struct Parts {
     layers: Vec<Box<dyn Layer>>,
-    /// The [`Handlers`] given, of whatever backend.
+    /// The [`Handlers`] given, each for any backend.
     custom_ops: Vec<Box<dyn Any + Send>>,
 }
 
-/// What layers are put over.
+/// The device that layers are put over.
 #[derive(Debug)]
 enum Base {
     Burn(Device),
-    /// A device of a backend of its own, and how layers over it are served.
+    /// A device of any other backend, and the function that serves layers over it.
     Other(
         Box<dyn Any + Send>,
         fn(Parts, Box<dyn Any + Send>) -> Result<Service, LayerError>,
@@ -59,12 +59,12 @@ enum Base {
 }
 
 impl Layers {
-    /// Begin with `device`: Flex or a CubeCL device, of an autodiff device the one inside.
+    /// Begins with `device`: Flex or a CubeCL device. From an autodiff device, the one inside is taken.
     pub fn on(device: Device) -> Self {
         Self::over_base(Base::Burn(device))
     }
 
-    /// Begin with a device of any backend, also of one that Burn's [`Device`] does not know.
+    /// Begins with a device of any backend, even one that Burn's [`Device`] does not know.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -90,15 +90,15 @@ impl Layers {
         }
     }
 
-    /// Put `layer` over what is there.
+    /// Puts `layer` over the layers added so far.
     pub fn layer(mut self, layer: impl Layer) -> Self {
         self.parts.layers.push(Box::new(layer));
         self
     }
 
-    /// Let the device run custom ops of a backend extension. `B` is the plain backend underneath;
-    /// handlers of another backend than the device's are left out, so that one program can give
-    /// those of all of them.
+    /// Lets the device run custom ops of a backend extension. `B` is the plain backend underneath.
+    /// Handlers for another backend than the device's are ignored, so that one program can pass
+    /// those of all backends.
     ///
     /// The handlers see plain tensors of `B` in the dtypes that the program sees, so that the
     /// extension's kernels run unchanged, at the precision that the program asked for.
@@ -112,11 +112,11 @@ impl Layers {
         self
     }
 
-    /// Serve the layered device in this process, for as long as the process lives. The service
-    /// listens on 127.0.0.1 only, on a port of the system's choice, to holders of a random token.
+    /// Serves the layered device in this process, for as long as the process lives. The service
+    /// listens on 127.0.0.1 only, on a port that the system chooses, to holders of a random token.
     ///
-    /// An autodiff device given to [`on`](Layers::on) gives an autodiff device. The dtypes of tensors that are made without one are those
-    /// that the device underneath is [configured](Device::configure) with.
+    /// If [`on`](Layers::on) was given an autodiff device, this returns an autodiff device. Tensors that the program creates
+    /// without naming a dtype get the dtypes that the device underneath is [configured](Device::configure) with.
     ///
     /// # Errors
     ///
@@ -125,11 +125,11 @@ impl Layers {
         self.lease().map(Lease::keep)
     }
 
-    /// As [`serve`](Self::serve), for as long as the lease or a tensor of the device lives.
+    /// Like [`serve`](Self::serve), but only for as long as the lease or a tensor of the device lives.
     ///
     /// # Errors
     ///
-    /// As [`serve`](Self::serve).
+    /// Like [`serve`](Self::serve).
     pub fn lease(self) -> Result<Lease, LayerError> {
         let Self { base, parts } = self;
         match base {
@@ -167,7 +167,7 @@ impl Parts {
         }
     }
 
-    /// Serves a layered device whose tensors have the dtypes of `settings` where the program gives none.
+    /// Serves a layered device whose tensors have the dtypes of `settings` where the program names none.
     fn serve_on<B: BackendIr>(
         self,
         device: B::Device,

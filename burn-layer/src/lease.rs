@@ -4,15 +4,16 @@ use crate::service::{Service, runtime};
 use burn::tensor::Device;
 use core::{fmt, time::Duration};
 
-/// A layered device that goes when it is not needed any more: when the lease is dropped and the
-/// last of the device's tensors is. Its layers and tensors go with it; its port and its threads are
-/// the next leased device's.
+/// A layered device that ends when it is no longer needed: when the lease and the last of the
+/// device's tensors are dropped. Its layers are dropped with it; its port and its threads are kept for
+/// the next device.
 ///
-/// A [`Device`] itself is a plain name. One that is used after the device went panics, as one does
-/// whose server is gone, or names the next device: keep the lease for as long as the name. A model that was
-/// initialized on it and not used yet has names and no tensors.
+/// A [`Device`] is only a name and does not keep the layered device alive. Using one after the device ended panics, as with a
+/// remote device whose server is gone, or reaches the next device. So keep the lease for as long as the name is used. A model
+/// that was initialized on the device but not used yet has only the name and no tensors.
 ///
-/// Configure ([`Device::configure`]) the device underneath, not this one, which may have been another's and would refuse it.
+/// Configure ([`Device::configure`]) the device underneath, not this one, which may have served another lease before and would
+/// then refuse to be configured.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -36,7 +37,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease on what is served, as `device`.
+    /// A lease on `served`, which the program uses as `device`.
     pub(crate) fn new(served: Service, device: Device) -> Self {
         Self {
             device,
@@ -49,7 +50,7 @@ impl Lease {
         self.device.clone()
     }
 
-    /// The device, for the life of the process.
+    /// The device, which from now on lives as long as the process.
     pub(crate) fn keep(mut self) -> Device {
         core::mem::forget(self.served.take());
         self.device()
@@ -73,7 +74,7 @@ impl Drop for Lease {
     }
 }
 
-/// Waits for the last tensor.
+/// Waits until the last tensor is dropped, then lets the service go.
 async fn leave(mut served: Service) {
     let mut pause = Duration::from_millis(1);
     loop {

@@ -1,13 +1,13 @@
-//! Futures that run on the stream on which they were made.
+//! Futures that run on the stream on which they were created.
 
 use burn_std::id::StreamId;
 use core::future::{Future, poll_fn};
 
-/// The future, polled on the stream of the calling thread wherever that happens.
+/// Wraps `future` so that it is polled on the stream of the calling thread, whichever thread polls it.
 ///
-/// A backend may do nothing before the first poll: CubeCL's readbacks, and the kernels that make a tensor contiguous for
-/// them, are submitted there. The service polls on a thread of its own, whose stream does not wait for what the program's stream
-/// has in the works.
+/// A backend may do nothing before the first poll: CubeCL submits readbacks, and the kernels that make a tensor contiguous for
+/// them, at that point. The service polls on a thread of its own, whose stream does not wait for the work on the program's
+/// stream.
 pub(crate) fn on_this_stream<F: Future>(future: F) -> impl Future<Output = F::Output> + use<F> {
     let stream = StreamId::current();
     let mut future = Box::pin(future);

@@ -7,7 +7,7 @@ macro_rules! define_ops {
     ($($trait:ident {
         $($name:ident ( $($arg:ident : $kind:tt),* ) -> $ret:ident;)*
     })*) => {
-        /// An op of Burn's op traits, by the name of its method there.
+        /// An op of Burn's op traits, named like its method there.
         ///
         /// ```
         /// use burn_layer::Op;
@@ -89,7 +89,7 @@ impl Op {
         self as usize
     }
 
-    /// Whether the op is part of backward by its name. (Most of backward is made of ops that occur
+    /// Whether the op's name says that it is part of backward. (Most of backward consists of ops that occur
     /// in forward as well.)
     ///
     /// ```
@@ -101,8 +101,8 @@ impl Op {
         self.name().ends_with("_backward")
     }
 
-    /// The ops that are the backward of this one by their names. None for ops whose backward is made of ops that occur in
-    /// forward as well, as a matrix product's is.
+    /// The ops whose names say that they are the backward of this one. Empty for ops whose backward consists of ops that occur in
+    /// forward as well, such as a matrix product.
     ///
     /// ```
     /// use burn_layer::Op;
@@ -122,7 +122,7 @@ impl Op {
         Op::ALL.iter().copied().filter(of_this)
     }
 
-    /// Whether backward of the op is ops of its own, or matrix products.
+    /// Whether the op has backward ops of its own, or is a matrix product.
     pub(crate) fn has_backward(self) -> bool {
         static HAVE: LazyLock<Vec<bool>> = LazyLock::new(|| {
             let has = |op: &Op| *op == Op::float_matmul || op.backward().next().is_some();
@@ -131,7 +131,7 @@ impl Op {
         HAVE[self.index()]
     }
 
-    /// The op of that name, if there is one.
+    /// The op with that name, if there is one.
     ///
     /// ```
     /// use burn_layer::Op;

@@ -62,16 +62,16 @@ pub struct Inputs {
     pub(crate) scope: Option<Arc<Scope>>,
     /// The rows of the first float input.
     pub(crate) first_rows: Arc<Rows>,
-    /// The rows of the tensor that it is the transposition of.
+    /// The rows of the tensor that the first float input is the transposition of.
     pub(crate) first_columns: Option<Arc<Rows>>,
-    /// Those of the last float input.
+    /// The rows of the tensor that the last float input is the transposition of.
     pub(crate) last_columns: Option<Arc<Rows>>,
     /// The rows of the last float input.
     pub(crate) last_rows: Arc<Rows>,
 }
 
 impl Inputs {
-    /// The first input.
+    /// The inputs of an op of which `tensor` is the first and, so far, the only one.
     pub(crate) fn new<B: Backend>(tensor: &LayeredFloat<B>) -> Self {
         let first = tensor.meant_dtype();
         let columns = tensor.columns();

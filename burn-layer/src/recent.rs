@@ -1,4 +1,4 @@
-//! [`Recent`]: what can be made again, and is given up when others were made.
+//! [`Recent`]: things that can be made again, and are given up when newer ones were made.
 
 use burn_backend::DType;
 use std::{
@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-/// What can be made again: a copy in another dtype, or a tensor that is cheap to compute.
+/// Something that can be made again: a copy in another dtype, or a tensor that is cheap to compute.
 pub(crate) trait GiveUp: Send + Sync {
     fn give_up(&self);
 }
@@ -20,15 +20,15 @@ impl<P: Send> GiveUp for Mutex<Option<(DType, P)>> {
     }
 }
 
-/// The ones that were made last. Backward needs activations once more, and until then a copy beside each would take half as
-/// much memory again as these do, or twice as much where it is the wider one.
+/// The items that were made or used last; older ones are given up. Activations live until backward, and if each kept a
+/// copy until then, the copies would take half as much memory as the activations, or twice as much where they are wider.
 pub(crate) struct Recent {
     items: Mutex<VecDeque<Weak<dyn GiveUp>>>,
     kept: AtomicUsize,
 }
 
 impl Recent {
-    /// So many are kept.
+    /// Keeps the last `kept` items.
     pub(crate) fn new(kept: usize) -> Self {
         Self {
             items: Mutex::default(),
@@ -36,12 +36,12 @@ impl Recent {
         }
     }
 
-    /// So many from now on.
+    /// Keeps the last `kept` items from now on.
     pub(crate) fn keep_so_many(&self, kept: usize) {
         self.kept.store(kept, Ordering::Relaxed);
     }
 
-    /// Keeps one for now. The caller has none locked.
+    /// Keeps `item` for now, and gives up the oldest if there are too many. The caller must not have any item locked.
     pub(crate) fn keep(&self, item: Weak<dyn GiveUp>) {
         let mut recent = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         recent.retain(|other| !other.ptr_eq(&item));

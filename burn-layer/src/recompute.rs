@@ -1,24 +1,24 @@
-//! [`Recomputed`]: a tensor that may be given up, since it can be computed again.
+//! [`Recomputed`]: a tensor that may be given up, because it can be computed again.
 
 use crate::{LayerSet, Op, recent::GiveUp};
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many may be computed from each other, which bounds what one use may cost.
+/// The longest chain of tensors that are computed again from each other. It bounds what one use may cost.
 pub(crate) const DEPTH: usize = 16;
 
-/// The result of a cheap op, which knows the inputs that it was made of. Clones of a tensor share it. It is there for a
-/// [while](crate::recent::Recent), and is computed again where it is used after that: the same op on the same inputs.
+/// The result of a cheap op, with the inputs that it was computed from. Clones of a tensor share it. The value is kept for a
+/// [while](crate::recent::Recent). If it is used after that, the same op computes it again from the same inputs.
 pub(crate) struct Recomputed<P> {
     value: Mutex<Option<P>>,
     op: Op,
     compute: Box<dyn Fn() -> P + Send + Sync>,
-    /// How many are computed from each other for it.
+    /// The length of the chain of tensors that are computed from each other to get this one, itself included.
     pub(crate) depth: usize,
 }
 
 impl<P: Clone + Send + 'static> Recomputed<P> {
-    /// What `op` gives again by `compute`, computed already or not.
+    /// The result of `op`, which `compute` gives again. `value` is the result if it is computed already.
     pub(crate) fn new(
         op: Op,
         value: Option<P>,
@@ -33,7 +33,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
         }
     }
 
-    /// The tensor, computed again if it is not there. Nothing is locked meanwhile, so two threads may both compute it.
+    /// The tensor, computed again if it was given up. Nothing is locked meanwhile, so two threads may both compute it.
     pub(crate) fn get(self: &Arc<Self>, layer: &LayerSet) -> P {
         let there = self.lock().clone();
         let value = there.unwrap_or_else(|| {

@@ -1,11 +1,11 @@
-//! What a layer that reduces gradients sees of them and gives back.
+//! What a layer that reduces gradients is given and what it returns.
 
 use burn_backend::{Backend, tensor::FloatTensor};
 use burn_backend::{DType, ExecutionError, Shape, TensorData, TensorMetadata};
 use core::{any::Any, fmt};
 use std::sync::Arc;
 
-/// A float tensor of whatever backend is underneath.
+/// A float tensor of the backend underneath, whichever that is.
 #[derive(Clone, Copy)]
 pub struct FloatView<'a>(&'a dyn Float);
 
@@ -66,7 +66,7 @@ impl FloatView<'_> {
         self.0.shape()
     }
 
-    /// The elements, waiting for the device to have computed them.
+    /// The elements. Waits until the device has computed them.
     ///
     /// # Errors
     ///
@@ -79,12 +79,12 @@ impl FloatView<'_> {
     ///
     /// # Errors
     ///
-    /// When the device failed to compute them.
+    /// When the device failed to compute the elements.
     pub fn is_finite(&self) -> Result<bool, ExecutionError> {
         self.0.is_finite()
     }
 
-    /// The primitive of the backend, for layers that know which one it is: `P` is
+    /// The primitive of the backend, for layers that know the backend: `P` is the
     /// [`FloatTensorPrimitive`](burn_backend::BackendTypes::FloatTensorPrimitive) of the plain
     /// backend underneath.
     pub fn downcast_ref<P: 'static>(&self) -> Option<&P> {
@@ -98,16 +98,16 @@ impl fmt::Debug for FloatView<'_> {
     }
 }
 
-/// What became of a tensor given to [`Layer::all_reduce`](crate::Layer::all_reduce).
+/// The result of [`Layer::all_reduce`](crate::Layer::all_reduce).
 #[derive(Clone)]
 pub enum Reduced {
     /// The reduced elements.
     Ready(TensorData),
-    /// They are under way: the first op that needs them calls this, once, and waits.
+    /// The reduction is under way. The first op that needs the elements calls this function, once, and waits for them.
     Deferred(Arc<dyn Fn() -> TensorData + Send + Sync>),
-    /// The same, to a tensor that never left the device: the
+    /// The same, but the function returns a tensor that never left the device: the
     /// [`FloatTensorPrimitive`](burn_backend::BackendTypes::FloatTensorPrimitive) of the plain backend
-    /// underneath, in shape and dtype like the one that was given.
+    /// underneath, with the shape and dtype of the tensor that was given.
     DeferredPrimitive(Arc<dyn Fn() -> Box<dyn Any> + Send + Sync>),
 }
 

@@ -1,23 +1,24 @@
-//! [`Rows`]: what is known of a tensor's rows, in whichever shape they are.
+//! [`Rows`]: what is known of a tensor's rows, whatever its other dimensions.
 
 use crate::{Descent, kept::KeptValues, scope::Scope};
 use burn_backend::DType;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What the clones of a tensor share with its reshapes that keep the last dimension: its rows are theirs.
+/// What is known of a tensor's rows. Its clones share it, and so do its reshapes that keep the last dimension, because they have
+/// the same rows.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// How they were last used, which their backward goes by: in products of each width, and in other ops.
+    /// The latest uses of the rows, in products of each width and in other ops. Backward recognizes its forward by them.
     used: Mutex<Vec<Used>>,
-    /// The forward that they were last the gradient of, by the product `dy w^T`.
+    /// If the rows are a gradient `dy`: the forward product that they were last found to belong to, by the product `dy w^T`.
     backward_of: Mutex<Option<Box<BackwardOf>>>,
-    /// What layers keep with them.
+    /// What layers keep with the rows.
     pub(crate) kept: KeptValues,
-    /// What layers keep with them and what optimizers make of them.
+    /// What layers keep with the rows and with what optimizers make of them.
     pub(crate) descent: OnceLock<Descent>,
 }
 
-/// The forward of a product of backward, as the weight tells it.
+/// The forward of a product of backward, recognized by the weight.
 #[derive(Clone, Debug)]
 struct BackwardOf {
     used: Used,
@@ -25,21 +26,21 @@ struct BackwardOf {
     inputs: Option<usize>,
 }
 
-/// How a tensor was used in an op whose backward is ops of their own.
+/// How a tensor was used in an op that [has a backward](crate::Op::has_backward).
 #[derive(Clone, Debug)]
 pub(crate) struct Used {
-    /// The last dimension of what came of it, where the op was a product.
+    /// The last dimension of the op's result, if the op was a product.
     pub(crate) width: Option<usize>,
-    /// The scope, if it was in one.
+    /// The scope that the op was in, if any.
     pub(crate) scope: Option<Arc<Scope>>,
     /// The dtype that the first float input of the op was stored in.
     pub(crate) first: DType,
-    /// Whether the op was a product of a batch of matrices, all by the same last factor.
+    /// Whether the op was a product of a batch of matrices with one last factor that they share.
     pub(crate) shared: bool,
 }
 
 impl Used {
-    /// Whether a backward cannot tell them apart.
+    /// Whether the two uses are the same to backward.
     fn is_like(&self, other: &Self) -> bool {
         let scope = |used: &Self| used.scope.as_ref().map(Arc::as_ptr);
         (self.width, self.first, self.shared) == (other.width, other.first, other.shared)
@@ -48,20 +49,20 @@ impl Used {
 }
 
 impl Rows {
-    /// How they were last used, in a product of that width or in another op.
+    /// The latest use of the rows: in a product of that width, or, for `None`, in another op.
     pub(crate) fn used(&self, width: Option<usize>) -> Option<Used> {
         let used = lock(&self.used);
         used.iter().rev().find(|used| used.width == width).cloned()
     }
 
-    /// There are as many as scopes that they are used in.
+    /// Records the latest use. It replaces one that is the same to backward, so the list does not grow from step to step.
     pub(crate) fn set_used(&self, now: &Used) {
         let mut used = lock(&self.used);
         used.retain(|used| !used.is_like(now));
         used.push(now.clone());
     }
 
-    /// They are the gradient of a product whose first factor was so wide.
+    /// Records that the rows are the gradient of the product `used`, whose first factor had `inputs` as its last dimension.
     pub(crate) fn set_backward_of(&self, used: &Used, inputs: Option<usize>) {
         *lock(&self.backward_of) = Some(Box::new(BackwardOf {
             used: used.clone(),
@@ -69,15 +70,15 @@ impl Rows {
         }));
     }
 
-    /// The product that they are the gradient of, if its first factor was so wide. It is told once: the gradient of the weight
-    /// comes next.
+    /// The product that the rows are the gradient of, if its first factor had `inputs` as its last dimension. It is forgotten
+    /// then: the gradient of the weight, which asks for it, is computed once.
     pub(crate) fn take_backward_of(&self, inputs: Option<usize>) -> Option<Used> {
         let mut backward_of = lock(&self.backward_of);
         let of = backward_of.take_if(|of| of.inputs == inputs);
         of.map(|of| of.used)
     }
 
-    /// Whether they are known to have been used otherwise in every product of that width.
+    /// Whether uses of the rows in products of the width of `one` are known, and none of them is like `one`.
     pub(crate) fn excludes(&self, one: &Used) -> bool {
         let used = lock(&self.used);
         let mut of_width = used

@@ -7,7 +7,7 @@ use burn_backend::{
 };
 use core::{any::Any, fmt};
 
-/// An op that a layer's [plan](crate::Plan::own) asked to run itself.
+/// An op for which a layer's [plan](crate::Plan::own) said that the layer runs it itself.
 pub struct Run<'a> {
     pub(crate) op: Op,
     pub(crate) store: Option<DType>,
@@ -22,12 +22,12 @@ impl Run<'_> {
         self.op
     }
 
-    /// The dtype that the plan stores the result in. A result in another one is cast.
+    /// The dtype that the plan stores the result in. A result in another dtype is cast to it.
     pub fn store(&self) -> Option<DType> {
         self.store
     }
 
-    /// What the layer planned the op by.
+    /// What the layer was told of the inputs when it planned the op.
     pub fn inputs(&self) -> &Inputs {
         self.inputs
     }
@@ -37,8 +37,8 @@ impl Run<'_> {
         self.inputs.scopes()
     }
 
-    /// Runs the op by `kernel`, if the backend underneath is `B`. The kernel gets the float inputs in
-    /// the op's order (those that are not there left out), in the dtypes that they are stored in.
+    /// Runs the op with `kernel` if the backend underneath is `B`; otherwise returns `None`. The kernel gets the float inputs in
+    /// the op's order (absent optional ones are left out), in the dtypes that they are stored in.
     pub fn on<B: Backend>(
         &self,
         kernel: impl FnOnce(Vec<RunInput<'_, B>>) -> FloatTensor<B>,
@@ -67,17 +67,17 @@ impl fmt::Debug for Run<'_> {
 #[derive(Clone, Debug)]
 pub struct RunInput<'a, B: Backend> {
     tensor: &'a LayeredFloat<B>,
-    /// Whether its last two dimensions are to be swapped.
+    /// Whether to swap the last two dimensions of `tensor`.
     turned: bool,
-    /// What is kept with it.
+    /// What layers keep with this input.
     pub kept: Kept<'a>,
-    /// What is kept with the tensor that it is the transposition of (of the last two dimensions), where it is one.
+    /// If this input is the transposition (of the last two dimensions) of another tensor: what layers keep with that tensor.
     pub transposed: Option<Kept<'a>>,
 }
 
 impl<B: Backend> RunInput<'_, B> {
-    /// The tensor of the backend underneath, in the dtype that it is stored in. If it was not kept, it is
-    /// [computed again](crate::Plan::recompute), so this is for where it is needed.
+    /// The tensor of the backend underneath, in the dtype that it is stored in. If it was not kept, this
+    /// [computes it again](crate::Plan::recompute), so call it only where the tensor is needed.
     pub fn tensor(&self) -> FloatTensor<B> {
         let tensor = self.tensor.clone().into_storage();
         let rank = tensor.shape().num_dims();
@@ -87,7 +87,7 @@ impl<B: Backend> RunInput<'_, B> {
         }
     }
 
-    /// Its shape.
+    /// The shape.
     pub fn shape(&self) -> Shape {
         let mut shape = self.tensor.shape();
         if self.turned {
@@ -97,12 +97,12 @@ impl<B: Backend> RunInput<'_, B> {
         shape
     }
 
-    /// Its device.
+    /// The device, of the backend underneath.
     pub fn device(&self) -> Device<B> {
         self.tensor.storage_device()
     }
 
-    /// The tensor that it is the transposition of, with what is kept with that; `None` if it is no transposition.
+    /// The tensor that this input is the transposition of, with what is kept with that tensor. `None` if it is no transposition.
     pub fn untransposed(self) -> Option<Self> {
         Some(Self {
             turned: !self.turned,
@@ -113,7 +113,7 @@ impl<B: Backend> RunInput<'_, B> {
     }
 }
 
-/// What came of an op that a layer ran itself.
+/// The result of an op that a layer ran itself.
 pub struct Ran(pub(crate) Box<dyn Any>);
 
 impl fmt::Debug for Ran {

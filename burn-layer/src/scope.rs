@@ -1,9 +1,9 @@
 //! [`scoped`]: telling layers which part of the program an op belongs to.
 //!
 //! The ops of a layered device run on a thread of the device, in the order in which the program
-//! started them. What travels with each is the stream that it was started on, so a scope is a
-//! stream of its own: the layers recognize it, and the backend underneath is given the stream that
-//! the thread had outside all scopes, so that nothing is synchronized that was not before.
+//! started them. Each op carries the stream that it was started on, so a scope is a stream
+//! of its own. The layers recognize the scope by it; the backend underneath is given the stream that
+//! the thread had outside all scopes, so that scopes add no synchronization.
 
 use burn_std::id::StreamId;
 use std::{
@@ -18,23 +18,23 @@ use std::{
 
 type Value = Arc<dyn Any + Send + Sync>;
 
-/// Runs `body`; the layers of every op that it starts [see](crate::Inputs::scope) `value`.
+/// Runs `body`. For every op that it starts, the layers [see](crate::Inputs::scope) `value`.
 ///
-/// Scopes nest, belong to the calling thread, and reach into backward: the backward of a matrix product, and of every op
-/// whose [backward is ops of its own](crate::Op::backward), is in the scope of its forward, wherever `backward` is called, in
-/// another scope too. The rest of backward (elementwise ops, sums, moves) is in the scope that `backward` is called in, and so
-/// is what gradient checkpointing computes again, but for activations with a backward of their own.
+/// Scopes nest and belong to the calling thread. They reach into backward: the backward of a matrix product, and of every op
+/// that has [backward ops of its own](crate::Op::backward), is in the scope of its forward, wherever `backward` is called,
+/// even in another scope. The rest of backward (elementwise ops, sums, moves) is in the scope that `backward` is called in.
+/// So are the ops that gradient checkpointing computes again, except activation functions with backward ops of their own.
 ///
-/// Backward is told from forward by its tensors: those made of the one that `backward` begins with, for a loss of one element.
-/// (After a loss of more elements, the backward of products counts as forward.) The forward is the last one that its weight,
-/// or its other factor, was used in.
+/// Backward is told from forward by its tensors: those computed from the one that `backward` begins with, provided that the loss
+/// has one element. (With a loss of more elements, the backward of products counts as forward.) The forward of a product of
+/// backward is taken to be the last op that its weight, or its other factor, was used in.
 ///
-/// What gradient checkpointing has computed again is not known to have been used before. The gradient of a weight, `x^T dy`, is in
-/// the scope of its forward all the same where that of `x` was made just before, `dy w^T`, which knows it by the weight. It is not,
-/// but in the scope that `backward` is called in, where the weight is the left factor, or was computed again as well, as its
-/// transposition is.
+/// Tensors that gradient checkpointing has computed again are not known to have been used before. Even so, the gradient of a
+/// weight, `x^T dy`, is in the scope of its forward if the gradient of `x`, `dy w^T`, was computed just before, because that
+/// product recognizes the forward by the weight. Two cases remain in which it is in the scope that `backward` is called in: the
+/// weight is the left factor, or the weight was computed again as well, as the transposition of a parameter is.
 ///
-/// A value should be one of few that live long, such as a static: what is needed to recognize it
+/// Use few values that live long, such as statics: what is needed to recognize a value
 /// is kept as long as the process lives, once for each value and thread.
 ///
 /// ```
@@ -44,7 +44,7 @@ type Value = Arc<dyn Any + Send + Sync>;
 ///
 /// struct Precise;
 ///
-/// /// bf16, but where `Precise` is asked for.
+/// /// bf16, except where `Precise` is asked for.
 /// #[derive(Debug)]
 /// struct Low;
 /// impl Layer for Low {
@@ -66,7 +66,7 @@ pub fn scoped<T: Any + Send + Sync, R>(value: &Arc<T>, body: impl FnOnce() -> R)
     stream_in(value.clone()).executes(body)
 }
 
-/// A scope that is open somewhere, or was.
+/// A scope that is or was open somewhere.
 pub(crate) struct Scope {
     value: Value,
     outer: Option<Arc<Scope>>,
@@ -75,7 +75,7 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    /// The values of type `T`, the innermost first.
+    /// The values of type `T` of this scope and those around it, innermost first.
     pub(crate) fn values<T: Any>(&self) -> impl Iterator<Item = &T> {
         core::iter::successors(Some(self), |scope| scope.outer.as_deref())
             .filter_map(|scope| scope.value.downcast_ref())
@@ -91,14 +91,14 @@ impl fmt::Debug for Scope {
 #[derive(Default)]
 struct Scopes {
     by_stream: HashMap<StreamId, Arc<Scope>>,
-    /// The stream of a value, seen from another stream. The value is known by its address, which
-    /// stays taken because its scope is kept.
+    /// The stream for a value that is scoped on another stream. The key is that stream and the address of the value, which is
+    /// never reused because the scope keeps the value.
     streams: HashMap<(StreamId, usize), StreamId>,
 }
 
 static SCOPES: LazyLock<RwLock<Scopes>> = LazyLock::new(RwLock::default);
 
-/// Whether there are any, so that programs without scopes pay for one load an op.
+/// Whether there are any scopes. With it, programs without scopes pay for one load per op.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 fn write() -> RwLockWriteGuard<'static, Scopes> {
@@ -125,7 +125,7 @@ fn stream_in(value: Value) -> StreamId {
     inside
 }
 
-/// The values of type `T` of a scope and those around it, outermost first.
+/// The values of type `T` of `scope` and those around it, outermost first.
 pub(crate) fn values<T: Any>(scope: Option<&Scope>) -> Vec<&T> {
     let mut values: Vec<&T> = scope.map_or_else(Vec::new, |scope| scope.values().collect());
     values.reverse();
@@ -137,7 +137,7 @@ pub(crate) fn any() -> bool {
     ANY.load(Ordering::Acquire)
 }
 
-/// The scope that the calling thread is in, and the stream outside of it.
+/// The scope that the calling thread is in, and the stream that the thread has outside all scopes.
 pub(crate) fn current() -> (Option<Arc<Scope>>, StreamId) {
     let stream = StreamId::current();
     if !any() {

@@ -1,14 +1,14 @@
 //! The loopback service: layered devices of this process as Burn [`Device`]s.
 //!
-//! Burn's set of backends is closed; what it leaves open is `burn-remote`'s `BackendServer`, which
-//! serves any [`BackendIr`]. So a layered backend is served over a socket of 127.0.0.1, to this
-//! process alone: the port is the system's choice and the token is random.
+//! Burn's set of backends is closed. What it leaves open is `burn-remote`'s `BackendServer`, which
+//! serves any [`BackendIr`]. So a layered backend is served over a socket on 127.0.0.1, to this
+//! process alone: the system chooses the port, and the token is random.
 //!
 //! When a device is [given back](crate::Lease), the next one over the same device underneath takes
-//! its service over, with its port, its session and its threads: devices made and dropped leave
-//! behind what those that were alive at the same time needed, and no more. (Ending the session with
-//! the device is what CubeCL's `DeviceHandle::shutdown` is for. But `burn-remote` 0.22.1 ends a
-//! session in the destructor of a thread-local, where Tokio refuses to run: the process aborts.)
+//! over its service, with its port, its session and its threads. So creating and dropping devices leaves
+//! behind no more services than the devices that were alive at the same time needed. (CubeCL's
+//! `DeviceHandle::shutdown` is meant to end the session with the device. But `burn-remote` 0.22.1 ends a
+//! session in the destructor of a thread-local, where Tokio refuses to run, and the process aborts.)
 
 use crate::{
     Layer, LayerError, Layered, LayeredDevice,
@@ -29,14 +29,14 @@ use std::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-/// What a service keeps when a device takes it over from another: the backend and the device
-/// underneath, the dtypes of tensors that are made without one, and the names of the custom ops.
+/// What a service keeps when another device takes it over: the backend and the device underneath, the
+/// dtypes of tensors that are created without naming one, and the names of the custom ops.
 type Kind = (TypeId, DeviceId, Option<DeviceSettings>, Vec<String>);
 
-/// How the names of backends begin that fuse ops.
+/// The prefix of the names of backends that fuse ops.
 const FUSION: &str = "fusion<";
 
-/// The services that no device has, longest unused first.
+/// The services that no device uses, the longest unused first.
 static VACANT: Mutex<VecDeque<Service>> = Mutex::new(VecDeque::new());
 
 fn vacant() -> MutexGuard<'static, VecDeque<Service>> {
@@ -87,7 +87,7 @@ pub(crate) fn serve<B: BackendIr>(
 }
 
 impl Service {
-    /// One of those that no device has.
+    /// Takes a service of that kind that no device uses, if there is one.
     fn unused(kind: &Kind) -> Option<Self> {
         loop {
             let service = {
@@ -95,7 +95,7 @@ impl Service {
                 let place = vacant.iter().position(|it| it.kind == *kind)?;
                 vacant.remove(place)?
             };
-            // Not one whose session broke, because a program went on using a device that was gone.
+            // Skips a service whose session broke because a program went on using a device that was gone.
             if service.device.sync().is_ok() {
                 return Some(service);
             }
@@ -146,16 +146,16 @@ impl Service {
         self.device.clone()
     }
 
-    /// Takes the layers off and leaves the service to the next device. Gives it back while tensors
-    /// of this one live.
+    /// Takes the layers off and leaves the service to the next device. If tensors of its device still live, returns the
+    /// service instead.
     pub(crate) fn leave(self) -> Option<Self> {
-        // What the program dropped may still be on its way.
+        // Syncs first, because drops of tensors may still be on their way.
         let alive = self.device.sync().is_ok() && self.layers.tensors() > 0;
         if alive {
             return Some(self);
         }
         self.layers.take_off();
-        // One that the program has configured is nobody else's.
+        // A service that the program has configured is not used again.
         if self.device.settings() == self.device.as_dispatch().defaults() {
             vacant().push_back(self);
         }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) enum Source<P: TensorMetadata> {
     Ready(P),
-    /// With what is known of them in any case.
+    /// Elements that may not be there yet, with their shape, dtype and device, which are known in any case.
     Later(Later<P>, (Shape, DType), P::Device),
 }
 
-/// Elements that may not be there.
+/// Elements that may have to be waited for or computed again.
 #[derive(Clone, Debug)]
 pub(crate) enum Later<P> {
     Deferred(Deferred<P>),
@@ -41,7 +41,7 @@ impl<P: TensorMetadata + 'static> Source<P> {
         }
     }
 
-    /// What can be computed again, if it is that.
+    /// The value that can be computed again, if the elements are one.
     pub(crate) fn value(&self) -> Option<&Arc<Recomputed<P>>> {
         match self {
             Self::Later(Later::Recomputed(value), ..) => Some(value),
@@ -49,12 +49,13 @@ impl<P: TensorMetadata + 'static> Source<P> {
         }
     }
 
-    /// How many tensors are computed from each other to compute this one again; none if it is there for good.
+    /// The length of the chain of tensors that are computed from each other to compute this one again. `None` if it never has to
+    /// be.
     pub(crate) fn depth(&self) -> Option<usize> {
         self.value().map(|value| value.depth)
     }
 
-    /// The elements, waited for or computed again if need be.
+    /// The elements. Waits for them or computes them again if need be.
     pub(crate) fn get(self, layer: &LayerSet) -> P {
         match self {
             Self::Ready(tensor) => tensor,

@@ -1,4 +1,4 @@
-//! The tensor primitives of a layered backend: those of the backend underneath, with their layer.
+//! The tensor primitives of a layered backend: those of the backend underneath, with their layers.
 
 use crate::{
     Cast, LayerSet, LayeredDevice,
@@ -15,7 +15,7 @@ use burn_backend::{
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The layers of a tensor, which are not taken off their device while it lives.
+/// The layers of a tensor. They are not taken off their device while the tensor lives.
 struct Held(Arc<LayerSet>);
 
 impl Held {
@@ -37,40 +37,41 @@ impl Drop for Held {
     }
 }
 
-/// A copy in another dtype, which the clones of a tensor and its reshapes share. A narrower one of a parameter is there as long as
-/// they are, so that it is cast once and not once an op; others for a [while](crate::recent::Recent).
+/// A copy in another dtype, which a tensor shares with its clones and reshapes. A narrower copy lives as long as they do if the
+/// tensor is no activation, so that a parameter is cast once and not once per op, or can be computed again, so that its wider
+/// elements need not be kept. Other copies are kept for a [while](crate::recent::Recent).
 pub(crate) type Copied<P> = Arc<Mutex<Option<(DType, P)>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A float tensor of a layered backend: its storage, whose dtype is the layer's business, and the
+/// A float tensor of a layered backend: its storage, whose dtype the layers choose, and the
 /// dtype that the program sees.
 pub struct LayeredFloat<B: Backend> {
     source: Source<FloatTensor<B>>,
     nominal: DType,
-    /// What its clones are known by.
+    /// Shared by all clones of the tensor, which are recognized by it.
     identity: Arc<()>,
     copied: Copied<FloatTensor<B>>,
     rows: Arc<Rows>,
-    /// The rows of the tensor that it is the transposition of, if it is.
+    /// If this tensor is the transposition of another: the rows of that one.
     columns: Option<Arc<Rows>>,
-    /// What it is the maximum of along a dimension, if it is.
+    /// If this tensor is the maximum of another along a dimension: that one.
     maximum_of: Option<MaximumOf>,
-    /// Whether it is a gradient.
+    /// Whether the tensor is a gradient.
     gradient: bool,
-    /// Whether it came of a product.
+    /// Whether the tensor was computed by a product or a similar op of a network.
     computed: bool,
-    /// What it may be of something that Burn sends as its parts.
+    /// Which part of something that Burn computes by several ops the tensor may be.
     part: Option<Part>,
-    /// The product that it is, if that waits for the sum over its batch.
+    /// The product that gives the tensor, if it waits for the sum over its batch.
     products: Option<Arc<Products<B>>>,
     layer: Held,
 }
 
-/// A part of what Burn sends as parts: of a linear layer, which is a product and the sum of that and a row; of dropout and of
-/// `silu`, which are products by these.
+/// A part of something that Burn computes by several ops: of a linear layer, which is a product and its sum with a row; of
+/// dropout, which multiplies by a mask; or of `silu`, which multiplies by a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Product,
@@ -82,7 +83,7 @@ pub(crate) enum Part {
     Gate,
 }
 
-/// The tensor that another one is the maximum of. Its number is no other tensor's while this lives.
+/// The identity of the tensor that another one is the maximum of. While this lives, no other tensor's identity has its address.
 pub(crate) type MaximumOf = Weak<()>;
 
 impl<B: Backend> LayeredFloat<B> {
@@ -90,7 +91,7 @@ impl<B: Backend> LayeredFloat<B> {
         Self::with_source(Source::Ready(primitive), nominal, layer)
     }
 
-    /// A tensor of elements that may not be there, in that shape and dtype.
+    /// A tensor of that shape and dtype, whose elements may have to be waited for or computed again.
     pub(crate) fn later(
         value: Later<FloatTensor<B>>,
         (shape, dtype): (Shape, DType),
@@ -135,12 +136,12 @@ impl<B: Backend> LayeredFloat<B> {
         Self { rows, ..self }
     }
 
-    /// What this tensor's maximum along a dimension is to be known by.
+    /// This tensor's identity, for its maximum along a dimension to refer to.
     pub(crate) fn for_maximum(&self) -> MaximumOf {
         Arc::downgrade(&self.identity)
     }
 
-    /// What the tensor is the maximum of along a dimension.
+    /// The tensor that this one is the maximum of along a dimension, if it is one.
     pub(crate) fn maximum_of(&self) -> Option<&MaximumOf> {
         self.maximum_of.as_ref()
     }
@@ -155,7 +156,7 @@ impl<B: Backend> LayeredFloat<B> {
         Self { maximum_of, ..self }
     }
 
-    /// Whether the tensor is a gradient: made of the one that a backward pass begins with.
+    /// Whether the tensor is a gradient: computed from the one that a backward pass begins with.
     pub(crate) fn is_gradient(&self) -> bool {
         self.gradient
     }
@@ -164,7 +165,7 @@ impl<B: Backend> LayeredFloat<B> {
         Self { gradient, ..self }
     }
 
-    /// Whether the tensor came of a product or another op of a layer, as activations do and parameters do not.
+    /// Whether the tensor was computed by a product or a similar op of a network, as activations are and parameters are not.
     pub(crate) fn is_computed(&self) -> bool {
         self.computed
     }
@@ -173,7 +174,7 @@ impl<B: Backend> LayeredFloat<B> {
         Self { computed, ..self }
     }
 
-    /// What the tensor may be of something that Burn sends as its parts.
+    /// Which part of something that Burn computes by several ops the tensor may be.
     pub(crate) fn part(&self) -> Option<Part> {
         self.part
     }
@@ -182,7 +183,7 @@ impl<B: Backend> LayeredFloat<B> {
         Self { part, ..self }
     }
 
-    /// The product that the tensor is, if that waits for the sum over its batch.
+    /// The product that gives the tensor, if it waits for the sum over its batch.
     pub(crate) fn products(&self) -> Option<&Arc<Products<B>>> {
         self.products.as_ref()
     }
@@ -195,12 +196,12 @@ impl<B: Backend> LayeredFloat<B> {
         &self.layer.0
     }
 
-    /// A number that clones of a tensor share, while one of them lives.
+    /// A number that the clones of a tensor share while one of them lives.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.identity) as usize
     }
 
-    /// Whether the program has the tensor besides this one.
+    /// Whether the tensor has other clones, such as one that the program still holds.
     pub(crate) fn has_clones(&self) -> bool {
         Arc::strong_count(&self.identity) > 1
     }
@@ -223,12 +224,13 @@ impl<B: Backend> LayeredFloat<B> {
         self.source.device()
     }
 
-    /// How many tensors are computed from each other to compute this one again; none if it is there for good.
+    /// The length of the chain of tensors that are computed from each other to compute this one again. `None` if it never has to
+    /// be.
     pub(crate) fn recomputed(&self) -> Option<usize> {
         self.source.depth()
     }
 
-    /// What of it can be computed again, if it can.
+    /// The value that can be computed again, if the tensor is one.
     pub(crate) fn value(&self) -> Option<&Arc<Recomputed<FloatTensor<B>>>> {
         self.source.value()
     }
@@ -238,7 +240,8 @@ impl<B: Backend> LayeredFloat<B> {
         self.source.dtype()
     }
 
-    /// The dtype that the elements are as exact as: the one that they are stored in, but zeros and ones can be stored in any.
+    /// The dtype that tells the precision of the elements: the one that they are stored in, except for a mask, whose zeros and
+    /// ones are exact in any dtype. For a mask, it is the one that the program sees.
     pub(crate) fn meant_dtype(&self) -> DType {
         match self.part {
             Some(Part::Mask) => self.nominal,
@@ -246,12 +249,12 @@ impl<B: Backend> LayeredFloat<B> {
         }
     }
 
-    /// The same elements, for what is computed of them again: nothing else is known of them or shared.
+    /// The same elements as an input of an op that may run again, without anything else that is known of the tensor or shared.
     pub(crate) fn alone(&self) -> Self {
         Self::with_source(self.source.clone(), self.nominal, self.layer().clone())
     }
 
-    /// The tensor in that dtype, or as it is stored, without keeping a copy.
+    /// The tensor in `dtype`, or as it is stored for `None`, without keeping a copy.
     pub(crate) fn in_dtype(&self, dtype: Option<DType>) -> FloatTensor<B> {
         let from = self.storage_dtype();
         let stored = self.clone().into_storage();
@@ -275,13 +278,14 @@ impl<B: Backend> LayeredFloat<B> {
         self.source.get(&self.layer.0)
     }
 
-    /// The tensor of the backend underneath in `dtype`, from an earlier cast of the same tensor
-    /// where there is one.
+    /// The tensor of the backend underneath in `dtype`. Uses an earlier cast of the same tensor if there
+    /// is one.
     pub fn into_dtype(self, dtype: DType) -> FloatTensor<B> {
         self.cast(dtype, true)
     }
 
-    /// The same for what is wide inside of an op alone: a copy that nobody keeps is not written by a backend that fuses ops.
+    /// The same, but keeps no copy. This is for ops that are wide only inside: a backend that fuses ops does not write a copy
+    /// that nobody keeps.
     pub(crate) fn into_dtype_once(self, dtype: DType) -> FloatTensor<B> {
         self.cast(dtype, false)
     }
@@ -299,7 +303,7 @@ impl<B: Backend> LayeredFloat<B> {
         };
         // The last holder has no use for a copy beyond this op.
         let is_shared = keep && Arc::strong_count(&self.copied) > 1;
-        // What is computed again is so from the wider one, so that the narrower is all that takes memory.
+        // A tensor that can be computed again gives up its wider elements below, so that only the narrower copy takes memory.
         let lasts = (!self.computed || self.recomputed().is_some()) && dtype.size() < from.size();
         let copied = self.copied.clone();
         let layer = self.layer().clone();
@@ -317,7 +321,7 @@ impl<B: Backend> LayeredFloat<B> {
         let value = self.value().cloned();
         let stored = self.into_storage();
         if let Some(value) = value.filter(|_| is_shared && lasts) {
-            // The copy is what its products need.
+            // The copy is all that products need.
             value.give_up();
         }
         let tensor = B::float_cast(stored, dtype.into());

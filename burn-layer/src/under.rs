@@ -1,16 +1,17 @@
-//! [`device_under`]: what a layered device lies over.
+//! [`device_under`]: the device that a layered device lies over.
 
 use burn::tensor::Device;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The devices that this process has served, each with the one underneath.
+/// The layered devices that this process has served, each with the one underneath.
 static SERVED: Mutex<Vec<(Device, Device)>> = Mutex::new(Vec::new());
 
 fn served() -> MutexGuard<'static, Vec<(Device, Device)>> {
     SERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Devices that take a service over from others lie over the same device: there is one entry a service.
+/// Records the device underneath a layered device. A device that takes over another's service lies over the same device, so there
+/// is one entry for each service.
 pub(crate) fn remember(layered: Device, under: Device) {
     let mut served = served();
     if !served.iter().any(|(known, _)| *known == layered) {

@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
 /// suits it.
 ///
-/// The program sees f32 everywhere. Parameters, their gradients (of a loss of one element), optimizer state and records are stored in
-/// f32 as well. In between, matrix products and convolutions run in bf16 or fp16, and ops that need the precision run in f32, by
-/// the rules of the [`Policy`].
+/// The program sees f32 everywhere. Parameters, their gradients (if the loss has one element), optimizer state and records are
+/// also stored in f32. In between, matrix products and convolutions run in bf16 or fp16, and ops that need the precision run in
+/// f32, by the rules of the [`Policy`].
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{DType, Device, Distribution, Tensor}};
@@ -41,13 +41,13 @@ pub struct Autocast {
     recompute: bool,
 }
 
-/// A device that [`Autocast::device`] made.
+/// A device that [`Autocast::device`] has created, with what it was created from.
 struct Made {
     policy: Policy,
     fp8: Option<Fp8Settings>,
     recompute: bool,
     plain: Device,
-    /// Those of the plain device then.
+    /// The settings of the plain device at that time.
     settings: DeviceSettings,
     autocast: Device,
 }
@@ -76,16 +76,17 @@ impl Autocast {
         Self::new(Policy::fp16())
     }
 
-    /// Let `guard` check the result of every op.
+    /// Has `guard` check the result of every op.
     pub fn nan_guard(mut self, guard: &NanGuard) -> Self {
         self.guard = Some(guard.clone());
         self
     }
 
-    /// Whether backward recomputes cheap results instead of keeping them from forward on: what elementwise ops make of activations,
-    /// such as the parts of a softmax or a norm. On by default. It runs the same ops on the same values, so results are the same, and
-    /// equal to the bit if the backend does not fuse ops. Mostly thanks to this, a step in 16 bits takes little more than half the memory
-    /// of one in f32, for a few more elementwise ops. [`Device::gradient_checkpointing`] does the same for more ops, in f32 as well.
+    /// Whether backward recomputes cheap results instead of keeping them from forward on: results of elementwise ops on
+    /// activations, such as the parts of a softmax or a norm. On by default. It runs the same ops on the same values, so results
+    /// are the same, and bit-identical if the backend does not fuse ops. Mostly because of this, a step in 16 bits takes little
+    /// more than half the memory of one in f32, at the cost of a few more elementwise ops. [`Device::gradient_checkpointing`]
+    /// does the same for more ops, and also in f32.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -99,13 +100,13 @@ impl Autocast {
         self
     }
 
-    /// The device, for the life of the process. Any Flex or CubeCL device will do; an autodiff device gives an autodiff device. As with
-    /// Burn's own devices, the same policy over the same device gives the same device, except with a [guard](Self::nan_guard) or after
-    /// an op has panicked on it.
+    /// The autocast device over `device`, which lives as long as the process. `device` may be any Flex or CubeCL device; from an
+    /// autodiff device you get an autodiff device. As with Burn's own devices, the same policy over the same device gives the
+    /// same device, except with a [guard](Self::nan_guard) or after an op has panicked on it.
     ///
-    /// It is not [`Device::default`]: make tensors on it, and give it to data loaders by `DataLoaderBuilder::set_device` (burn-train's
-    /// `Learner` does that by itself). Tensors of other devices do not mix with its own: Burn panics with "input tensor `rhs` is on the
-    /// wrong backend".
+    /// It is not [`Device::default`]: create tensors on it, and pass it to data loaders with `DataLoaderBuilder::set_device`
+    /// (burn-train's `Learner` does that by itself). Tensors of other devices do not mix with its own: Burn panics with "input
+    /// tensor `rhs` is on the wrong backend".
     ///
     /// # Errors
     ///
@@ -126,7 +127,7 @@ impl Autocast {
                 && made.plain == plain
                 && made.settings == settings
         };
-        // Not one whose session has ended: an op panicked, and the program went on.
+        // Drops a device whose session has ended because an op panicked and the program went on.
         devices.retain(|made| !same(made) || made.autocast.sync().is_ok());
         let autocast = match devices.iter().find(|made| same(made)) {
             Some(made) => made.autocast.clone(),
@@ -146,11 +147,12 @@ impl Autocast {
         Ok(autocast.with_autodiff_context_from(&device))
     }
 
-    /// A new device, for the life of the process, with a handle that reports [what ran in which precision](AutocastReport).
+    /// A new device, which lives as long as the process, with a handle that reports
+    /// [what ran in which precision](AutocastReport).
     ///
     /// # Errors
     ///
-    /// As [`device`](Self::device).
+    /// Like [`device`](Self::device).
     ///
     /// ```
     /// use burn::tensor::{DType, Device, Tensor};
@@ -173,7 +175,7 @@ impl Autocast {
     ///
     /// # Errors
     ///
-    /// As [`device`](Self::device).
+    /// Like [`device`](Self::device).
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -195,12 +197,12 @@ impl Autocast {
         })
     }
 
-    /// The device before it is served, to add other layers and custom ops of other crates over autocast, such as burn-ddp's
-    /// overlapped averaging and `SyncBatchNorm`.
+    /// The device before it is served, so that layers and custom ops of other crates can be added over autocast, such as
+    /// burn-ddp's overlapped averaging and `SyncBatchNorm`.
     ///
     /// # Errors
     ///
-    /// As [`device`](Self::device).
+    /// Like [`device`](Self::device).
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -227,9 +229,9 @@ impl Autocast {
         Ok((layers, layer))
     }
 
-    /// The layer alone, to [stack](Layers) with others over `device` in an order of your own, or to serve with custom ops of a backend
-    /// extension. Custom ops see plain tensors in the dtype that the program sees. A [guard](Self::nan_guard) is a layer of its own: put it
-    /// over this one. A guard given to this autocast is ignored here, and the log says so.
+    /// The layer alone, to [stack](Layers) with others over `device` in an order of your own, or to serve with custom ops of a
+    /// backend extension. Custom ops see plain tensors in the dtype that the program sees. A [guard](Self::nan_guard) is a
+    /// separate layer: put it over this one. A guard given to this autocast is ignored here, and the log says so.
     ///
     /// # Errors
     ///
@@ -314,8 +316,8 @@ impl AutocastDevice {
     }
 }
 
-/// A temporary autocast device. It ends, and frees what it holds, when this and its last tensor are dropped; the next device reuses
-/// its threads.
+/// A temporary autocast device. It ends, and frees what it holds, when this lease and the device's last tensor are dropped. The
+/// next device reuses its threads.
 #[derive(Debug)]
 #[must_use = "the device goes when its lease is dropped"]
 pub struct AutocastLease {

@@ -1,4 +1,4 @@
-//! [`AutocastLayer`]: what the ops of an autocast device run in.
+//! [`AutocastLayer`]: the layer that makes the ops of a device run in the dtypes of a policy.
 
 use super::{
     AutocastDevice, Policy,
@@ -17,15 +17,15 @@ pub struct AutocastLayer {
     pub(super) fp8: Option<Arc<Fp8>>,
     /// The float dtypes that the device computes in.
     pub(super) supported: Vec<DType>,
-    /// Whether what is cheap is computed again.
+    /// Whether cheap results are computed again instead of being kept.
     pub(super) recompute: bool,
     pub(super) counters: Arc<Counters>,
-    /// The warning that no layer runs in fp8 after all.
+    /// Whether the log has warned that no layer runs in fp8 after all.
     pub(super) not_in_fp8: Arc<Once>,
 }
 
 impl AutocastLayer {
-    /// The layer's counters and its state, named with the device that it was served on.
+    /// The layer's counters and its fp8 state, together with the device that the layer was served on.
     pub fn on(&self, device: Device) -> AutocastDevice {
         AutocastDevice {
             device,
@@ -35,7 +35,7 @@ impl AutocastLayer {
         }
     }
 
-    /// Memory that a low dtype saves is not to be spent on what else is kept.
+    /// Lets cheap results be computed again, if the layer is to do so: kept results would use up memory that a low dtype saves.
     fn with_recompute(&self, policy: &Policy, plan: Plan, inputs: &Inputs) -> Plan {
         let computed = plan.compute.unwrap_or(inputs.widest);
         Plan {
@@ -61,7 +61,7 @@ impl Layer for AutocastLayer {
                     Some(fp8) if fp8.takes(op, inputs) => {
                         let as_computed = plan.compute.unwrap_or(inputs.nominal);
                         let store = Some(plan.store.unwrap_or(as_computed));
-                        // By the policy after all where the backend underneath has no fp8.
+                        // The rest of the plan holds if the backend underneath has no fp8 after all.
                         Plan {
                             own: true,
                             store,

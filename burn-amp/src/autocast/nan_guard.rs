@@ -1,4 +1,4 @@
-//! [`NanGuard`]: which op made the first NaN.
+//! [`NanGuard`]: finds the op that made the first NaN.
 
 use burn::tensor::{DType, Device, Shape};
 use burn_layer::{FloatView, Layer, LayerError, Layers, Made, Op, scoped};
@@ -15,11 +15,12 @@ use std::{
 /// infinity from finite inputs, either in computing or in the casts around it (an input of 1e5 does not fit fp16). Each op then
 /// waits for the device, so use it to search for a fault, not to train.
 ///
-/// Infinities that the program itself put there (as data, or to mask attention) are not reported. A NaN in the data is, and so is a NaN
-/// that such infinities lead to, for example in a row that is masked entirely. Memory that the program asked for without a value
-/// ([`Tensor::empty`](burn::tensor::Tensor::empty)) may hold anything.
+/// Infinities that the program itself put there (as data, or to mask attention) are not reported. A NaN in the data is reported,
+/// and so is a NaN that such infinities lead to, for example in a row that is masked entirely. Memory that the program requested
+/// without a value ([`Tensor::empty`](burn::tensor::Tensor::empty)) may hold anything, and is not checked.
 ///
-/// Custom ops and collectives are not checked. An op that takes a NaN from one of them is not reported either, since its inputs have one.
+/// Custom ops and collectives are not checked. An op that takes a NaN from one of them is not reported either, because its inputs
+/// contain one.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -54,7 +55,7 @@ impl NanGuard {
         Self::default()
     }
 
-    /// A device that computes as `device` does, under the guard.
+    /// A device that computes like `device`, but is checked by the guard.
     ///
     /// # Errors
     ///
@@ -63,23 +64,23 @@ impl NanGuard {
         Layers::on(device).layer(self.clone()).serve()
     }
 
-    /// The first op that made a NaN or an infinity. Ops run later than they are called: ask after
+    /// The first op that made a NaN or an infinity. Ops run later than they are called, so ask after
     /// [`Device::sync`](burn::tensor::Device::sync) or a readback.
     pub fn first(&self) -> Option<NonFinite> {
         self.shared.first().clone()
     }
 
-    /// Forget the find and look for the next.
+    /// Forgets the op that was found and looks for the next.
     pub fn reset(&self) {
         *self.shared.first() = None;
     }
 
-    /// Stop checking, at no cost, until [`resume`](Self::resume).
+    /// Stops checking until [`resume`](Self::resume). Meanwhile the guard costs nothing.
     pub fn pause(&self) {
         self.shared.paused.store(true, Relaxed);
     }
 
-    /// Check again.
+    /// Checks again after [`pause`](Self::pause).
     pub fn resume(&self) {
         self.shared.paused.store(false, Relaxed);
     }
@@ -91,11 +92,12 @@ impl Shared {
     }
 }
 
-/// Names the ops that `body` starts, for a [`NanGuard`] and for the filter and the delayed scaling of `Autocast::fp8`. In backward the name
-/// holds for products, convolutions and other ops [as in regions](crate::full_precision). Names nest: a name inside another makes a path.
+/// Names the ops that `body` starts, for a [`NanGuard`] and for the filter and the delayed scaling of `Autocast::fp8`. In
+/// backward, products, convolutions and other ops keep the name of their forward, [as in regions](crate::full_precision). Names
+/// nest: a name inside another makes a path.
 ///
-/// Names are never freed, nor a little memory for each thread that uses one and each name around it: name blocks, not steps or
-/// batches.
+/// A name is never freed, nor is a little memory for each thread that uses it and each name around it. So name blocks, not steps
+/// or batches.
 pub fn named<R>(name: &str, body: impl FnOnce() -> R) -> R {
     static NAMES: LazyLock<Mutex<HashMap<String, Arc<Name>>>> = LazyLock::new(Mutex::default);
     let name = {
@@ -114,21 +116,21 @@ pub(super) struct Name(pub(super) String);
 pub struct NonFinite {
     /// The op.
     pub op: Op,
-    /// Whether it made a NaN; otherwise it made infinities only.
+    /// Whether the op made a NaN; otherwise it made infinities only.
     pub nan: bool,
-    /// Whether it was made of finite inputs; otherwise a NaN was made of infinities.
+    /// Whether the op's inputs were finite; otherwise it made a NaN of infinities.
     pub of_finite: bool,
-    /// The dtype that it ran in.
+    /// The dtype that the op ran in.
     pub dtype: DType,
-    /// The dtype that what it made is stored in.
+    /// The dtype that the op's result is stored in.
     pub stored: DType,
-    /// The shape of what it made.
+    /// The shape of the op's result.
     pub shape: Shape,
-    /// The shapes of its float inputs.
+    /// The shapes of the op's float inputs.
     pub inputs: Vec<Shape>,
     /// The [names](named) around the op, outermost first.
     pub path: Vec<String>,
-    /// How many ops the guard had looked at, this one included.
+    /// How many ops the guard had checked, including this one.
     pub ops: u64,
 }
 
@@ -154,7 +156,7 @@ impl fmt::Display for NonFinite {
     }
 }
 
-/// Ops whose infinities are those that the program gave them.
+/// Whether infinities in the result of `op` are ones that the program put there.
 fn places(op: Op) -> bool {
     matches!(
         op,
@@ -163,7 +165,7 @@ fn places(op: Op) -> bool {
 }
 
 fn is_finite(tensor: FloatView<'_>) -> bool {
-    // A device that fails to compute says so where the program reads from it.
+    // If the device fails to compute, the program is told when it reads from the device.
     tensor.is_finite().unwrap_or(true)
 }
 

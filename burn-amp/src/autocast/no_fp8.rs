@@ -1,4 +1,4 @@
-//! Without the feature `fp8` no layer runs in fp8: there are no values of these types.
+//! In place of the feature `fp8`: no layer runs in fp8, and these types have no values.
 
 use burn_layer::{Inputs, Layers, Op, Ran, Run};
 

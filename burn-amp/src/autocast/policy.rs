@@ -7,12 +7,12 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The rule of every op under the table of [the crate](crate), without overrides.
+/// The rule of every op in the table of [the crate](crate), without overrides.
 const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 
 /// Which op runs in which precision: the low dtype, the table of rules and the overrides.
 ///
-/// The presets carry the names that users of PyTorch and Apex know. Printing a policy prints its
+/// The presets have the names that users of PyTorch and Apex know. Printing a policy prints its
 /// table.
 ///
 /// ```
@@ -37,13 +37,13 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Matrix products and convolutions in bf16, sums, norms and losses in f32: PyTorch's autocast.
-    /// bf16 has the range of f32, so that no loss scaling is needed.
+    /// Matrix products and convolutions in bf16; sums, norms and losses in f32: PyTorch's autocast.
+    /// bf16 has the range of f32, so no loss scaling is needed.
     pub fn bf16() -> Self {
         Self::builder(FloatDType::BF16).name("bf16").build()
     }
 
-    /// As [`bf16`](Self::bf16) in fp16, which needs a [`LossScaler`](crate::LossScaler).
+    /// Like [`bf16`](Self::bf16), but in fp16, which needs a [`LossScaler`](crate::LossScaler).
     pub fn fp16() -> Self {
         Self::builder(FloatDType::F16).name("fp16").build()
     }
@@ -55,22 +55,22 @@ impl Policy {
         policy
     }
 
-    /// Op by op, in fp16: Apex's `O1`, the rules of [`fp16`](Self::fp16).
+    /// Apex's `O1`: fp16, with a rule for each op. The rules are those of [`fp16`](Self::fp16).
     pub fn o1() -> Self {
         Self::builder(FloatDType::F16).name("O1").build()
     }
 
     /// Apex's `O2`: activations are kept in fp16 everywhere. Softmax and norms still compute in
-    /// f32, but their results are stored low, which halves the memory of activations; powers, exponentials and logarithms stay
-    /// f32. (In training Burn sends softmax and
-    /// norms as their parts. What sums and differences with f32 make of low tensors stays f32.)
+    /// f32, but their results are stored low, which halves the memory of activations. Powers, exponentials and logarithms stay in
+    /// f32. (In training, Burn computes softmax and norms by several ops. Sums and differences of a low tensor and one in f32
+    /// stay in f32.)
     pub fn o2() -> Self {
         let builder = Self::builder(FloatDType::F16).name("O2");
         builder.low_outputs(true).build()
     }
 
-    /// Apex's `O3`: nothing is kept in f32 but parameters, their gradients and what the optimizer
-    /// computes from them. Fast, and for training rarely accurate enough.
+    /// Apex's `O3`: only parameters, their gradients and what the optimizer
+    /// computes from them are kept in f32. Fast, but rarely accurate enough for training.
     pub fn o3() -> Self {
         let mut builder = Self::builder(FloatDType::F16).name("O3").low_outputs(true);
         for op in Op::ALL.iter().copied() {
@@ -84,7 +84,7 @@ impl Policy {
         builder.build()
     }
 
-    /// A policy of your own, beginning with the rules of `bf16` and `fp16`.
+    /// A builder for your own policy. It begins with the rules of `bf16`, or with those of `fp16` if `low` is fp16.
     pub fn builder(low: FloatDType) -> PolicyBuilder {
         let mut rules = TABLE;
         if low == FloatDType::F16 {
@@ -103,7 +103,7 @@ impl Policy {
         }
     }
 
-    /// The preset of that name: `bf16`, `fp16`, `O0`, `O1`, `O2` or `O3`.
+    /// The preset with that name: `bf16`, `fp16`, `O0`, `O1`, `O2` or `O3`.
     ///
     /// ```
     /// use burn_amp::Policy;
@@ -124,7 +124,7 @@ impl Policy {
         presets.find(|preset| preset.name == name)
     }
 
-    /// The preset's name, `custom` for a policy of your own.
+    /// The name of the preset; `custom` for your own policy, unless you [name](PolicyBuilder::name) it.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -152,13 +152,13 @@ impl Policy {
     /// The plan for one run of `op`.
     pub(super) fn plan(&self, op: Op, inputs: &Inputs) -> Plan {
         let op = match op {
-            // Burn sends a square as a product. It is a power all the same, which fp16 cannot hold from
-            // 256 on.
+            // Burn computes a square as a product. It is a power nevertheless, which fp16 cannot hold for
+            // inputs from 256 on.
             Op::float_mul if inputs.same => Op::float_powi_scalar,
-            // In training, Burn sends a softmax as its parts. The first is a difference, which bf16 cannot hold to more
+            // In training, Burn computes a softmax by several ops. The first is a difference, of which bf16 holds no more
             // than three digits.
             Op::float_sub if inputs.shifted => Op::softmax,
-            // Burn sends a linear layer as a product and a sum. (A product of a region in f32 stays as it is.)
+            // Burn computes a linear layer as a product and a sum. (The product of a region in f32 stays as it is.)
             Op::float_add if inputs.biased && inputs.first == DType::from(self.low) => {
                 Op::float_matmul
             }
@@ -169,14 +169,14 @@ impl Policy {
         }
         let low = DType::from(self.low);
         let rule = match op {
-            // Zeros and ones, such as the mask that dropout keeps, are as exact.
+            // Zeros and ones, such as the mask that dropout keeps, are just as exact in the low dtype.
             Op::float_random => return Plan::default().store(low),
             op => self.rule(op),
         };
         let Some(rule) = rule else {
             return inputs.promote();
         };
-        // The gradient of a vector, such as a bias, that a sum has not made f32: there was one row.
+        // The gradient of a vector, such as a bias. If there was one row, no sum has brought it to f32.
         if op == Op::float_reshape && inputs.to_vector && inputs.first_is_gradient {
             return Plan::compute(DType::F32);
         }
@@ -189,7 +189,7 @@ impl Policy {
                     false => plan,
                 }
             }
-            // The gradient of a tensor that was cast for a product: as PyTorch's, in the dtype before the cast.
+            // The gradient of a tensor that was cast for a product. As in PyTorch, it has the dtype before the cast.
             Rule::Lower if inputs.gradient_of == Some(DType::F32) => {
                 Plan::compute(low).store(DType::F32)
             }
@@ -205,7 +205,7 @@ impl Policy {
             }
             Rule::Full | Rule::Accumulate => Plan::compute(DType::F32),
             Rule::FullKeep => Plan::compute(DType::F32).store(inputs.first),
-            // PyTorch's dropout and silu, which Burn sends as products: what is low stays low.
+            // Dropout and silu, which Burn computes as products. As in PyTorch, low inputs stay low.
             Rule::Promote if op == Op::float_mul && inputs.masked == Some(low) => {
                 Plan::compute(low)
             }
@@ -218,7 +218,7 @@ impl Policy {
 }
 
 impl Default for Policy {
-    /// [`o0`](Policy::o0): nothing changes.
+    /// [`o0`](Policy::o0), which changes nothing.
     fn default() -> Self {
         Self::o0()
     }
@@ -259,14 +259,15 @@ impl PolicyBuilder {
         self
     }
 
-    /// Run `op` under `rule`, and with it the [ops that are its backward](Op::backward): gradients of weights are
-    /// computed as the rule says and stored in f32. A rule of their own comes after.
+    /// Runs `op` under `rule`, and with it the [ops that are its backward](Op::backward): gradients of weights are
+    /// computed as the rule says and stored in f32. To give backward ops another rule, set it afterwards.
     ///
-    /// A rule is for the op as it reaches the device. A linear layer reaches it as a product and the sum of that and the bias,
-    /// which the rule of [`Op::float_matmul`] is for, both. In training Burn takes more ops apart: a softmax is a difference,
-    /// which the rule of [`Op::softmax`] is for, an exponential, a sum and a quotient, each with its own; norms are sums,
-    /// differences and quotients; attention is products and a softmax. Dropout, `silu` and gates are elementwise products, by zeros and
-    /// ones or by a sigmoid: under [`Rule::Promote`], which [`Op::float_mul`] has, these leave low inputs low.
+    /// A rule applies to ops as they reach the device. A linear layer reaches it as a product and the sum of that with the bias;
+    /// the rule of [`Op::float_matmul`] applies to both. In training, Burn computes more things by several ops. A softmax is a
+    /// difference, to which the rule of [`Op::softmax`] applies, and an exponential, a sum and a quotient, each with its own
+    /// rule. Norms are sums, differences and quotients; attention is products and a softmax. Dropout, `silu` and gates are
+    /// elementwise products with zeros and ones or with a sigmoid: under [`Rule::Promote`], the rule of [`Op::float_mul`], these
+    /// keep low inputs low.
     ///
     /// ```
     /// use burn::tensor::FloatDType;
@@ -292,9 +293,9 @@ impl PolicyBuilder {
         self
     }
 
-    /// Store the results of f32 ops (softmax, norms, losses; not sums, powers, exponentials and logarithms) in the low dtype, as far as
-    /// their inputs were low. Halves the memory of activations, but of a softmax or norm in training, which Burn sends as its
-    /// parts: see [`Policy::o2`].
+    /// Stores the results of f32 ops (softmax, norms, losses; not sums, powers, exponentials and logarithms) in the low dtype, if
+    /// their first input is low. This halves the memory of activations, except those of a softmax or norm in training, which Burn
+    /// computes by several ops: see [`Policy::o2`].
     pub fn low_outputs(mut self, low: bool) -> Self {
         self.policy.low_outputs = low;
         self
@@ -306,7 +307,7 @@ impl PolicyBuilder {
     }
 }
 
-/// A policy as it is written: what differs from the table.
+/// A policy in its serialized form, with the rules that differ from the table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PolicyRecord {
@@ -326,7 +327,8 @@ fn enabled() -> bool {
 
 impl From<Policy> for PolicyRecord {
     fn from(policy: Policy) -> Self {
-        // By name, as the rules will be read: an op comes before its backward, which has its rule if nothing else is said.
+        // By name, in the order in which the rules will be read: an op comes before its backward, which gets the op's rule unless
+        // it has another.
         let mut ops: Vec<Op> = Op::ALL.to_vec();
         ops.sort_by_key(|op| op.name());
         let mut read = Policy::builder(policy.low);
@@ -366,14 +368,14 @@ impl TryFrom<PolicyRecord> for Policy {
     }
 }
 
-/// Why a written policy could not be read.
+/// Why a serialized policy could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A rule for something that is no float op of Burn.
+    /// The policy has a rule for something that is no float op of Burn.
     #[error("the policy has a rule for `{name}`, which is no op of Burn that takes a float tensor")]
     UnknownOp {
-        /// The name as it was written.
+        /// The name in the serialized policy.
         name: String,
     },
 }

@@ -1,25 +1,25 @@
-//! Regions: a part of a program that runs under another policy than its device.
+//! Regions: parts of a program that run under another policy than their device.
 
 use super::Policy;
 use burn_layer::{Inputs, Plan, scoped};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// What a region asks for.
+/// The precision that a region asks for.
 #[derive(Debug)]
 pub(super) enum Region {
-    /// The precision that the program sees.
+    /// The dtypes that the program sees.
     Full,
-    /// Another policy.
+    /// The rules of another policy.
     Policy(Box<Policy>),
 }
 
-/// Runs the ops that `body` starts on autocast devices as without autocast, in the precision that
-/// the program sees: `torch.autocast(enabled=False)`.
+/// Runs the ops that `body` starts on autocast devices as if without autocast, in the precision that
+/// the program sees, like `torch.autocast(enabled=False)`.
 ///
-/// Regions nest and belong to the calling thread. The backward of matrix products, convolutions and every other op whose
-/// [backward is ops of its own](crate::Op::backward) runs at the precision of its forward, wherever `backward` is called, in
-/// another region too. (The rest of backward is elementwise ops, sums and moves; they run where `backward` is called.
-/// [`scoped`](burn_layer::scoped) says how backward is known, and what of it is not with gradient checkpointing.)
+/// Regions nest and belong to the calling thread. The backward of matrix products, convolutions and every other op that has
+/// [backward ops of its own](crate::Op::backward) runs at the precision of its forward, wherever `backward` is called, even in
+/// another region. (The rest of backward consists of elementwise ops, sums and moves, which belong to the region that `backward`
+/// is called in. [`scoped`](burn_layer::scoped) says how backward is recognized, and when it is not with gradient checkpointing.)
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -37,9 +37,9 @@ pub fn full_precision<R>(body: impl FnOnce() -> R) -> R {
     scoped(&FULL, body)
 }
 
-/// Runs the ops that `body` starts on autocast devices under `policy`: `torch.autocast` inside
-/// another. As [`full_precision`] in every other respect. A device that cannot compute in the
-/// policy's low dtype keeps its own policy. Under [`Policy::o0`] nothing is low: it is [`full_precision`].
+/// Runs the ops that `body` starts on autocast devices under `policy`, like one `torch.autocast` inside
+/// another. Otherwise it is like [`full_precision`]. A device that cannot compute in the
+/// policy's low dtype keeps its own policy. With [`Policy::o0`] nothing is low, and this is [`full_precision`].
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -57,7 +57,7 @@ pub fn autocast<R>(policy: &Policy, body: impl FnOnce() -> R) -> R {
     scoped(&region(policy), body)
 }
 
-/// The region of a policy, one for equal policies.
+/// The region of a policy. Equal policies share one region.
 fn region(policy: &Policy) -> Arc<Region> {
     static REGIONS: Mutex<Vec<Arc<Region>>> = Mutex::new(Vec::new());
     let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,7 +71,7 @@ fn region(policy: &Policy) -> Arc<Region> {
     region
 }
 
-/// The plan of an op for which nothing is cast but what was stored low.
+/// The plan of an op in full precision: inputs that are stored low are cast to the dtype that the program sees.
 pub(super) fn full(inputs: &Inputs) -> Plan {
     Plan::compute(inputs.nominal)
 }

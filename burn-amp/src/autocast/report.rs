@@ -5,14 +5,14 @@ use burn_layer::{Cast, Op};
 use core::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The float dtypes that ops are counted by.
+/// The float dtypes for which ops are counted.
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn column(dtype: DType) -> Option<usize> {
     DTYPES.iter().position(|known| *known == dtype)
 }
 
-/// The counters of one device: a few atomic additions an op.
+/// The counters of one device. They take a few atomic additions per op.
 #[derive(Debug)]
 pub(super) struct Counters {
     ops: Vec<[AtomicU64; DTYPES.len()]>,
@@ -97,26 +97,26 @@ pub struct OpCount {
 }
 
 impl OpCount {
-    /// How often it ran in `dtype`.
+    /// How often the op ran in `dtype`.
     pub fn runs(&self, dtype: DType) -> u64 {
         column(dtype).map_or(0, |column| self.runs[column])
     }
 
-    /// How often it ran in fp8.
+    /// How often the op ran in fp8.
     pub fn fp8_runs(&self) -> u64 {
         self.fp8
     }
 
-    /// How often it ran.
+    /// How often the op ran.
     pub fn total(&self) -> u64 {
         self.runs.iter().sum::<u64>() + self.fp8
     }
 }
 
-/// What ran in which precision on an autocast device since it was made: ops by dtype, casts made
-/// and casts saved by the copies kept of parameters and activations.
+/// What ran in which precision on an autocast device since it was created: ops by dtype, casts made,
+/// and casts saved by keeping copies of parameters and activations.
 ///
-/// Ops run on a thread of the device, so that a report is complete only after
+/// Ops run on a thread of the device, so a report is complete only after
 /// [`Device::sync`](burn::tensor::Device::sync) or a readback. Printing it prints a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AutocastReport {
@@ -126,11 +126,11 @@ pub struct AutocastReport {
     pub casts: u64,
     /// Casts saved, because the tensor had been cast before.
     pub casts_saved: u64,
-    /// Elements of the casts made.
+    /// The number of elements in the casts made.
     pub cast_elements: u64,
-    /// Bytes of results that were kept in a lower dtype than the program sees.
+    /// Bytes of results that were stored in a narrower dtype than the program sees.
     pub low_bytes: u64,
-    /// Ops that ran once more because what they had made was [not kept](crate::Autocast::recompute). They are not among the
+    /// Ops that ran once more because their results were [not kept](crate::Autocast::recompute). These runs are not counted in
     /// `ops`.
     pub recomputed: u64,
 }

@@ -16,14 +16,15 @@ pub enum Rule {
     Full,
     /// Compute in f32. The result stays f32 under every policy: sums, and gradients that are sums.
     Accumulate,
-    /// Compute in f32 and store the result in the dtype of the first input, as PyTorch's kernels do: batch normalization, and `gelu` in fp16.
+    /// Compute in f32 and store the result in the dtype of the first input, as PyTorch's kernels do: for example batch
+    /// normalization, and `gelu` in fp16.
     FullKeep,
-    /// Compute in the widest dtype that an input is stored in. With one input: as it is stored.
+    /// Compute in the widest dtype that an input is stored in; with one input, in the dtype of that one.
     Promote,
 }
 
 impl Rule {
-    /// The rule of an op that is the backward of one under this rule: gradients of weights and biases are stored in f32.
+    /// The rule of `op`, which is the backward of an op under this rule. Gradients of weights and biases are stored in f32.
     pub(super) fn of_backward(self, op: Op) -> Self {
         let of_weight = ["_weight_backward", "_bias_backward"];
         match self {

@@ -1,36 +1,36 @@
 //! The table: which [`Rule`] each float op of Burn runs under.
 //!
-//! Written to be read beside PyTorch's lists for CUDA (`aten/src/ATen/autocast_mode.cpp`), which
-//! fp16 and bf16 share; `tests/suite/pytorch_lists.rs` compares them, op by op and both ways. Where
-//! both have an op, the rule is PyTorch's. These are not in its lists, or differ:
+//! It is written to be read beside PyTorch's lists for CUDA (`aten/src/ATen/autocast_mode.cpp`), which
+//! are the same for fp16 and bf16; `tests/suite/pytorch_lists.rs` compares them, op by op and both ways. For an op that
+//! both have, the rule is PyTorch's. These ops are not in its lists, or differ:
 //!
 //! | op | PyTorch | here | why |
 //! |---|---|---|---|
-//! | `float_mean`, `float_mean_dim` | not listed | full, as sums | PyTorch's kernel accumulates in f32 inside; Burn's computes in the dtype it is given |
-//! | `log_sigmoid` | not listed | full | the same: `log` and `exp` inside, in the dtype it is given |
-//! | `sigmoid` | not listed; the loss that takes its logarithms (`binary_cross_entropy`) is an error | full | 16 bits round a probability to 1, whose complement has no logarithm, and the gradient is NaN |
-//! | average pools | not listed | full, stored as input | PyTorch's kernels sum in f32 inside |
-//! | sums, differences, products, quotients with a scalar | not listed | full, stored as input | PyTorch's kernels take the scalar in f32 |
-//! | `gelu` | not listed | bf16: as stored; fp16: full, stored as input | PyTorch's kernels compute in f32 inside; CubeCL's devices make it of parts in the dtype that they are given, and fp16 has no cube of 41, which makes NaN in backward. In bf16 `1 + erf(x)` cancels where `x` is far below 0; in f32, `cargo bench --bench traffic` counted a tenth more bytes for a step of a small vision transformer |
-//! | `leaky_relu`, `erf`, `acosh`, `asinh`, `atanh` | not listed | full, stored as input | the same; few models spend their time in them |
-//! | `softmin` | no such op | full | softmax of the negation |
-//! | `ctc_loss` | not listed, and refuses half precision | full | as a loss |
-//! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel of one dtype |
-//! | `deform_conv2d` | torchvision: full | full | as torchvision |
-//! | `linear` with a bias | low | low: its product, and the sum of that and the bias by the rule of the product | Burn sends a layer as these. A vector that a program itself adds to each row of a product looks the same |
-//! | softmax in training | full | its parts: `x - max(x)` by the rule of `softmax`, stored f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax. The same values |
-//! | gradients of what a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored f32 | the same values: every tensor that is stored in f32, parameters among them, has its gradient in f32 |
-//! | `x * x` | promote | full, as the square of `x` | Burn sends `square` and `powi_scalar(2)` as that product |
-//! | losses, norms and distances that Burn makes of other ops | full | by the rules of their parts | the device sees only the parts: differences of two low tensors are low, what is exponentiated, summed or averaged is full |
+//! | `float_mean`, `float_mean_dim` | not listed | full, like sums | PyTorch's kernel accumulates in f32 internally; Burn's computes in the dtype that it is given |
+//! | `log_sigmoid` | not listed | full | the same: it computes `log` and `exp` in the dtype that it is given |
+//! | `sigmoid` | not listed; the loss that takes its logarithms (`binary_cross_entropy`) is an error | full | in 16 bits, a probability may round to 1; its complement then has no logarithm, and the gradient is NaN |
+//! | average pools | not listed | full, stored as input | PyTorch's kernels sum in f32 internally |
+//! | sums, differences, products, quotients with a scalar | not listed | full, stored as input | PyTorch's kernels use the scalar in f32 |
+//! | `gelu` | not listed | bf16: as stored; fp16: full, stored as input | PyTorch's kernels compute in f32 internally; CubeCL's devices compute it by several ops in the dtype that they are given. In fp16, the cube of 41 overflows, and backward gives NaN. In bf16, `1 + erf(x)` cancels if `x` is far below 0; but with f32, `cargo bench --bench traffic` counted a tenth more bytes for a step of a small vision transformer |
+//! | `leaky_relu`, `erf`, `acosh`, `asinh`, `atanh` | not listed | full, stored as input | the same; few models spend much time in them |
+//! | `softmin` | no such op | full | it is the softmax of the negation |
+//! | `ctc_loss` | not listed, and refuses half precision | full | it is a loss |
+//! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel that has one dtype |
+//! | `deform_conv2d` | torchvision: full | full | as in torchvision |
+//! | `linear` with a bias | low | low, both the product and its sum with the bias, by the rule of the product | Burn computes the layer by these two ops. A vector that a program itself adds to each row of a product looks the same |
+//! | softmax in training | full | each of its ops: `x - max(x)` by the rule of `softmax`, stored in f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax op. The values are the same |
+//! | gradients of tensors that a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored in f32 | the values are the same: every tensor that is stored in f32, including parameters, has its gradient in f32 |
+//! | `x * x` | promote | full, as the square of `x` | Burn computes `square` and `powi_scalar(2)` by that product |
+//! | losses, norms and distances that Burn computes by other ops | full | by the rules of these ops | the device sees only these ops: differences of two low tensors are low; exponentials, sums and means are full |
 //! | `dot` | promote | a low product, summed in full | the same |
 //!
 //! A weight may also be used in a plain product, whose backward is a plain product again. The one
-//! that makes the weight's gradient has its left factor transposed (`x^T dy`), so that the result
-//! of such a product is stored in f32 as well. (The gradient of a left factor, `dy w^T`, is told from a product of
-//! forward, and is stored in f32 where the factor was.)
+//! that computes the weight's gradient has its left factor transposed (`x^T dy`), so the result
+//! of such a product is stored in f32 as well. (The product that computes the gradient of a left factor, `dy w^T`, is told from
+//! a product of forward by its inputs, and its result is stored in f32 if the factor was.)
 //!
-//! PyTorch's autocast decides forward; its backward ops run in the dtype of their forward. Burn's
-//! backward is made of ops as well, so they stand in the table beside their forward.
+//! PyTorch's autocast decides about forward ops, and backward ops run in the dtype of their forward. Burn's
+//! backward consists of ops as well, so these are in the table beside their forward.
 
 use super::Rule;
 use burn_layer::Op;
@@ -137,12 +137,13 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::ctc_loss_backward,
         ],
     ),
-    // What softmax subtracts, which is as exact in 16 bits: but a softmax can be one kernel if all of it is f32.
+    // The maximum that softmax subtracts. It is just as exact in 16 bits, but a softmax can only be one kernel if all of it is
+    // f32.
     (Rule::Full, &[Op::float_max_dim]),
     // layer_norm, native_layer_norm; batch norm
     (Rule::Full, &[Op::layer_norm, Op::batch_norm_train]),
     (Rule::FullKeep, &[Op::batch_norm]),
-    // In no list of PyTorch, whose kernels take a scalar in f32 and round once.
+    // In no list of PyTorch, whose kernels use a scalar in f32 and round once.
     (
         Rule::FullKeep,
         &[
@@ -153,7 +154,7 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_remainder_scalar,
         ],
     ),
-    // In no list of PyTorch, whose kernels compute in f32. CubeCL's devices make them of parts.
+    // In no list of PyTorch, whose kernels compute in f32. CubeCL's devices compute them by several ops.
     (
         Rule::FullKeep,
         &[
@@ -180,7 +181,7 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::adaptive_avg_pool3d_backward,
         ],
     ),
-    // A probability that 16 bits round to 1 has no logarithm of its complement, and no gradient of that.
+    // If 16 bits round a probability to 1, its complement has no logarithm, and that has no gradient.
     (Rule::Full, &[Op::sigmoid, Op::sigmoid_backward]),
     // upsample_*; torchvision's deform_conv2d
     (
@@ -199,7 +200,7 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_select_assign,
         ],
     ),
-    // In no list of PyTorch: as they are stored, mixed inputs by type promotion.
+    // In no list of PyTorch. They compute in the dtype of their inputs, and mixed inputs are promoted.
     (
         Rule::Promote,
         &[
@@ -308,10 +309,10 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
     ),
 ];
 
-/// Computed in f32 where the low dtype is fp16, which cannot hold what they compute on the way.
+/// Ops that compute in f32 if the low dtype is fp16, because it cannot hold their intermediate results.
 pub(super) const OVERFLOWS_IN_FP16: [Op; 2] = [Op::gelu, Op::gelu_backward];
 
-/// Of the ops in f32, those whose results the program goes on to compute with and 16 bits may not hold: a power that becomes a
+/// The f32 ops whose results the program computes with further, and which 16 bits may not hold: a power that becomes a
 /// norm, an exponential that becomes a logarithm, a maximum that is -inf. A policy with low outputs keeps them in f32.
 pub(super) const STAY_FULL: [Op; 14] = [
     Op::float_cosh,
@@ -330,7 +331,7 @@ pub(super) const STAY_FULL: [Op; 14] = [
     Op::float_max_dim,
 ];
 
-/// Every op's rule, by [`Op::index`]; `None` for ops without a float input.
+/// The rule of every op, indexed by [`Op::index`]; `None` for ops without a float input.
 pub(super) const fn table() -> [Option<Rule>; Op::ALL.len()] {
     let mut table = [None; Op::ALL.len()];
     let mut group = 0;

@@ -1,11 +1,11 @@
-//! Gradients clipped by the norm of all of them together, as PyTorch's `clip_grad_norm_` does.
+//! Clips gradients by the norm of all of them together, as PyTorch's `clip_grad_norm_` does.
 
 use super::gradients::{Factor, scale};
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_layer::{MaxNorm, gradient_norm, gradient_norm_on_device};
 
-/// The gradients clipped, and the norm that they had. The host waits once, or for each gradient where squares are more
-/// or less than f32 has.
+/// The clipped gradients, and the norm that they had before. The host waits once, and also for each gradient if squares
+/// overflow or underflow f32.
 pub(super) fn on_host<M: Module>(
     grads: GradientsParams,
     module: &M,

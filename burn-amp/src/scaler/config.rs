@@ -3,7 +3,7 @@
 use super::{DeviceLossScaler, LossScaler, LossScalerError, LossScalerState};
 use burn::{config::Config, tensor::Device};
 
-/// How the loss is scaled. The defaults are those of PyTorch's `torch.amp.GradScaler`.
+/// The configuration of a loss scaler. The defaults are those of PyTorch's `torch.amp.GradScaler`.
 ///
 /// ```
 /// use burn_amp::LossScalerConfig;
@@ -14,7 +14,7 @@ use burn::{config::Config, tensor::Device};
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct LossScalerConfig {
-    /// The first scale.
+    /// The initial scale.
     #[config(default = 65536.0)]
     pub init_scale: f64,
     /// The scale is multiplied by this after `growth_interval` steps without overflow. Above 1.
@@ -26,45 +26,45 @@ pub struct LossScalerConfig {
     /// Steps without overflow before the scale grows.
     #[config(default = 2000)]
     pub growth_interval: u32,
-    /// The scale never falls below (Apex, DeepSpeed); one that is below already stays. PyTorch has none
-    /// and can fall to zero, where every gradient is NaN.
+    /// The scale never falls below this (Apex, DeepSpeed); one that is below already stays as it is. PyTorch has no minimum.
+    /// Without one, the scale can fall to zero, where every gradient is NaN.
     #[config(default = "None")]
     pub min_scale: Option<f64>,
-    /// The scale never grows above (Apex).
+    /// The scale never grows above this (Apex).
     #[config(default = "None")]
     pub max_scale: Option<f64>,
-    /// The scale falls only at this many overflows; those before skip their step and keep the
-    /// scale (DeepSpeed). 1: at every overflow.
+    /// How many overflows it takes until the scale falls (DeepSpeed). The earlier ones skip their step and keep the
+    /// scale. With 1, it falls at every overflow.
     #[config(default = 1)]
     pub hysteresis: u32,
-    /// Whether any step without overflow refills the hysteresis, rather than growth alone
+    /// Whether every step without overflow refills the hysteresis, rather than only growth
     /// (DeepSpeed's `consecutive_hysteresis`).
     #[config(default = false)]
     pub consecutive_hysteresis: bool,
     /// Whether the scale changes at all. A static scale still skips steps that overflow.
     #[config(default = true)]
     pub dynamic: bool,
-    /// Whether to scale. Disabled, the scaler passes everything through, unchecked.
+    /// Whether to scale at all. A disabled scaler passes everything through, unchecked.
     #[config(default = true)]
     pub enabled: bool,
 }
 
 impl LossScalerConfig {
-    /// A scaler at its first scale.
+    /// A scaler at its initial scale.
     ///
     /// # Errors
     ///
-    /// When a factor, the interval or a bound makes no sense.
+    /// When the initial scale, a factor, the interval, the hysteresis or a bound is invalid.
     pub fn init(&self) -> Result<LossScaler, LossScalerError> {
         self.validate()?;
         Ok(LossScaler::new(self.clone()))
     }
 
-    /// A scaler at its first scale that keeps its state on `device` and never waits for it.
+    /// A scaler at its initial scale that keeps its state on `device` and never waits for it.
     ///
     /// # Errors
     ///
-    /// As [`init`](Self::init).
+    /// Like [`init`](Self::init).
     pub fn init_on(&self, device: &Device) -> Result<DeviceLossScaler, LossScalerError> {
         self.validate()?;
         let state = LossScalerState::new(self);
@@ -106,7 +106,7 @@ impl LossScalerConfig {
         Ok(())
     }
 
-    /// The least and the greatest scale.
+    /// The smallest and the largest scale.
     pub(super) fn bounds(&self) -> (f32, f32) {
         let min = self.min_scale.map_or(0.0, |scale| scale as f32);
         let max = self.max_scale.map_or(f32::MAX, |scale| scale as f32);

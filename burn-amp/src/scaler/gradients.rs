@@ -1,4 +1,4 @@
-//! One pass over all gradients of a module: unscaled, and probed for infinities and NaN.
+//! One pass over all gradients of a module, which unscales them and probes them for infinities and NaN.
 
 use super::Overflow;
 use burn::{
@@ -8,23 +8,23 @@ use burn::{
 };
 use std::collections::HashSet;
 
-/// Gradients times a factor, and what tells whether they are finite.
+/// Gradients times a factor, and probes that tell whether they are finite.
 pub(super) struct Pass {
     pub(super) grads: GradientsParams,
     /// Gradients of parameters that the module does not have.
     others: GradientsParams,
-    /// The path of each parameter with a gradient.
+    /// The path of each parameter whose gradient has a probe.
     names: Vec<String>,
-    /// One element a gradient, on its device: 0 where all of it is finite, NaN otherwise.
+    /// One element for each gradient, on the gradient's device: 0 if all of the gradient is finite, otherwise NaN.
     probes: Vec<Tensor<1>>,
 }
 
-/// Multiplies every gradient of the module by `factor`, one element, and leaves out those of other parameters. The host does not
-/// wait.
+/// Multiplies every gradient of the module by `factor`, a single number, and leaves out those of other parameters. The host does
+/// not wait.
 ///
 /// # Panics
 ///
-/// When a gradient is f16: what scaling saved would be lost again.
+/// When a gradient is f16, because unscaling would lose again what scaling saved.
 pub(super) fn multiply<M: Module>(grads: GradientsParams, module: &M, factor: Factor) -> Pass {
     let mut visitor = Multiply {
         factor,
@@ -47,12 +47,12 @@ impl Pass {
         self.probes.is_empty()
     }
 
-    /// How many gradients are not the module's.
+    /// How many gradients belong to parameters that the module does not have.
     pub(super) fn left_out(&self) -> usize {
         self.others.len()
     }
 
-    /// The probes in one tensor, on the first one's device; none without gradients.
+    /// The probes in one tensor, on the device of the first. `None` without gradients.
     pub(super) fn probes(&self) -> Option<Tensor<1>> {
         let device = self.probes.first()?.device();
         let there = |probe: &Tensor<1>| {
@@ -65,7 +65,7 @@ impl Pass {
         Some(Tensor::cat(self.probes.iter().map(there).collect(), 0))
     }
 
-    /// Which gradients are not finite. The host waits, once for all of them.
+    /// The gradients that are not finite, if any. The host waits once for all of them.
     pub(super) fn overflow(&self) -> Option<Overflow> {
         let probes = self.probes()?.into_data();
         let probes = probes.iter::<f32>().map(|probe| probe.elem::<f32>());
@@ -80,7 +80,7 @@ impl Pass {
     }
 }
 
-/// One number on every device that has gradients: brought there once.
+/// One number, which is copied once to every device that has gradients.
 pub(super) struct Factor {
     by_device: Vec<(Device, Tensor<1>)>,
     value: Value,
@@ -97,7 +97,7 @@ impl Factor {
         Self::new(Value::Host(value))
     }
 
-    /// One element of a device's.
+    /// A number that is a tensor of one element on a device.
     pub(super) fn device(value: Tensor<1>) -> Self {
         Self::new(Value::Device(Box::new(value)))
     }
@@ -113,7 +113,7 @@ impl Factor {
         if let Some((_, there)) = self.by_device.iter().find(|(known, _)| *known == device) {
             return there.clone();
         }
-        // A tensor even for the host's number: a gradient that autocast stored in 16 bits is
+        // Even the host's number becomes a tensor, so that a gradient that autocast stored in 16 bits is
         // multiplied in f32.
         let there = match &self.value {
             Value::Host(value) => Tensor::from_data([*value], (&device, DType::F32)),
@@ -124,7 +124,7 @@ impl Factor {
         there
     }
 
-    /// `grad` times the factor, in f32 where the gradient is narrower.
+    /// `grad` times the factor. A bf16 gradient is multiplied in f32.
     pub(super) fn times<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
         let factor = self.on(grad.device()).reshape([1; D]);
         match grad.dtype() {
@@ -153,7 +153,7 @@ pub(super) fn scale<M: Module>(
 struct Scale {
     grads: GradientsParams,
     factor: Factor,
-    /// A parameter that stands in several places of the module is visited in each of them.
+    /// The parameters visited so far. One that occurs in several places of the module is visited in each of them.
     seen: HashSet<ParamId>,
 }
 
@@ -203,8 +203,8 @@ impl ModuleVisitor for Multiply {
             return;
         }
         let grad = self.factor.times(grad);
-        // 0 times an infinity or a NaN is NaN, and a NaN stays in a sum. In f32: the sum of f64
-        // and bf16 probes is asked the same question.
+        // 0 times an infinity or a NaN is NaN, and a NaN stays in a sum. Probes are in f32, so that those of
+        // f64 and bf16 gradients can be put together.
         let probe = grad.clone().mul_scalar(0.0).sum();
         self.pass.probes.push(probe.cast(FloatDType::F32));
         self.pass.names.push(path);

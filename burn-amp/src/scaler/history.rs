@@ -1,10 +1,10 @@
-//! [`ScaleHistory`]: how the scale came to be what it is.
+//! [`ScaleHistory`]: how the scale has changed.
 
 use serde::Serialize;
 use std::{collections::VecDeque, io};
 
-/// The overflows and the changes of a loss scale, the latest [`CAPACITY`](Self::CAPACITY) of them.
-/// Steps at which nothing happened are not kept, so that a whole training fits.
+/// The latest [`CAPACITY`](Self::CAPACITY) overflows and changes of a loss scale.
+/// Steps at which nothing happened are not recorded, so that a whole training fits.
 ///
 /// ```
 /// use burn_amp::LossScalerConfig;
@@ -29,7 +29,7 @@ pub struct ScaleHistory {
 /// An overflow, a change of the scale, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ScaleChange {
-    /// The number of the step, from 1. The first entry has the number of the steps before it.
+    /// The number of the step, from 1. The entry that a history begins with has the number of steps taken before.
     pub step: u64,
     /// The scale from the next step on.
     pub scale: f32,
@@ -38,7 +38,7 @@ pub struct ScaleChange {
 }
 
 impl ScaleHistory {
-    /// How many entries are kept; at a new one, the oldest goes.
+    /// The largest number of entries. After that, each new entry replaces the oldest.
     pub const CAPACITY: usize = 4096;
 
     pub(super) fn new(step: u64, scale: f32) -> Self {
@@ -52,7 +52,7 @@ impl ScaleHistory {
         }
     }
 
-    /// Keep `change` if it is one.
+    /// Records `change` if it is an overflow or changes the scale.
     pub(super) fn push(&mut self, change: ScaleChange) {
         let before = self.changes.back().map(|last| last.scale);
         if !change.overflow && before == Some(change.scale) {
@@ -64,20 +64,20 @@ impl ScaleHistory {
         self.changes.push_back(change);
     }
 
-    /// Forget what happened at `step`, the last one.
+    /// Removes the entries of `step`, which is the last step.
     pub(super) fn take_back(&mut self, step: u64) {
         while self.changes.len() > 1 && self.changes.back().is_some_and(|last| last.step == step) {
             self.changes.pop_back();
         }
     }
 
-    /// The entries, oldest first. Between two of them the scale is that of the first.
+    /// The entries, oldest first. Between two entries, the scale is that of the earlier one.
     pub fn changes(&self) -> impl ExactSizeIterator<Item = ScaleChange> + '_ {
         self.changes.iter().copied()
     }
 
-    /// The corners of the scale's staircase, `(step, scale)`, up to step `until`: what a plotting
-    /// library draws as a line.
+    /// The corners `(step, scale)` of the scale's staircase up to step `until`, for a plotting
+    /// library to draw as a line.
     ///
     /// ```
     /// use burn_amp::LossScalerConfig;
@@ -97,7 +97,7 @@ impl ScaleHistory {
             .flat_map(|(change, end)| [(change.step, change.scale), (end, change.scale)])
     }
 
-    /// Write the entries as CSV, with a header: the columns are the fields of [`ScaleChange`].
+    /// Writes the entries as CSV, with a header. The columns are the fields of [`ScaleChange`].
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ use burn::{
 
 /// Dynamic loss scaling around any Burn optimizer.
 ///
-/// fp16 holds nothing smaller than 6e-8: small gradients vanish. So the loss is multiplied by a
-/// scale before backward and the gradients are divided by it after. When one of them overflows,
+/// fp16 holds nothing smaller than 6e-8, so small gradients vanish. Therefore the loss is multiplied by a
+/// scale before backward, and the gradients are divided by it afterwards. When a gradient overflows,
 /// the whole step is skipped and the scale falls; after a while without overflow it grows. The
 /// algorithm and its defaults are those of `torch.amp.GradScaler` (Micikevicius et al. 2017).
 ///
@@ -44,13 +44,13 @@ use burn::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// To clip by the norm of all gradients together, [`Unscaled::clip_norm`]; to clip each by itself, give the optimizer a
-/// clipping configuration, which clips what the scaler has unscaled. To accumulate, add up the gradients of the scaled losses and call
-/// [`step`](Self::step) once for all of them.
+/// To clip by the norm of all gradients together, use [`Unscaled::clip_norm`]. To clip each gradient by itself, give the
+/// optimizer a clipping configuration, which clips the unscaled gradients. To accumulate, add up the gradients of the scaled
+/// losses and call [`step`](Self::step) once for all of them.
 ///
-/// **In parts**, as `unscale_`, `step` and `update` of PyTorch: [`unscale`](Self::unscale) gives
-/// [`Unscaled`], which is clipped, agreed upon by ranks and stepped with. Several optimizers skip
-/// each by itself and share the scale, which [`update_after`](Self::update_after) adjusts once.
+/// **In parts**, like `unscale_`, `step` and `update` in PyTorch: [`unscale`](Self::unscale) returns
+/// [`Unscaled`], which can be clipped and agreed upon by ranks, and steps the optimizer. Several optimizers each skip
+/// steps by themselves and share the scale, which [`update_after`](Self::update_after) adjusts once.
 ///
 /// ```
 /// # use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
@@ -71,9 +71,9 @@ use burn::{
 /// # Ok::<(), burn_amp::LossScalerError>(())
 /// ```
 ///
-/// **L-BFGS** evaluates its closure many times a step and carries curvature from one to the next,
-/// so that a skipped evaluation has no meaning; PyTorch's scaler refuses closures too. Burn's
-/// `LBFGS` is no `ModuleOptimizer`, and the compiler refuses it:
+/// **L-BFGS** evaluates its closure many times in a step and carries curvature from one evaluation to the next,
+/// so that a skipped evaluation has no meaning. PyTorch's scaler refuses closures too. Burn's
+/// `LBFGS` is no `ModuleOptimizer`, so the compiler refuses it:
 ///
 /// ```compile_fail,E0308
 /// use burn::{nn::LinearConfig, optim::{GradientsParams, LBFGSConfig}, tensor::Device};
@@ -93,7 +93,7 @@ pub struct LossScaler {
     unchecked: Unchecked,
 }
 
-/// So many overflows in a row say that the scale is not the trouble.
+/// After this many overflows in a row, the scale is not the cause, and the log warns.
 const OVERFLOWS_WARNED: u32 = 20;
 
 impl LossScaler {
@@ -117,7 +117,7 @@ impl LossScaler {
         }
     }
 
-    /// The loss times the scale, to call `backward` on. Several losses are scaled each.
+    /// The loss times the scale, to call `backward` on. Scale each of several losses.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         if self.config.enabled {
             loss.mul_scalar(self.state.scale)
@@ -126,21 +126,21 @@ impl LossScaler {
         }
     }
 
-    /// The gradients of `module` divided by the scale, and whether one overflowed. The host waits
-    /// for the device once, for all gradients together. Disabled, the gradients pass unchecked,
+    /// Divides the gradients of `module` by the scale and checks whether one overflowed. The host waits
+    /// for the device once, for all gradients together. If the scaler is disabled, the gradients pass unchecked,
     /// without waiting. Gradients of parameters that the module does not have are left out, and the log says so, once.
     ///
-    /// They are checked after the division: with a scale so small that it has no inverse, all of
+    /// The gradients are checked after the division: with a scale so small that it has no inverse, all of
     /// them overflow.
     ///
     /// # Panics
     ///
-    /// When a gradient is f16, as PyTorch's does: what scaling saved would be lost again.
+    /// When a gradient is f16, because unscaling would lose again what scaling saved. (PyTorch's scaler raises an error, too.)
     pub fn unscale<M: Module>(&self, grads: GradientsParams, module: &M) -> Unscaled {
         self.unscale_step(self.next_step(), grads, module)
     }
 
-    /// The same, of gradients of a loss that had the scale of `step`.
+    /// The same for gradients of a loss that was scaled by the scale of `step`.
     pub(super) fn unscale_step<M: Module>(
         &self,
         mut step: ScaledStep,
@@ -160,7 +160,7 @@ impl LossScaler {
         }
     }
 
-    /// The step that the next update is about, without overflow so far.
+    /// The step that the next update is for, without overflow so far.
     pub(super) fn next_step(&self) -> ScaledStep {
         ScaledStep {
             step: self.state.steps + 1,
@@ -170,16 +170,16 @@ impl LossScaler {
         }
     }
 
-    /// Unscale the gradients, step the optimizer unless one overflowed, and update the scale. On
-    /// overflow neither the module nor the optimizer changes. Where the module has none of the gradients nothing does,
-    /// the scaler included; PyTorch's raises an error then, since they are nearly always those of another module.
+    /// Unscales the gradients, steps the optimizer unless one overflowed, and updates the scale. On
+    /// overflow neither the module nor the optimizer changes. If the module has none of the gradients, nothing changes,
+    /// not even the scaler. PyTorch's scaler raises an error then, because the gradients nearly always belong to another module.
     ///
-    /// A learning rate scheduler is to be stepped with the optimizer: not where
-    /// [`overflow`](ScaledStep::overflow) is something.
+    /// Step a learning rate scheduler together with the optimizer: not if
+    /// [`overflow`](ScaledStep::overflow) is `Some`.
     ///
     /// # Panics
     ///
-    /// As [`unscale`](Self::unscale).
+    /// Like [`unscale`](Self::unscale).
     pub fn step<M: Module>(
         &mut self,
         optimizer: &mut ModuleOptimizer,
@@ -192,19 +192,19 @@ impl LossScaler {
         (module, step)
     }
 
-    /// Adjust the scale after a step, if the step says anything about it.
+    /// Adjusts the scale after a step, if the step says anything about it.
     pub(super) fn update_with(&mut self, step: &ScaledStep) {
         if step.checked {
             self.update(step.overflow.is_some());
         }
     }
 
-    /// Adjust the scale after the steps of one or more optimizers on one scale: it backs off where
-    /// any of them overflowed. Call it once, when all of them are done.
+    /// Adjusts the scale after the steps of one or more optimizers on one scale: it backs off if
+    /// any of them overflowed. Call it once, after all these steps.
     ///
     /// # Errors
     ///
-    /// When there is no step, or none whose module had gradients, and when one was unscaled before the last update, or
+    /// When there is no step, or none whose module had gradients, and when a step was unscaled before the last update, or
     /// before the scale was [set](Self::set_scale).
     pub fn update_after<'a>(
         &mut self,
@@ -238,8 +238,8 @@ impl LossScaler {
         Ok(())
     }
 
-    /// Adjust the scale after a step that overflowed or not. [`step`](Self::step) does it; this is
-    /// for loops that find overflows by themselves.
+    /// Adjusts the scale after a step. `overflow` is whether the step overflowed. [`step`](Self::step) calls
+    /// this itself; it is public for training loops that detect overflows themselves.
     pub fn update(&mut self, overflow: bool) {
         if !self.config.enabled {
             return;
@@ -253,7 +253,7 @@ impl LossScaler {
         self.warn_if_falling(overflow);
     }
 
-    /// Take the last update back, before which the state was `before`, and do it again.
+    /// Takes back the last update, before which the state was `before`, and updates again with `overflow`.
     pub(super) fn update_anew(&mut self, before: LossScalerState, overflow: bool) {
         self.history.take_back(self.state.steps);
         self.state = before;
@@ -278,8 +278,8 @@ impl LossScaler {
         }
     }
 
-    /// Set the scale, keeping the growth tracker, as `update(new_scale)` of PyTorch's: in place of
-    /// [`update_after`](Self::update_after), between two steps.
+    /// Sets the scale and keeps the growth tracker, like PyTorch's `update(new_scale)`. Call it between two steps,
+    /// in place of [`update_after`](Self::update_after).
     ///
     /// # Errors
     ///
@@ -299,17 +299,17 @@ impl LossScaler {
         &self.config
     }
 
-    /// The overflows and the changes of the scale since the scaler was made or loaded.
+    /// The overflows and the changes of the scale since the scaler was created or loaded.
     pub fn history(&self) -> &ScaleHistory {
         &self.history
     }
 
-    /// The state, to be saved after [`step`](Self::step).
+    /// The state. Save it after [`step`](Self::step).
     pub fn state(&self) -> &LossScalerState {
         &self.state
     }
 
-    /// Go on from a saved state.
+    /// Continues from a saved state.
     ///
     /// # Errors
     ///
@@ -326,7 +326,7 @@ impl LossScaler {
         self.state.to_record()
     }
 
-    /// Go on from a record that [`to_record`](Self::to_record) made.
+    /// Continues from a record that [`to_record`](Self::to_record) returned.
     ///
     /// ```
     /// use burn::lr_scheduler::LrSchedulerRecord;
@@ -342,7 +342,7 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// When the record is of something else, or its scale is not a finite number above 0.
+    /// When the record is not that of a loss scaler, or its scale is not a finite number above 0.
     pub fn load_record(self, record: &LrSchedulerRecord) -> Result<Self, LossScalerError> {
         self.load_state(LossScalerState::from_record(record)?)
     }

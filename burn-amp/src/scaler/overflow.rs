@@ -2,10 +2,10 @@
 
 use core::fmt;
 
-/// Gradients that overflowed: the step is skipped.
+/// The gradients that overflowed, because of which a step is skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overflow {
-    /// The paths of the parameters whose gradients hold an infinity or a NaN. Empty where they are
+    /// The paths of the parameters whose gradients hold an infinity or a NaN. Empty if these are
     /// all on [another rank](super::Unscaled::agree).
     pub parameters: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! A loss scaler in the checkpoints of a learning rate schedule.
+//! Saves a loss scaler in the checkpoints of a learning rate schedule.
 
 use super::{LossScalerState, SharedLossScaler};
 use burn::{
@@ -7,7 +7,7 @@ use burn::{
     optim::LearningRate,
 };
 
-/// `schedule` with one group more, of no parameters, whose state is that of the scaler.
+/// `schedule` with one more group, which has no parameters and whose state is that of the scaler.
 pub(super) fn with_scaler(
     schedule: ModuleLrScheduler,
     scaler: SharedLossScaler,
@@ -20,7 +20,7 @@ pub(super) fn with_scaler(
 struct Saved(SharedLossScaler);
 
 impl LrScheduler for Saved {
-    /// The rate of no parameter.
+    /// A learning rate that no parameter uses.
     fn step(&mut self) -> LearningRate {
         0.0
     }

@@ -1,4 +1,4 @@
-//! [`SharedLossScaler`]: one loss scaler in many hands.
+//! [`SharedLossScaler`]: a handle to a loss scaler, for several owners.
 
 use super::{LossScaler, ScaledStep, saved_schedule::with_scaler, together::Together};
 use burn::{
@@ -9,11 +9,11 @@ use burn::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A handle to a [`LossScaler`]; clones share it. For training loops that are not one's own, such
+/// A handle to a [`LossScaler`], which its clones share. It is for training loops that are not your own, such
 /// as that of burn-train's `Learner`, which calls the model by reference.
 ///
-/// Keep it in the model as a skipped field. `TrainStep::step` scales the loss, and
-/// `TrainStep::optimize` is what the `Learner` calls with the gradients, accumulated ones too:
+/// Keep it in the model as a skipped field. `TrainStep::step` scales the loss, and the `Learner` calls
+/// `TrainStep::optimize` with the gradients, accumulated ones too:
 ///
 /// ```
 /// use burn::{
@@ -56,12 +56,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// }
 /// ```
 ///
-/// A skipped field is not in the model's record: have the `Learner`'s checkpoints keep the scaler by
-/// [`saved_with`](Self::saved_with), or else a resumed training begins at the first scale again.
+/// A skipped field is not in the model's record. Use [`saved_with`](Self::saved_with) to have the scaler in the `Learner`'s
+/// checkpoints; otherwise a resumed training begins at the initial scale again.
 ///
-/// Not for Burn's own data parallel strategy, where several copies of the model each call
+/// Do not use it with Burn's own data parallel strategy, where several copies of the model each call
 /// `optimize`: their steps would adjust one scale several times. With burn-ddp's strategy, each rank has its
-/// own, and all of them see the same averages.
+/// own scaler, and all of them see the same averages.
 #[derive(Clone, Debug)]
 pub struct SharedLossScaler(Arc<Mutex<Shared>>);
 
@@ -79,7 +79,7 @@ impl From<LossScaler> for SharedLossScaler {
 }
 
 impl SharedLossScaler {
-    /// Do something with the scaler while no other handle can: read its state, save it, load it.
+    /// Calls `act` with the scaler, for example to read, save or load its state. Other handles wait meanwhile.
     ///
     /// ```
     /// use burn_amp::{LossScalerConfig, SharedLossScaler};
@@ -97,8 +97,8 @@ impl SharedLossScaler {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `schedule`, with this scaler's state in its record: the `Learner` saves it in every checkpoint and loads it from there.
-    /// Checkpoints of the schedule alone load too; then the scaler stays as it is, and the log says so.
+    /// `schedule`, with this scaler's state in its record, which the `Learner` saves in every checkpoint and loads from there.
+    /// Checkpoints of the schedule alone can be loaded too: then the scaler stays as it is, and the log says so.
     ///
     /// ```
     /// use burn::lr_scheduler::constant::ConstantLr;
@@ -120,21 +120,21 @@ impl SharedLossScaler {
         with_scaler(schedule.into(), self.clone())
     }
 
-    /// As [`LossScaler::current_scale`].
+    /// Like [`LossScaler::current_scale`].
     pub fn current_scale(&self) -> f32 {
         self.with(|scaler| scaler.current_scale())
     }
 
-    /// As [`LossScaler::scale`].
+    /// Like [`LossScaler::scale`].
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         self.with(|scaler| scaler.scale(loss))
     }
 
-    /// As [`LossScaler::step`].
+    /// Like [`LossScaler::step`].
     ///
     /// # Panics
     ///
-    /// As [`LossScaler::unscale`].
+    /// Like [`LossScaler::unscale`].
     pub fn step<M: Module>(
         &self,
         optimizer: &mut ModuleOptimizer,
@@ -145,13 +145,13 @@ impl SharedLossScaler {
         self.with(|scaler| scaler.step(optimizer, lr, module, grads))
     }
 
-    /// As [`step`](Self::step), with the gradients of several devices, which the `Learner` gives to
-    /// `TrainStep::optimize_multi`: all of them are skipped if one of them overflows. The host
-    /// waits once a device.
+    /// Like [`step`](Self::step), with the gradients of several devices, which the `Learner` passes to
+    /// `TrainStep::optimize_multi`. If one gradient overflows, the step is skipped for all devices. The host
+    /// waits once for each device.
     ///
     /// # Panics
     ///
-    /// As [`LossScaler::unscale`].
+    /// Like [`LossScaler::unscale`].
     pub fn step_multi<M: Module>(
         &self,
         optimizer: &mut ModuleOptimizer,
@@ -180,8 +180,8 @@ impl SharedLossScaler {
         })
     }
 
-    /// Everything inside `TrainStep::step`: scale the loss, run backward, unscale, update the scale.
-    /// Where a gradient overflowed there are no gradients at all, and an optimizer that is given
+    /// Does everything inside `TrainStep::step`: scales the loss, runs backward, unscales, and updates the scale.
+    /// If a gradient overflowed, no gradients are returned at all, and an optimizer that is given
     /// none leaves every parameter and its state alone.
     ///
     /// ```
@@ -197,17 +197,17 @@ impl SharedLossScaler {
     /// # Ok::<(), burn_amp::LossScalerError>(())
     /// ```
     ///
-    /// Several threads may do this at once, each with a loss of the same step, as the strategies of burn-train for several devices
-    /// do: the gradients of each loss are divided by the scale that it had, and losses that were scaled between two updates make one
-    /// update together, that of an overflow where any of them overflows. The first that is done makes it; one that overflows later
-    /// makes it anew.
+    /// Several threads may call this at once, each with a loss of the same step, as burn-train's strategies for several devices
+    /// do. The gradients of each loss are divided by the scale that the loss was multiplied by. All losses that were scaled
+    /// between two updates count as one update, with an overflow if any of them overflows: the first to finish updates the
+    /// scale, and one that overflows later replaces that update.
     ///
-    /// With the `Learner`'s gradient accumulation each loss is checked by itself, and one that
-    /// overflows is missing in the sum; to skip the sum, step in `TrainStep::optimize`.
+    /// With the `Learner`'s gradient accumulation, each loss is checked by itself, and one that
+    /// overflows is missing from the sum. To skip the whole sum instead, call [`step`](Self::step) in `TrainStep::optimize`.
     ///
     /// # Panics
     ///
-    /// As [`LossScaler::unscale`].
+    /// Like [`LossScaler::unscale`].
     pub fn gradients<const D: usize, M: Module>(
         &self,
         loss: Tensor<D>,

@@ -1,19 +1,19 @@
-//! [`LossScalerState`], and how an overflow changes it.
+//! [`LossScalerState`], and how steps change it.
 
 use super::{LossScalerConfig, LossScalerError};
 use burn::lr_scheduler::LrSchedulerRecord;
 use serde::{Deserialize, Serialize};
 
-/// What a [`LossScaler`](super::LossScaler) remembers: save it with the checkpoint, by serde or as
+/// The state of a [`LossScaler`](super::LossScaler). Save it with the checkpoint, with serde or as
 /// a [record of Burn](Self::to_record).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScalerState {
     /// The scale.
     pub scale: f32,
-    /// Steps without overflow since the scale last changed.
+    /// Steps without overflow since the last overflow or the last time the scale was due to grow.
     pub growth_tracker: u32,
-    /// Overflows that are still borne before the scale falls, this one included.
+    /// The number of overflows until the scale falls, counting the one at which it falls.
     pub hysteresis_left: u32,
     /// Overflows in a row.
     pub overflows_in_a_row: u32,
@@ -35,8 +35,8 @@ impl LossScalerState {
         }
     }
 
-    /// The state as a record of Burn, which saves to a burnpack file or to bytes. It is the record
-    /// that Burn has for learning rate schedulers, whose state is numbers without tensors too.
+    /// The state as a record of Burn, which can be saved to a burnpack file or to bytes. The record is of the type
+    /// that Burn has for learning rate schedulers, whose state also consists of numbers without tensors.
     ///
     /// ```
     /// use burn::lr_scheduler::LrSchedulerRecord;
@@ -61,11 +61,11 @@ impl LossScalerState {
             .with_scalar("skipped", self.skipped)
     }
 
-    /// The state in a record that [`to_record`](Self::to_record) made.
+    /// The state in a record that [`to_record`](Self::to_record) returned.
     ///
     /// # Errors
     ///
-    /// When the record has an entry less.
+    /// When an entry is missing from the record or has another type.
     pub fn from_record(record: &LrSchedulerRecord) -> Result<Self, LossScalerError> {
         let missing = |missing| LossScalerError::Record { missing };
         let u32 = |key| record.scalar::<u32>(key).ok_or(missing(key));
@@ -80,7 +80,7 @@ impl LossScalerState {
         })
     }
 
-    /// A scale that gradients can be divided by.
+    /// Returns `scale` if it is one that gradients can be divided by.
     pub(super) fn valid_scale(scale: f32) -> Result<f32, LossScalerError> {
         match scale > 0.0 && scale.is_finite() {
             true => Ok(scale),
@@ -92,7 +92,7 @@ impl LossScalerState {
         }
     }
 
-    /// The state after a step that overflowed or not.
+    /// Updates the state after a step. `overflow`: whether the step overflowed.
     pub(super) fn update(&mut self, config: &LossScalerConfig, overflow: bool) {
         self.steps += 1;
         if overflow {
@@ -118,7 +118,7 @@ impl LossScalerState {
         }
         let (min, _) = config.bounds();
         let scale = f64::from(self.scale) * config.backoff_factor;
-        // A scale below the minimum stays where it is: no overflow raises it.
+        // A scale that is below the minimum already stays where it is: an overflow never raises it.
         self.scale = (scale as f32).max(min.min(self.scale));
     }
 
@@ -135,7 +135,7 @@ impl LossScalerState {
         let (_, max) = config.bounds();
         let scale = (f64::from(self.scale) * config.growth_factor) as f32;
         if scale.is_finite() {
-            // A first scale above the maximum stays where it is.
+            // An initial scale above the maximum stays where it is.
             self.scale = scale.min(max.max(self.scale));
         }
     }

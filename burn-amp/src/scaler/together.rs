@@ -1,8 +1,8 @@
-//! [`Together`]: the losses of one step, on several threads, make one update of the scale.
+//! [`Together`]: several losses of one step, on several threads, update the scale once.
 
 use super::{LossScaler, LossScalerState, ScaledStep};
 
-/// What the losses of the last step have made of the scaler so far.
+/// How the losses of the last step have updated the scaler so far.
 #[derive(Debug, Default)]
 pub(super) struct Together(Option<Last>);
 
@@ -14,8 +14,8 @@ struct Last {
 }
 
 impl Together {
-    /// Update `scaler` after `step`: the first loss of a step does it, and one that overflows after others that did not
-    /// does it anew in their place.
+    /// Updates `scaler` after `step`. The first loss of a step updates it. If a later loss is the first that overflows, it
+    /// takes that update back and makes one with the overflow.
     pub(super) fn update(&mut self, scaler: &mut LossScaler, step: &ScaledStep) {
         if !step.checked {
             return;
@@ -34,7 +34,7 @@ impl Together {
             }
             return;
         }
-        // A loss of a step that is long over tells of the scale only where it overflows, if that is the scale still.
+        // A loss of an older step only counts if it overflows and the scale is still the one that it had.
         if step.scale == next.scale && (step.step == next.step || overflow) {
             let before = scaler.state().clone();
             scaler.update(overflow);

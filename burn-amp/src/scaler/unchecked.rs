@@ -1,4 +1,4 @@
-//! [`Unchecked`]: gradients that a step left out.
+//! [`Unchecked`]: the warning about gradients that a step left out.
 
 use super::gradients::Pass;
 use std::sync::{
@@ -6,13 +6,13 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-/// Whether a scaler has warned of gradients that are not its module's; its clones need not warn again.
+/// Whether a scaler has warned about gradients that do not belong to its module. Shared with its clones, which do not warn again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unchecked(Arc<AtomicBool>);
 
 impl Unchecked {
-    /// Warns, once, where some or all of the gradients belong to other parameters than those of the module that they were unscaled
-    /// with, or where there are none.
+    /// Warns, once, if gradients belong to parameters that the module they were unscaled with does not have, or if there are
+    /// none.
     pub(super) fn warn_of(&self, pass: &Pass) {
         let left_out = pass.left_out();
         if (left_out == 0 && !pass.is_empty()) || self.0.swap(true, Relaxed) {

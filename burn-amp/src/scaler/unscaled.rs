@@ -1,4 +1,4 @@
-//! [`Unscaled`]: gradients that are divided by the scale and checked, not yet stepped with.
+//! [`Unscaled`]: gradients that are divided by the scale and checked, before the optimizer's step.
 
 use super::{Overflow, clip};
 use burn::{
@@ -10,9 +10,9 @@ use burn::{
 
 /// Gradients divided by the loss scale, for one step of one optimizer.
 ///
-/// They are gradients of the loss itself: the place to [clip](Self::clip_norm) them, to add a penalty, or to
-/// [agree](Self::agree) with other ranks. What PyTorch keeps as a state per optimizer (ready,
-/// unscaled, stepped) is a type here: `Unscaled` cannot be unscaled again,
+/// These are the gradients of the unscaled loss, so this is the place to [clip](Self::clip_norm) them, to add a penalty, or to
+/// [agree](Self::agree) with other ranks. PyTorch tracks a state for each optimizer (ready, unscaled,
+/// stepped). Here it is a type: `Unscaled` cannot be unscaled again,
 ///
 /// ```compile_fail,E0308
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::Device};
@@ -24,7 +24,7 @@ use burn::{
 /// scaler.unscale(unscaled, &model);
 /// ```
 ///
-/// and a step takes it away, so that there is no second one.
+/// and a step consumes it, so that there is no second step.
 ///
 /// ```compile_fail,E0382
 /// use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::Device};
@@ -44,37 +44,37 @@ pub struct Unscaled {
     pub(super) step: ScaledStep,
 }
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a step that overflowed was skipped, and the scale is to be updated"]
 pub struct ScaledStep {
-    /// The number of the step, from 1: how often the scale is updated with it.
+    /// The number of the step, from 1: how often the scale is updated up to and including this step.
     pub step: u64,
-    /// The scale that the step's loss had.
+    /// The scale that the step's loss was multiplied by.
     pub scale: f32,
-    /// Whether the step says anything about the scale. Not where the module had no gradient: nothing was checked then,
-    /// and the scale is not updated. Always where the scaler is disabled or the ranks [agreed](Unscaled::agree).
+    /// Whether the step says anything about the scale. `false` if the module had no gradient: then nothing was checked,
+    /// and the scale is not updated. Always `true` if the scaler is disabled or the ranks [agreed](Unscaled::agree).
     pub checked: bool,
-    /// What overflowed, if the step was skipped for it.
+    /// The gradients that overflowed, if the step was skipped because of them.
     pub overflow: Option<Overflow>,
 }
 
 impl Unscaled {
-    /// What overflowed, if anything did.
+    /// The gradients that overflowed, if any did.
     pub fn overflow(&self) -> Option<&Overflow> {
         self.step.overflow.as_ref()
     }
 
-    /// The gradients, of every parameter that has one.
+    /// The gradients of all parameters that have one.
     pub fn grads(&self) -> &GradientsParams {
         &self.grads
     }
 
-    /// Scale the gradients down so that the Euclidean norm of all of them together is at most `max_norm`, and tell the norm
+    /// Scales the gradients down so that the Euclidean norm of all of them together is at most `max_norm`, and returns the norm
     /// that they had: PyTorch's `clip_grad_norm_` after `unscale_`. (The clipping of Burn's optimizers takes the norm of each
-    /// gradient by itself.) The host waits for the device once, and for each gradient where squares are more or
-    /// less than f32 has. Gradients that overflowed have a norm that is not finite,
-    /// and their step is skipped all the same.
+    /// gradient by itself.) The host waits for the device once, and also for each gradient if their squares overflow or
+    /// underflow f32. Gradients that overflowed have a norm that is not finite,
+    /// and their step is skipped regardless.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
@@ -105,7 +105,7 @@ impl Unscaled {
         (Self { grads, step }, norm)
     }
 
-    /// Change the gradients. They are not checked again.
+    /// Changes the gradients. They are not checked again.
     pub fn map(self, change: impl FnOnce(GradientsParams) -> GradientsParams) -> Self {
         Self {
             grads: change(self.grads),
@@ -113,13 +113,13 @@ impl Unscaled {
         }
     }
 
-    /// Skip the step if some rank skips its own. `any_rank` is true where
-    /// [`overflow`](Self::overflow) is something on at least one rank: one all-reduce of one number
-    /// tells, such as burn-ddp's `Ddp::all_reduce_any`. Give it to `agree` on every rank, and all of
-    /// them step or skip, and back off, together.
+    /// Skips the step if any rank skips its own. `any_rank` is whether [`overflow`](Self::overflow)
+    /// is `Some` on at least one rank. One all-reduce of one number finds that out, such as burn-ddp's
+    /// `Ddp::all_reduce_any`. Pass it to `agree` on every rank: all ranks then step, or all skip and back
+    /// off.
     ///
-    /// Needed where ranks hold different gradients (sharded ones, for instance). Averages of scaled
-    /// gradients are the same everywhere, and an infinity or a NaN of one rank is in everyone's.
+    /// Only needed if ranks hold different gradients (sharded ones, for instance). Averages of scaled
+    /// gradients are the same on all ranks, so an infinity or a NaN of one rank is on every rank.
     pub fn agree(mut self, any_rank: bool) -> Self {
         self.step.checked = true;
         if any_rank {
@@ -128,9 +128,9 @@ impl Unscaled {
         self
     }
 
-    /// Step the optimizer unless a gradient overflowed: then neither module nor optimizer changes.
+    /// Steps the optimizer. If a gradient overflowed, neither module nor optimizer changes.
     ///
-    /// Then give what this and the other optimizers' steps returned to
+    /// Pass the [`ScaledStep`]s that this and the other optimizers' steps return to
     /// [`LossScaler::update_after`](super::LossScaler::update_after).
     pub fn step<M: Module>(
         self,
@@ -145,8 +145,8 @@ impl Unscaled {
         }
     }
 
-    /// The gradients to step with, and what became of them: no gradients at all where one
-    /// overflowed, so that any optimizer leaves every parameter and its state alone.
+    /// The gradients to step with, and the outcome of the check. If one overflowed, there are no gradients at
+    /// all, so that any optimizer leaves every parameter and its state alone.
     pub fn into_parts(self) -> (GradientsParams, ScaledStep) {
         match self.step.overflow {
             None => (self.grads, self.step),

@@ -1,4 +1,4 @@
-//! What is [computed again](crate::Plan::recompute) where it is needed once more: results of cheap ops, and other views of them.
+//! What is [computed again](crate::Plan::recompute) where it is needed once more: results of cheap ops, and views of these.
 
 use super::call::{Call, transposes};
 use crate::{
@@ -10,22 +10,22 @@ use burn_backend::{DType, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::Arc;
 
-/// Smaller ones are not worth it: a large step has few of its bytes in them.
+/// Results with fewer elements are kept: they hold few of the bytes of a large training step.
 const ELEMENTS: usize = 1 << 12;
 
-/// An op on the backend underneath, with all but its float inputs.
+/// An op on the backend underneath, with all its arguments but the float inputs.
 pub(crate) type Run<B> = Box<dyn Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Send + Sync>;
 
 /// An op and its float inputs.
 pub(crate) struct Again<B: BackendIr> {
     inputs: Vec<LayeredFloat<B>>,
     run: Run<B>,
-    /// The dtype that the result is cast to, if it is.
+    /// The dtype that the result is cast to, if any.
     pub(super) store: Option<DType>,
 }
 
-/// Tells the call how to run the op again, and has other views of what is computed again wait for it. For ops of few kinds of
-/// arguments, which all cheap ones are.
+/// Tells the call how to run the op again, and returns a view of a tensor that is computed again without computing it now. Covers
+/// the few kinds of arguments that cheap ops have.
 macro_rules! again {
     ($call:ident, $name:ident, Float, $x:ident: Float) => {
         again!(@view $call, [$x], |x| B::$name(x.remove(0)))
@@ -72,13 +72,13 @@ macro_rules! again {
 pub(super) use again;
 
 impl<B: BackendIr> Call<B> {
-    /// Whether what the op makes may be computed again.
+    /// Whether the op's result may be computed again.
     pub(super) fn is_computed_again(&self) -> bool {
         match self.of_recomputed {
             Some(depth) if depth >= DEPTH => false,
             Some(_) if self.op.is_view() => true,
             _ => {
-                // What backward makes is soon used up.
+                // Results of backward are used up soon, so keeping them takes little memory.
                 self.plan.recompute
                     && !self.plan.own
                     && self.op.is_cheap()
@@ -88,8 +88,8 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// Has the result computed again where that takes less memory. Its inputs are held from now on, and only then: of what nobody else
-    /// holds, a backend may make the result in place.
+    /// Has the result computed again if that takes less memory. Only in that case are the inputs held from now on, because a
+    /// backend may write a result in place of an input that nobody else holds.
     pub(super) fn again(&mut self, inputs: &[&LayeredFloat<B>], run: Run<B>) {
         if !self.op.is_view() && !self.takes_less(inputs) {
             return;
@@ -101,8 +101,8 @@ impl<B: BackendIr> Call<B> {
         });
     }
 
-    /// Whether keeping the inputs takes less than keeping the output: one input is of its size, and in a narrower dtype or kept in any
-    /// case; the others are small.
+    /// Whether keeping the inputs takes less memory than keeping the output: one input is as large as the output but in a
+    /// narrower dtype, or is kept in any case, and the others have at most a quarter of its elements.
     fn takes_less(&self, inputs: &[&LayeredFloat<B>]) -> bool {
         let elements = elements_of_all(inputs);
         let mut large = None;
@@ -124,7 +124,7 @@ impl<B: BackendIr> Call<B> {
         elements >= ELEMENTS && large.is_some_and(gains)
     }
 
-    /// Another view of a tensor that is computed again, which is as well.
+    /// The result of a view op on a tensor that is computed again: a tensor that is computed again as well.
     pub(super) fn view(&mut self) -> Option<LayeredFloat<B>> {
         if !self.op.is_view() || self.watched {
             return None;
@@ -156,7 +156,7 @@ impl<B: BackendIr> Call<B> {
         Some(self.known(tensor, shape))
     }
 
-    /// The op's result, which is given up after a while if it is to be computed again.
+    /// The op's result. It is given up after a while if it is one to compute again.
     pub(super) fn kept(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
         let Some(again) = self.again.take() else {
@@ -193,7 +193,7 @@ impl<B: BackendIr> Call<B> {
     }
 }
 
-/// How many elements an elementwise op of the tensors gives.
+/// How many elements the result of an elementwise op on the tensors has.
 fn elements_of_all<B: BackendIr>(inputs: &[&LayeredFloat<B>]) -> usize {
     let shapes: Vec<_> = inputs.iter().map(|input| input.shape()).collect();
     let dims = shapes.iter().map(|shape| shape.num_dims()).max();
@@ -214,13 +214,13 @@ impl Op {
         CHEAP.contains(&self)
     }
 
-    /// Whether the op is about the shape alone.
+    /// Whether the op changes nothing but the shape or the order of dimensions.
     pub(crate) fn is_view(self) -> bool {
         self == Op::float_reshape || transposes(self)
     }
 }
 
-/// Of those that [`again`] has the arguments of.
+/// The cheap ops. [`again`] has to cover their arguments.
 const CHEAP: &[Op] = &[
     Op::float_add,
     Op::float_add_scalar,

@@ -1,8 +1,8 @@
-//! Gradients of what a batch of matrices shares, such as the weight of a linear layer.
+//! Gradients of a factor that all matrices of a batch share, such as the weight of a linear layer.
 //!
-//! Burn's autodiff makes the product `x^T dy` of each matrix of the batch, and sums these: of 128 images that writes and reads the
-//! gradient of a weight 128 times. Where the [plan](crate::Plan::over_batch) says so, the product waits for the sum, and both are one
-//! product of the rows of all matrices, as in PyTorch.
+//! Burn's autodiff computes the product `x^T dy` of each matrix of the batch, and sums these. With 128 images, that writes and
+//! reads the gradient of a weight 128 times. Where the [plan](crate::Plan::over_batch) says so, the product waits for the sum,
+//! and both become one product over the rows of all matrices, as in PyTorch.
 
 use super::{call::Call, kernel_end::alone_in_kernel};
 use crate::{LayeredFloat, recent::GiveUp, recompute::Recomputed, source::Later};
@@ -10,7 +10,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::Arc;
 
-/// Has products wait, and makes them when their sum comes.
+/// Makes products wait for their sum, and computes both when the sum comes.
 macro_rules! batch {
     ($call:ident, float_matmul, $x:ident: Float, $y:ident: Float) => {
         if let Some(tensor) = $call.waits(&$x, &$y) {
@@ -26,10 +26,11 @@ macro_rules! batch {
 }
 pub(super) use batch;
 
-/// So many tiles of a product keep a large GPU busy: a smaller one is cut along its rows, and summed.
+/// The number of output tiles that keep a large GPU busy. A product with fewer is cut along the rows that it sums over, and the
+/// products of the parts are summed.
 const TILES: usize = 128;
 
-/// Rows and columns of a tile.
+/// The number of rows, and of columns, of a tile.
 const TILE: usize = 128;
 
 /// The products `x^T dy` of a batch of matrices.
@@ -46,7 +47,7 @@ pub(crate) struct Products<B: Backend> {
 }
 
 impl<B: BackendIr> Call<B> {
-    /// The product of each matrix, which waits for the sum.
+    /// The products of all matrices, if they wait for their sum.
     pub(super) fn waits(
         &self,
         x: &LayeredFloat<B>,
@@ -86,7 +87,7 @@ impl<B: BackendIr> Call<B> {
         Some(self.known(tensor, shape).with_products(Some(products)))
     }
 
-    /// The sum of products that waited for it.
+    /// The sum of products that waited for it, if `x` is such products and `dim` is their batch.
     pub(super) fn sums(&mut self, x: &LayeredFloat<B>, dim: usize) -> Option<LayeredFloat<B>> {
         let products = x.products()?;
         if products.dim != dim {
@@ -98,14 +99,14 @@ impl<B: BackendIr> Call<B> {
 }
 
 impl<B: BackendIr> Products<B> {
-    /// The product of each matrix.
+    /// The products of all matrices.
     fn each(&self) -> FloatTensor<B> {
         let (x, dy) = (self.x.clone(), self.dy.clone());
         let product = B::float_matmul(x.into_dtype(self.compute), dy.into_dtype(self.compute));
         self.stored(product)
     }
 
-    /// Their sum.
+    /// The sum of the products.
     fn sum(&self) -> FloatTensor<B> {
         let x = self.x.clone().into_dtype(self.compute);
         let dy = self.dy.clone().into_dtype(self.compute);
@@ -145,7 +146,7 @@ impl<B: BackendIr> Products<B> {
     }
 }
 
-/// Into how many parts of the same size a batch is cut for a product `[k, n]`.
+/// The number of parts, all of the same size, that a batch is cut into for a product of shape `[k, n]`.
 fn parts(batch: usize, k: usize, n: usize) -> usize {
     let tiles = k.div_ceil(TILE) * n.div_ceil(TILE);
     let parts = (1..=batch).filter(|parts| batch.is_multiple_of(*parts));

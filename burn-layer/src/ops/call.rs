@@ -1,4 +1,4 @@
-//! One op on its way through a layer.
+//! One op on its way through the layers.
 
 use super::{again::Again, kernel_end::alone_in_kernel, lineage::Lineage};
 use crate::{
@@ -14,46 +14,47 @@ use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tenso
 use burn_ir::BackendIr;
 use std::sync::{Arc, Mutex};
 
-/// An op that runs: its arguments are [seen](Call::see_float), the layer [plans](Call::plan), the
-/// arguments are [lowered](Call::lower) and the results wrapped.
+/// An op that runs: its arguments are [seen](Call::see_float), the layers [plan](Call::plan) it, the
+/// arguments are [lowered](Call::lower), and the results are wrapped.
 pub(crate) struct Call<B: BackendIr> {
     pub(super) op: Op,
     layer: Option<Arc<LayerSet>>,
     pub(super) inputs: Option<Inputs>,
-    /// The first float input's [identity](LayeredFloat::identity), while all are that tensor.
+    /// The first float input's [identity](LayeredFloat::identity), as long as all float inputs are the same tensor.
     only: Option<usize>,
     pub(super) plan: Plan,
-    /// The scope that the op is in: at first the one it was started in.
+    /// The scope that the op is in; at first the one it was started in.
     scope: Option<Arc<Scope>>,
-    /// What tells whether it is part of backward.
+    /// What is known of the float inputs, to tell whether the op is part of backward.
     pub(super) lineage: Lineage,
-    /// The forward of what backward makes once more.
+    /// If backward repeats an op of forward: how that one used its input.
     once_more: Option<Used>,
-    /// How many tensors are computed from each other to compute an input again, if one is.
+    /// The length of the longest chain of tensors that are computed from each other to compute an input again, if any is.
     pub(super) of_recomputed: Option<usize>,
-    /// How its result may be computed again.
+    /// How the result may be computed again.
     pub(super) again: Option<Again<B>>,
-    /// What the result is the maximum of along a dimension, if it is.
+    /// If the result is the maximum of a tensor along a dimension: that tensor.
     maximum_of: Option<MaximumOf>,
     /// The rows of a tensor that is reshaped or transposed.
     rows: Option<Arc<Rows>>,
     /// The copy in another dtype of a tensor that is reshaped.
     copied: Option<Copied<FloatTensor<B>>>,
-    /// That of a tensor that is transposed, if it was made.
+    /// The copy in another dtype of a tensor that is transposed, if there is one.
     copy: Option<(DType, FloatTensor<B>)>,
-    /// What is kept for what the op makes of its first float input.
+    /// What layers keep with the first float input, if the result inherits it.
     descent: Option<Descent>,
-    /// The dimensions that a transposition is about.
+    /// The dimensions given to a transposition.
     pub(super) dims: Vec<usize>,
-    /// What a reshape or a draw is to give.
+    /// The shape given to a reshape or a draw.
     pub(super) shape: Option<Shape>,
-    /// Whether zeros and ones are drawn.
+    /// Whether the op draws zeros and ones.
     draws_mask: bool,
-    /// Whether a layer watches what ops make.
+    /// Whether a layer watches the results of ops.
     pub(super) watched: bool,
     /// The float inputs as they are stored, when watched.
     stored: Vec<Viewed<B>>,
-    /// The float inputs that can be computed again. They are held until the op was sent, so that it comes before what they free.
+    /// The float inputs that can be computed again. They are held until the op was sent, so that it is sent before they are
+    /// freed.
     values: Vec<Arc<Recomputed<FloatTensor<B>>>>,
 }
 
@@ -97,7 +98,7 @@ impl<B: BackendIr> Call<B> {
                     Op::float_max_dim | Op::float_max_dim_with_indices => {
                         Some(tensor.for_maximum())
                     }
-                    // A quiet softmax replaces infinite maxima.
+                    // Burn's quiet softmax replaces infinite maxima.
                     Op::float_mask_fill => tensor.maximum_of().cloned(),
                     _ => None,
                 };
@@ -150,7 +151,7 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// A device argument says where the result lives, whatever the inputs' device.
+    /// A device argument decides where the result lives, whatever the inputs' device.
     pub(crate) fn see_device(&mut self, device: &LayeredDevice<B::Device>) {
         self.layer = Some(device.layer().clone());
     }
@@ -183,7 +184,7 @@ impl<B: BackendIr> Call<B> {
         let shape = self.shape.as_ref();
         inputs.to_vector = shape.is_some_and(|shape| shape.num_dims() == 1);
         self.plan = match self.op {
-            // What the program reads is in the dtype that it sees.
+            // The program reads elements in the dtype that it sees.
             Op::float_into_data => Plan::compute(inputs.nominal),
             op => layer.plan(op, inputs),
         };
@@ -200,7 +201,7 @@ impl<B: BackendIr> Call<B> {
         self.plan.own
     }
 
-    /// The op as the layer runs it itself. Where it does not after all, the op goes on to the backend.
+    /// Has the layer run the op itself. `None` if it does not after all; the op then goes on to the backend.
     pub(crate) fn run(&mut self, tensors: Vec<LayeredFloat<B>>) -> Option<LayeredFloat<B>> {
         let (Some(layer), Some(inputs)) = (&self.layer, &self.inputs) else {
             return None;
@@ -244,15 +245,15 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// All inputs are lowered. A product ends what could be one kernel with those that can be computed again: they are given up, and
-    /// the backend has what nobody else needs.
+    /// Called when all inputs are lowered. A kernel that computes an input again cannot go on beyond a product, or another op
+    /// with a backward of its own. So such inputs are given up here, and the backend alone holds those that nobody else needs.
     pub(crate) fn lowered(&self) {
         if self.op.has_backward() {
             self.values.iter().for_each(|value| value.give_up());
         }
     }
 
-    /// A float result: the program sees the dtype of the inputs, or without any what was computed.
+    /// Wraps a float result. The program sees the dtype of the inputs, or, without any, that of the result.
     pub(crate) fn float(&mut self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
         let nominal = match &self.inputs {
             Some(inputs) => inputs.nominal,
@@ -261,7 +262,7 @@ impl<B: BackendIr> Call<B> {
         self.wrap(tensor, nominal)
     }
 
-    /// The result of an op that the program asked a dtype of.
+    /// Wraps the result of an op for which the program named the dtype.
     pub(crate) fn recast(&mut self, tensor: FloatTensor<B>) -> LayeredFloat<B> {
         let nominal = tensor.dtype();
         self.wrap(tensor, nominal)
@@ -292,7 +293,7 @@ impl<B: BackendIr> Call<B> {
         self.known(tensor, shape)
     }
 
-    /// The result with what is known of it.
+    /// Adds what is known of the result to it.
     pub(super) fn known(&self, tensor: LayeredFloat<B>, shape: Shape) -> LayeredFloat<B> {
         let tensor = tensor
             .with_maximum_of(self.maximum_of.clone())
@@ -305,7 +306,7 @@ impl<B: BackendIr> Call<B> {
                 tensor.rows().descent.get_or_init(|| descent.clone());
                 tensor
             }
-            // What a step makes of a parameter is a parameter, and neither of these.
+            // The result of a step on a parameter, above, is a parameter: neither a gradient nor computed.
             _ => {
                 let gradient = self.lineage.makes_gradient(&shape);
                 let computed = self.lineage.makes_computed(gradient);
@@ -321,7 +322,7 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// The copy of a tensor whose last two dimensions are swapped is turned with it.
+    /// Gives a tensor whose last two dimensions were swapped the copy of its input in another dtype, swapped as well.
     fn turned(&self, tensor: LayeredFloat<B>, shape: &Shape) -> LayeredFloat<B> {
         let Some((dtype, copy)) = self.copy.clone() else {
             return tensor;
@@ -335,7 +336,7 @@ impl<B: BackendIr> Call<B> {
         tensor.with_copied(copied)
     }
 
-    /// What a result of that shape may be of something that Burn sends as its parts.
+    /// Which part of something that Burn computes by several ops a result of that shape may be.
     fn makes_part(&self, shape: &Shape) -> Option<Part> {
         if self.draws_mask || self.op == Op::bool_into_float {
             return Some(Part::Mask);
@@ -354,7 +355,8 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// What a reshape leaves as it was: the copy in another dtype, rows, and whether they are the columns of another tensor.
+    /// Passes on what a reshape leaves as it was: the copy in another dtype; the rows, if the last dimension is the same; and
+    /// the columns, if the last two are.
     fn reshaped(
         &self,
         tensor: LayeredFloat<B>,
@@ -379,7 +381,7 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// Whether the op swaps the last two of `rank` dimensions and no others.
+    /// Whether the op swaps the last two of `rank` dimensions, and no others.
     fn turns(&self, rank: usize) -> bool {
         let Some(first) = rank.checked_sub(2) else {
             return false;
@@ -430,7 +432,7 @@ pub(super) fn transposes(op: Op) -> bool {
     )
 }
 
-/// Ops that steps of optimizers are made of.
+/// The ops that steps of optimizers consist of. Their results inherit the [`Descent`] of their first float input.
 fn steps(op: Op) -> bool {
     matches!(
         op,

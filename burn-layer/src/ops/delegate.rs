@@ -1,6 +1,6 @@
 //! The delegation: for every line of the [op table](super::table), a method that prepares the
-//! inputs as the layer's [plan](crate::Plan) says, calls the backend underneath and wraps what it
-//! returns.
+//! inputs as the layers' [plan](crate::Plan) says, calls the backend underneath, and wraps the
+//! result.
 
 use super::{again::again, batch::batch, call::Call, identity::identity, table::op_table};
 use crate::{Layered, on_stream::on_this_stream};
@@ -39,7 +39,7 @@ macro_rules! kind {
     (FutureInt) => { impl Future<Output = IntTensor<Self>> + 'static + Send };
     (FutureBool) => { impl Future<Output = BoolTensor<Self>> + 'static + Send };
     ([$type:ty]) => { $type };
-    // What is left are the structs that some module ops return.
+    // The remaining kinds are the structs that some module ops return.
     ($struct:ident) => { $struct<Self> };
 }
 
@@ -109,7 +109,7 @@ macro_rules! see {
     ($call:ident, $other:tt, $arg:ident) => {};
 }
 
-/// Lets the layer run an op that returns a float tensor itself, if it said so.
+/// Has the layer run an op that returns a float tensor, if the plan says that it does.
 macro_rules! own {
     ($call:ident, Float, $($arg:ident: $kind:tt),*) => {
         if $call.is_own() {
@@ -123,7 +123,7 @@ macro_rules! own {
     ($call:ident, $other:ident, $($arg:ident: $kind:tt),*) => {};
 }
 
-/// A float argument among the inputs of an op that the layer runs itself.
+/// Adds a float argument to the inputs of an op that the layer runs itself.
 macro_rules! offer {
     ($inputs:ident, Float, $arg:ident) => {
         $inputs.push($arg.clone());
@@ -195,7 +195,7 @@ macro_rules! lower {
     };
 }
 
-/// Wraps what the backend underneath returned.
+/// Wraps the result of the backend underneath.
 macro_rules! wrap {
     ($call:ident, Float, $out:expr) => {
         $call.float($out)

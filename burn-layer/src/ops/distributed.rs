@@ -1,4 +1,4 @@
-//! Collectives: the layers', or those of the backend underneath.
+//! Collectives: run by a layer, or by the backend underneath.
 
 use crate::{Layered, LayeredFloat, Reduced, deferred::Deferred, reduce::Viewed, source::Later};
 use burn_backend::{

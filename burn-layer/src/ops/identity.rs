@@ -1,14 +1,14 @@
-//! Reductions that change nothing: along dimensions of one element.
+//! Reductions that change nothing, because they are along dimensions of size 1.
 //!
-//! Burn's backward makes them of what is reduced already. They are left out: not for the little that they cost, but because a
-//! backend that fuses ops cannot make one kernel of what comes before a reduction and what comes after.
+//! Burn's backward applies them to tensors that are reduced already. They are left out, not because of the little that they
+//! cost, but because a backend that fuses ops cannot fuse the ops before a reduction with those after it.
 
 use super::call::Call;
 use crate::{LayeredFloat, Op};
 use burn_backend::TensorMetadata;
 use burn_ir::BackendIr;
 
-/// Returns the tensor where the op is such a reduction.
+/// Returns the tensor if the op is such a reduction.
 macro_rules! identity {
     ($call:ident, Float, $x:ident: Float, $dim:ident: [usize]) => {
         identity!(@of $call, $x, &[$dim])
@@ -27,14 +27,14 @@ macro_rules! identity {
 pub(super) use identity;
 
 impl<B: BackendIr> Call<B> {
-    /// Whether the op reduces the tensor along these dimensions alone, and each is 1.
+    /// Whether the op is a reduction along `dims`, and each of these has size 1.
     pub(super) fn changes_nothing(&self, tensor: &LayeredFloat<B>, dims: &[usize]) -> bool {
         let shape = tensor.shape();
         REDUCTIONS.contains(&self.op) && dims.iter().all(|&dim| shape[dim] == 1)
     }
 }
 
-/// Of one element, that element.
+/// The reductions that return a single element as it is.
 const REDUCTIONS: &[Op] = &[
     Op::float_sum_dim,
     Op::float_sum_dims,

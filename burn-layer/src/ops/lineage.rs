@@ -1,15 +1,16 @@
 //! [`Lineage`]: which forward an op is the backward of.
 //!
-//! An op does not say whether it is part of backward. What tells is its inputs. A backward pass begins with a tensor of ones,
-//! in the shape of the loss, and everything that it makes of that is linear in it. So gradients are what comes of a single one:
-//! products of a gradient with anything are gradients, and sums only if all terms are. The difference of a parameter and a
-//! gradient, which an optimizer makes, is none. A parameter of one element that begins as 1 looks the same, until what it is
-//! multiplied with comes to an op that no backward has: one with a backward of its own, or a product by what is not transposed.
+//! An op does not say whether it is part of backward; its inputs tell. A backward pass begins with a tensor of ones, in the shape
+//! of the loss, and everything that it computes is linear in that tensor. So a tensor of ones that has one element counts as a
+//! gradient, and so does what is computed from it: a product of a gradient with anything is a gradient, a sum only if all its
+//! terms are. The difference of a parameter and a gradient, which an optimizer computes, is none. A parameter of one element that
+//! is initialized to 1 looks like a gradient too, but only until what it was multiplied with reaches an op that backward does not
+//! have: an op with a backward of its own, or a product with a factor that is not transposed.
 //!
-//! Activations are told from parameters likewise: they come of products.
+//! Activations are told from parameters in the same way: they are computed from products.
 //!
-//! Gradient checkpointing computes activations again, and of those nothing is known. So what a gradient is of, a product `dy w^T`
-//! tells by its weight, and the product `x^T dy`, which Burn makes next, by that.
+//! Gradient checkpointing computes activations again, and nothing is known of the new ones. So a product `dy w^T` recognizes its
+//! forward by the weight and records it with `dy`, from which the product `x^T dy`, which Burn computes next, takes it.
 
 use crate::{
     LayeredFloat, Op,
@@ -22,7 +23,7 @@ use std::sync::Arc;
 /// The float inputs of an op, as far as they tell whether it is part of backward.
 pub(crate) struct Lineage {
     op: Op,
-    /// The inputs of ops that have or are a backward.
+    /// The float inputs, if the op has or is a backward.
     inputs: Vec<Input>,
     any_gradient: bool,
     all_gradients: bool,
@@ -34,21 +35,21 @@ struct Input {
     columns: Option<Arc<Rows>>,
     storage: DType,
     gradient: bool,
-    /// Its last dimension.
+    /// The last dimension.
     width: Option<usize>,
-    /// And the one before.
+    /// The last dimension but one.
     height: Option<usize>,
-    /// How many matrices it is a batch of.
+    /// The number of matrices in the batch.
     batch: usize,
 }
 
 /// The forward that an op is the backward of.
 pub(crate) struct Forward {
-    /// The scope that it was in, if any.
+    /// The scope that the forward was in, if any.
     pub(crate) scope: Option<Arc<Scope>>,
-    /// What its first float input was stored in, where the op makes the gradient of that.
+    /// If the op computes the gradient of the forward's first float input: the dtype which that was stored in.
     pub(crate) gradient_of: Option<DType>,
-    /// Whether the op makes the gradient of a factor that a batch of matrices shared.
+    /// Whether the op computes the gradient of a factor that all matrices of a batch shared.
     pub(crate) of_shared: bool,
 }
 
@@ -81,7 +82,7 @@ impl Lineage {
         }
     }
 
-    /// The forward, if the op is the backward of one that is known.
+    /// The forward that the op is the backward of, if one is known.
     pub(crate) fn forward(&self) -> Option<Forward> {
         let (used, of_first) = match self.op {
             Op::float_matmul => self.of_product()?,
@@ -95,8 +96,9 @@ impl Lineage {
         })
     }
 
-    /// A product's gradients are products of its own with a factor of the forward, transposed: `dy w^T` and `x^T dy`. A factor
-    /// may be in several; the one in question is as wide as the gradient.
+    /// The forward product that the op is the backward of, and whether the op computes the gradient of its first factor. The two
+    /// gradients are products of `dy` with the other factor, transposed: `dy w^T` and `x^T dy`. A factor may have been in several
+    /// products; the one in question is as wide as `dy`.
     fn of_product(&self) -> Option<(Used, bool)> {
         let [left, right] = self.inputs.as_slice() else {
             return None;
@@ -117,21 +119,22 @@ impl Lineage {
         Some((used, false))
     }
 
-    /// The last input is the gradient. Of the others, a weight comes after what it is applied to, and is in fewer ops.
+    /// The forward of an op whose name says that it is backward. The last input is the gradient. The others are asked from the
+    /// last to the first, because a weight comes after the tensor that it is applied to, and is used in fewer ops.
     fn of_others(&self) -> Option<Used> {
         let (_, others) = self.inputs.split_last()?;
         others.iter().rev().find_map(|input| input.rows.used(None))
     }
 
-    /// How the input was used before, if the op is part of `in_backward` though it is one of forward: Burn's backward of a sigmoid
-    /// begins with that sigmoid, and gradient checkpointing makes others.
+    /// The earlier use of the input, if backward runs (`in_backward`) and the op repeats one of forward: Burn's backward of a
+    /// sigmoid begins with that sigmoid, and gradient checkpointing repeats others.
     pub(crate) fn is_once_more(&self, in_backward: bool) -> Option<Used> {
         let first = self.inputs.first()?;
         let used = || first.rows.used(None);
         (in_backward && ONCE_MORE.contains(&self.op) && !self.any_gradient).then(used)?
     }
 
-    /// Says so to the inputs of an op that has a backward, when it ran in forward.
+    /// Records the use with the inputs, if the op has a backward. To be called when the op runs in forward.
     pub(crate) fn used_in(&self, scope: Option<&Arc<Scope>>) {
         let Some(first) = self.inputs.first().filter(|_| self.op.has_backward()) else {
             return;
@@ -149,12 +152,13 @@ impl Lineage {
             .for_each(|input| input.rows.set_used(&used));
     }
 
-    /// Whether the op is one of activations.
+    /// Whether the op computes something from activations, and not from gradients.
     pub(crate) fn is_of_activations(&self) -> bool {
         self.any_computed && !self.any_gradient
     }
 
-    /// Whether the op is part of backward, if that can be told: what takes no gradient may be of either, elementwise.
+    /// Whether the op is part of backward. `None` if that cannot be told: an elementwise op that takes no gradient may be part of
+    /// forward or of backward.
     pub(crate) fn is_backward(&self) -> Option<bool> {
         match self.op {
             _ if self.any_gradient => Some(true),
@@ -175,8 +179,8 @@ impl Lineage {
         }
     }
 
-    /// Whether a result comes of a product or another op of a layer, this one or one before, if it is no `gradient`. What an
-    /// optimizer's step makes does not, whatever the parameter was made by: it is the sum of that and a gradient.
+    /// Whether a result is computed by a product or a similar op of a network, this one or an earlier one, and is no `gradient`.
+    /// The result of an optimizer's step is not, however the parameter was computed: it is the sum of that and a gradient.
     pub(crate) fn makes_computed(&self, gradient: bool) -> bool {
         match self.op {
             Op::float_add | Op::float_sub if self.any_gradient => false,
@@ -185,6 +189,6 @@ impl Lineage {
     }
 }
 
-/// What Burn's autodiff may compute once more in backward, of the ops that have a backward of their own. The others it keeps: a
-/// convolution of an image that was in one before is a forward of its own.
+/// The ops with a backward of their own that Burn's autodiff may repeat in backward. It does not repeat others, so a convolution
+/// of an image that was convolved before, for instance, is a forward of its own.
 const ONCE_MORE: [Op; 4] = [Op::gelu, Op::relu, Op::sigmoid, Op::log_sigmoid];

@@ -1,7 +1,7 @@
 //! The op table: every op of Burn's op traits, once, as data.
 //!
-//! One line an op: its name in Burn, its arguments and what it returns. A capitalised word is a
-//! tensor kind that a layer wraps (see [`delegate`](super::delegate)), a type in brackets passes
+//! One line for each op: its name in Burn, its arguments and what it returns. A capitalized word is a
+//! tensor kind that a layer wraps (see [`delegate`](super::delegate)); a type in brackets passes
 //! through as it is. [`Op`](crate::Op) and the delegation of every trait are generated from these
 //! lines; `tests/op_table.rs` compares them with the sources of Burn's traits.
 

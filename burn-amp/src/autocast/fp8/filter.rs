@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroUsize;
 
-/// Which linear layers [`Autocast::fp8`](crate::Autocast::fp8) runs in fp8; the others run as the policy says.
+/// Selects the linear layers that [`Autocast::fp8`](crate::Autocast::fp8) runs in fp8. The others run as the policy says.
 ///
-/// At first those whose numbers of inputs and outputs are multiples of 16, which is what fp8 hardware multiplies
-/// (torchao's rule). It keeps out the usual last layer, with an output for each of ten classes. To keep out more:
+/// By default, these are the layers whose numbers of inputs and outputs are multiples of 16, which is what fp8 hardware
+/// multiplies (torchao's rule). This leaves out the usual last layer with ten outputs for ten classes. To leave out more:
 ///
-/// | keep out | by |
+/// | leave out | with |
 /// |---|---|
 /// | small layers, which gain nothing | [`min_size`](Self::min_size) |
 /// | the first or last layer, by its sizes | [`except_size`](Self::except_size) |
@@ -32,7 +32,7 @@ pub struct Fp8Filter {
 }
 
 impl Fp8Filter {
-    /// Multiples of 16.
+    /// The filter that takes all layers whose sizes are multiples of 16.
     pub fn new() -> Self {
         Self {
             multiple_of: const { NonZeroUsize::new(16).unwrap() },
@@ -46,32 +46,32 @@ impl Fp8Filter {
     ///
     /// # Panics
     ///
-    /// When it is 0.
+    /// When `multiple_of` is 0.
     pub fn multiple_of(mut self, multiple_of: usize) -> Self {
         self.multiple_of =
             NonZeroUsize::new(multiple_of).expect("no size is a multiple of 0; 1 takes all layers");
         self
     }
 
-    /// Only layers of at least so many inputs and outputs.
+    /// Only layers with at least so many inputs and outputs.
     pub fn min_size(mut self, [inputs, outputs]: [usize; 2]) -> Self {
         self.min_size = [inputs, outputs];
         self
     }
 
-    /// No layer of just so many inputs and outputs.
+    /// No layers with exactly so many inputs and outputs.
     pub fn except_size(mut self, [inputs, outputs]: [usize; 2]) -> Self {
         self.except_sizes.push([inputs, outputs]);
         self
     }
 
-    /// No layer in a block [`named`](crate::named) so.
+    /// No layers in a block with this [name](crate::named).
     pub fn except_name(mut self, name: impl Into<String>) -> Self {
         self.except_names.push(name.into());
         self
     }
 
-    /// Whether a layer of these inputs and outputs, in blocks of these names, runs in fp8.
+    /// Whether a layer with these numbers of inputs and outputs, in blocks with these names, runs in fp8.
     pub fn takes<'a>(&self, size: [usize; 2], names: impl IntoIterator<Item = &'a str>) -> bool {
         let fits = |(size, min): (&usize, &usize)| {
             size.is_multiple_of(self.multiple_of.get()) && size >= min

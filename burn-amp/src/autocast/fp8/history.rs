@@ -1,4 +1,4 @@
-//! Delayed scaling of layers.
+//! Delayed scaling: the amax histories of layers.
 
 use super::{
     linear::{Role, format_of},
@@ -15,21 +15,21 @@ use burn_backend::ExecutionError;
 use burn_fp8::{Fp8Format, Fp8Ops, Operand, recipe::DelayedScaling};
 use std::sync::{Arc, Mutex, Weak};
 
-/// The amaxes of a layer's earlier casts, by what the tensor is to the layer; kept with the layer's weight, over all steps.
+/// The amax histories of a layer, by the role of a tensor in the layer. They are kept with the layer's weight over all steps.
 pub(super) struct Histories<B: Backend> {
     of: Vec<(Role, History<B>)>,
-    /// How the layer's last input was scaled, by whichever layer's history.
+    /// How the layer's last input was scaled. The scale may come from another layer's history, if that layer cast the input.
     pub(super) input: Option<Scaled<B>>,
     /// Whether the layer ran forward since its last backward.
     pub(super) ran: bool,
 }
 
-/// What the scale of a cast came of.
+/// Where the scale of a cast came from.
 #[derive(Debug)]
 pub(super) enum Scaled<B: Backend> {
     /// The tensor's own amax, before the first step.
     ByItself,
-    /// A history.
+    /// A history, which gave this scale.
     By(FloatTensor<B>),
 }
 
@@ -42,7 +42,7 @@ impl<B: Backend> Clone for Scaled<B> {
     }
 }
 
-/// The histories of a layer, once it ran: what is kept with its weight.
+/// The histories of a layer, as they are kept with its weight. `None` until the layer has run.
 pub(super) struct Known<B: Backend>(pub(super) Option<Arc<Mutex<Histories<B>>>>);
 
 impl<B: Backend> Default for Known<B> {
@@ -54,23 +54,24 @@ impl<B: Backend> Default for Known<B> {
 struct History<B: Backend> {
     amaxes: FloatTensor<B>,
     scale: FloatTensor<B>,
-    /// Steps since the scale last changed; it stays 0 with an interval of 1.
+    /// Steps since the scale last changed. Stays 0 with an interval of 1.
     steps: FloatTensor<B>,
-    /// Whether a step's amax was taken in.
+    /// Whether the history has the amax of any step.
     learned: bool,
-    /// The amaxes of casts that wait for a backward, and what goes when those do.
+    /// The amaxes of casts that wait for a backward, each with a weak reference that dies with the cast.
     waiting: Vec<(FloatTensor<B>, Weak<()>)>,
-    /// The largest amax of a backward that may go on: a layer that ran several times in a step has several gradients. The next
-    /// backward takes it in.
+    /// The largest amax of the gradients in a backward that may not be over: a layer that ran several times in a step has several
+    /// gradients. The next backward adds it to the history.
     pending: Option<FloatTensor<B>>,
-    /// The scale of the last cast, and what goes when that does.
+    /// The scale of the last cast, with a weak reference that dies with the cast.
     last: Option<(FloatTensor<B>, Weak<()>)>,
-    /// The scale of a cast that was there when the record was taken, which has its amax already.
+    /// The scale of a cast that was alive when the record was taken. The next cast uses it again, and its amax is not counted
+    /// again, because the record has it already.
     again: Option<FloatTensor<B>>,
 }
 
 impl<B: Backend + Fp8Ops> Histories<B> {
-    /// Those of a record, or none yet.
+    /// The histories in a record. Without a record, `states` is empty, and there are none yet.
     pub(super) fn new(states: &[TensorState], recipe: &DelayedScaling, device: &Device<B>) -> Self {
         let history =
             |state: &TensorState| (state.role, History::from_state(state, recipe, device));
@@ -81,7 +82,7 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         }
     }
 
-    /// On the host, between two steps.
+    /// Copies the histories to the host. To be called between two steps: pending amaxes of gradients are added to the copy.
     pub(super) fn states(
         &self,
         recipe: &DelayedScaling,
@@ -94,8 +95,8 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         self.of.iter().map(state).collect()
     }
 
-    /// One of the layer's products of backward is about to run. If it is the first since forward, a step is over for the gradients
-    /// of the last.
+    /// Called when one of the layer's products of backward is about to run. If it is the first since forward, the previous
+    /// backward is over, and the amaxes of its gradients are added to the history.
     pub(super) fn in_backward(&mut self, recipe: &DelayedScaling) {
         if !std::mem::take(&mut self.ran) {
             return;
@@ -105,8 +106,8 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         }
     }
 
-    /// Cast by the scale that the history gives; the tensor's amax waits for a [step](Self::learn). Before the first one the scale
-    /// is that of the tensor's own amax. The cast is kept as long as `alive` is.
+    /// Casts by the scale that the history gives. The tensor's amax then waits for a [step](Self::learn). Before the first step,
+    /// the scale comes from the tensor's own amax. The caller keeps the cast for as long as `alive`.
     pub(super) fn cast(
         &mut self,
         tensor: FloatTensor<B>,
@@ -140,7 +141,8 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         (operand, scaled)
     }
 
-    /// Cast an input of the layer as it was before, if it was: its amax was taken in then.
+    /// Casts an input of the layer in the same way as the layer's last input, without counting its amax again. `None` if the
+    /// layer has cast no input.
     pub(super) fn cast_input_again(
         &self,
         tensor: FloatTensor<B>,
@@ -157,7 +159,8 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         Some(Operand::cast_with(tensor, scale, format).0)
     }
 
-    /// Take in what waits, now that there is a step: the largest of all ranks, where `max` makes that of this one's.
+    /// Adds the waiting amaxes to the histories, now that there is a step. `max`, if given, turns this rank's amaxes into the
+    /// largest of all ranks.
     pub(super) fn learn(
         &mut self,
         recipe: &DelayedScaling,
@@ -188,7 +191,7 @@ impl<B: Backend + Fp8Ops> Histories<B> {
     }
 }
 
-/// The largest of amaxes, which is their amax: NaN, if one is.
+/// The largest of several amaxes; NaN if one of them is NaN.
 fn largest<B: Backend + Fp8Ops>(mut amaxes: Vec<FloatTensor<B>>) -> Option<FloatTensor<B>> {
     match amaxes.len() {
         0 | 1 => amaxes.pop(),
@@ -217,7 +220,8 @@ impl<B: Backend + Fp8Ops> History<B> {
         Self::from_state(&state, recipe, device)
     }
 
-    /// The scale of a tensor: before the first step by its own amax, by the recipe's own rule, margin and all.
+    /// The scale to cast a tensor with. Before the first step, it comes from the tensor's own amax, by the same rule of the
+    /// recipe, including its margin.
     fn scale_of(
         &self,
         tensor: &FloatTensor<B>,
@@ -230,7 +234,7 @@ impl<B: Backend + Fp8Ops> History<B> {
         }
     }
 
-    /// The history and the scale with one more amax.
+    /// The amaxes and the scale after adding one more amax.
     fn with(
         &self,
         amax: FloatTensor<B>,
@@ -241,13 +245,14 @@ impl<B: Backend + Fp8Ops> History<B> {
         B::fp8_update_scale(amaxes, scale, amax, recipe.update(format))
     }
 
-    /// Keep the amax of a cast for the next step. Those of casts that are gone had none.
+    /// Keeps the amax of a cast for the next step. Forgets the amaxes of casts that are gone: there was no backward for them.
     fn wait(&mut self, amax: FloatTensor<B>, alive: &Arc<()>) {
         self.waiting.retain(|(_, alive)| alive.strong_count() > 0);
         self.waiting.push((amax, Arc::downgrade(alive)));
     }
 
-    /// The largest amax that waits, of casts that are there. Where none is, as of the input of a weight that is not trained, the last.
+    /// The largest waiting amax of casts that are alive. If none is alive, as with the input of a weight that is not trained, the
+    /// last waiting amax.
     fn waiting(&self) -> Option<FloatTensor<B>> {
         let there = self.waiting.iter();
         let there = there.filter(|(_, alive)| alive.strong_count() > 0);
@@ -258,7 +263,7 @@ impl<B: Backend + Fp8Ops> History<B> {
         largest::<B>(amaxes)
     }
 
-    /// Take in what is pending, if anything.
+    /// Adds the pending amax, if there is one, to the history.
     fn end_backward(&mut self, role: Role, recipe: &DelayedScaling) {
         if let Some(amax) = self.pending.take() {
             self.learn(amax, role, recipe);
@@ -276,7 +281,7 @@ impl<B: Backend + Fp8Ops> History<B> {
         self.learned = true;
     }
 
-    /// Count a step whose amax is not 0, and tell whether the scale may change in it: `None` for always.
+    /// Counts a step whose amax is not 0. Returns whether the scale may change in it; `None` if it always may.
     fn count(&mut self, amax: FloatTensor<B>, interval: usize) -> Option<BoolTensor<B>> {
         if interval == 1 {
             return None;
@@ -318,7 +323,7 @@ impl<B: Backend + Fp8Ops> History<B> {
             Ok(data.ok_or_else(waits)??.iter().map(Bits).collect())
         };
         let value = |tensor: &FloatTensor<B>| values(tensor).map(|values| values[0]);
-        // A weight outlives the process, and so does what was made of it; other tensors do not.
+        // A weight is saved and loaded, so its cast has to be the same afterwards. Other tensors do not outlive the process.
         let cast_with = match (&self.last, &self.again) {
             (Some((scale, alive)), _) if alive.strong_count() > 0 => Some(scale),
             (_, again) => again.as_ref(),

@@ -23,7 +23,7 @@ use burn_layer::{Descent, Op, Run, RunInput};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 
-/// What a tensor is to a layer.
+/// The role of a tensor in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     Input,
@@ -38,7 +38,7 @@ pub(super) fn format_of(recipe: RecipeFormat, role: Role) -> Fp8Format {
     }
 }
 
-/// What the products of backward are known by.
+/// Why a factor of a backward product has an untransposed form: such products are recognized by the transposition.
 const TRANSPOSED: &str = "it is transposed";
 
 /// The casts of a tensor, kept with it.
@@ -47,9 +47,9 @@ type Casts<B> = Vec<Made<B>>;
 struct Made<B: Backend> {
     cast: Fp8Cast,
     operand: Operand<B>,
-    /// With delayed scaling.
+    /// How the tensor was scaled, with delayed scaling.
     scaled: Option<Scaled<B>>,
-    /// What tells of its end.
+    /// Dropped with the cast. Histories hold weak references to it.
     _alive: Arc<()>,
 }
 
@@ -57,7 +57,7 @@ struct Made<B: Backend> {
 type Layer<B> = Arc<Mutex<Histories<B>>>;
 
 impl Fp8 {
-    /// One of the products, in the dtype that it is stored in.
+    /// Computes one of the products, in the dtype that the plan stores it in.
     pub(super) fn compute<B: Backend + Fp8Ops>(
         &self,
         run: &Run<'_>,
@@ -74,7 +74,7 @@ impl Fp8 {
         let [first, second] = <[_; 2]>::try_from(inputs).expect("a product has two factors");
         let [left, right] = [&first, &second].map(|input| input.shape());
         let (product, size) = product::of(run.op(), run.inputs()).expect("fp8 takes products only");
-        // The product of two batches, that is.
+        // Whether both factors are batches of matrices.
         let batch = run.op() == Op::float_matmul && !product::is_matrix(&right);
         let (output, shape) = match product {
             Product::Output => {
@@ -86,7 +86,7 @@ impl Fp8 {
                 }
                 second.kept.with(|WasWeight(was)| *was = true);
                 first.kept.with(|InputOf(layers)| {
-                    // Weights that are gone do not come back.
+                    // Forgets layers of this size whose weights are gone.
                     layers.retain(|(of, weight)| *of != size || weight.upgrade().is_some());
                     let layer = (size, descent.downgrade());
                     if !layers.contains(&layer) {
@@ -128,7 +128,8 @@ impl Fp8 {
                 let told = second.kept.with(|GradientOf(layer)| layer.take());
                 let told = told.filter(|(of, _)| *of == size);
                 let (weights, is_new): (Vec<_>, _) = input.kept.with(|InputOf(layers)| {
-                    // The layer's other product has learned already. A gradient may be of two layers that are added.
+                    // If `told` is one of these layers, its other product has learned already. It may be another one, because a
+                    // gradient may belong to two layers whose outputs are added.
                     let known = told.as_ref().is_some_and(|layer| layers.contains(layer));
                     let of_size = layers.iter().filter(|(of, _)| *of == size && !known);
                     let weights = of_size.filter_map(|(_, weight)| weight.upgrade());
@@ -142,7 +143,7 @@ impl Fp8 {
                 let layers = layers.filter_map(|weight| self.layer(run, size, &device, weight));
                 let layers: Vec<_> = layers.collect();
                 self.in_backward(&layers);
-                // Of several it does not say which one it is of: it is cast by its own amax.
+                // If there are several layers, the gradient does not tell which one it belongs to, and is cast by its own amax.
                 let layer = layers.first().filter(|_| layers.len() == 1).cloned();
                 let input = self.cast(input, Input, left, &layer, batch);
                 let gradient = self.cast(second, Gradient, right, &layer, batch);
@@ -153,7 +154,7 @@ impl Fp8 {
         B::float_reshape(output, shape)
     }
 
-    /// The histories of the layer whose weight has this descent.
+    /// The histories of the layer whose weight has this descent. `None` without delayed scaling.
     fn layer<B: Backend + Fp8Ops>(
         &self,
         run: &Run<'_>,
@@ -172,7 +173,7 @@ impl Fp8 {
         weight.with(|Known(histories)| Some(histories.get_or_insert_with(first).clone()))
     }
 
-    /// One of the products of these layers' backward is about to run.
+    /// Called when one of the products of these layers' backward is about to run.
     fn in_backward<'a, B: Backend + Fp8Ops>(&self, layers: impl IntoIterator<Item = &'a Layer<B>>) {
         if let Fp8Recipe::Delayed(recipe) = &self.settings.recipe {
             for layer in layers {
@@ -181,7 +182,8 @@ impl Fp8 {
         }
     }
 
-    /// Take in what passes left in layers, now that one is known to be a step's: evaluation has no backward.
+    /// Adds the amaxes that wait in the layers to their histories. Called in backward, which shows that there is a step:
+    /// evaluation has no backward.
     fn learn<'a, B: Backend + Fp8Ops>(
         &self,
         layers: impl IntoIterator<Item = &'a Layer<B>>,
@@ -207,8 +209,8 @@ impl Fp8 {
         }
     }
 
-    /// The tensor in fp8, from an earlier cast where there is one: as a matrix, or in a `batch` as it is. With delayed scaling
-    /// its scale comes from the histories of the `layer`, where that is known.
+    /// The tensor in fp8, from an earlier cast if there is one: as a matrix, or in its own shape if the product is one of a
+    /// `batch`. With delayed scaling, the scale comes from the histories of the `layer`, if that is known.
     fn cast<B: Backend + Fp8Ops>(
         &self,
         input: RunInput<'_, B>,
@@ -258,8 +260,8 @@ impl Fp8 {
         }
     }
 
-    /// With delayed scaling: casts a layer's input, which gradient checkpointing has computed again, by the scale that it was cast by
-    /// in forward.
+    /// With delayed scaling: casts a layer's input, which gradient checkpointing has computed again, by the scale that it was
+    /// cast by in forward.
     fn cast_again<B: Backend + Fp8Ops>(
         &self,
         input: &RunInput<'_, B>,
@@ -291,7 +293,8 @@ impl Fp8 {
     }
 }
 
-/// What is kept for a weight over all steps. A parameter that is multiplied with both as it is and transposed is two layers'.
+/// The [`Descent`] of a weight, which lasts over all steps. A parameter that is used both as it is and transposed counts as the
+/// weights of two layers.
 fn descent<B: Backend>(weight: &RunInput<'_, B>) -> Descent {
     weight.kept.descent_or(|| match &weight.transposed {
         Some(parameter) => parameter.descent().with(|Turned(turned)| turned.clone()),
@@ -299,11 +302,11 @@ fn descent<B: Backend>(weight: &RunInput<'_, B>) -> Descent {
     })
 }
 
-/// What is kept for the transposition of a parameter, kept for the parameter.
+/// The [`Descent`] of a parameter's transposition, which is kept in the parameter's own.
 #[derive(Default)]
 struct Turned(Descent);
 
-/// The leading dimensions as rows.
+/// The tensor as a matrix, whose rows are those of all leading dimensions.
 fn as_matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let shape = tensor.shape();
     let columns = shape[shape.num_dims() - 1];

@@ -1,7 +1,7 @@
-//! Linear layers of any model in fp8.
+//! Runs the linear layers of any model in fp8.
 //!
-//! The layer runs the products of linear layers itself, by the kernels of burn-fp8 for the backend underneath. The cast of
-//! a tensor is kept with it, for the other products that need it.
+//! The autocast layer runs the products of linear layers itself, with burn-fp8's kernels for the backend underneath. The cast of
+//! a tensor is kept with the tensor, for the other products that need it.
 
 mod filter;
 mod history;
@@ -32,7 +32,7 @@ use ranks::{Lift, Reducer};
 use state::Registry;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Between the tensors of a backend that Burn has and Burn's.
+/// The [`Lift`] between the tensors of one of Burn's own backends and Burn's [`Tensor`].
 #[cfg(any(
     feature = "flex",
     feature = "cpu",
@@ -77,7 +77,7 @@ impl Fp8Settings {
 pub(super) struct Fp8 {
     settings: Fp8Settings,
     registry: Mutex<Registry>,
-    /// Why the amaxes of the ranks are not shared any more.
+    /// If sharing the amaxes of the ranks has failed: the reason. They are not shared any more then.
     failure: OnceLock<String>,
 }
 
@@ -102,7 +102,7 @@ impl Fp8 {
         inputs.widest != DType::F64 && self.settings.filter.takes(size, names)
     }
 
-    /// Run an op that it takes.
+    /// Runs an op that [`takes`](Self::takes) has accepted. `None` if no backend with fp8 is underneath.
     pub(super) fn run(&self, run: &Run<'_>) -> Option<Ran> {
         #[cfg(feature = "flex")]
         if let Some(ran) = self.run_on::<Flex>(run, lift!(Flex)) {
@@ -120,8 +120,8 @@ impl Fp8 {
     }
 }
 
-/// Lets a layered device run burn-fp8's own modules and tensors, by its kernels for the backend underneath. Autocast devices are
-/// made so; a stack of layers of your own wants it once.
+/// Lets a layered device run burn-fp8's own modules and tensors, with its kernels for the backend underneath. Autocast devices
+/// have this already; call it once for a stack of layers of your own.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

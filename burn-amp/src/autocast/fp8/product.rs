@@ -1,4 +1,4 @@
-//! Which ops are products of a linear layer.
+//! Recognizes the ops that are products of a linear layer.
 
 use burn::tensor::Shape;
 use burn_layer::{Inputs, Op, WeakDescent};
@@ -6,34 +6,34 @@ use burn_layer::{Inputs, Op, WeakDescent};
 /// One of the three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Product {
-    /// Input by weight.
+    /// Input times weight.
     Output,
-    /// Gradient by the weight transposed.
+    /// Gradient times the transposed weight.
     InputGradient,
-    /// The input transposed by gradient.
+    /// Transposed input times gradient.
     WeightGradient,
 }
 
-/// The linear layers that a tensor was the input of: their sizes and weights, kept with it.
+/// The linear layers that a tensor was the input of: their sizes and weights. Kept with the tensor.
 #[derive(Debug, Default)]
 pub(super) struct InputOf(pub(super) Vec<([usize; 2], WeakDescent)>);
 
-/// The linear layer that a tensor is the gradient of, as its other product told: its size and weight, kept with it. The product that
-/// makes the weight's gradient comes next. It asks this where gradient checkpointing has computed the layer's input again, which
-/// is another tensor.
+/// The linear layer that a tensor is the gradient of: its size and weight. Kept with the tensor by the product that computes the
+/// input's gradient. The product that computes the weight's gradient comes next and needs this if gradient checkpointing has
+/// computed the layer's input again, because that is another tensor.
 #[derive(Debug, Default)]
 pub(super) struct GradientOf(pub(super) Option<([usize; 2], WeakDescent)>);
 
-/// Whether a tensor was the weight of a linear layer, kept with it.
+/// Whether a tensor was the weight of a linear layer. Kept with the tensor.
 #[derive(Debug, Default)]
 pub(super) struct WasWeight(pub(super) bool);
 
-/// The product that an op is, and the numbers of inputs and outputs of its layer.
+/// The product that an op is, and the numbers of inputs and outputs of its layer. `None` if it is no product of a linear layer.
 ///
-/// A layer's products may arrive as ops of their own; Burn 0.22 sends plain products. A weight is one matrix for the whole batch,
-/// transposed or not, that no product made: so the keys and values of an attention are none, whatever their number is. What
-/// backward multiplies by gradients are the transpositions of what was such a layer's weight and input, of one matrix or
-/// of as many as the gradient is.
+/// A layer's products may arrive as `linear` ops; Burn 0.22 sends plain products. A weight is one matrix for the whole batch,
+/// transposed or not, that no product computed. So the keys and values of attention are no weights, however many there
+/// are. Backward multiplies gradients by the transpositions of such a layer's weight and input. The input is one matrix, or as
+/// many as the gradient.
 pub(super) fn of(op: Op, inputs: &Inputs) -> Option<(Product, [usize; 2])> {
     let [left, right] = [inputs.shapes.first()?, inputs.shapes.get(1)?];
     let last = |shape: &Shape| shape.last().copied();
@@ -42,7 +42,7 @@ pub(super) fn of(op: Op, inputs: &Inputs) -> Option<(Product, [usize; 2])> {
         Op::linear => (Product::Output, [last(left)?, last(right)?]),
         Op::linear_x_backward => (Product::InputGradient, [*left.first()?, last(left)?]),
         Op::linear_weight_backward => (Product::WeightGradient, [last(left)?, last(right)?]),
-        // The square of a matrix, or of its rows, as optimizers and contrastive losses have them, is no layer's.
+        // A matrix times itself, or times its transposition, as in optimizers and contrastive losses, is no layer.
         Op::float_matmul if inputs.same || inputs.mirrored => return None,
         Op::float_matmul if inputs.last_is_gradient => {
             let size = [rows(left)?, last(right)?];
@@ -72,7 +72,7 @@ pub(super) fn of(op: Op, inputs: &Inputs) -> Option<(Product, [usize; 2])> {
     filled.then_some((product, size))
 }
 
-/// Whether two tensors are as many matrices.
+/// Whether two tensors have the same batch dimensions: all but the last two.
 fn is_batch_like(left: &Shape, right: &Shape) -> bool {
     let batch = |shape: &Shape| shape.iter().rev().skip(2).copied().collect::<Vec<_>>();
     batch(left) == batch(right)

@@ -1,4 +1,4 @@
-//! The ranks of a data-parallel run, as a layer sees them from under Burn's tensors.
+//! Shares amaxes over the ranks of a data-parallel run. A layer has a backend's tensors, which are converted to Burn's for that.
 
 use burn::{
     backend::{Backend, tensor::FloatTensor},
@@ -7,7 +7,7 @@ use burn::{
 use burn_fp8::recipe::AmaxReducer;
 use std::sync::Arc;
 
-/// What shares the amaxes of all ranks. Two are equal if they are the same.
+/// Shares the amaxes of all ranks. Two are equal if they are the same object.
 #[derive(Clone, Debug)]
 pub(super) struct Reducer(pub(super) Arc<dyn AmaxReducer>);
 
@@ -17,7 +17,7 @@ impl PartialEq for Reducer {
     }
 }
 
-/// Between the tensors of a backend and Burn's.
+/// Converts the tensors of a backend to Burn's and back.
 #[derive(Clone, Copy)]
 pub(super) struct Lift<B: Backend> {
     pub(super) up: fn(FloatTensor<B>) -> Tensor<1>,
@@ -26,7 +26,7 @@ pub(super) struct Lift<B: Backend> {
 }
 
 impl Reducer {
-    /// The largest of all ranks' amaxes, or what is wrong.
+    /// The largest amaxes of all ranks, or what went wrong.
     pub(super) fn max<B: Backend>(
         &self,
         own: FloatTensor<B>,

@@ -1,4 +1,4 @@
-//! What of an [`Autocast`] is about fp8.
+//! The methods of [`Autocast`] for fp8.
 
 use super::{Fp8Filter, Fp8Settings};
 use crate::{Autocast, Policy};
@@ -9,39 +9,43 @@ use burn_fp8::{
 use std::sync::Arc;
 
 impl Autocast {
-    /// The linear layers in fp8, the rest as [`bf16`](Self::bf16). The model stays as it is.
+    /// Runs the linear layers in fp8 and the rest like [`bf16`](Self::bf16). The model does not change.
     ///
-    /// All three products of a layer run in fp8 and sum in f32: input and weight cast to the recipe's forward format
+    /// All three products of a layer run in fp8 and accumulate in f32. Input and weight are cast to the recipe's forward format
     /// (e4m3), the gradient of the output to its gradient format (e5m2 if hybrid). The output is stored in bf16, the
     /// gradient of the weight in f32. A cast is kept with its tensor, for the other products and micro-batches that need it.
-    /// [`Fp8Filter`] says which layers are taken, [`AutocastReport::fp8_runs`](crate::AutocastReport::fp8_runs) how many products were.
+    /// [`Fp8Filter`] selects the layers; [`AutocastReport::fp8_runs`](crate::AutocastReport::fp8_runs) says how many products ran
+    /// in fp8.
     ///
     /// Burn 0.22 sends a layer to its device as plain matrix products. So a product counts as a linear layer if its right factor
-    /// is one matrix, transposed or not, that is no activation: that did not come of a product, a convolution, an embedding or
-    /// another op of a layer. Embeddings tied to the output are weights; keys and values of an attention are none, nor is a matrix
-    /// times itself. So is data that the program multiplies by, which looks the same. A weight that was made by
-    /// products (orthogonal initialization, a merged LoRA) is one from its first step of an optimizer, or its record, on. Backward
-    /// multiplies gradients by what was such a layer's weight or input. An optimizer that multiplies matrices, such as Muon with
-    /// the momentum of a record, is best stepped in `autocast(&Policy::bf16(), ..)`.
+    /// is one matrix, transposed or not, and no activation: it was not computed by a product, a convolution, an embedding or a
+    /// similar op of a network. Embeddings tied to the output count as weights, and so does data that the program multiplies by,
+    /// which looks the same. Keys and values of attention do not count, nor does a matrix times itself. A weight that was
+    /// computed by products (orthogonal initialization, a merged LoRA) counts after its first optimizer step, or once it is
+    /// loaded from a record. In backward, the products of gradients with such a layer's weight or input count. An optimizer that
+    /// multiplies matrices, such as Muon with the momentum of a record, is best stepped in `autocast(&Policy::bf16(), ..)`.
     ///
     /// - `CurrentScaling`, `RowwiseScaling` and `BlockScaling` need no state and suit any model.
-    /// - `DelayedScaling` keeps a layer's histories with its weight, and with what an optimizer's steps make of that: sums,
-    ///   differences, multiples, clamps (not L-BFGS's). Histories move when a backward comes to their layer, and not in evaluation
-    ///   (of inputs that go with it). Before that, and of a weight that is computed anew in each step, a tensor is scaled by its own amax; so are the
-    ///   gradients of several layers of one size on an input that is not trained. A model's record does not have histories:
-    ///   [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) gives them for a checkpoint. A clone of a model has the
-    ///   model's histories, as it has its weights: right for an average of weights or the best model so far, which are not trained.
-    ///   Two clones that are trained side by side want a device each: load one of them from a record on another [lease](Self::lease).
+    /// - `DelayedScaling` keeps a layer's histories with its weight, and passes them on to what an optimizer's steps make of it:
+    ///   sums, differences, multiples, clamps (not L-BFGS's). Histories are updated when backward reaches their layer, and not
+    ///   by evaluation (provided that its inputs are dropped with it). Before the first update, and for a weight that is
+    ///   computed anew in each step, a tensor is scaled by its own amax. So are the gradients of several layers of one size on
+    ///   the same input, if that needs no gradient. A model's record does not contain histories:
+    ///   [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) returns them for a checkpoint. A clone of a model
+    ///   shares the model's histories, as it shares its weights. That is right for an average of weights or the best model so
+    ///   far, which are not trained. Two clones that are trained side by side need a device each: load one of them from a record
+    ///   on another [lease](Self::lease).
     ///
-    /// With [`Device::gradient_checkpointing`](burn::tensor::Device::gradient_checkpointing) the same products run in fp8, with the same
-    /// casts, but for layers whose weights are used transposed: their gradients are made as the rest is. The history of an input that
-    /// is computed again has the amax of the layer's last one, where the layer is used several times in a step.
+    /// With [`Device::gradient_checkpointing`](burn::tensor::Device::gradient_checkpointing), the same products run in fp8 with
+    /// the same casts, except for layers whose weights are used transposed: their gradients are computed like the rest. If a
+    /// layer is used several times in a step, the history of inputs that are computed again gets the amax of the layer's last
+    /// input.
     ///
-    /// On devices without bf16, give another policy for the [`rest`](Self::rest).
+    /// On devices without bf16, set another policy for the [`rest`](Self::rest).
     ///
-    /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run the ranks
-    /// scale inputs and gradients each by their own, unless delayed scaling [shares](Self::amax_reducer) amaxes; equal weights have
-    /// equal scales.
+    /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run, each rank
+    /// scales inputs and gradients by its own amaxes, unless delayed scaling [shares](Self::amax_reducer) them; equal weights
+    /// have equal scales.
     ///
     /// # Errors
     ///
@@ -66,8 +70,8 @@ impl Autocast {
         Ok(autocast)
     }
 
-    /// The policy of all that does not run in fp8, where it is not to be [`Policy::bf16`]: on a device without bf16. Without
-    /// [`Autocast::fp8`] it changes nothing, and the log says so: there [`new`](Self::new) takes the policy.
+    /// Sets the policy for everything that does not run in fp8, in place of [`Policy::bf16`], for example on a device without
+    /// bf16. Without [`Autocast::fp8`] this changes nothing, and the log says so: pass the policy to [`new`](Self::new) then.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -85,7 +89,8 @@ impl Autocast {
         self
     }
 
-    /// Which linear layers run in fp8. Without [`Autocast::fp8`] none does, and the log says that the filter is for nothing.
+    /// Selects the linear layers that run in fp8. Without [`Autocast::fp8`] none does, and the log says that the filter changes
+    /// nothing.
     pub fn fp8_filter(mut self, filter: Fp8Filter) -> Self {
         match &mut self.fp8 {
             Some(fp8) => fp8.filter = filter,
@@ -94,22 +99,23 @@ impl Autocast {
         self
     }
 
-    /// Share the scales of `DelayedScaling` over the ranks of a data-parallel run: the largest of all ranks' amaxes enter the
-    /// histories. `burn-ddp`'s `ProcessGroup` is such a reducer; give the device a duplicate of its own.
+    /// Shares the scales of `DelayedScaling` over the ranks of a data-parallel run: the histories get the largest of all ranks'
+    /// amaxes. `burn-ddp`'s `ProcessGroup` is such a reducer; give the device a duplicate of its own.
     ///
-    /// It is one call a layer and backward pass, on the thread on which the device runs its ops, which waits for the other ranks:
-    /// all of them run the same layers in the same order, each with rows in its part of the batch. A pass without a backward, as
-    /// in evaluation, makes no call. Scales of the first step are each rank's own, and so are
-    /// those of all steps by other recipes. When the reducer fails, or answers with a tensor of another shape or device, the log
-    /// says so, each rank goes on by its own amaxes, and [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) is an error from then on. Without
-    /// [`Autocast::fp8`] the log says that the reducer is for nothing.
+    /// The reducer is called once per layer and backward pass (or once per use, if the layer is used several times), on the
+    /// thread on which the device runs its ops. That thread waits for the other ranks, so all of them have to run the same
+    /// layers in the same order, each with rows in its part of the batch. A pass without a backward, as in evaluation, makes no
+    /// call. The scales of the first step are each rank's own, and so are those of all steps with other recipes. If the reducer
+    /// fails, or returns a tensor of another shape or device, the log says so, each rank goes on with its own amaxes, and
+    /// [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) is an error from then on. Without [`Autocast::fp8`] the
+    /// log says that the reducer changes nothing.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
     /// use burn_amp::{Autocast, recipe::{AmaxReducer, DelayedScaling}};
     /// use std::{error::Error, sync::Arc};
     ///
-    /// /// Stands for a group, another rank of which saw larger numbers.
+    /// /// Stands for a group in which another rank saw larger numbers.
     /// #[derive(Debug)]
     /// struct Doubled;
     ///

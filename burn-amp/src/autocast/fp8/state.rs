@@ -1,4 +1,4 @@
-//! [`Fp8State`]: what delayed scaling knows of the layers of a device, on the host.
+//! [`Fp8State`]: the histories of delayed scaling for the layers of a device, on the host.
 
 use super::{Fp8, history::Histories, linear::Role};
 use crate::{AutocastDevice, AutocastLease};
@@ -11,13 +11,13 @@ use burn_fp8::{
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The histories and scales of the layers of a device made by [`Autocast::fp8`](crate::Autocast::fp8) with delayed scaling, for a
-/// checkpoint: a model's record has its weights alone. It serializes; any format of serde will do, as floats are stored as their
-/// bits.
+/// The histories and scales of the layers of a device with [`Autocast::fp8`](crate::Autocast::fp8) and delayed scaling. Save it
+/// with a checkpoint, because a model's record has only its weights. Any serde format will do, because floats are
+/// serialized as their bits.
 ///
-/// A device knows no parameters' ids, so a layer is known by its size, by the blocks that it is in
-/// ([`named`](crate::named)), and among those alike by the order in which they first ran. A program that runs its layers in the
-/// same order again continues bit for bit. (Layers of one size that may run in any order are told apart by names.)
+/// A device does not know the ids of parameters, so a layer is identified by its size, by the blocks that it is in
+/// ([`named`](crate::named)), and, if these are the same, by the order in which the layers first ran. A program that runs its
+/// layers in the same order again continues bit for bit. (Name layers of one size that may run in any order.)
 ///
 /// ```
 /// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -50,7 +50,7 @@ pub struct Fp8State {
 }
 
 impl Fp8State {
-    /// Layers that it has the histories of.
+    /// The number of layers whose histories it has.
     pub fn layers(&self) -> usize {
         self.layers.len()
     }
@@ -62,16 +62,16 @@ struct LayerState {
     tensors: Vec<TensorState>,
 }
 
-/// What a layer is known by.
+/// What identifies a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LayerName {
-    /// The blocks that it is in, outermost first.
+    /// The names of the blocks that the layer is in, outermost first.
     pub(super) names: Vec<String>,
-    /// Inputs and outputs.
+    /// The numbers of inputs and outputs.
     pub(super) size: [usize; 2],
 }
 
-/// A number that is stored as its bits: JSON has no NaN.
+/// A number that is serialized as its bits, because JSON has no NaN.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(from = "u32", into = "u32")]
 pub(super) struct Bits(pub(super) f32);
@@ -103,16 +103,16 @@ pub(super) struct TensorState {
     pub(super) scale: Bits,
     /// Steps since the scale last changed.
     pub(super) steps: Bits,
-    /// Whether a step's amax was taken in.
+    /// Whether the history has the amax of any step.
     pub(super) learned: bool,
     /// An amax that waits for a step.
     pub(super) waiting: Option<Bits>,
-    /// The scale of a cast that is still there.
+    /// The scale of a cast that is still alive.
     pub(super) cast_with: Option<Bits>,
 }
 
 impl TensorState {
-    /// Before the first step.
+    /// The state before the first step.
     pub(super) fn new(role: Role, length: usize) -> Self {
         Self {
             role,
@@ -125,7 +125,7 @@ impl TensorState {
         }
     }
 
-    /// A history of `length` slots, of which the first is free, with the newest of the amaxes.
+    /// The newest amaxes as a history of `length` slots, of which the first is free.
     pub(super) fn amaxes(&self, length: usize) -> Vec<f32> {
         let newest = self.amaxes.iter().skip(1).rev().take(length - 1);
         let mut amaxes: Vec<f32> = newest.map(|amax| amax.0).collect();
@@ -138,13 +138,13 @@ impl TensorState {
 /// The layers of a device.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    /// In the order in which they first ran.
+    /// The layers that ran, in the order in which they first did.
     ran: Vec<(LayerName, Weak<dyn Snapshot>)>,
-    /// Read from a record, for layers that did not run yet.
+    /// The loaded states of layers that have not run yet.
     waiting: Vec<LayerState>,
 }
 
-/// The histories of a layer, whatever the backend is.
+/// The histories of a layer, for any backend.
 trait Snapshot: Send + Sync {
     fn states(&self, recipe: &DelayedScaling) -> Result<Vec<TensorState>, ExecutionError>;
 }
@@ -160,7 +160,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Registry {
-    /// The histories of a layer that runs for the first time.
+    /// Registers a layer that runs for the first time, and returns its histories: the loaded ones, if there are any.
     pub(super) fn enter<B: Backend + Fp8Ops>(
         &mut self,
         layer: LayerName,
@@ -173,7 +173,7 @@ impl Registry {
             None => Vec::new(),
         };
         let histories = Arc::new(Mutex::new(Histories::new(&tensors, recipe, device)));
-        // Weights that are gone took theirs along.
+        // Forgets layers whose weights, and with them their histories, are gone.
         self.ran.retain(|(_, layer)| layer.strong_count() > 0);
         let snapshot: Arc<dyn Snapshot> = histories.clone();
         self.ran.push((layer, Arc::downgrade(&snapshot)));
@@ -209,12 +209,12 @@ impl Fp8 {
     }
 }
 
-/// The same for a device and for a lease.
+/// The methods for the state, which a device and a lease both have.
 macro_rules! has_state {
     ($device:ty, $sync:expr) => {
         impl $device {
-            /// The histories of delayed scaling so far, once the device has done all that it was asked to: none with other recipes.
-            /// To be taken between two steps.
+            /// The histories of delayed scaling so far; none with other recipes. Waits until the device has done all its work.
+            /// Call it between two steps.
             ///
             /// # Errors
             ///
@@ -227,9 +227,10 @@ macro_rules! has_state {
                     .map_or_else(|| Ok(Fp8State::default()), |fp8| fp8.state())
             }
 
-            /// Gives layers the histories of a [state](Fp8State) as they run for the first time, in place of what was loaded before.
-            /// To be called before the model that goes with it runs. The recipe is to be the same; a history of another length
-            /// keeps its newest amaxes. On a device without layers in fp8 nothing is loaded, and the log says so.
+            /// Loads a [state](Fp8State), in place of what was loaded before. Layers get their histories when they run for the
+            /// first time, so call this before the model that belongs to the state runs. The recipe has to be the same, except
+            /// that a history of another length keeps its newest amaxes. On a device without layers in fp8, nothing is loaded,
+            /// and the log says so.
             pub fn load_fp8_state(&self, state: Fp8State) {
                 match &self.fp8 {
                     Some(fp8) => fp8.load(state),
@@ -237,8 +238,8 @@ macro_rules! has_state {
                 }
             }
 
-            /// How many layers of the [loaded](Self::load_fp8_state) state did not run yet, once the device has done all that it
-            /// was asked to. After a step of the model that goes with it there are none: where some are left, the model has
+            /// How many layers of the [loaded](Self::load_fp8_state) state have not run yet. Waits until the device has done all
+            /// its work. After a step of the model that belongs to the state, there are none. If some are left, the model has
             /// layers of other sizes or names.
             ///
             /// # Errors

@@ -7,15 +7,16 @@ use burn::{
     tensor::{Device, Tensor},
 };
 
-/// [`DeviceAdam`], with the names of Burn's `AdamConfig`, and its defaults; [`adamw`](Self::adamw) has those of `AdamWConfig`.
-/// There is no AMSGrad and no cautious weight decay, and gradients are
-/// [clipped](super::DeviceOptimizer::with_grad_clipping) by what the optimizer goes into.
+/// The configuration of [`DeviceAdam`], with the names and defaults of Burn's `AdamConfig`; [`adamw`](Self::adamw) has the
+/// defaults of `AdamWConfig`. There is no AMSGrad and no cautious weight decay. Gradients are
+/// [clipped](super::DeviceOptimizer::with_grad_clipping) by the [`DeviceOptimizer`](super::DeviceOptimizer) that the optimizer
+/// is put into.
 #[derive(Config, Debug)]
 pub struct DeviceAdamConfig {
-    /// How much of the mean gradient is kept at a step.
+    /// The share of the mean gradient that is kept at each step.
     #[config(default = 0.9)]
     pub beta_1: f32,
-    /// How much of the mean squared gradient is kept at a step.
+    /// The share of the mean squared gradient that is kept at each step.
     #[config(default = 0.999)]
     pub beta_2: f32,
     /// Added to the denominator.
@@ -25,7 +26,7 @@ pub struct DeviceAdamConfig {
     #[config(default = 0.0)]
     pub weight_decay: f32,
     /// Whether the penalty shrinks the parameters themselves (AdamW, Loshchilov and Hutter 2019)
-    /// rather than being a part of the gradient (Adam).
+    /// instead of being added to the gradient (Adam).
     #[config(default = false)]
     pub decoupled_weight_decay: bool,
 }
@@ -56,24 +57,24 @@ impl DeviceAdamConfig {
 /// Adam (Kingma and Ba 2015) or AdamW that the device can tell to skip a step.
 ///
 /// Burn's `Adam` counts its steps on the host for the bias correction. Here the correction is a
-/// moment like the others, that of a gradient that is always 1: `c = beta c + (1 - beta)` is
-/// `1 - beta^t` after `t` steps taken. The two differ in rounding alone, in which `1 - beta^t` in
+/// moment like the others, of a gradient that is always 1: `c = beta c + (1 - beta)` is
+/// `1 - beta^t` after `t` steps that were taken. The two differ only in rounding, where `1 - beta^t` in
 /// f32 is the coarser.
 #[derive(Clone)]
 pub struct DeviceAdam {
     config: DeviceAdamConfig,
 }
 
-/// What [`DeviceAdam`] keeps of a parameter: running means, zero before the first step taken.
+/// The state of [`DeviceAdam`] for one parameter: running means, which are zero before the first step that is taken.
 #[derive(Clone, Debug)]
 pub struct DeviceAdamState<const D: usize> {
-    /// Of the gradient.
+    /// The mean of the gradient.
     moment_1: Tensor<D>,
-    /// Of its square.
+    /// The mean of the squared gradient.
     moment_2: Tensor<D>,
-    /// Of 1, as the first moment counts it; one element.
+    /// The mean of 1 with the beta of the first moment; one element.
     weight_1: Tensor<1>,
-    /// Of 1, as the second moment counts it; one element.
+    /// The mean of 1 with the beta of the second moment; one element.
     weight_2: Tensor<1>,
 }
 
@@ -137,7 +138,7 @@ impl<const D: usize> DeviceAdamState<D> {
         }
     }
 
-    /// The corrected mean gradient over the root of the corrected mean squared gradient.
+    /// The corrected mean gradient, divided by the root of the corrected mean squared gradient plus `epsilon`.
     fn direction(&self, epsilon: f32) -> Tensor<D> {
         let root = self.weight_2.clone().sqrt();
         let factor = root.clone() / self.weight_1.clone();

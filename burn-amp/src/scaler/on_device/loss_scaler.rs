@@ -13,7 +13,7 @@ use burn::{
     tensor::{Bool, DType, Device, Int, Tensor, Transaction},
 };
 
-/// [`LossScaler`](crate::LossScaler) on the device: the scale, the growth tracker and the decision
+/// A [`LossScaler`](crate::LossScaler) on the device: the scale, the growth tracker and the decision
 /// whether a step is taken are tensors there, and the host never waits for them.
 ///
 /// ```
@@ -35,26 +35,26 @@ use burn::{
 /// model = scaler.step(&mut optim, 1e-3, model, grads);
 /// # let _ = model;
 ///
-/// // Only this waits.
+/// // Only this call waits.
 /// assert_eq!(scaler.current_scale(), 65536.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// **Which optimizers.** Burn's keep on the host what a skipped step must not change: Adam's bias
-/// correction needs `AdaptiveMomentumState::time`, a `usize`, and a velocity that does not exist
-/// before the first step is an `Option`, from which momentum starts undampened. Whether a step was
-/// skipped decides over both, and a host that never waits does not know it; so no code around such
+/// **Which optimizers.** Burn's own optimizers keep on the host what a skipped step must not change: Adam's bias
+/// correction needs `AdaptiveMomentumState::time`, a `usize`, and the velocity of momentum is an `Option`, which is
+/// `None` before the first step, so that the first gradient is not dampened. Both depend on whether a step was
+/// skipped, which a host that never waits does not know. So no code around such
 /// an optimizer can be right. (PyTorch has the same two kinds: fused optimizers take `found_inf` as
-/// a tensor, for all others its scaler waits.) [`DeviceOptimizer`] takes optimizers whose whole
+/// a tensor; for all others its scaler waits.) [`DeviceOptimizer`] takes optimizers whose whole
 /// state is on the device: [`DeviceSgd`](super::DeviceSgd), [`DeviceAdam`](super::DeviceAdam) and
-/// others that [skip NaN](super::SkipsNan). Burn's own go with `LossScaler`, which waits once a step
+/// others that [skip NaN](super::SkipsNan). Use Burn's own optimizers with `LossScaler`, which waits once per step
 /// and gives the same parameters.
 ///
-/// Factors are applied in f32; those that f32 does not hold exactly, such as 0.7, differ from
-/// `LossScaler`'s f64 in the last place.
+/// Growth and backoff factors are applied in f32. Factors that f32 does not hold exactly, such as 0.7, give scales that differ
+/// in the last place from `LossScaler`'s, which computes in f64.
 ///
-/// **What the host does not know** it cannot tell: no parameter is named, no warning of overflows given, no
-/// history kept. [`state`](Self::state) tells how many steps were skipped.
+/// **What the host does not know**, it cannot report: it names no parameters, does not warn of overflows, and keeps no
+/// history. [`state`](Self::state) tells how many steps were skipped.
 #[derive(Clone, Debug)]
 pub struct DeviceLossScaler {
     config: LossScalerConfig,
@@ -89,7 +89,7 @@ impl DeviceLossScaler {
         }
     }
 
-    /// The loss times the scale, to call `backward` on, on whatever device the loss is.
+    /// The loss times the scale, to call `backward` on. The loss may be on any device.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         if !self.config.enabled {
             return loss;
@@ -99,12 +99,12 @@ impl DeviceLossScaler {
         loss * scale.reshape([1; D]).cast(dtype)
     }
 
-    /// The gradients of `module` divided by the scale, and whether one overflowed, on the device. Gradients of
+    /// Divides the gradients of `module` by the scale and checks, on the device, whether one overflowed. Gradients of
     /// parameters that the module does not have are left out, and the log says so, once.
     ///
     /// # Panics
     ///
-    /// When a gradient is f16, as [`LossScaler::unscale`](crate::LossScaler::unscale).
+    /// When a gradient is f16, like [`LossScaler::unscale`](crate::LossScaler::unscale).
     pub fn unscale<M: Module>(&self, grads: GradientsParams, module: &M) -> DeviceUnscaled {
         if !self.config.enabled {
             return DeviceUnscaled::new(grads, self.finite());
@@ -125,13 +125,13 @@ impl DeviceLossScaler {
         Tensor::from_data([false], &self.device)
     }
 
-    /// Unscale the gradients, step the optimizer unless one overflowed, and update the scale: all
-    /// of it on the device. On overflow parameters and optimizer state keep their values; without gradients of the module
-    /// the scaler too.
+    /// Unscales the gradients, steps the optimizer unless one overflowed, and updates the scale, all
+    /// on the device. On overflow, parameters and optimizer state keep their values. If the module has none of the gradients,
+    /// the scaler keeps its state too.
     ///
     /// # Panics
     ///
-    /// As [`unscale`](Self::unscale).
+    /// Like [`unscale`](Self::unscale).
     pub fn step<M: Module>(
         &mut self,
         optimizer: &mut DeviceOptimizer,
@@ -146,9 +146,9 @@ impl DeviceLossScaler {
         unscaled.step(optimizer, lr, module)
     }
 
-    /// Adjust the scale after the steps on one scale: `overflow`, one element, is true where any of
-    /// them [overflowed](DeviceUnscaled::overflow). [`step`](Self::step) does it; this is for
-    /// several optimizers, if one of them at least [had gradients](DeviceUnscaled::checked).
+    /// Adjusts the scale after one or more steps on one scale. `overflow`, one element, is true if any of
+    /// them [overflowed](DeviceUnscaled::overflow). [`step`](Self::step) calls this itself. With
+    /// several optimizers, call it if at least one of them [had gradients](DeviceUnscaled::checked).
     pub fn update(&mut self, overflow: Tensor<1, Bool>) {
         if !self.config.enabled {
             return;
@@ -169,7 +169,7 @@ impl DeviceLossScaler {
         let config = &self.config;
         let (min, max) = config.bounds();
         let tracker = self.growth_tracker.clone().add_scalar(1);
-        // The device counts in 32 bits with a sign: that many steps are never.
+        // The device counts in signed 32-bit numbers. No training takes that many steps.
         let interval = config.growth_interval.min(i32::MAX as u32);
         let full = tracker.clone().greater_equal_scalar(interval);
         let grows = full.clone().bool_and(clean.clone());
@@ -197,7 +197,7 @@ impl DeviceLossScaler {
             (self.hysteresis_left.clone() - spends.int()).mask_fill(refills, config.hysteresis);
     }
 
-    /// Set the scale, as [`LossScaler::set_scale`](crate::LossScaler::set_scale). The host does not wait.
+    /// Sets the scale, like [`LossScaler::set_scale`](crate::LossScaler::set_scale). The host does not wait.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ impl DeviceLossScaler {
         Ok(())
     }
 
-    /// The scale that the next loss is multiplied by. The host waits for it. 1 when disabled, without waiting.
+    /// The scale that the next loss is multiplied by. The host waits for it. If the scaler is disabled, it is 1, without waiting.
     pub fn current_scale(&self) -> f32 {
         if !self.config.enabled {
             return 1.0;
@@ -221,7 +221,7 @@ impl DeviceLossScaler {
         &self.config
     }
 
-    /// The state, to be saved with a checkpoint, of either kind of scaler. The host waits for it,
+    /// The state, to be saved with a checkpoint. It fits both kinds of scaler. The host waits for it,
     /// once.
     pub fn state(&self) -> LossScalerState {
         let read = Transaction::default()
@@ -242,7 +242,7 @@ impl DeviceLossScaler {
         }
     }
 
-    /// Go on from a saved state, of either kind of scaler.
+    /// Continues from a saved state of either kind of scaler.
     ///
     /// # Errors
     ///

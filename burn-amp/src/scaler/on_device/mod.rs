@@ -1,4 +1,4 @@
-//! Loss scaling without a host that waits: the device decides whether a step is taken.
+//! Loss scaling for which the host never waits: the device decides whether a step is taken.
 
 mod adam;
 mod loss_scaler;

@@ -1,4 +1,4 @@
-//! [`DeviceOptimizer`]: optimizers that a device can tell to skip a step.
+//! [`DeviceOptimizer`]: optimizers that the device can tell to skip a step.
 
 use burn::{
     grad_clipping::GradientClipping,
@@ -7,17 +7,17 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, Optimizer, OptimizerRecord},
 };
 
-/// An optimizer that skips its step for a gradient that is NaN throughout: the parameter and the
-/// state, counters of steps included, keep their values, and the host does not ask.
+/// An optimizer that skips its step if all elements of the gradient are NaN: the parameter and the
+/// state, including step counters, keep their values, without the host knowing.
 ///
-/// Implement it for optimizers of your own that hold to this. Everything that a skipped step must
-/// not change has to be a tensor in the state: a number on the host cannot follow the device.
+/// Implement it for your own optimizers that do so. Everything that a skipped step must
+/// not change has to be a tensor in the state, because a number on the host cannot follow the device.
 ///
 /// ```
 /// use burn::{optim::{LearningRate, Optimizer}, tensor::{Device, Tensor}};
 /// use burn_amp::{DeviceOptimizer, SkipsNan};
 ///
-/// /// Goes by the sign of the gradient.
+/// /// Steps by the sign of the gradient.
 /// #[derive(Clone)]
 /// struct Signs;
 ///
@@ -46,7 +46,7 @@ use burn::{
 /// ```
 pub trait SkipsNan: Optimizer {}
 
-/// A [`ModuleOptimizer`] made of optimizers that [skip NaN](SkipsNan) only, for
+/// A [`ModuleOptimizer`] that consists only of optimizers that [skip NaN](SkipsNan), for
 /// [`DeviceLossScaler`](super::DeviceLossScaler).
 ///
 /// ```
@@ -59,7 +59,7 @@ pub trait SkipsNan: Optimizer {}
 /// assert!(optim.as_ref().has_gradient_clipping());
 /// ```
 ///
-/// Burn's own do not, and the compiler refuses them:
+/// Burn's own optimizers do not skip NaN, and the compiler refuses them:
 ///
 /// ```compile_fail,E0277
 /// use burn::optim::AdamConfig;
@@ -83,12 +83,12 @@ impl AsRef<ModuleOptimizer> for DeviceOptimizer {
 }
 
 impl DeviceOptimizer {
-    /// As [`ModuleOptimizer::with_grad_clipping`]: clips what the scaler has unscaled.
+    /// Like [`ModuleOptimizer::with_grad_clipping`]. Clips the unscaled gradients.
     pub fn with_grad_clipping(self, clipping: GradientClipping) -> Self {
         Self(self.0.with_grad_clipping(clipping))
     }
 
-    /// As [`ModuleOptimizer::with_group`].
+    /// Like [`ModuleOptimizer::with_group`].
     pub fn with_group<O: SkipsNan>(
         self,
         group: ParamGroup,
@@ -98,7 +98,8 @@ impl DeviceOptimizer {
         Self(self.0.with_group(group, optimizer, clipping))
     }
 
-    /// As [`ModuleOptimizer::load_record`]. [`as_ref`](AsRef::as_ref) gives what to save.
+    /// Like [`ModuleOptimizer::load_record`]. To save a record, use the [`ModuleOptimizer`] that [`as_ref`](AsRef::as_ref)
+    /// returns.
     pub fn load_record(self, record: OptimizerRecord) -> Self {
         Self(self.0.load_record(record))
     }

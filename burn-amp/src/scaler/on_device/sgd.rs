@@ -11,7 +11,7 @@ use burn::{
     tensor::{Device, Tensor},
 };
 
-/// [`DeviceSgd`], configured as Burn's `SgdConfig`.
+/// The configuration of [`DeviceSgd`], like Burn's `SgdConfig`.
 #[derive(Config, Debug)]
 pub struct DeviceSgdConfig {
     /// L2 penalty.
@@ -38,12 +38,12 @@ pub struct DeviceSgd {
     momentum: Option<MomentumConfig>,
 }
 
-/// What [`DeviceSgd`] with momentum keeps of a parameter.
+/// The state of [`DeviceSgd`] with momentum for one parameter.
 #[derive(Clone, Debug)]
 pub struct DeviceSgdState<const D: usize> {
-    /// The velocity, zero before the first step taken.
+    /// The velocity. Zero before the first step that is taken.
     velocity: Tensor<D>,
-    /// One element: 1 after the first step taken, 0 before. The first gradient is not dampened.
+    /// One element: 0 before the first step that is taken, then 1. The first gradient is not dampened.
     started: Tensor<1>,
 }
 

@@ -12,10 +12,10 @@ use burn::{
     tensor::{Bool, DType, Tensor},
 };
 
-/// Gradients divided by the loss scale, whose overflow only the device knows: what
-/// [`Unscaled`](crate::Unscaled) is to `LossScaler`.
+/// Gradients divided by the loss scale, of which only the device knows whether they overflowed. The counterpart of
+/// [`Unscaled`](crate::Unscaled) for [`DeviceLossScaler`](super::DeviceLossScaler).
 ///
-/// Two optimizers over one backward pass, each skipping by itself:
+/// Two optimizers over one backward pass, each of which skips by itself:
 ///
 /// ```
 /// # use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
@@ -52,7 +52,7 @@ impl DeviceUnscaled {
         }
     }
 
-    /// Of a module without gradients.
+    /// For a module without gradients.
     pub(super) fn unchecked(grads: GradientsParams, overflow: Tensor<1, Bool>) -> Self {
         Self {
             checked: false,
@@ -60,7 +60,7 @@ impl DeviceUnscaled {
         }
     }
 
-    /// Whether the module had gradients, as the host knows. Without them
+    /// Whether the module had gradients. The host knows this without waiting. Without gradients,
     /// [`overflow`](Self::overflow) is false and says nothing about the scale.
     pub fn checked(&self) -> bool {
         self.checked
@@ -71,8 +71,8 @@ impl DeviceUnscaled {
         self.overflow.clone()
     }
 
-    /// Clip the gradients as [`Unscaled::clip_norm`](crate::Unscaled::clip_norm) does, on the device. The norm that they had is
-    /// one element there; `None` without gradients.
+    /// Clips the gradients like [`Unscaled::clip_norm`](crate::Unscaled::clip_norm), on the device. The norm that they had before
+    /// is a tensor of one element there; `None` without gradients.
     ///
     /// # Panics
     ///
@@ -82,7 +82,7 @@ impl DeviceUnscaled {
         (Self { grads, ..self }, norm)
     }
 
-    /// Change the gradients. They are not checked again.
+    /// Changes the gradients. They are not checked again.
     pub fn map(self, change: impl FnOnce(GradientsParams) -> GradientsParams) -> Self {
         Self {
             grads: change(self.grads),
@@ -90,8 +90,8 @@ impl DeviceUnscaled {
         }
     }
 
-    /// Skip the step where `any_rank`, one element, is true: the largest
-    /// [`overflow`](Self::overflow) of all ranks, by an all-reduce on the device. Give it to
+    /// Skips the step if `any_rank`, one element, is true: the largest
+    /// [`overflow`](Self::overflow) of all ranks, from an all-reduce on the device. Pass it to
     /// [`DeviceLossScaler::update`](super::DeviceLossScaler::update) too.
     pub fn agree(self, any_rank: Tensor<1, Bool>) -> Self {
         let any_rank = any_rank.to_device(&self.overflow.device());
@@ -102,7 +102,7 @@ impl DeviceUnscaled {
         }
     }
 
-    /// Step the optimizer; where a gradient overflowed the device leaves parameters and optimizer
+    /// Steps the optimizer. If a gradient overflowed, the device leaves parameters and optimizer
     /// state as they are.
     pub fn step<M: Module>(
         self,
@@ -110,7 +110,7 @@ impl DeviceUnscaled {
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> M {
-        // All gradients are NaN if one overflowed, which tells each parameter's optimizer to skip.
+        // If one gradient overflowed, all become NaN, which tells each parameter's optimizer to skip.
         let one = Tensor::<1>::ones([1], (&self.overflow.device(), DType::F32));
         let factor = Factor::device(one.mask_fill(self.overflow, f32::NAN));
         let grads = gradients::scale(self.grads, &module, factor);
