@@ -48,8 +48,9 @@ use state::Fp8State;
 /// the scales of the last training pass, which the ranks agreed on.) Each pass counts as a step, even if the layer runs several
 /// times before backward: see [`DelayedScaling`](crate::recipe::DelayedScaling).
 ///
-/// [`fp8_autocast`](crate::fp8_autocast) switches fp8 off for a while or sets another recipe, [`calibrate`](crate::calibrate) sets the
-/// scales of a model that was trained without fp8, and [`Fp8Scope`] says which passes of a step may share the cast weight.
+/// [`fp8_autocast`](crate::fp8_autocast) switches fp8 off for a while or sets another recipe, [`calibrate`](crate::calibrate)
+/// sets the scales of a model that was trained without fp8, and [`Fp8Scope`] says which passes of a step may share the cast
+/// weight.
 ///
 /// # Records
 /// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*`. To load the record of a `Linear`, load it into a
