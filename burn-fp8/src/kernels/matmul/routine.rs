@@ -210,8 +210,9 @@ pub enum MatmulPolicy {
     /// decoded.
     #[default]
     Automatic,
-    /// The first product of a size, also a small one, measures all routines that are native to the device. On a device that
-    /// multiplies fp8 directly, the routine that decodes is measured only if the others fail.
+    /// The first product of a size, also a small one, measures all routines that are native to the device (the direct routine
+    /// only up to 2^24 multiplications). On a device that multiplies fp8 directly, the routine that decodes is measured only if
+    /// the others fail.
     Measured,
     /// This routine, for all products that it can compute.
     Only(MatmulRoutine),
