@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Fp8Format, Granularity};
 
-/// How a tensor is cast by its own amaxes: to which format, and which elements share a scale.
+/// How a tensor is cast with scales from its own amaxes: the format, and which elements share a scale.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -26,7 +26,7 @@ pub struct Fp8Cast {
 }
 
 impl Fp8Cast {
-    /// A cast with scales as they are.
+    /// A cast whose scales are not rounded.
     pub fn new(granularity: Granularity, format: Fp8Format) -> Self {
         Self {
             format,
@@ -35,7 +35,7 @@ impl Fp8Cast {
         }
     }
 
-    /// Whether scales are rounded down to powers of two.
+    /// Sets whether scales are rounded down to powers of two.
     #[must_use]
     pub fn with_power_of_two(self, power_of_two: bool) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! What can go wrong, and how to fix it.
 
 use crate::{Fp8Format, Granularity};
 
@@ -47,25 +47,25 @@ pub enum Fp8Error {
         "scaled_matmul needs tensors of rank 2 or more, got rank {rank}; reshape or unsqueeze first"
     )]
     Rank {
-        /// The rank as given.
+        /// The rank that the tensors have.
         rank: usize,
     },
-    /// Data of a tensor of another rank.
+    /// Data whose rank differs from that of the tensor.
     #[error(
         "the data have rank {data}, but the tensor has rank {tensor}; read them as `Fp8Tensor<{data}>`"
     )]
     DataRank {
-        /// Dimensions of the data.
+        /// The rank of the data.
         data: usize,
-        /// Dimensions of the tensor asked for.
+        /// The rank of the tensor that was asked for.
         tensor: usize,
     },
-    /// Scales per column or block of a vector.
+    /// Scales per column or block for a tensor of rank 1.
     #[error(
         "a tensor of rank {rank} has no columns or blocks ({granularity:?}); reshape it to a matrix, or take `Granularity::Row`"
     )]
     NoMatrix {
-        /// What was to share a scale.
+        /// Which elements were to share a scale.
         granularity: Granularity,
         /// The rank of the tensor.
         rank: usize,
@@ -98,17 +98,17 @@ pub enum Fp8Error {
         /// The dtype as asked for.
         dtype: String,
     },
-    /// A dtype that the device has not: bf16 on WebGPU.
+    /// A dtype that the device does not support, such as bf16 on WebGPU.
     #[error("{device} cannot compute in {dtype}; it can in {}", supported.join(", "))]
     UnsupportedDType {
         /// The device, as Burn prints it.
         device: String,
         /// The dtype as asked for.
         dtype: String,
-        /// Those of F32, BF16 and F16 that the device computes in.
+        /// Which of F32, BF16 and F16 the device supports.
         supported: Vec<String>,
     },
-    /// More elements than the kernels of a CubeCL device count.
+    /// More elements than the kernels of a CubeCL device can count.
     #[error(
         "{what}, {shape:?}, has {elements} elements, but the fp8 kernels of the device count up to {most}; split it, such as by \
          rows, and compute the parts one after the other"
@@ -120,7 +120,7 @@ pub enum Fp8Error {
         shape: Vec<usize>,
         /// Its elements.
         elements: usize,
-        /// As many elements always are possible.
+        /// The number of elements up to which this always works.
         most: usize,
     },
     /// Raw codes of the wrong length.
@@ -139,7 +139,7 @@ pub enum Fp8Error {
         /// Shape asked for.
         shape: Vec<usize>,
     },
-    /// A block of a block-scaled tensor that is empty.
+    /// A scaling block without elements.
     #[error("a scaling block of {rows} x {columns} is empty; both sides must be at least 1")]
     EmptyBlock {
         /// Rows of a block.

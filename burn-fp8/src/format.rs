@@ -1,7 +1,8 @@
 //! The two fp8 formats and their exact casts.
 //!
-//! Formats as in Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:2209.05433); casts bit-exact with
-//! ml_dtypes and torch (`float8_e4m3fn`, `float8_e5m2`) for every value in range, saturating as CUDA's `SATFINITE`.
+//! The formats are those of Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:2209.05433). For values in range, casts
+//! equal those of ml_dtypes and torch (`float8_e4m3fn`, `float8_e5m2`) bit for bit. Out of range they saturate, like CUDA's
+//! `SATFINITE`.
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -42,7 +43,7 @@ impl Fp8Format {
     /// Both formats.
     pub const ALL: [Self; 2] = [Self::E4M3, Self::E5M2];
 
-    /// Bits of the mantissa, without the hidden one.
+    /// The number of mantissa bits, without the hidden one.
     pub const fn mantissa_bits(self) -> u32 {
         match self {
             Self::E4M3 => 3,
@@ -74,7 +75,7 @@ impl Fp8Format {
         }
     }
 
-    /// The code this crate writes for NaN (sign aside): 0x7F or 0x7E, as torch and ml_dtypes do.
+    /// The code that this crate writes for NaN (apart from the sign): 0x7F or 0x7E, as in torch and ml_dtypes.
     pub const fn nan_code(self) -> u8 {
         match self {
             Self::E4M3 => 0x7F,
@@ -97,8 +98,8 @@ impl Fp8Format {
         power_of_two(-(self.mantissa_bits() as i32))
     }
 
-    /// The scale that maps `amax` to [`max`](Self::max): `max / amax`, or 1 where `amax` is zero, infinite or NaN, and
-    /// the largest f32 where the quotient overflows (Transformer Engine's rule).
+    /// The scale that maps `amax` to [`max`](Self::max): `max / amax`. It is 1 if `amax` is zero, infinite or NaN, and the
+    /// largest f32 if the quotient overflows (Transformer Engine's rule).
     pub fn scale_for(self, amax: f32) -> f32 {
         if amax.is_finite() && amax > 0.0 {
             (self.max() / amax).min(f32::MAX)
@@ -107,8 +108,8 @@ impl Fp8Format {
         }
     }
 
-    /// [`scale_for`](Self::scale_for), rounded down to a power of two if asked for (Transformer Engine's and torchao's
-    /// rule).
+    /// [`scale_for`](Self::scale_for), rounded down to a power of two if `power_of_two` is true (Transformer Engine's and
+    /// torchao's rule).
     ///
     /// ```
     /// use burn_fp8::Fp8Format;
@@ -118,14 +119,14 @@ impl Fp8Format {
     pub fn rounded_scale_for(self, amax: f32, power_of_two: bool) -> f32 {
         let scale = self.scale_for(amax);
         match power_of_two {
-            // Without its mantissa. Scales are never subnormal.
+            // Clears the mantissa. Scales are never subnormal.
             true => f32::from_bits(scale.to_bits() & !((1 << F32_MANTISSA_BITS) - 1)),
             false => scale,
         }
     }
 
-    /// Cast to fp8: nearest, ties to even; out of range and infinite values saturate to the largest finite one; NaN
-    /// stays NaN; the sign is kept, that of zero too.
+    /// Casts to fp8: to the nearest value, ties to even. Infinities and values out of range saturate to the largest finite value,
+    /// and NaN stays NaN. The sign is kept, also that of zero.
     #[inline]
     pub const fn encode(self, value: f32) -> u8 {
         let shift = F32_MANTISSA_BITS - self.mantissa_bits();
@@ -133,13 +134,14 @@ impl Fp8Format {
         let sign = (bits >> 24) as u8 & 0x80;
         let magnitude = bits & 0x7FFF_FFFF;
 
-        // Below the smallest normal: adding a constant whose last place is the subnormal step rounds in the FPU.
+        // Below the smallest normal: the last place of `anchor` is the step between subnormals, so the FPU's addition rounds to
+        // it.
         let anchor = power_of_two(1 - self.bias() as i32 + shift as i32);
         let subnormal = (f32::from_bits(magnitude) + anchor)
             .to_bits()
             .wrapping_sub(anchor.to_bits());
 
-        // Above: rebias the exponent, add just under half a last place (and the odd bit), cut.
+        // Above: rebias the exponent, add just under half a last place (plus the odd bit), and cut off the rest.
         let odd = (magnitude >> shift) & 1;
         let rebias = (F32_BIAS - self.bias()) << F32_MANTISSA_BITS;
         let normal = magnitude
@@ -166,19 +168,19 @@ impl Fp8Format {
         code as u8 | sign
     }
 
-    /// Cast a bf16 to fp8; see [`encode`](Self::encode). Exact: bf16 is a part of f32.
+    /// Casts a bf16 to fp8; see [`encode`](Self::encode). No rounding happens before that, because f32 holds every bf16 exactly.
     #[inline]
     pub fn encode_bf16(self, value: bf16) -> u8 {
         self.encode(value.to_f32())
     }
 
-    /// Cast an f16 to fp8; see [`encode`](Self::encode). Exact: f16 is a part of f32.
+    /// Casts an f16 to fp8; see [`encode`](Self::encode). No rounding happens before that, because f32 holds every f16 exactly.
     #[inline]
     pub fn encode_f16(self, value: f16) -> u8 {
         self.encode(value.to_f32())
     }
 
-    /// The value of a code. Every value of both formats is exact in f32, bf16 and f16.
+    /// The value of a code. f32, bf16 and f16 hold every value of both formats exactly.
     #[inline]
     pub fn decode(self, code: u8) -> f32 {
         self.values()[code as usize]
@@ -193,7 +195,7 @@ impl Fp8Format {
     }
 }
 
-/// 2^exponent, for exponents of normal f32 values.
+/// 2^exponent, which must be a normal f32.
 const fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((F32_BIAS as i32 + exponent) as u32) << F32_MANTISSA_BITS)
 }

@@ -1,4 +1,4 @@
-//! Tensors with a scale per row, column or block, made of the per-tensor ops and Burn's own.
+//! The ops on tensors with a scale per row, column or block, composed of the per-tensor ops and Burn's own.
 
 use burn::backend::{
     TensorMetadata,
@@ -56,7 +56,7 @@ pub(crate) fn matmul<B: Fp8Ops>(
     let rank = left.num_dims();
     let [rows, inner, columns] = [left[rank - 2], left[rank - 1], right[rank - 1]];
     let one = unit::<B>(&lhs_scale);
-    // Without terms there may be no scales, and there is nothing to scale.
+    // If the inner dimension is 0, there may be no scales, and there is nothing to scale.
     if inner == 0 {
         return B::fp8_matmul(lhs, rhs, one.clone(), one, bias, spec);
     }
@@ -64,7 +64,7 @@ pub(crate) fn matmul<B: Fp8Ops>(
         output: FloatDType::F32,
         ..spec
     };
-    // Products of codes, scaled in f32 afterwards, block of the inner dimension by block.
+    // For each block of the inner dimension: multiply the codes, then scale the partial sum in f32.
     let step = scaled_together([lhs_granularity, rhs_granularity]).unwrap_or(inner);
     let mut sum: Option<FloatTensor<B>> = None;
     for start in (0..inner).step_by(step) {
@@ -103,7 +103,7 @@ pub(crate) fn matmul<B: Fp8Ops>(
     B::float_cast(product, spec.output)
 }
 
-/// Terms of a sum that share their scales, `None` where all of them do.
+/// The number of consecutive terms of a sum that share their scales; `None` if all terms do.
 pub(crate) fn scaled_together([left, right]: [Granularity; 2]) -> Option<usize> {
     match (left.columns(), right.rows()) {
         (Some(left), Some(right)) => Some(gcd(left, right)),
@@ -120,7 +120,7 @@ fn unit<B: Fp8Ops>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_ones(Shape::new([1]), &like.device(), FloatDType::F32)
 }
 
-/// The maximum of every `size` neighbours along `dim`, of all of them for `None`.
+/// The maximum of every `size` neighbors along `dim`; of the whole dimension for `None`.
 fn maxima<B: Fp8Ops>(tensor: FloatTensor<B>, dim: usize, size: Option<usize>) -> FloatTensor<B> {
     let mut shape = tensor.shape();
     let length = shape[dim];
@@ -148,7 +148,7 @@ fn maxima<B: Fp8Ops>(tensor: FloatTensor<B>, dim: usize, size: Option<usize>) ->
     B::float_reshape(B::float_max_dim(grouped, 2), shape)
 }
 
-/// Repeat every scale over the rows and columns that share it. Dimensions of one scale are left to broadcasting.
+/// Repeats every scale over the rows and columns that share it. Dimensions with a single scale are left to broadcasting.
 fn stretch<B: Fp8Ops>(
     scale: FloatTensor<B>,
     granularity: Granularity,
@@ -162,7 +162,7 @@ fn stretch<B: Fp8Ops>(
     }
 }
 
-/// Repeat every element along `dim` `times` times, then cut to `length`.
+/// Repeats every element `times` times along `dim`, then cuts to `length`.
 fn repeat<B: Fp8Ops>(
     tensor: FloatTensor<B>,
     dim: usize,
@@ -181,7 +181,7 @@ fn repeat<B: Fp8Ops>(
     slice::<B>(B::float_reshape(repeated, shape), dim, 0..length)
 }
 
-/// Elements before and after a dimension.
+/// The number of elements before and after a dimension.
 fn around(shape: &Shape, dim: usize) -> [usize; 2] {
     let outer = shape.iter().take(dim).product();
     let inner = shape.iter().skip(dim + 1).product();

@@ -14,7 +14,7 @@ mod granular;
 pub mod kernels;
 mod linear;
 mod operand;
-// Without a backend nobody takes the arguments.
+// Without a backend, the arguments are unused.
 #[cfg_attr(
     not(any(feature = "flex", feature = "cubecl", feature = "remote")),
     allow(unused_variables)

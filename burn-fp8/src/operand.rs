@@ -8,12 +8,13 @@ use burn::tensor::{FloatDType, Shape};
 
 use crate::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 
-/// Codes and scales of a backend: what [`Fp8Tensor`](crate::Fp8Tensor) is below Burn's `Tensor`, for backward passes and
-/// for layers over a backend.
+/// The codes and scales of an fp8 tensor of a backend: what [`Fp8Tensor`](crate::Fp8Tensor) is for Burn's `Tensor`. It is meant
+/// for backward passes and for layers over a backend.
 ///
-/// Tensor cores read both sides of a product along its sum. So the codes are there twice, the second time transposed: a left
-/// side is read from the first, a right side from the second, and neither is copied, whichever of a layer's products it is
-/// in. Where the device has no use for that (see [`Fp8Ops::fp8_quantize_transposed`]) both are one and the same memory.
+/// Tensor cores read both sides of a product along its inner dimension. So the codes are stored twice, the second time
+/// transposed: a left side is read from the first copy, a right side from the second, and no product of a layer has to copy
+/// either. Where the device gains nothing from a second copy (see [`Fp8Ops::fp8_quantize_transposed`]), or there is a scale per
+/// row, column or block, the transpose is a view of the same memory.
 ///
 /// ```
 /// use burn::backend::{Flex, ops::FloatTensorOps};
@@ -31,7 +32,7 @@ pub struct Operand<B: Backend> {
     pub codes: IntTensor<B>,
     /// The transpose of the codes (of the last two dimensions): the right side of a product.
     pub transposed: IntTensor<B>,
-    /// The scales, in f32: `[1]` for one scale, otherwise as [`Fp8Ops::fp8_quantize_blocks`] gives them.
+    /// The scales, in f32: `[1]` for a single scale, otherwise as [`Fp8Ops::fp8_quantize_blocks`] returns them.
     pub scale: FloatTensor<B>,
     /// Which elements share a scale.
     pub granularity: Granularity,
@@ -40,7 +41,7 @@ pub struct Operand<B: Backend> {
 }
 
 impl<B: Backend + Fp8Ops> Operand<B> {
-    /// Cast with scales from the tensor's own amaxes.
+    /// Casts with scales from the tensor's own amaxes.
     pub fn cast(tensor: FloatTensor<B>, cast: Fp8Cast) -> Self {
         let Fp8Cast {
             format,
@@ -62,7 +63,8 @@ impl<B: Backend + Fp8Ops> Operand<B> {
         }
     }
 
-    /// Cast both ways with a scale (`[1]`) that is known already, and return the tensor's amax (`[1]`): one read.
+    /// Casts with a known scale (`[1]`), and returns the tensor's amax (`[1]`). The tensor is read once for the codes, their
+    /// transpose and the amax.
     pub fn cast_with(
         tensor: FloatTensor<B>,
         scale: FloatTensor<B>,
@@ -79,7 +81,7 @@ impl<B: Backend + Fp8Ops> Operand<B> {
         (operand, amax)
     }
 
-    /// Swap the last two dimensions.
+    /// Swaps the last two dimensions.
     #[must_use]
     pub fn transpose(self) -> Self {
         let rank = self.codes.shape().num_dims();
@@ -96,7 +98,7 @@ impl<B: Backend + Fp8Ops> Operand<B> {
         }
     }
 
-    /// With other leading dimensions, rows and columns in the same order. The transpose is a view then.
+    /// Changes the leading dimensions; the order of rows and columns stays. The transpose becomes a view.
     #[must_use]
     pub fn reshape(self, shape: Shape) -> Self {
         let codes = B::int_reshape(self.codes, shape);
@@ -107,7 +109,7 @@ impl<B: Backend + Fp8Ops> Operand<B> {
         }
     }
 
-    /// The matrix product, accumulated in f32, with a bias of as many elements as it has columns.
+    /// The matrix product, summed in f32. A bias has one element for each column of the product.
     pub fn matmul(self, rhs: Self, bias: Bias<B>, output: FloatDType) -> FloatTensor<B> {
         let spec = MatmulSpec::new(self.format, rhs.format, output);
         let columns = swapped::<B>(rhs.transposed.clone());
@@ -122,7 +124,7 @@ impl<B: Backend + Fp8Ops> Operand<B> {
         }
     }
 
-    /// The scales with as many dimensions as the codes have.
+    /// The scales, with as many dimensions as the codes.
     fn block_scale(&self) -> FloatTensor<B> {
         let scale = self.scale.clone();
         match self.granularity {
@@ -135,7 +137,7 @@ impl<B: Backend + Fp8Ops> Operand<B> {
     }
 }
 
-/// With the last two dimensions swapped.
+/// Swaps the last two dimensions.
 fn swapped<B: Backend>(codes: IntTensor<B>) -> IntTensor<B> {
     let rank = codes.shape().num_dims();
     B::int_swap_dims(codes, rank - 2, rank - 1)

@@ -1,8 +1,8 @@
-//! The backend extension: what a backend must do with fp8 codes.
+//! The backend extension: the fp8 ops that a backend provides.
 //!
-//! Codes are `u8` int tensors; scales are f32 float tensors of one element that live on the device, so that no op
-//! waits for the host. A scale multiplies before the cast, and its inverse multiplies after: `value = code / scale`.
-//! The default bodies are made of Burn's standard ops, so that `impl Fp8Ops for MyBackend {}` is enough.
+//! Codes are `u8` int tensors. Scales are f32 float tensors, of one element or of one for each row, column or block. They live on
+//! the device, so that no op waits for the host. A scale multiplies before the cast, and its inverse multiplies after: `value =
+//! code / scale`. The default bodies are composed of Burn's standard ops, so `impl Fp8Ops for MyBackend {}` is enough.
 
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata, backend_extension,
@@ -17,12 +17,12 @@ use crate::{
     recipe::{LinearCasts, ScaleUpdate},
 };
 
-/// The optional bias of [`Fp8Ops::fp8_matmul`], a row added to every row of the product.
+/// The optional bias of [`Fp8Ops::fp8_matmul`], which is added to every row of the product.
 #[derive(Clone, Debug, ExtensionType)]
 pub enum Bias<B: Backend> {
     /// No bias.
     None,
-    /// A bias of as many elements as the product has columns.
+    /// A bias with one element for each column of the product.
     Row(FloatTensor<B>),
 }
 
@@ -45,12 +45,12 @@ pub struct MatmulSpec {
     /// Dtype of the product: F32, BF16 or F16.
     pub output: FloatDType,
     /// Whether the whole sum may stay in the tensor cores' own precision (about 14 bits on Hopper), for speed. Only cuBLASLt
-    /// makes use of it. A layer's forward pass sets it, its backward pass does not, as in Transformer Engine.
+    /// makes use of this. A layer's forward pass allows it and its backward pass does not, as in Transformer Engine.
     pub fast_accumulation: bool,
 }
 
 impl MatmulSpec {
-    /// A product that is summed as precisely as the device can.
+    /// A product whose sums are as precise as the device allows.
     pub fn new(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> Self {
         Self {
             lhs,
@@ -60,7 +60,7 @@ impl MatmulSpec {
         }
     }
 
-    /// Whether the sum may be less precise, for speed.
+    /// Sets whether sums may be less precise, for speed.
     #[must_use]
     pub fn with_fast_accumulation(self, fast_accumulation: bool) -> Self {
         Self {
@@ -70,18 +70,18 @@ impl MatmulSpec {
     }
 }
 
-/// How [`Fp8Ops::fp8_linear`] casts, and where its backward pass leaves the amax of the gradient.
+/// How [`Fp8Ops::fp8_linear`] casts, and where its backward pass stores the amax of the gradient.
 #[derive(Clone, Debug)]
 pub struct LinearSpec {
     /// Format of input and weight.
     pub forward: Fp8Format,
     /// Format of the output's gradient.
     pub gradient: Fp8Format,
-    /// Scale the gradient by its own amax instead of by the scale given.
+    /// Whether the gradient is scaled by its own amax instead of by the given scale.
     pub current_gradient_scale: bool,
-    /// Round that scale down to a power of two.
+    /// Whether the scale from the gradient's own amax is rounded down to a power of two.
     pub power_of_two: bool,
-    /// Receives the amax of the gradient during backward.
+    /// Receives the amax of the gradient in backward.
     pub gradient_amax: GradAmaxSlot,
 }
 
@@ -92,7 +92,7 @@ pub struct BlockLinearSpec {
     pub forward: Fp8Format,
     /// Format of the output's gradient.
     pub gradient: Fp8Format,
-    /// Which elements share a scale.
+    /// Which elements share a scale in each of the three products.
     pub casts: LinearCasts,
     /// Whether scales are rounded down to powers of two.
     pub power_of_two: bool,
@@ -110,7 +110,7 @@ impl BlockLinearSpec {
     }
 }
 
-/// FP8 operations of a backend.
+/// The fp8 ops of a backend.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cubecl"),
@@ -118,13 +118,13 @@ impl BlockLinearSpec {
     Autodiff,
 )]
 pub trait Fp8Ops: Backend {
-    /// The largest absolute value of `input`, an f32 tensor of shape `[1]`; NaN if there is one, 0 for an empty tensor.
+    /// The largest absolute value of `input`, as an f32 tensor of shape `[1]`: NaN if there is a NaN, 0 for an empty tensor.
     fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::amax::<Self>(input)
     }
 
-    /// The scale of each amax (f32, of any shape), of the same shape: `max / amax`, 1 where the amax is zero, infinite or NaN,
-    /// the largest f32 where the quotient overflows; rounded down to a power of two if asked for.
+    /// The scale for each amax (f32, of any shape), in the same shape: `max / amax`, but 1 if the amax is zero, infinite or NaN,
+    /// and the largest f32 if the quotient overflows. With `power_of_two`, scales are rounded down to powers of two.
     fn fp8_scales(
         amax: FloatTensor<Self>,
         format: Fp8Format,
@@ -133,7 +133,7 @@ pub trait Fp8Ops: Backend {
         portable::scales::<Self>(amax, format, power_of_two)
     }
 
-    /// The codes of `input * scale`, and the amax of `input` (of shape `[1]`), from one read of the input.
+    /// The codes of `input * scale` and the amax of `input` (of shape `[1]`), from one read of the input.
     fn fp8_quantize(
         input: FloatTensor<Self>,
         scale: FloatTensor<Self>,
@@ -142,11 +142,11 @@ pub trait Fp8Ops: Backend {
         portable::quantize::<Self>(input, scale, format)
     }
 
-    /// [`fp8_quantize`](Self::fp8_quantize) and the transpose of the codes (of the last two dimensions), laid out as it will
-    /// be read: codes, transposed codes, amax, from one read of the input.
+    /// [`fp8_quantize`](Self::fp8_quantize), and the transpose of the codes (of the last two dimensions) in the layout in which
+    /// products read it. Returns codes, transposed codes and amax, from one read of the input.
     ///
-    /// A backend whose products read codes as fast in any order gives the codes themselves, transposed by their strides: Flex
-    /// does, and CubeCL on devices where products run neither on fp8 tensor cores nor by cuBLASLt.
+    /// A backend whose products read codes equally fast in any order returns the same codes with swapped strides as the
+    /// transpose. Flex does so, and CubeCL on devices where products run neither on fp8 tensor cores nor by cuBLASLt.
     fn fp8_quantize_transposed(
         input: FloatTensor<Self>,
         scale: FloatTensor<Self>,
@@ -158,7 +158,7 @@ pub trait Fp8Ops: Backend {
         (codes, transposed, amax)
     }
 
-    /// The values of `codes`, divided by `scale`.
+    /// The values of `codes` divided by `scale`.
     fn fp8_dequantize(
         codes: IntTensor<Self>,
         scale: FloatTensor<Self>,
@@ -168,8 +168,8 @@ pub trait Fp8Ops: Backend {
         portable::dequantize::<Self>(codes, scale, format, dtype)
     }
 
-    /// The matrix product of two code tensors of equal rank, batch dimensions broadcast, accumulated in f32, divided by
-    /// both scales, plus the bias.
+    /// The matrix product of two code tensors of equal rank, with batch dimensions broadcast: summed in f32, divided by both
+    /// scales, plus the bias.
     fn fp8_matmul(
         lhs: IntTensor<Self>,
         rhs: IntTensor<Self>,
@@ -181,7 +181,7 @@ pub trait Fp8Ops: Backend {
         portable::matmul::<Self>(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
     }
 
-    /// [`fp8_matmul`](Self::fp8_matmul) and the amax of the product as it is returned (of shape `[1]`).
+    /// [`fp8_matmul`](Self::fp8_matmul), and the amax of the returned product (of shape `[1]`).
     fn fp8_matmul_amax(
         lhs: IntTensor<Self>,
         rhs: IntTensor<Self>,
@@ -195,8 +195,8 @@ pub trait Fp8Ops: Backend {
         (product, amax)
     }
 
-    /// One step of delayed scaling: takes `amax` (`[1]`) into `history` (`[length]`) and returns the new history and
-    /// the new scale (`[1]`). See [`ScaleUpdate`].
+    /// One step of delayed scaling: puts `amax` (`[1]`) into `history` (`[length]`) and returns the new history and the new scale
+    /// (`[1]`). See [`ScaleUpdate`].
     fn fp8_update_scale(
         history: FloatTensor<Self>,
         scale: FloatTensor<Self>,
@@ -206,8 +206,8 @@ pub trait Fp8Ops: Backend {
         portable::update_scale::<Self>(history, scale, amax, update)
     }
 
-    /// Quantize with a scale per row, column or block, each from its own amax: the codes and the scales (f32, the last two
-    /// dimensions counted in rows, columns or blocks).
+    /// Quantizes with a scale for each row, column or block, from its own amax. Returns the codes and the scales (f32; the last
+    /// two dimensions are numbers of rows, columns or blocks).
     fn fp8_quantize_blocks(
         input: FloatTensor<Self>,
         cast: Fp8Cast,
@@ -226,8 +226,8 @@ pub trait Fp8Ops: Backend {
         granular::dequantize::<Self>(codes, scale, granularity, format, dtype)
     }
 
-    /// [`fp8_matmul`](Self::fp8_matmul) of operands with scales of any granularity. Scales that change along the inner
-    /// dimension are applied to the partial sum of each of their blocks, which are added in f32.
+    /// [`fp8_matmul`](Self::fp8_matmul) for operands with scales of any granularity. Scales that change along the inner dimension
+    /// are applied to the partial sum of each block, and the results are added in f32.
     fn fp8_matmul_blocks(
         lhs: IntTensor<Self>,
         rhs: IntTensor<Self>,
@@ -241,9 +241,9 @@ pub trait Fp8Ops: Backend {
         granular::matmul::<Self>((lhs, lhs_scale, left), (rhs, rhs_scale, right), bias, spec)
     }
 
-    /// `input` (`[rows, d_input]`) times a weight (`[d_input, d_output]`), the first cast with its scale, the second cast
-    /// already, with one scale; also the amax of the input. Under autodiff the gradient is cast too, and both its products run
-    /// in fp8; `weight` itself is what receives the second.
+    /// The product of `input` (`[rows, d_input]`), which is cast with `input_scale`, and a weight (`[d_input, d_output]`), which
+    /// comes already cast, with one scale; and the amax of `input`. Under autodiff, backward casts the gradient too, and runs
+    /// both of its products in fp8. `weight` itself is only there to receive its gradient.
     fn fp8_linear(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -263,9 +263,9 @@ pub trait Fp8Ops: Backend {
         (product, amax)
     }
 
-    /// [`fp8_linear`](Self::fp8_linear) with a scale per row, column or block of every operand, from its own amax. The weight is
-    /// cast already, as the output's product reads it and as the input's gradient does (which is not looked at where the input
-    /// has none).
+    /// [`fp8_linear`](Self::fp8_linear) with a scale for each row, column or block of every operand, from its own amax. The
+    /// weight comes already cast, once for the product of the output and once for that of the input's gradient. (The second is
+    /// ignored if the input has no gradient.)
     fn fp8_linear_blocks(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -280,8 +280,8 @@ pub trait Fp8Ops: Backend {
         Operand::<Self>::cast(input, cast).matmul(output_weight, bias, output)
     }
 
-    /// The amax that a backward pass left in `slot`, or 0 (of shape `[1]`, on the device of `like`) if none did;
-    /// with `take` the slot is emptied.
+    /// The amax that a backward pass left in `slot`, or 0 if none did (of shape `[1]`, on the device of `like`). With `take`, the
+    /// slot is emptied.
     fn fp8_gradient_amax(
         like: FloatTensor<Self>,
         slot: GradAmaxSlot,
@@ -292,7 +292,7 @@ pub trait Fp8Ops: Backend {
     }
 }
 
-/// The dtype of a product whose left side was `input`.
+/// The dtype of a product whose left side was cast from `input`.
 pub(crate) fn output_dtype(input: &impl TensorMetadata) -> FloatDType {
     input.dtype().into()
 }

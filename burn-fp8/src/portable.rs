@@ -1,6 +1,6 @@
-//! Every fp8 op in terms of Burn's standard ops: bit-exact too, slower, and good on any backend.
+//! Every fp8 op composed of Burn's standard ops: also bit-exact, slower, and usable on any backend.
 //!
-//! It serves the backends that have no kernels of their own, such as the layers that wrap a backend.
+//! This is for backends that have no kernels of their own, such as layers around another backend.
 
 use burn::backend::{
     Backend, Scalar, TensorMetadata, get_or_init_device_settings,
@@ -24,7 +24,7 @@ fn at_least<B: Backend>(tensor: &FloatTensor<B>, bound: f32) -> FloatTensor<B> {
 }
 
 fn is_nan<B: Backend>(tensor: &FloatTensor<B>) -> BoolTensor<B> {
-    // Not `float_is_nan`: a comparison is the one thing every backend agrees on.
+    // `float_is_nan` is not used, because only comparisons work alike on every backend.
     B::float_not_equal(tensor.clone(), tensor.clone(), bool_dtype::<B>(tensor))
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn amax<B: Backend>(input: FloatTensor<B>) -> FloatTensor<B> {
     nan_max::<B>(magnitude)
 }
 
-/// The maximum of non-negative numbers, NaN if one of them is.
+/// The maximum of non-negative numbers; NaN if one of them is NaN.
 pub(crate) fn nan_max<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let mask = is_nan::<B>(&tensor);
     let dtype = bool_dtype::<B>(&tensor);
@@ -71,7 +71,7 @@ pub(crate) fn scales<B: Backend>(
     }
 }
 
-/// The largest power of two that is not above each of some normal positive numbers, by halving the way to it.
+/// For each of some normal positive numbers, the largest power of two that does not exceed it, by binary search.
 fn floor_power_of_two<B: Backend>(value: FloatTensor<B>) -> FloatTensor<B> {
     let dtype = bool_dtype::<B>(&value);
     let mut power = B::float_ones(value.shape(), &value.device(), FloatDType::F32);
@@ -118,13 +118,13 @@ pub(crate) fn quantize_transposed<B: Backend>(
     (codes, transposed, amax)
 }
 
-/// Cast by arithmetic alone: find each element's binade by halving, round in units of its last place.
+/// Casts by arithmetic alone: finds each element's binade by binary search, and rounds in units of its last place.
 fn encode<B: Backend>(value: FloatTensor<B>, format: Fp8Format) -> IntTensor<B> {
     let dtype = bool_dtype::<B>(&value);
     let nan = is_nan::<B>(&value);
     let value = B::float_mask_fill(value, nan.clone(), 0f32.into());
 
-    // 1 / -0 is -inf: the one comparison that sees the sign of zero.
+    // 1 / -0 is -inf: this is the only comparison that sees the sign of zero.
     let negative = B::float_lower_elem(value.clone(), 0f32.into(), dtype);
     let negative_zero = B::float_lower_elem(B::float_recip(value.clone()), 0f32.into(), dtype);
     let sign = B::bool_into_float(B::bool_or(negative, negative_zero), FloatDType::F32);
@@ -145,7 +145,7 @@ fn encode<B: Backend>(value: FloatTensor<B>, format: Fp8Format) -> IntTensor<B> 
         binades = B::float_add(binades, B::float_mul_scalar(above, (shift as f32).into()));
     }
     let rounded = round_ties_even::<B>(steps);
-    // A binade holds as many codes as the subnormals do, and a carry leads into the next one by itself.
+    // Each binade has as many codes as the subnormals, and a carry leads into the next binade by itself.
     let per_binade = (1u32 << format.mantissa_bits()) as f32;
     let code = B::float_add(B::float_mul_scalar(binades, per_binade.into()), rounded);
     let code = B::float_mask_fill(code, nan, (format.nan_code() as f32).into());
@@ -153,8 +153,8 @@ fn encode<B: Backend>(value: FloatTensor<B>, format: Fp8Format) -> IntTensor<B> 
     B::int_cast(B::float_into_int(code, IntDType::I32), IntDType::U8)
 }
 
-/// Round numbers in `0..2^22` to the nearest integer, ties to even. `float_round` is left aside: not every backend
-/// rounds ties to even.
+/// Rounds numbers in `0..2^22` to the nearest integer, ties to even. `float_round` is not used, because not every backend rounds
+/// ties to even.
 fn round_ties_even<B: Backend>(value: FloatTensor<B>) -> FloatTensor<B> {
     let floor = B::float_floor(value.clone());
     let fraction = B::float_sub(value, floor.clone());
@@ -165,7 +165,7 @@ fn round_ties_even<B: Backend>(value: FloatTensor<B>) -> FloatTensor<B> {
     );
     let at_half = at_least::<B>(&fraction, 0.5);
     let above_half = at_least::<B>(&fraction, 0.5f32.next_up());
-    // Up above one half, and at one half if the integer below is odd.
+    // Round up above one half, and at one half if the integer below is odd.
     let tie_up = B::float_mul(B::float_sub(at_half, above_half.clone()), odd);
     B::float_add(floor, B::float_add(above_half, tie_up))
 }
@@ -182,7 +182,7 @@ pub(crate) fn dequantize<B: Backend>(
     B::float_cast(B::float_mul(values, inverse), dtype)
 }
 
-/// The values of codes: a table of 256, looked up.
+/// The values of codes, looked up in a table of 256.
 fn decode<B: Backend>(codes: IntTensor<B>, format: Fp8Format) -> FloatTensor<B> {
     let (shape, device) = (codes.shape(), codes.device());
     if shape.num_elements() == 0 {
@@ -243,7 +243,7 @@ pub(crate) fn update_scale<B: Backend>(
     let dtype = bool_dtype::<B>(&history);
     let device = history.device();
 
-    // Slot 0 is where the current amax is staged. The others are older, oldest first.
+    // Slot 0 is where the current amax is staged. The other slots hold earlier amaxes, oldest first.
     let tail = |start: usize| {
         (start < length).then(|| B::float_slice(history.clone(), &[Slice::from(start..length)]))
     };
@@ -283,7 +283,7 @@ pub(crate) fn update_scale<B: Backend>(
     let usable = B::bool_and(positive, finite);
     let new = B::float_mask_where(scale.clone(), usable, new);
 
-    // An amax of exactly 0 says that the tensor was not used: nothing moves.
+    // An amax of exactly 0 means that the tensor was not used: history and scale stay.
     let idle = B::float_equal_elem(amax, Scalar::from(0f32), dtype);
     let scale = B::float_mask_where(new, idle.clone(), scale);
     let idle = B::bool_expand(idle, Shape::new([length]));

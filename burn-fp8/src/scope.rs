@@ -1,24 +1,24 @@
-//! Scopes: what the fp8 layers of a model do for a while.
+//! Scopes, which change what the fp8 layers of a model do for a while.
 
 use core::cell::Cell;
 
 use crate::{Fp8Error, recipe::Fp8Recipe};
 
-/// Which part of a step a forward pass is, if gradients of several passes are accumulated before the weights change.
+/// Which pass of a step a forward pass is, if the gradients of several passes are accumulated before the weights change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Microbatch {
-    /// All of it: weights are cast in every pass.
+    /// The only pass: every pass casts the weights.
     #[default]
     Only,
-    /// The first: weights are cast, and the codes kept.
+    /// The first pass: the weights are cast, and the codes are kept.
     First,
-    /// A later one: weights are not cast again, and their amax histories stay, as long as recipe and parameter are the same, and
-    /// no optimizer step, record or move to another device came in between. A value that was put into the same parameter by
-    /// hand (`Param::map`) is not seen: make that pass the first.
+    /// A later pass: the weights are not cast again, and their amax histories stay as they are. This holds as long as recipe and
+    /// parameter are the same, and no optimizer step, record or move to another device came in between. A value that was put into
+    /// the same parameter by hand (`Param::map`) goes unnoticed: make that pass the first.
     Later,
 }
 
-/// What the fp8 layers do that run inside [`run`](Self::run), on its thread.
+/// What fp8 layers do while they run inside [`run`](Self::run), on the same thread.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -52,19 +52,19 @@ impl Fp8Scope {
         recipe: None,
     };
 
-    /// The scope that this thread is in: outside of any, fp8 is on, every pass is [`Microbatch::Only`], and every layer
-    /// has the recipe that it was made with.
+    /// The current scope of this thread. Outside of any scope, fp8 is on, every pass is [`Microbatch::Only`], and every layer
+    /// uses the recipe that it was made with.
     pub fn current() -> Self {
         CURRENT.get()
     }
 
-    /// Whether layers run in fp8, or in high precision as Burn's own do.
+    /// Sets whether layers run in fp8. Otherwise they run in high precision, as Burn's own layers do.
     #[must_use]
     pub fn with_enabled(self, enabled: bool) -> Self {
         Self { enabled, ..self }
     }
 
-    /// Whether layers that run in high precision gather amaxes all the same, and set their scales by them.
+    /// Sets whether layers that run in high precision still gather amaxes and set their scales from them.
     #[must_use]
     pub fn with_calibration(self, calibrating: bool) -> Self {
         Self {
@@ -73,17 +73,18 @@ impl Fp8Scope {
         }
     }
 
-    /// Which part of a step the passes are.
+    /// Sets which pass of a step the passes are.
     #[must_use]
     pub fn with_microbatch(self, microbatch: Microbatch) -> Self {
         Self { microbatch, ..self }
     }
 
-    /// The recipe of all layers, whatever they were made with; `None` gives each its own back.
+    /// Sets the recipe of all layers, whatever they were made with. With `None`, each layer uses its own again.
     ///
-    /// As in Transformer Engine, a layer that runs with [`DelayedScaling`](crate::recipe::DelayedScaling) for the first time starts with a
-    /// scale of 1 and an empty history. From then on the history is part of the layer and its record (to load such a record, give the layer
-    /// that recipe). If the length changes, the newest amaxes stay. Under other recipes the history is kept, and continued afterwards.
+    /// As in Transformer Engine, a layer that runs with [`DelayedScaling`](crate::recipe::DelayedScaling) for the first time
+    /// starts with a scale of 1 and an empty history. From then on the history is part of the layer and its record. (To load such
+    /// a record, give the layer that recipe.) If the length changes, the newest amaxes stay. Under other recipes the history is
+    /// kept, and continued afterwards.
     ///
     /// # Errors
     /// See [`Fp8Recipe::validate`].
@@ -105,12 +106,12 @@ impl Fp8Scope {
         Ok(Self { recipe, ..self })
     }
 
-    /// The recipe of all layers; `None` where each has its own.
+    /// The recipe of all layers; `None` if each uses its own.
     pub fn recipe(self) -> Option<Fp8Recipe> {
         self.recipe
     }
 
-    /// Run `scope` in this scope. The one before is back afterwards, even after a panic.
+    /// Runs `scope` in this scope. The previous scope is restored afterwards, even after a panic.
     pub fn run<R>(self, scope: impl FnOnce() -> R) -> R {
         struct Restore(Fp8Scope);
         impl Drop for Restore {
@@ -135,13 +136,13 @@ impl Fp8Scope {
     }
 }
 
-/// Run `scope` with fp8 on or off, by a recipe or, with `None`, by the one that each layer was made with (see
-/// [`Fp8Scope::with_recipe`]). Scopes nest; the innermost decides.
+/// Runs `scope` with fp8 on or off, and with a recipe for all layers; with `None`, each layer uses the recipe that it was made
+/// with (see [`Fp8Scope::with_recipe`]). Scopes nest; the innermost decides.
 ///
-/// Transformer Engine's `autocast(enabled, recipe)`.
+/// This is Transformer Engine's `autocast(enabled, recipe)`.
 ///
 /// # Panics
-/// For a recipe that [`Fp8Recipe::validate`] refuses.
+/// If [`Fp8Recipe::validate`] refuses the recipe.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -170,10 +171,11 @@ pub fn fp8_autocast<R>(
         .run(scope)
 }
 
-/// Run `scope` in high precision while the layers with delayed scaling gather the amaxes of inputs and weights: a model
-/// trained without fp8 has good scales afterwards.
+/// Runs `scope` in high precision while the layers with delayed scaling gather the amaxes of inputs and weights. Afterwards, a
+/// model that was trained without fp8 has good scales.
 ///
-/// Calibrate the model that is used afterwards: what `valid()` returns is a copy, whose scales go with it.
+/// Calibrate the model that you will use: `valid()` returns a copy, and scales that are set in the copy do not reach the
+/// original.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

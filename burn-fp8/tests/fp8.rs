@@ -1,4 +1,4 @@
-//! Every test of the crate in one binary.
+//! All tests of the crate, in one binary.
 
 #[cfg(feature = "cpu")]
 mod ptx;

@@ -1,4 +1,4 @@
-//! Fusion: the ops wait in its stream as custom operations, whether the backend below is CubeCL's or a remote one.
+//! Fusion: the ops wait in its stream as custom operations, over CubeCL's backend or a remote one.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::FloatDType;

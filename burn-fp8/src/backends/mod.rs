@@ -1,4 +1,4 @@
-//! One shim a backend.
+//! The implementations of `Fp8Ops`, one file per backend.
 
 mod autodiff;
 #[cfg(feature = "cubecl")]

@@ -1,4 +1,4 @@
-//! Remote devices: the ops travel by name, and the served backend runs them.
+//! Remote devices: the ops are sent by name, and the served backend runs them.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::FloatDType;
@@ -14,21 +14,21 @@ use crate::{
     recipe::ScaleUpdate,
 };
 
-/// The fp8 ops by name, run by the kernels of `B`: for `Layers::custom_ops` of burn-layer, which lets a layered device over
-/// `B` run them.
+/// The fp8 ops by name, run by the kernels of `B`. Give them to `Layers::custom_ops` of burn-layer, so that a layered device over
+/// `B` can run them.
 pub fn custom_ops<B: BackendIr + Fp8Ops>() -> Vec<(&'static str, CustomOpHandler<B>)> {
     handlers::<B, Native>()
 }
 
-/// Register the fp8 ops, run by the kernels of `B`, for a server of `B` or an interpreter of its graphs.
+/// Registers the fp8 ops, run by the kernels of `B`, for a server of `B` or an interpreter of its graphs.
 ///
 /// Give the registry to `BackendServer::with_custom_ops`.
 pub fn register_fp8_ops<B: BackendIr + Fp8Ops>(registry: &mut CustomOpRegistry<B>) {
     register(registry, handlers::<B, Native>());
 }
 
-/// Register the fp8 ops for any backend, made of Burn's standard ops: bit-exact too, but slower. It is meant for
-/// backends that wrap another and have no kernels of their own.
+/// Registers the fp8 ops for any backend, composed of Burn's standard ops: also bit-exact, but slower. This is meant for backends
+/// that wrap another and have no kernels of their own.
 pub fn register_portable_fp8_ops<B: BackendIr>(registry: &mut CustomOpRegistry<B>) {
     register(registry, handlers::<B, Portable>());
 }

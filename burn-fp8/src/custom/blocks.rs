@@ -1,5 +1,5 @@
-//! The ops with many scales a tensor, for fusion over a backend with kernels of its own. To a remote backend they travel as
-//! the ops that they are made of.
+//! The ops with several scales per tensor, for fusion over a backend with kernels of its own. A remote backend gets the ops that
+//! they are composed of instead.
 
 use burn::tensor::{DType, FloatDType};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorId, TensorIr};
@@ -65,7 +65,7 @@ pub(crate) fn matmul_blocks(
     CustomOpIr::with_scalars(MATMUL, &inputs, &[output], scalars)
 }
 
-/// Run an op that one of these functions described; `false` for any other.
+/// Runs an op that one of these functions described. Returns `false` for any other op.
 pub(super) fn execute<B: BackendIr + Fp8Ops>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
@@ -122,7 +122,7 @@ pub(super) fn execute<B: BackendIr + Fp8Ops>(
     true
 }
 
-/// The methods of [`Fp8Ops`] with many scales a tensor, as [`lazy_ops`](super::lazy_ops) makes the others.
+/// The methods of [`Fp8Ops`] with several scales per tensor. [`lazy_ops`](super::lazy_ops) defines the others.
 macro_rules! lazy_block_ops {
     ($submit:expr) => {
         fn fp8_quantize_blocks(

@@ -1,4 +1,4 @@
-//! How the ops are described.
+//! Descriptions of the ops.
 
 use burn::tensor::{DType, FloatDType, Shape};
 use burn_ir::{CustomOpIr, ScalarIr, TensorId, TensorIr};
@@ -72,7 +72,7 @@ pub(crate) fn dequantize(
     )
 }
 
-/// The product, and its amax if asked for.
+/// The product, and its amax if `amax` is true.
 pub(crate) fn matmul(
     [lhs, rhs]: [TensorIr; 2],
     scales: [TensorIr; 2],

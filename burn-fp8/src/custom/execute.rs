@@ -1,4 +1,4 @@
-//! How a described op runs.
+//! Runs described ops.
 
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr};
 
@@ -13,10 +13,10 @@ use crate::{
     recipe::{AmaxCompute, ScaleUpdate},
 };
 
-/// Run a described op with the backend's own kernels.
+/// Runs a described op with the backend's own kernels.
 ///
 /// # Panics
-/// For a description that none of the functions above made.
+/// If no function of this version of the crate made the description.
 pub(crate) fn execute<B: BackendIr + Fp8Ops>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
@@ -26,7 +26,7 @@ pub(crate) fn execute<B: BackendIr + Fp8Ops>(
     }
 }
 
-/// Run a described op with the kernels `K`. See [`execute`].
+/// Runs a described op with the kernels `K`. See [`execute`].
 pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,

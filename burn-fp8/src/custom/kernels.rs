@@ -1,4 +1,4 @@
-//! Where the kernels come from.
+//! The kernels that run described ops.
 
 use burn::backend::{
     Backend,
@@ -8,10 +8,10 @@ use burn::tensor::FloatDType;
 
 use crate::{Bias, Fp8Format, Fp8Ops, MatmulSpec, recipe::ScaleUpdate};
 
-/// Makes the trait [`Kernels`] and its implementations of one list of functions.
+/// Defines the trait [`Kernels`] and its implementations from one list of functions.
 macro_rules! kernels {
     ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty = $native:ident, $portable:path;)*) => {
-        /// The ops of a backend, by whatever kernels.
+        /// The ops of a backend, by any kernels.
         pub(crate) trait Kernels<B: Backend> {
             $(fn $name($($arg: $type),*) -> $ret;)*
         }

@@ -1,7 +1,7 @@
-//! The ops of a backend that submits descriptions.
+//! The ops of a backend that submits descriptions of ops.
 
-/// The methods of [`Fp8Ops`](crate::Fp8Ops) for a backend whose float and int tensors have a `client` and `into_ir`.
-/// `$submit` takes the client and a description, and gives the outputs.
+/// The methods of [`Fp8Ops`](crate::Fp8Ops) for a backend whose float and int tensors have a `client` and `into_ir`. `$submit`
+/// takes the client and a description, and returns the outputs.
 macro_rules! lazy_ops {
     ($submit:expr) => {
         fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -1,5 +1,5 @@
-//! The ops as custom operations, for lazy backends (fusion) and remote ones: how they are described, and how the
-//! backend at the end of the road runs them.
+//! The ops as custom operations, for lazy backends (fusion) and remote ones: how they are described, and how the backend that
+//! finally gets them runs them.
 
 mod blocks;
 mod describe;
@@ -30,7 +30,7 @@ const MATMUL: &str = "fp8::matmul";
 const MATMUL_AMAX: &str = "fp8::matmul_amax";
 const UPDATE_SCALE: &str = "fp8::update_scale";
 
-/// The names of all ops.
+/// The names of the ops that remote devices send.
 #[cfg(feature = "remote")]
 pub(crate) const ALL: [&str; 8] = [
     AMAX,

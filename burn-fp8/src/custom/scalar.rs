@@ -1,4 +1,4 @@
-//! Formats, dtypes and products as scalars of a description.
+//! Formats, dtypes and product specs as scalars of a description.
 
 use burn::tensor::FloatDType;
 use burn_ir::ScalarIr;
@@ -53,7 +53,7 @@ pub(super) fn spec_of([lhs, rhs, output, fast]: [&ScalarIr; 4]) -> MatmulSpec {
     MatmulSpec::new(format_of(lhs), format_of(rhs), dtype_of(output)).with_fast_accumulation(*fast)
 }
 
-/// The rows and the columns that share a scale, 0 where all of them do.
+/// The numbers of rows and of columns that share a scale, or 0 if all do.
 pub(super) fn granularity_ir(granularity: Granularity) -> [ScalarIr; 2] {
     granularity.sides().map(ScalarIr::UInt)
 }

@@ -52,7 +52,7 @@ pub(crate) fn dequantize(
     Flex::float_cast(values, dtype)
 }
 
-/// The values of codes by a table, in f32. The layout stays: a transposed tensor is looked up as it lies in memory.
+/// Looks up the values of codes in a table, in f32. The layout stays: a transposed tensor is looked up in memory order.
 pub(crate) fn decode(codes: &FlexTensor, table: &[f32; 256]) -> FlexTensor {
     let storage = codes.storage::<u8>();
     let mut values = vec![0f32; storage.len()];
@@ -125,7 +125,7 @@ pub(super) fn max_bits<T: ToF32>(values: &[T]) -> u32 {
         .unwrap_or(0)
 }
 
-/// Non-negative floats are ordered as their bits are, and NaN comes above infinity.
+/// The bits of the magnitude. They are ordered like the magnitudes, with NaN above infinity.
 fn magnitude_bits(value: f32) -> u32 {
     value.to_bits() & 0x7FFF_FFFF
 }

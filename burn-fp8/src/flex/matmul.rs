@@ -1,4 +1,4 @@
-//! The scaled matrix product: codes looked up, Flex's own f32 product, scales and bias in one pass.
+//! The scaled matrix product: looks up the codes, multiplies by Flex's own f32 product, and applies scales and bias in one pass.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{FloatDType, Shape};
@@ -55,7 +55,7 @@ pub(crate) fn matmul_amax(
         })
         .max();
     let amax = tensor_f32(vec![f32::from_bits(max.unwrap_or(0))], Shape::new([1]));
-    // Rounding keeps the order, so the amax is rounded as its element is.
+    // Rounding preserves the order, so the rounded amax is the amax of the rounded product.
     let rounded = Flex::float_cast(amax, spec.output);
     (
         Flex::float_cast(product, spec.output),

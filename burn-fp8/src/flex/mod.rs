@@ -1,4 +1,4 @@
-//! The ops on Flex: one pass over memory each, on all cores.
+//! The ops on Flex. Each is one pass over memory, on all cores.
 
 mod cast;
 mod matmul;
@@ -11,7 +11,7 @@ use burn_std::{Bytes, DType, Shape};
 
 use crate::{Fp8Format, recipe::ScaleUpdate};
 
-/// Elements that are worth a task of their own.
+/// The number of elements that is worth a task of its own.
 const CHUNK: usize = 1 << 14;
 
 /// See [`Fp8Ops::fp8_scales`](crate::Fp8Ops::fp8_scales).

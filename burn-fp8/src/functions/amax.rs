@@ -3,7 +3,7 @@ use burn::tensor::Tensor;
 
 use crate::Fp8Ops;
 
-/// The largest absolute value of a tensor, in f32 and of shape `[1]`: NaN if there is a NaN, 0 for an empty tensor.
+/// The largest absolute value of a tensor, as an f32 tensor of shape `[1]`: NaN if there is a NaN, 0 for an empty tensor.
 ///
 /// Not differentiable: the result carries no gradient.
 ///

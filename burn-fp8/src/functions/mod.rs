@@ -1,4 +1,4 @@
-//! Functions on whole tensors, each on the device and without waiting for it.
+//! Functions on whole tensors. They run on the device, and do not wait for it.
 
 mod amax;
 mod scaled_matmul;
@@ -11,7 +11,8 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::{Fp8Error, Fp8Format, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec, recipe::ScaleUpdate};
 
-/// Refuses a dtype that a device of this process has not. Served devices are not asked: that would wait for them.
+/// Refuses a dtype that a CubeCL device of this process does not support. Remote devices are not asked, because that would wait
+/// for them.
 pub(crate) fn check_dtype(device: &Device, dtype: FloatDType) -> Result<(), Fp8Error> {
     #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     if let burn_dispatch::DispatchDevice::Cube(_) = device.as_dispatch()
@@ -29,7 +30,7 @@ pub(crate) fn check_dtype(device: &Device, dtype: FloatDType) -> Result<(), Fp8E
     Ok(())
 }
 
-/// Refuses a product that is too large for the kernels of a device of this process.
+/// Refuses a product that is too large for the kernels of a CubeCL device of this process.
 pub(crate) fn check_product<const D: usize>(
     lhs: &Fp8Tensor<D>,
     rhs: &Fp8Tensor<D>,
@@ -45,7 +46,7 @@ pub(crate) fn check_product<const D: usize>(
     Ok(())
 }
 
-/// Refuses a cast that is too large for the kernels of a device of this process.
+/// Refuses a cast that is too large for the kernels of a CubeCL device of this process.
 pub(crate) fn check_cast<const D: usize>(
     tensor: &Tensor<D>,
     granularity: Granularity,
@@ -59,7 +60,8 @@ pub(crate) fn check_cast<const D: usize>(
     Ok(())
 }
 
-/// Refuses what is not one f32: kernels would read other bits as one. Both are known without waiting for the device.
+/// Refuses anything but a single f32, because kernels would read other bits as f32. Length and dtype are known without waiting
+/// for the device.
 #[track_caller]
 pub(crate) fn assert_scalar(caller: &str, name: &str, tensor: &Tensor<1>) {
     let ([length], dtype) = (tensor.dims(), tensor.dtype());
@@ -69,7 +71,7 @@ pub(crate) fn assert_scalar(caller: &str, name: &str, tensor: &Tensor<1>) {
     );
 }
 
-/// The scales of amaxes.
+/// The scale for each amax.
 pub(crate) fn scales(amax: Tensor<1>, format: Fp8Format, power_of_two: bool) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fp8_scales(
         amax.into_dispatch(),

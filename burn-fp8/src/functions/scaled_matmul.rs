@@ -4,20 +4,20 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use super::{amax, check_dtype, check_product};
 use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec};
 
-/// The matrix product of two fp8 tensors: `lhs * rhs + bias` of their values, accumulated in f32.
+/// The matrix product of two fp8 tensors: `lhs * rhs + bias` of their values, with sums in f32.
 ///
 /// # Shapes
-/// - `lhs`: `[..., m, k]`, `rhs`: `[..., k, n]`, batch dimensions equal or 1 (broadcast), any sizes
+/// - `lhs`: `[..., m, k]`, `rhs`: `[..., k, n]`, of any sizes; batch dimensions are equal, or 1 (broadcast)
 /// - `bias`: `[n]`
 /// - output: `[..., m, n]` in `dtype` (F32, BF16 or F16)
 ///
-/// All four pairs of formats work. Operands scaled as a whole, rows of `lhs` and columns of `rhs` are scaled after the
-/// sum; scales that change along `k` are applied to the partial sums of each of their blocks, which are added in f32
-/// (as DeepSeek-V3 does, arXiv:2412.19437).
+/// All four pairs of formats work. Scales of a whole tensor, of a row of `lhs` or of a column of `rhs` are applied after the sum.
+/// Scales that change along `k` are applied to the partial sum of each block, and the results are added in f32 (as in
+/// DeepSeek-V3, arXiv:2412.19437).
 ///
 /// # Errors
-/// [`Fp8Error`] where shapes, bias or dtype do not fit, the device does not compute in the dtype (bf16 on WebGPU), or, on CubeCL's
-/// devices, the product or a side of it has more elements than any routine counts ([`Fp8Error::TooLarge`]).
+/// [`Fp8Error`] if shapes, bias or dtype do not fit, if the device does not support the dtype (bf16 on WebGPU), or, on CubeCL's
+/// devices, if the product or one side of it has more elements than any routine can count ([`Fp8Error::TooLarge`]).
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};
@@ -56,10 +56,11 @@ pub fn scaled_matmul<const D: usize>(
     ))
 }
 
-/// [`scaled_matmul`] and the amax of the product as it is returned (f32, of shape `[1]`): what casts it next has its scale.
-/// Between operands with one scale each, Flex and CubeCL find it before they store the output, by every routine but cuBLASLt. The
-/// output of cuBLASLt, of operands with scales per row, column or block, and of a backend without kernels of its own is read once
-/// more for it.
+/// [`scaled_matmul`], and the amax of the returned product (f32, of shape `[1]`), which gives the scale for casting the product.
+///
+/// If both operands have one scale each, Flex and CubeCL find the amax before they store the output, by every routine but
+/// cuBLASLt. The output is read once more for the amax after cuBLASLt, with scales per row, column or block, and on a backend
+/// without kernels of its own.
 ///
 /// # Errors
 /// As [`scaled_matmul`].
@@ -96,7 +97,7 @@ pub fn scaled_matmul_with_amax<const D: usize>(
     Ok((Tensor::from_dispatch(output), amax))
 }
 
-/// The arguments of a product, checked.
+/// The arguments of a product, after all checks.
 struct Product<const D: usize> {
     codes: [Tensor<D, Int>; 2],
     scales: [Tensor<D>; 2],

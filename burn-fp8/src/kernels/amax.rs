@@ -12,7 +12,7 @@ pub(crate) fn amax(input: CubeTensor) -> CubeTensor {
     output
 }
 
-/// `amax = max(amax, |input|)`, of one f32.
+/// `amax = max(amax, |input|)`, where `amax` is a single f32.
 pub(in crate::kernels) fn raise_to(input: CubeTensor, amax: &CubeTensor) {
     let length = input.shape().num_elements();
     if length == 0 {
@@ -55,7 +55,7 @@ fn amax_kernel<F: Numeric, N: Size>(
     let mut max = 0u32;
     let mut index = ABSOLUTE_POS;
     while index < fours {
-        // Two loads on their way: one would not fill the path to a GPU's memory. Behind the end is what does not count.
+        // Two loads are in flight at a time, because one would not fill the path to a GPU's memory. Beyond the end, values are 0.
         let first = input::four(input, 4 * index, length);
         let second = input::four(input, 4 * (index + units), length);
         max = largest_of(second, largest_of(first, max));
@@ -64,8 +64,8 @@ fn amax_kernel<F: Numeric, N: Size>(
     raise_together(amax, max, together);
 }
 
-/// Units of a cube that find their largest value before one of them raises the amax: all of them, or 1 where units that wait
-/// for each other cost more than they save, as on processors.
+/// The number of units of a cube that find their largest value together before one of them raises the amax: all of them, or 1 on
+/// processors, where units that wait for each other cost more than they save.
 pub(in crate::kernels) fn together(client: &Client, dim: CubeDim) -> usize {
     match client.properties().hardware.num_cpu_cores {
         Some(_) => 1,
@@ -73,9 +73,9 @@ pub(in crate::kernels) fn together(client: &Client, dim: CubeDim) -> usize {
     }
 }
 
-/// `amax[0] = max(amax[0], bits)` for all units of a cube, which are `together` or 1. All of them call it.
+/// `amax[0] = max(amax[0], bits)` for all units of a cube. `together` is the number of units, or 1. All units must call this.
 ///
-/// Thousands of units that raise one word would wait for each other longer than they read.
+/// If thousands of units raised one word, they would wait for each other longer than they read.
 #[cube]
 pub(in crate::kernels) fn raise_together(
     amax: &[Atomic<u32>],
@@ -92,7 +92,7 @@ pub(in crate::kernels) fn raise_together(
     }
 }
 
-/// `amax[index] = max(amax[index], bits)`. Most units find it large enough already.
+/// `amax[index] = max(amax[index], bits)`. For most units, it is already large enough.
 #[cube]
 pub(in crate::kernels) fn raise(amax: &[Atomic<u32>], index: usize, bits: u32) {
     if bits > amax[index].load() {
@@ -100,7 +100,7 @@ pub(in crate::kernels) fn raise(amax: &[Atomic<u32>], index: usize, bits: u32) {
     }
 }
 
-/// The largest of what the units have, for the first of them.
+/// The largest `value` of all units, returned to the first unit.
 #[cube]
 pub(in crate::kernels) fn largest_of_cube(value: u32, #[comptime] units: usize) -> u32 {
     let unit = UNIT_POS as usize;
@@ -115,7 +115,7 @@ pub(in crate::kernels) fn largest_of_cube(value: u32, #[comptime] units: usize) 
         }
         width = half;
     }
-    // The others have no barrier between its last write and them.
+    // Only the first unit may read this: there is no barrier between its last write and the other units.
     let mut largest = value;
     if unit == 0 {
         largest = values[0];

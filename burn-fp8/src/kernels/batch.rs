@@ -1,11 +1,11 @@
-//! Where the matrices of a batch start.
+//! The positions at which the matrices of a batch start.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 
-/// The first element of each matrix of a batch of `shape`, over which a tensor may be broadcast whose batch dimensions
-/// are `sizes`, at `strides`.
+/// The first element of each matrix of a batch of `shape`, for a tensor whose batch dimensions have these `sizes` and `strides`,
+/// and may be broadcast.
 pub(in crate::kernels) fn starts(sizes: &[usize], strides: &[usize], shape: &Shape) -> Vec<usize> {
     let dims = shape.num_dims() - 2;
     let batches = shape.iter().take(dims).product();
@@ -23,7 +23,7 @@ pub(in crate::kernels) fn starts(sizes: &[usize], strides: &[usize], shape: &Sha
         .collect()
 }
 
-/// [`starts`] of a tensor of codes as it lies in memory.
+/// [`starts`] for a tensor of codes, by its strides.
 pub(in crate::kernels) fn tensor_starts(tensor: &CubeTensor, shape: &Shape) -> Vec<usize> {
     let sizes: Vec<_> = tensor.shape().iter().copied().collect();
     starts(&sizes, tensor.meta.strides(), shape)

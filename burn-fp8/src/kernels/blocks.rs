@@ -9,11 +9,11 @@ use crate::Granularity;
 /// The matrices of a tensor, and their blocks.
 pub(in crate::kernels) struct Blocks {
     pub(in crate::kernels) matrix: [usize; 2],
-    /// As far as the matrix goes.
+    /// The size of a block, limited to that of the matrix.
     pub(in crate::kernels) block: [usize; 2],
 }
 
-/// The same in a kernel, with what divides by some of them.
+/// [`Blocks`] in a kernel, with divisors by some of the sizes.
 #[derive(CubeType, CubeLaunch)]
 pub(in crate::kernels) struct Grid {
     pub(in crate::kernels) rows: usize,
@@ -29,7 +29,7 @@ pub(in crate::kernels) struct Grid {
 }
 
 impl Blocks {
-    /// Of a tensor that has elements. One of a single dimension is a row.
+    /// The blocks of a tensor that has elements. A tensor with a single dimension is a row.
     pub(in crate::kernels) fn of(shape: &Shape, granularity: Granularity) -> Self {
         let rank = shape.num_dims();
         let rows = if rank > 1 { shape[rank - 2] } else { 1 };
@@ -44,17 +44,17 @@ impl Blocks {
         }
     }
 
-    /// Matrices of a tensor of `elements`.
+    /// The number of matrices of a tensor with `elements` elements.
     pub(in crate::kernels) fn matrices(&self, elements: usize) -> usize {
         elements / (self.matrix[0] * self.matrix[1])
     }
 
-    /// Blocks along a dimension of a matrix.
+    /// The number of blocks along a dimension of a matrix.
     pub(in crate::kernels) fn along(&self, dim: usize) -> usize {
         self.matrix[dim].div_ceil(self.block[dim])
     }
 
-    /// Whether the four elements from every fourth on of a row share a scale.
+    /// Whether each group of four elements of a row, counted from its start, shares a scale.
     pub(in crate::kernels) fn by_fours(&self) -> bool {
         self.block[1].is_multiple_of(4) || self.block[1] == self.matrix[1]
     }
@@ -78,14 +78,15 @@ impl Blocks {
     }
 }
 
-/// The number of the block of an element.
+/// The number of the block that an element is in.
 #[cube]
 pub(in crate::kernels) fn block(grid: &Grid, matrix: usize, row: usize, column: usize) -> usize {
     let line = matrix * grid.down + grid.by_block_rows.div(row);
     line * grid.across + grid.by_block_columns.div(column)
 }
 
-/// The scales of the elements from a column on, which is a multiple of 4; beyond the edges those of the last ones.
+/// The scales of the four elements from `column` on, which is a multiple of 4. Beyond the edges, the scales of the last row and
+/// column.
 #[cube]
 pub(in crate::kernels) fn four_scales(
     scales: &[f32],

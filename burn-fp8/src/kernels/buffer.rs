@@ -16,20 +16,20 @@ use burn_cubecl::{
 use burn_std::Metadata;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
-/// Cubes, and units of a cube, at most, of a [`grid`].
+/// The maximum numbers of cubes, and of units in a cube, of a [`grid`].
 const MAX_CUBES: usize = 8192;
 const MAX_UNITS: usize = 1024;
 
-/// Elements of a kernel's array, at most: kernels count in 32 bits the four codes or floats of every element, and of as many more as all
-/// units of a grid read ahead.
+/// The maximum number of elements of a kernel's array. An element may be four codes or floats, which kernels count in 32 bits,
+/// and their loops run ahead of the end by up to two elements for each unit of a grid.
 pub(in crate::kernels) const MOST: usize = u32::MAX as usize / 4 - 2 * MAX_CUBES * MAX_UNITS;
 
-/// Words that hold `codes` codes.
+/// The number of words that hold `codes` codes.
 pub(in crate::kernels) fn words(codes: usize) -> usize {
     codes.div_ceil(4)
 }
 
-/// A new tensor of codes. Its allocation has whole words, of which the tensor shows the bytes that are codes.
+/// A new tensor of codes. The allocation is whole words, of which the tensor shows only the bytes that are codes.
 pub(in crate::kernels) fn empty_codes(
     client: &Client,
     device: &CubeDevice,
@@ -41,7 +41,7 @@ pub(in crate::kernels) fn empty_codes(
     CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, DType::U8)
 }
 
-/// Codes from a row to the next of [`empty_code_rows`]: whole units of what tensor cores' operands are copied in.
+/// The distance, in codes, between the rows of [`empty_code_rows`]: whole chunks, in which operands of tensor cores are copied.
 pub(in crate::kernels) fn pitch(columns: usize) -> usize {
     columns.next_multiple_of(16)
 }
@@ -79,7 +79,7 @@ pub(in crate::kernels) fn empty_code_columns(like: &CubeTensor, shape: &Shape) -
     swapped(empty_code_rows(like, columns))
 }
 
-/// Elements from the first to the last one of a tensor, gaps included.
+/// The number of elements from the first to the last one of a tensor, gaps included.
 pub(in crate::kernels) fn extent(tensor: &CubeTensor) -> usize {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     if shape.num_elements() == 0 {
@@ -102,16 +102,16 @@ pub(in crate::kernels) fn empty_floats(
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
-/// A new tensor of f32, row by row without gaps, their bits 0.
+/// A new tensor of f32 zeros, row by row without gaps.
 pub(in crate::kernels) fn zeros(like: &CubeTensor, shape: Shape) -> CubeTensor {
     let (client, device) = (like.client.clone(), like.device.clone());
-    // CUDA's rows have gaps between them, where there is more than one.
+    // Allocated as a single row, because on CUDA several rows have gaps between them.
     let row = Shape::new([shape.num_elements()]);
     let row = zeros_client(client.clone(), device.clone(), row, DType::F32);
     CubeTensor::new_contiguous(client, device, shape, row.handle, DType::F32)
 }
 
-/// A new tensor of one f32, its bits 0.
+/// A new tensor of a single f32, which is 0.
 pub(in crate::kernels) fn zero_scalar(like: &CubeTensor) -> CubeTensor {
     let handle = like.client.create_from_slice(&[0; 4]);
     CubeTensor::new_contiguous(
@@ -123,7 +123,7 @@ pub(in crate::kernels) fn zero_scalar(like: &CubeTensor) -> CubeTensor {
     )
 }
 
-/// Where a kernel leaves an amax; a word of nothing where none is asked for.
+/// The buffer in which a kernel leaves an amax; an unused word if no amax is wanted.
 pub(in crate::kernels) fn amax(client: &Client, amax: &Option<CubeTensor>) -> BufferArg {
     match amax {
         Some(amax) => raw(amax.handle.clone(), 1),
@@ -139,35 +139,35 @@ pub(in crate::kernels) fn elements(tensor: CubeTensor) -> BufferArg {
 /// All elements of an f32 tensor, row by row.
 ///
 /// # Panics
-/// For another dtype, whose bits a kernel would take for f32.
+/// If the tensor has another dtype, whose bits a kernel would read as f32.
 pub(in crate::kernels) fn floats(tensor: CubeTensor) -> BufferArg {
     assert_f32(&tensor);
     elements(tensor)
 }
 
-/// The element of an f32 tensor that has one.
+/// The only element of an f32 tensor.
 ///
 /// # Panics
-/// For another dtype or number of elements.
+/// If the tensor has another dtype, or not exactly one element.
 pub(in crate::kernels) fn scalar(tensor: CubeTensor) -> BufferArg {
     let length = tensor.shape().num_elements();
     assert_eq!(length, 1, "a scale or an amax of {length} elements, not 1");
     floats(tensor)
 }
 
-/// Refuses what is no f32: scales, amaxes and histories are.
+/// Refuses a tensor that is not f32, as scales, amaxes and histories must be.
 pub(in crate::kernels) fn assert_f32(tensor: &CubeTensor) {
     let dtype = tensor.dtype;
     assert_eq!(dtype, DType::F32, "scales and amaxes are f32; cast them");
 }
 
-/// All elements of a tensor that lies row by row, such as a new one.
+/// All elements of a contiguous tensor, such as a new one.
 pub(in crate::kernels) fn whole(tensor: &CubeTensor) -> BufferArg {
     let length = tensor.shape().num_elements();
     array(tensor.handle.clone(), length, tensor.dtype.size())
 }
 
-/// With the last two dimensions swapped, where it is.
+/// Swaps the last two dimensions, without a copy.
 pub(crate) fn swapped(tensor: CubeTensor) -> CubeTensor {
     let rank = tensor.meta.num_dims();
     let mut axes: Vec<usize> = (0..rank).collect();
@@ -175,8 +175,8 @@ pub(crate) fn swapped(tensor: CubeTensor) -> CubeTensor {
     permute(tensor, &axes)
 }
 
-/// A tensor that does not lie row by row, with its dimensions in an order in which it does, and the axes that turn that back. `None`
-/// where it does already, and where nothing but a copy does.
+/// For a tensor that is not contiguous: the same memory with its dimensions in an order that makes it contiguous, and the axes
+/// that permute it back. `None` if the tensor is contiguous already, or if only a copy would be.
 pub(in crate::kernels) fn in_memory_order(tensor: &CubeTensor) -> Option<(CubeTensor, Vec<usize>)> {
     if tensor.is_contiguous() {
         return None;
@@ -205,17 +205,18 @@ pub(in crate::kernels) fn into_row(tensor: CubeTensor) -> CubeTensor {
     )
 }
 
-/// A tensor in its own dtype, as it lies.
+/// A tensor in its own dtype and layout.
 pub(in crate::kernels) fn as_it_lies(tensor: &CubeTensor) -> BufferArg {
     array(tensor.handle.clone(), extent(tensor), tensor.dtype.size())
 }
 
-/// A tensor of codes, as it lies, as words.
+/// A tensor of codes in its own layout, as words.
 pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
     raw(codes.handle.clone(), words(extent(codes)))
 }
 
-/// Codes in rows of whole chunks, such as [`empty_code_rows`]', as pairs of words, the rest of the last row included.
+/// Codes in rows of whole chunks, such as those of [`empty_code_rows`], as pairs of words. The padding of the last row is
+/// included.
 pub(in crate::kernels) fn code_pairs(codes: &CubeTensor) -> BufferArg {
     let mut handle = codes.handle.clone();
     let bytes = handle.size_in_used();
@@ -226,7 +227,7 @@ pub(in crate::kernels) fn code_pairs(codes: &CubeTensor) -> BufferArg {
     array(handle, whole as usize / 8, 8)
 }
 
-/// A buffer for a kernel that is only looked at.
+/// A buffer for a kernel that is only inspected.
 pub(in crate::kernels) fn word(client: &Client) -> BufferArg {
     raw(client.empty(4), 1)
 }
@@ -239,11 +240,11 @@ pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
 /// A handle as an array of `length` elements of `size` bytes.
 ///
 /// # Panics
-/// Where they do not lie in the allocation, or are more than a kernel can count.
+/// If the elements do not lie in the allocation, or are more than a kernel can count.
 #[allow(unsafe_code)]
 pub(in crate::kernels) fn array(handle: Handle, length: usize, size: usize) -> BufferArg {
     let (used, wanted) = (handle.size_in_used(), (length * size) as u64);
-    // The last word of codes may have less than four; allocations are whole words.
+    // The last word of codes may hold fewer than four codes; allocations are whole words.
     assert!(
         wanted <= used.next_multiple_of(4),
         "{length} elements of {size} bytes in {used}"
@@ -256,9 +257,9 @@ pub(in crate::kernels) fn array(handle: Handle, length: usize, size: usize) -> B
     unsafe { BufferArg::from_raw_parts(showing(handle, wanted), length) }
 }
 
-/// A handle of as many bytes from where it starts, as a kernel takes a slice's length from its handle. CUDA's rows, those of tensors of
-/// one too, end in bytes that are nobody's; the rest of a last word is hidden, and for codes that another GPU sent the handle does not
-/// even know of it.
+/// A handle that shows exactly `bytes` bytes from where it starts, because a kernel takes a slice's length from its handle. A
+/// handle may show more: on CUDA, rows end in padding, even if there is only one. It may show less: the rest of the last word of
+/// codes is hidden, and a handle to codes that another GPU sent does not include it at all.
 fn showing(mut handle: Handle, bytes: u64) -> Handle {
     let there = handle.size_in_used() + handle.offset_end.unwrap_or(0);
     match there.checked_sub(bytes) {
@@ -273,10 +274,10 @@ fn showing(mut handle: Handle, bytes: u64) -> Handle {
     handle
 }
 
-/// A handle as a matrix of bytes, `pitch` of them from a row to the next.
+/// A handle as a matrix of bytes, with rows `pitch` bytes apart.
 ///
 /// # Panics
-/// Where the rows do not lie in the allocation.
+/// If the rows do not lie in the allocation.
 #[allow(unsafe_code)]
 pub(in crate::kernels) fn matrix(handle: Handle, shape: [usize; 2], pitch: usize) -> TensorArg {
     let [rows, columns] = shape;
@@ -290,14 +291,14 @@ pub(in crate::kernels) fn matrix(handle: Handle, shape: [usize; 2], pitch: usize
     unsafe { TensorArg::from_raw_parts(handle, [pitch, 1].into(), shape.into()) }
 }
 
-/// Units for `tasks` independent tasks of a kernel that strides over them: enough to fill a device, few enough for
-/// each to have some work.
+/// The grid for `tasks` independent tasks of a kernel that strides over them: enough units to fill a device, few enough for each
+/// to have some work.
 pub(in crate::kernels) fn grid(client: &Client, tasks: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(client, tasks);
     (cubes(tasks.div_ceil(dim.num_elems() as usize)), dim)
 }
 
-/// The same for tasks of whole cubes.
+/// The number of cubes for tasks that each take a whole cube.
 pub(in crate::kernels) fn cubes(tasks: usize) -> CubeCount {
     CubeCount::new_1d(tasks.clamp(1, MAX_CUBES) as u32)
 }
@@ -306,7 +307,7 @@ pub(in crate::kernels) fn cubes(tasks: usize) -> CubeCount {
 mod tests {
     use super::*;
 
-    /// A strided walk over as many words of codes as are taken ends before 32 bits do.
+    /// For the largest array of words of codes, a strided loop ends before its index exceeds 32 bits.
     #[test]
     fn kernels_count_in_32_bits() {
         let ahead = 2 * MAX_CUBES * MAX_UNITS;
@@ -315,7 +316,7 @@ mod tests {
         assert_eq!(MOST, 1_056_964_607, "as the README says");
     }
 
-    /// NCCL brings codes from another GPU into a handle of as many bytes as the tensor has.
+    /// NCCL writes codes from another GPU into a handle that has exactly as many bytes as the tensor.
     #[cfg(feature = "cpu")]
     #[test]
     fn the_last_word_of_codes_is_read_where_a_handle_ends_in_it() {

@@ -1,4 +1,4 @@
-//! Codes in registers.
+//! Encoding and decoding in registers.
 
 use burn::tensor::DType;
 use cubecl::{client::Client, prelude::*};
@@ -10,14 +10,14 @@ const MANTISSA_BITS: u32 = f32::MANTISSA_DIGITS - 1;
 const BIAS: u32 = 127;
 const INFINITY: u32 = f32::INFINITY.to_bits();
 
-/// Four floats, as many as there are codes in a word.
+/// Four floats, one for each code of a word.
 pub(in crate::kernels) type Four = Vector<f32, Const<4>>;
 
-/// How a device makes codes of floats.
+/// How a device encodes floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::kernels) struct Codec {
     format: Fp8Format,
-    /// By the GPU's instruction for it, which makes two at a time; else by operations on bits.
+    /// Whether the GPU's own instruction is used, which encodes two floats at a time; otherwise bit operations are used.
     native: bool,
 }
 
@@ -29,7 +29,7 @@ impl Codec {
     }
 }
 
-/// The codes of four values, that of the first in the low byte.
+/// The codes of four values, the first in the low byte.
 #[cube]
 pub(in crate::kernels) fn encode(values: Four, #[comptime] codec: Codec) -> u32 {
     if comptime!(codec.native) {
@@ -41,7 +41,7 @@ pub(in crate::kernels) fn encode(values: Four, #[comptime] codec: Codec) -> u32 
             codec.format,
         );
         if comptime!(codec.format == Fp8Format::E5M2) {
-            // Of the codes of NaN the instruction writes 0x7F: one more than the others do, and than a finite value has.
+            // For NaN the instruction writes 0x7F, which no finite value has. All other casts write 0x7E, so 1 is subtracted.
             word - (((word & 0x7F7F_7F7Fu32) + 0x0101_0101u32) & 0x8080_8080u32) / 128u32
         } else {
             word
@@ -55,7 +55,7 @@ pub(in crate::kernels) fn encode(values: Four, #[comptime] codec: Codec) -> u32 
     }
 }
 
-/// [`encode`] by `cvt`. Each takes the upper of its two codes first.
+/// [`encode`] by `cvt`, which takes the value of its upper code first.
 #[cube]
 fn convert(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Fp8Format) -> u32 {
     let name = comptime!(ptx_name(format));
@@ -73,11 +73,11 @@ fn convert(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Fp8Format) -> u32
     word
 }
 
-/// The codes of values, each in a low byte: what [`Fp8Format::encode`] does.
+/// The codes of values, each in a low byte, as in [`Fp8Format::encode`].
 #[cube]
 fn round(values: Four, #[comptime] format: Fp8Format) -> Vector<u32, Const<4>> {
     let shift = comptime!(MANTISSA_BITS - format.mantissa_bits());
-    // Its last place is the subnormals' step.
+    // The last place of the anchor is the step between subnormals.
     let anchor = comptime!(format.min_subnormal() * (1u32 << MANTISSA_BITS) as f32);
     let rebias = comptime!((BIAS - format.bias()) << MANTISSA_BITS);
     let rounding = comptime!(((1u32 << (shift - 1)) - 1).wrapping_sub(rebias));
@@ -99,7 +99,7 @@ fn round(values: Four, #[comptime] format: Fp8Format) -> Vector<u32, Const<4>> {
     select_many(magnitude.greater_than(&Vector::new(INFINITY)), nan, code) | sign
 }
 
-/// The values of codes, each in a low byte: what [`Fp8Format::decode`] does.
+/// The values of codes, each in a low byte, as in [`Fp8Format::decode`].
 #[cube]
 fn values<N: Size>(codes: Vector<u32, N>, #[comptime] format: Fp8Format) -> Vector<f32, N> {
     let shift = comptime!(MANTISSA_BITS - format.mantissa_bits());
@@ -109,7 +109,7 @@ fn values<N: Size>(codes: Vector<u32, N>, #[comptime] format: Fp8Format) -> Vect
     let place = code << Vector::new(shift);
 
     let normal = place + Vector::new(rebias);
-    // With the exponent that subnormals stand for, and without the hidden bit.
+    // Decoded with the exponent that subnormals have, minus the hidden bit.
     let hidden =
         Vector::<f32, N>::reinterpret(normal + Vector::new(comptime!(1u32 << MANTISSA_BITS)));
     let subnormal = hidden - Vector::new(comptime!(format.min_positive()));
@@ -119,7 +119,7 @@ fn values<N: Size>(codes: Vector<u32, N>, #[comptime] format: Fp8Format) -> Vect
         Vector::<u32, N>::reinterpret(subnormal),
         normal,
     );
-    // Infinities keep their empty mantissa, codes of NaN theirs.
+    // The mantissa stays: it is empty for infinities, and not empty for NaN.
     let special = place | Vector::new(INFINITY);
     let largest = Vector::new(comptime!(format.max_code() as u32));
     let value = select_many(code.greater_than(&largest), special, finite);
@@ -149,7 +149,7 @@ pub(in crate::kernels) fn load(words: &[u32], index: usize, #[comptime] format: 
     decode(words[index / 4] >> (8 * (index % 4) as u32), format)
 }
 
-/// The bits of a value without its sign: ordered as the magnitudes are, NaN above infinity.
+/// The bits of a value without its sign. They are ordered like the magnitudes, with NaN above infinity.
 #[cube]
 pub(in crate::kernels) fn magnitude_bits(value: f32) -> u32 {
     u32::reinterpret(value) & 0x7FFF_FFFFu32
@@ -161,7 +161,7 @@ pub(in crate::kernels) fn magnitudes(values: Four) -> Vector<u32, Const<4>> {
     Vector::<u32, Const<4>>::reinterpret(values) & Vector::new(0x7FFF_FFFFu32)
 }
 
-/// The largest of four.
+/// The largest of four numbers.
 #[cube]
 pub(in crate::kernels) fn largest_lane(four: Vector<u32, Const<4>>) -> u32 {
     let first = u32::max(four.extract(0usize), four.extract(1usize));
@@ -175,20 +175,20 @@ pub(in crate::kernels) fn largest_of(values: Four, max: u32) -> u32 {
     u32::max(max, largest_lane(magnitudes(values)))
 }
 
-/// Whether [`float_to`] has to round to a dtype by itself: CubeCL 0.11's CPU runtime fails to link LLVM's function where the
-/// processor has no instruction for bf16 (`__truncsfbf2`), and gives zeros.
+/// Whether [`float_to`] has to round to a dtype by itself. If the processor has no instruction for bf16, CubeCL 0.11's CPU
+/// runtime fails to link LLVM's function (`__truncsfbf2`), and gives zeros.
 pub(in crate::kernels) fn by_hand(client: &Client, dtype: DType) -> bool {
     dtype == DType::BF16 && client.properties().hardware.num_cpu_cores.is_some()
 }
 
-/// A value in the dtype of an output, rounded to bf16 `by_hand`.
+/// A value in the dtype of an output. With `by_hand`, it is rounded to bf16 by bit operations.
 #[cube]
 pub(in crate::kernels) fn float_to<F: Numeric>(value: f32, #[comptime] by_hand: bool) -> F {
     if by_hand {
         let bits = u32::reinterpret(value);
         let odd = (bits >> 16u32) & 1u32;
         let rounded = (bits + 0x7FFFu32 + odd) >> 16u32;
-        // A NaN could carry into the sign: keep it quiet instead.
+        // Rounding a NaN could carry into the sign. It is cut off and made quiet instead.
         let nan = (bits >> 16u32) | 0x40u32;
         let word = select(magnitude_bits(value) > INFINITY, nan, rounded);
         F::reinterpret(u16::cast_from(word))
@@ -197,7 +197,7 @@ pub(in crate::kernels) fn float_to<F: Numeric>(value: f32, #[comptime] by_hand: 
     }
 }
 
-/// A format as PTX names it.
+/// The name of a format in PTX.
 pub(in crate::kernels) fn ptx_name(format: Fp8Format) -> &'static str {
     match format {
         Fp8Format::E4M3 => "e4m3",

@@ -1,4 +1,4 @@
-//! Kernels that are looked at instead of launched.
+//! Definitions of kernels, which are inspected instead of launched.
 
 use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::Fp8Format;
 
-/// The definition of a kernel with some arguments.
+/// The definition of a kernel with the given arguments.
 macro_rules! define {
     ($client:expr, $kernel:ident($($argument:expr),* $(,)?)) => {
         $kernel::create_dummy_kernel(
@@ -26,9 +26,9 @@ macro_rules! define {
 
 pub(in crate::kernels) use define;
 
-/// The kernels that need no tensor cores, by name: casts of floats of `dtype` to `format` and back, for rows that can be read and
-/// written by fours and for others ("one by one"), and products. As
-/// [`matmul_definition`](super::matmul_definition) gives those that do.
+/// The kernels that need no tensor cores, by name: casts from floats of `dtype` to `format` and back, and products. Casts come in
+/// two versions, for rows that can be read and written four elements at a time, and for other rows ("one by one").
+/// [`matmul_definition`](super::matmul_definition) gives the kernels that need tensor cores.
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {

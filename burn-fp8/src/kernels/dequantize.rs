@@ -15,8 +15,8 @@ use crate::Fp8Format;
 
 /// See [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize).
 ///
-/// Values lie as their codes do: what moves bytes needs 8-bit types, which WebGPU lacks, and Burn's own kernels read floats
-/// by their strides.
+/// Values have the layout of their codes. Moving codes would need 8-bit types, which WebGPU lacks, whereas Burn's own kernels
+/// read floats by their strides.
 pub(crate) fn dequantize(
     codes: CubeTensor,
     scale: CubeTensor,
@@ -70,7 +70,7 @@ pub(super) fn definition(
     )
 }
 
-/// A unit makes the values of one word at a time.
+/// Each unit decodes one word at a time.
 #[cube(launch, create_dummy_kernel)]
 fn dequantize_kernel<F: Numeric, N: Size>(
     codes: &[u32],

@@ -42,7 +42,7 @@ pub(in crate::kernels) fn dequantize(
     let (shape, rank) = (codes.shape(), codes.meta.num_dims());
     let [row_stride, column_stride] = [rank - 2, rank - 1].map(|dim| codes.meta.strides()[dim]);
     if row_stride == 1 && column_stride != 1 {
-        // Codes are read, and values written, in the order of the codes.
+        // Codes are read, and values written, in the memory order of the codes.
         let values = dequantize(buffer::swapped(codes), scales.swapped(), format, dtype);
         return buffer::swapped(values);
     }

@@ -1,4 +1,4 @@
-//! Floats as kernels read them: four at a time, by one load where they lie so.
+//! How kernels read floats: four at a time, with one load if the layout allows it.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::{blocks::Blocks, buffer, codec::Four};
 use crate::{Fp8Error, Granularity};
 
-/// Refuses a tensor to be cast that has more elements than are counted.
+/// Refuses to cast a tensor that has more elements than the kernels can count.
 ///
 /// # Errors
 /// [`Fp8Error::TooLarge`].
@@ -18,7 +18,7 @@ pub(crate) fn check_cast(
     granularity: Granularity,
 ) -> Result<(), Fp8Error> {
     let elements = shape.num_elements();
-    // A tensor with one scale is one row; four elements that several blocks share are read one by one.
+    // A tensor with one scale is treated as one row. If blocks share groups of four elements, elements are read one by one.
     let columns = match granularity {
         Granularity::Tensor => elements,
         _ => {
@@ -39,8 +39,8 @@ pub(crate) fn check_cast(
     }
 }
 
-/// Elements that a kernel's loads of a tensor have, whose elements lie in whole rows of `columns`: 4, or 1 where some load would
-/// not be of one row, or not be aligned.
+/// The number of elements in each load of a kernel, for a contiguous tensor with rows of `columns` elements: 4, or 1 if a load of
+/// 4 would span two rows or not be aligned.
 pub(in crate::kernels) fn vector(tensor: &CubeTensor, columns: usize) -> usize {
     let size = 4 * tensor.dtype.size();
     let offset = tensor.handle.offset_start.unwrap_or(0);
@@ -50,7 +50,7 @@ pub(in crate::kernels) fn vector(tensor: &CubeTensor, columns: usize) -> usize {
     }
 }
 
-/// The same where tensors are aligned.
+/// [`vector`] for aligned tensors.
 fn fours(columns: usize, dtype: DType) -> usize {
     // PTX, and so CUDA, has no loads of more than 16 bytes.
     match columns.is_multiple_of(4) && 4 * dtype.size() <= 16 {
@@ -59,7 +59,7 @@ fn fours(columns: usize, dtype: DType) -> usize {
     }
 }
 
-/// A tensor that lies row by row, by elements of `vector`.
+/// A contiguous tensor as an array of vectors of `vector` elements.
 pub(in crate::kernels) fn by(tensor: &CubeTensor, vector: usize) -> BufferArg {
     let length = tensor.shape().num_elements();
     buffer::array(
@@ -69,7 +69,8 @@ pub(in crate::kernels) fn by(tensor: &CubeTensor, vector: usize) -> BufferArg {
     )
 }
 
-/// The elements of a slice from number `first` on, a multiple of 4 where its loads have 4; those from `end` on are 0.
+/// The four elements of a slice from number `first` on, which is a multiple of 4 if loads have 4 elements. Elements from `end` on
+/// are 0.
 #[cube]
 pub(in crate::kernels) fn four<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
@@ -97,7 +98,7 @@ pub(in crate::kernels) fn four<F: Numeric, N: Size>(
 mod tests {
     use super::*;
 
-    /// Where a row is whole loads of four elements, four times as many are counted.
+    /// If rows are whole loads of four elements, four times as many elements can be counted.
     #[test]
     fn casts_are_as_large_as_their_loads_count() {
         let (one, four) = (buffer::MOST, 4 * buffer::MOST);
@@ -125,7 +126,7 @@ mod tests {
                 "{columns} {granularity:?}"
             );
         }
-        // With one scale a tensor's rows do not matter.
+        // With one scale per tensor, rows do not matter.
         let pairs = Shape::new([2 * (one / 2), 2]);
         assert_eq!(check_cast(&pairs, DType::F16, Granularity::Tensor), Ok(()));
         let odd = Shape::new([2 * (one / 2) + 1, 1]);

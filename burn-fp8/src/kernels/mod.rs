@@ -1,8 +1,8 @@
 //! The CubeCL kernels.
 //!
 //! They are portable: codes are bound as 32-bit words, four to a word, and are encoded and decoded in registers by bit
-//! operations, so that a runtime needs neither 8-bit types nor fp8 instructions. Where a GPU has fp8 instructions, and its runtime
-//! takes inline PTX, they are used: `cvt` in `codec`, `mma` and `wgmma` in `matmul::tile`.
+//! operations, so a runtime needs neither 8-bit types nor fp8 instructions. If a GPU has fp8 instructions, and its runtime takes
+//! inline PTX, the kernels use them: `cvt` in `codec`, `mma` and `wgmma` in `matmul::tile`.
 
 mod amax;
 mod batch;

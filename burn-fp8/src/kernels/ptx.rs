@@ -2,8 +2,8 @@
 
 use cubecl::client::Client;
 
-/// The compute capability of a device whose runtime compiles inline PTX, 90 for 9.0: CUDA's C++ backend (feature
-/// `cuda-cpp`).
+/// The compute capability of a device whose runtime compiles inline PTX, such as 90 for 9.0. Only CUDA's C++ backend does so
+/// (feature `cuda-cpp`).
 pub(in crate::kernels) fn capability(client: &Client) -> Option<u32> {
     #[cfg(feature = "cuda")]
     {
@@ -16,7 +16,7 @@ pub(in crate::kernels) fn capability(client: &Client) -> Option<u32> {
     named(&client.properties().identity.fingerprint)
 }
 
-/// The same by what a device compiles for: `ptx_sm90`.
+/// The capability in the name of the target that a device compiles for, such as `ptx_sm90`.
 fn named(fingerprint: &str) -> Option<u32> {
     fingerprint.strip_prefix("ptx_sm")?.parse().ok()
 }

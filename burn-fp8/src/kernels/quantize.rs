@@ -19,7 +19,8 @@ pub(crate) fn quantize(
     scale: CubeTensor,
     format: Fp8Format,
 ) -> (CubeTensor, CubeTensor) {
-    // Codes lie as the floats do, for one read of them; where the device can copy bytes, should that be wanted of them.
+    // Codes get the layout of the floats, so the floats are read only once. This requires that the device can copy bytes, in case
+    // the codes have to be copied later.
     if CubeBackend::supports_dtype(&input.device, DType::U8)
         && let Some((turned, axes)) = buffer::in_memory_order(&input)
     {
@@ -66,7 +67,7 @@ pub(super) fn definition(
     )
 }
 
-/// A unit makes two words of four codes at a time.
+/// Each unit encodes two words of four codes at a time.
 #[cube(launch, create_dummy_kernel)]
 fn quantize_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],

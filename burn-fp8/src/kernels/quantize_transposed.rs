@@ -13,8 +13,9 @@ use super::{
 };
 use crate::Fp8Format;
 
-/// The codes, those of the transpose as a copy of its own, both in rows that begin at multiples of 16 bytes, and the amax:
-/// [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed) where products read along their sums.
+/// The codes, a separate copy of their transpose, and the amax. Rows of both begin at multiples of 16 bytes. This is
+/// [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed) on devices whose products read along the inner
+/// dimension.
 pub(crate) fn quantize_transposed(
     input: CubeTensor,
     scale: CubeTensor,
@@ -92,7 +93,7 @@ pub(super) fn definition(
     )
 }
 
-/// A unit makes a word of each row of a tile, and two of each of its columns.
+/// Each unit encodes a tile: one word for each of its rows, and two for each of its columns.
 #[cube(launch, create_dummy_kernel)]
 fn quantize_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
     use crate::kernels::{buffer::swapped, quantize};
 
-    /// Sizes on both sides of a word, a tile and a block of tiles; batches. The peer is the cast in one layout.
+    /// Sizes on both sides of a word, a tile and a block of tiles, and batches. The reference is the cast without a transpose.
     #[test]
     fn the_copy_is_the_transpose() {
         let device = CubeDevice::Cpu(Default::default());
@@ -173,7 +174,7 @@ mod tests {
                 assert_eq!(amax(both_amax), amax(expected_amax));
                 let [batches, rows, columns] = shape;
                 assert_eq!(transposed.shape(), [batches, columns, rows].into());
-                // Of the transpose of the input, which is a view, the other way round.
+                // The transpose of the input, which is a view, gives the same with codes and transpose exchanged.
                 let view = swapped(input());
                 let (turned, same, _) = quantize_transposed(view, scale(), format);
                 assert_eq!(same.shape(), [batches, rows, columns].into());

@@ -36,21 +36,21 @@ fn scales_kernel(amax: &[f32], scale: &mut [f32], fp8_max: f32, #[comptime] powe
     }
 }
 
-/// The scale for an amax, whose bits these are.
+/// The scale for an amax, given by its bits.
 #[cube]
 pub(in crate::kernels) fn scale_of(amax: u32, fp8_max: f32, #[comptime] power_of_two: bool) -> f32 {
     let mut scale = 1.0f32;
     if amax > 0u32 && amax < 0x7F80_0000u32 {
         scale = bounded(fp8_max / f32::reinterpret(amax));
         if power_of_two {
-            // Without its mantissa.
+            // Clears the mantissa.
             scale = f32::reinterpret(u32::reinterpret(scale) & 0xFF80_0000u32);
         }
     }
     scale
 }
 
-/// The largest f32 instead of an infinity.
+/// The quotient, with the largest f32 in place of an infinity.
 #[cube]
 pub(in crate::kernels) fn bounded(quotient: f32) -> f32 {
     let bits = u32::min(magnitude_bits(quotient), 0x7F7F_FFFFu32);

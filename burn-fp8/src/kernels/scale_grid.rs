@@ -1,4 +1,4 @@
-//! Which scale an element has.
+//! How a kernel finds the scale of an element.
 
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::{batch::tensor_starts, buffer};
 use crate::Granularity;
 
-/// The scales of a matrix in memory: one of every `rows` by `columns` elements.
+/// The layout of a matrix of scales in memory: one scale for every `rows` by `columns` elements.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(in crate::kernels) struct ScaleGrid {
     rows: u32,
@@ -16,7 +16,7 @@ pub(in crate::kernels) struct ScaleGrid {
     column_stride: u32,
 }
 
-/// Where the scale of an element is, in a matrix whose scales start at `start`.
+/// The position of an element's scale, in a matrix whose scales start at `start`.
 #[cube]
 pub(in crate::kernels) fn scale_index(
     grid: &ScaleGrid,
@@ -29,7 +29,7 @@ pub(in crate::kernels) fn scale_index(
         + column / grid.columns as usize * grid.column_stride as usize
 }
 
-/// The scales of a tensor of codes: as many dimensions as it has, or one scale for all.
+/// The scales of a tensor of codes: with as many dimensions as the codes, or one scale for the whole tensor.
 #[derive(Clone)]
 pub(in crate::kernels) struct Scales {
     pub(in crate::kernels) tensor: CubeTensor,
@@ -37,7 +37,7 @@ pub(in crate::kernels) struct Scales {
 }
 
 impl Scales {
-    /// What a kernel's [`scale_index`] takes.
+    /// The argument for a kernel's [`scale_index`].
     pub(in crate::kernels) fn grid(&self) -> ScaleGridLaunch {
         let size = |elements: Option<usize>| elements.map_or(u32::MAX, |size| size as u32);
         let [row_stride, column_stride] = self.strides();
@@ -49,7 +49,7 @@ impl Scales {
         )
     }
 
-    /// From the scales of a row to those of the next, and the same of columns.
+    /// The distances from the scales of one row to those of the next, and from those of one column to those of the next.
     pub(in crate::kernels) fn strides(&self) -> [u32; 2] {
         if self.granularity == Granularity::Tensor {
             return [0, 0];
@@ -74,7 +74,7 @@ impl Scales {
         buffer::as_it_lies(&self.tensor)
     }
 
-    /// Those of one dimension as those of a row.
+    /// The scales of a one-dimensional tensor as the scales of a row.
     pub(in crate::kernels) fn into_row(self) -> Self {
         Self {
             tensor: buffer::into_row(self.tensor),
@@ -82,7 +82,7 @@ impl Scales {
         }
     }
 
-    /// Those of the transpose.
+    /// The scales of the transpose.
     pub(in crate::kernels) fn swapped(self) -> Self {
         Self {
             tensor: match self.granularity {

@@ -1,5 +1,6 @@
-//! Matrices whose codes are turned: 8 rows by 4 columns of them are one unit's, and 32 by 32 those of 32 neighbouring ones.
-//! Together these read 32 elements of each row, and fill the same of each row and each column: whole sectors of a GPU's memory.
+//! Tiles of matrices whose codes are transposed. A unit takes 8 rows by 4 columns, and 32 neighboring units take 32 by 32.
+//! Together they read 32 elements of each row, and write 32 codes of each row and of each column: whole sectors of a GPU's
+//! memory.
 
 use cubecl::{prelude::*, std::FastDivmod};
 
@@ -8,11 +9,11 @@ use super::{codec::Four, input};
 /// Rows of a unit's tile.
 pub(in crate::kernels) const ROWS: usize = 8;
 
-/// Units side by side, and one below the other.
+/// The numbers of units side by side, and one below the other.
 const ACROSS: usize = 8;
 const DOWN: usize = 4;
 
-/// Rows and columns of neighbouring units.
+/// Rows and columns that neighboring units take together.
 const BLOCK: usize = 32;
 
 /// How matrices are divided into tiles.
@@ -31,7 +32,7 @@ pub(in crate::kernels) struct Tile {
     pub(in crate::kernels) column: usize,
 }
 
-/// The tiles of `matrices`, and how many there are.
+/// How `matrices` are divided into tiles, and the number of tiles.
 pub(in crate::kernels) fn tiles(
     matrices: usize,
     [rows, columns]: [usize; 2],
@@ -41,7 +42,7 @@ pub(in crate::kernels) fn tiles(
     (TilesLaunch::new(tiles, down, across), tiles)
 }
 
-/// How many there are.
+/// The number of tiles.
 #[cube]
 pub(in crate::kernels) fn count(tiles: &Tiles) -> usize {
     tiles.tiles
@@ -59,8 +60,8 @@ pub(in crate::kernels) fn tile(tiles: &Tiles, number: usize) -> Tile {
     }
 }
 
-/// The elements of a tile of matrices of `rows` and `columns`, row by row; 0 beyond their edges. All loads are on their way before
-/// the first is waited for.
+/// The elements of a tile, row by row, of matrices of `rows` and `columns`; 0 beyond their edges. All loads are issued before the
+/// first result is needed.
 #[cube]
 pub(in crate::kernels) fn load<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
@@ -78,7 +79,8 @@ pub(in crate::kernels) fn load<F: Numeric, N: Size>(
     values
 }
 
-/// Stores the words of a tile's rows turned: two words, a `W`, of each of its columns, which begin at multiples of 16 bytes.
+/// Stores the words of a tile's rows transposed: two words, as one `W`, for each column of the tile. Columns begin at multiples
+/// of 16 bytes.
 #[cube]
 pub(in crate::kernels) fn store_columns<W: Size>(
     columns_of: &mut [Vector<u32, W>],
@@ -101,7 +103,7 @@ pub(in crate::kernels) fn store_columns<W: Size>(
     }
 }
 
-/// Of words of four rows, the words of their four columns.
+/// Transposes 4 by 4 codes: from the words of four rows to the words of their four columns.
 #[cube]
 fn turn(a: u32, b: u32, c: u32, d: u32) -> Vector<u32, Const<4>> {
     let (even, odd) = (0x00FF_00FFu32, 0xFF00_FF00u32);

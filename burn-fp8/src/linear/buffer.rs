@@ -1,9 +1,9 @@
-//! A tensor of delayed scaling's state, as mappers and records meet it.
+//! A tensor of delayed scaling's state, as mappers and records see it.
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, FloatDType, GradientCheckpointingStrategy, Tensor};
 
-/// A tensor of the record, never tracked.
+/// A tensor of the record. It is never tracked by autodiff.
 #[derive(Clone, Debug)]
 pub(super) struct Buffer {
     pub(super) id: ParamId,
@@ -18,7 +18,7 @@ impl Buffer {
         }
     }
 
-    /// As a parameter, with the autodiff of the layer's. A scale has a unit, in which it is recorded.
+    /// This tensor as a parameter, with the autodiff strategy of the layer. A scale is recorded in units of `unit`.
     pub(super) fn param(
         &self,
         unit: Option<f32>,
@@ -46,8 +46,8 @@ impl Buffer {
         }
     }
 
-    /// What a mapper made of it. It stays f32 and untracked, whatever a mapper does with parameters, and a value that a narrower
-    /// dtype could not hold stays what it was.
+    /// This buffer after a mapper has changed its parameter. It stays f32 and untracked, whatever the mapper does with
+    /// parameters, and a value that a narrower dtype could not hold stays what it was.
     pub(super) fn mapped(&self, param: Param<Tensor<1>>, is_scale: bool) -> Self {
         let (id, value, _) = param.consume();
         let value = value.without_autodiff();
@@ -66,7 +66,7 @@ impl Buffer {
     }
 }
 
-/// A scale of `unit`s where it is finite and above 0, and the one from before where it is not.
+/// `scale` times `unit` where `scale` is finite and above 0, and `before` elsewhere.
 fn scale_or(before: Tensor<1>, scale: Tensor<1>, unit: f32) -> Tensor<1> {
     let positive = scale.clone().greater_elem(0.0);
     let usable = positive.bool_and(scale.clone().is_finite());

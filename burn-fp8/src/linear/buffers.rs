@@ -14,11 +14,11 @@ pub(super) struct Buffers {
     pub(super) input: TensorScaling,
     pub(super) weight: TensorScaling,
     pub(super) gradient: TensorScaling,
-    /// Steps since the scales last changed; it stays 0 with an interval of 1.
+    /// The number of steps since the scales last changed, modulo the interval. An interval of 1 does not touch it.
     pub(super) steps: Buffer,
-    /// Of the device that the layer is on; `None` without autodiff.
+    /// The autodiff strategy of the layer's device; `None` without autodiff.
     pub(super) autodiff: Option<GradientCheckpointingStrategy>,
-    /// The scales that the next update by a recipe gives, as long as nothing else has changed.
+    /// The scales that the next update by a recipe gives. Only kept as long as nothing else changes.
     next_scales: Option<(DelayedScaling, [Tensor<1>; 3])>,
 }
 
@@ -27,9 +27,9 @@ pub(super) struct TensorScaling {
     format: Fp8Format,
     pub(super) history: Buffer,
     pub(super) scale: Buffer,
-    /// By what a record knows the amax.
+    /// The id that records know the amax by.
     amax: ParamId,
-    /// What the next update takes in; nothing is an amax of 0, which changes nothing.
+    /// The amax that the next update takes in. `None` counts as an amax of 0, which changes nothing.
     waiting: Option<Tensor<1>>,
 }
 
@@ -65,7 +65,7 @@ impl Buffers {
         [&mut self.input, &mut self.weight, &mut self.gradient]
     }
 
-    /// Follow a recipe with another history length or other formats.
+    /// Adapts to a recipe with another history length or other formats.
     pub(super) fn conform(&mut self, recipe: &DelayedScaling) {
         let mut changed = false;
         for (tensor, format) in self.tensors().into_iter().zip(formats(recipe)) {
@@ -76,7 +76,7 @@ impl Buffers {
         }
     }
 
-    /// The amaxes become the largest of all ranks'.
+    /// Replaces the waiting amaxes by their maximum over all ranks.
     pub(super) fn reduce(&mut self, reducer: &dyn AmaxReducer) {
         let amaxes = self.tensors().map(|tensor| tensor.amax().value);
         let reduced = reduce(reducer, Tensor::cat(amaxes.to_vec(), 0));
@@ -85,7 +85,7 @@ impl Buffers {
         }
     }
 
-    /// Take the amaxes that wait into the histories, and change the scales if that is due.
+    /// Takes the waiting amaxes into the histories, and changes the scales if that is due.
     pub(super) fn update(&mut self, recipe: &DelayedScaling) {
         self.forget_next_scales();
         let due = self.count(recipe.interval);
@@ -94,7 +94,7 @@ impl Buffers {
         }
     }
 
-    /// The scales that this would give. They are computed once for all passes up to the next change.
+    /// The scales that [`update`](Self::update) would give. They are computed once for all passes up to the next change.
     pub(super) fn next_scales(&mut self, recipe: &DelayedScaling) -> [Tensor<1>; 3] {
         if let Some((known, scales)) = &self.next_scales
             && known == recipe
@@ -108,18 +108,19 @@ impl Buffers {
         scales
     }
 
-    /// Whoever changes a buffer or what waits says so.
+    /// Must be called whenever a buffer or a waiting amax changes.
     pub(super) fn forget_next_scales(&mut self) {
         self.next_scales = None;
     }
 
-    /// Count a step in which the layer ran; returns whether the scales may change in it, `None` for always.
+    /// Counts a step if the layer ran in it. Returns whether the scales may change in this step; `None` if they may in every
+    /// step.
     fn count(&mut self, interval: usize) -> Option<Tensor<1, Bool>> {
         if interval == 1 {
             return None;
         }
         let steps = self.steps.value.clone();
-        // Less than 1, as a model's average has averaged steps.
+        // Less than 1 instead of equal to 0, because an average of models has averaged its step counts.
         let due = steps.clone().lower_elem(1.0);
         let next = (steps.clone() + 1.0).remainder_scalar(interval as f32);
         let ran = self.input.amax().value.not_equal_elem(0.0);
@@ -138,12 +139,12 @@ impl TensorScaling {
         }
     }
 
-    /// Have the next update take in an amax.
+    /// Makes an amax the one that the next update takes in.
     pub(super) fn wait(&mut self, amax: Tensor<1>) {
         self.waiting = Some(amax);
     }
 
-    /// Have it take in the larger one of an amax and of what waits already.
+    /// Makes the larger of `amax` and the waiting amax the one that the next update takes in.
     pub(super) fn wait_for_largest(&mut self, amax: Tensor<1>) {
         let largest = match self.waiting.take() {
             Some(waiting) => functions::amax(Tensor::cat(vec![waiting, amax], 0)),
@@ -152,13 +153,13 @@ impl TensorScaling {
         self.wait(largest);
     }
 
-    /// Put what was made of [`amax`](Self::amax) in its place.
+    /// Stores a changed [`amax`](Self::amax).
     pub(super) fn put_amax(&mut self, Buffer { id, value }: Buffer) {
         self.amax = id;
         self.wait(value);
     }
 
-    /// Take the amax into the history, and change the scale if that is due.
+    /// Takes the waiting amax into the history, and changes the scale if that is due.
     fn update(&mut self, recipe: &DelayedScaling, due: Option<&Tensor<1, Bool>>) {
         let Some(amax) = self.waiting.take() else {
             return;
@@ -177,14 +178,14 @@ impl TensorScaling {
         };
     }
 
-    /// What a scale is recorded in: a record says what it would be in e4m3, and so fits a recipe of other formats. The
-    /// units are powers of two, so that scales come back bit for bit.
+    /// The unit in which a scale is recorded. A record holds the scale that the tensor would have in e4m3, and so fits a recipe
+    /// with other formats. Units are powers of two, so scales are restored bit for bit.
     pub(super) fn scale_unit(&self) -> f32 {
         self.format.max() / Fp8Format::E4M3.max()
     }
 
-    /// The newest amaxes stay in a history of another length, and values stay where they were in the range of
-    /// another format. Whether anything changed.
+    /// Adapts to another history length, keeping the newest amaxes, and to another format, keeping the place of values in the
+    /// format's range. Returns whether anything changed.
     fn conform(&mut self, length: usize, format: Fp8Format) -> bool {
         let history = &mut self.history.value;
         let old = history.dims()[0];

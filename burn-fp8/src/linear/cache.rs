@@ -11,7 +11,7 @@ use burn::tensor::Device;
 
 use crate::{Fp8Cast, Operand, recipe::Fp8Recipe};
 
-/// What tells one cast of a weight from another. Equal casts may have other scales under another recipe.
+/// Identifies one cast of a weight. Equal casts may have different scales under different recipes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CastKey {
     pub(super) weight: ParamId,
@@ -21,7 +21,7 @@ pub(super) struct CastKey {
 
 type Casts = Vec<(CastKey, Operand<Dispatch>)>;
 
-/// Forgets its content whenever the module that holds it may get another weight: when it is mapped (as by an optimizer or
+/// Forgets its content whenever the module that holds it may get another weight: when the module is mapped (as by an optimizer or
 /// a record) or moved. Clones start empty.
 #[derive(Debug, Default)]
 pub(super) struct WeightCache(Arc<Mutex<Casts>>);

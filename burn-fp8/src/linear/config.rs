@@ -18,32 +18,32 @@ use crate::{Fp8Error, recipe::Fp8Recipe};
 /// ```
 #[derive(Config, Debug)]
 pub struct Fp8LinearConfig {
-    /// Size of the input features.
+    /// The number of input features.
     pub d_input: usize,
-    /// Size of the output features.
+    /// The number of output features.
     pub d_output: usize,
-    /// Whether a bias is added.
+    /// Whether the layer has a bias.
     #[config(default = true)]
     pub bias: bool,
-    /// How the parameters start; as Burn's `Linear` by default.
+    /// How the parameters are initialized; by default as in Burn's `Linear`.
     #[config(default = "Initializer::KaimingUniform{gain:1.0/3.0f64.sqrt(), fan_out_only:false}")]
     pub initializer: Initializer,
-    /// Where the scales come from.
+    /// The scaling recipe.
     #[config(default = "Fp8Recipe::default()")]
     pub recipe: Fp8Recipe,
 }
 
 impl Fp8LinearConfig {
-    /// Create the layer.
+    /// Creates the layer.
     ///
     /// # Panics
-    /// For a recipe that [`try_init`](Self::try_init) refuses.
+    /// If [`try_init`](Self::try_init) refuses the recipe.
     pub fn init(&self, device: &Device) -> Fp8Linear {
         self.try_init(device)
             .unwrap_or_else(|error| panic!("Fp8LinearConfig: {error}"))
     }
 
-    /// Create the layer.
+    /// Creates the layer.
     ///
     /// # Errors
     /// See [`Fp8Recipe::validate`].

@@ -1,4 +1,4 @@
-//! The ways in which a layer runs, by its recipe.
+//! How a layer runs under each kind of recipe.
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Fp8Linear {
-    /// With one scale a tensor.
+    /// Forward with one scale per tensor.
     pub(super) fn forward_scaled(
         &self,
         recipe: &Fp8Recipe,
@@ -58,7 +58,7 @@ impl Fp8Linear {
         Tensor::from_dispatch(output)
     }
 
-    /// With many scales a tensor.
+    /// Forward with several scales per tensor.
     pub(super) fn forward_blocks(
         &self,
         recipe: &Fp8Recipe,
@@ -84,7 +84,7 @@ impl Fp8Linear {
         let [_, for_output] = spec.casts.output;
         let [_, for_gradient] = spec.casts.input_gradient;
         let output_weight = cast(for_output);
-        // Square blocks are the same along both dimensions.
+        // Square blocks fit both products.
         let gradient_weight = match for_gradient == for_output || !input.is_tracked() {
             true => output_weight.clone(),
             false => cast(for_gradient),
@@ -99,7 +99,8 @@ impl Fp8Linear {
         ))
     }
 
-    /// The weight in fp8: in a later micro-batch as it was kept, otherwise as `make` gives it, with what else it found.
+    /// The weight in fp8: from the cache in a later micro-batch, otherwise from `make`. The second value is what else `make`
+    /// found, or the default if the weight came from the cache.
     fn weight_codes<T: Default>(
         &self,
         recipe: &Fp8Recipe,
@@ -121,7 +122,7 @@ impl Fp8Linear {
         (codes, found)
     }
 
-    /// Take the amaxes of input and weight into the scales at once.
+    /// Takes the amaxes of input and weight into the histories and scales at once.
     pub(super) fn gather<const D: usize>(
         &self,
         recipe: &Fp8Recipe,
@@ -134,13 +135,14 @@ impl Fp8Linear {
             let (input, weight) = (functions::amax(input), functions::amax(weight));
             self.fp8.update(recipe, &device, reducer);
             self.fp8.stage(recipe, &device, input, Some(weight));
-            // Whatever the interval is: these amaxes are there to set the scales.
+            // Whatever the interval is, because these amaxes are there to set the scales.
             let at_once = recipe.with_interval(1);
             self.fp8.update(&at_once, &device, reducer);
         }
     }
 
-    /// The scales of a pass: in training those that its ranks agree on, otherwise those that the last step gives; `None` for a recipe with many a tensor.
+    /// The scales of a pass; `None` for a recipe with several scales per tensor. In training, the ranks agree on them; otherwise
+    /// they are those that the last step gives.
     pub(super) fn scales<const D: usize>(
         &self,
         recipe: &Fp8Recipe,
@@ -155,7 +157,7 @@ impl Fp8Linear {
                 if training {
                     self.fp8.update(recipe, &device, reducer);
                 }
-                // Where a reducer is, the amaxes that wait are this rank's alone; only training asks the others.
+                // With a reducer, the waiting amaxes are this rank's alone, and only training asks the other ranks for theirs.
                 let [input, weight, gradient] = match training || self.reducer.is_some() {
                     true => self.fp8.scales(recipe, &device),
                     false => self.fp8.next_scales(recipe, &device),
@@ -175,7 +177,7 @@ impl Fp8Linear {
                 };
                 let input = current_scale(recipe, amax);
                 Some(Scales {
-                    // Not used: the gradient's is computed in backward.
+                    // Not used: the gradient's scale is computed in backward.
                     gradient: input.clone(),
                     input,
                     weight: None,
@@ -187,10 +189,10 @@ impl Fp8Linear {
     }
 }
 
-/// The scales of a pass with one scale a tensor.
+/// The scales of a pass with one scale per tensor.
 pub(super) struct Scales {
     input: Tensor<1>,
-    /// `None` where it is that of the weight's own amax, found when the weight is cast.
+    /// `None` if the scale comes from the weight's own amax, which is found when the weight is cast.
     weight: Option<Tensor<1>>,
     gradient: Tensor<1>,
     gradient_amax: GradAmaxSlot,

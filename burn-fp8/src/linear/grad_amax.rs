@@ -1,4 +1,4 @@
-//! Where backward leaves the amax of a gradient.
+//! The slot in which backward leaves the amax of a gradient.
 
 use core::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,15 +7,15 @@ use burn::backend::{Backend, tensor::FloatTensor};
 
 use crate::portable;
 
-/// Carries the amax of a gradient from the backward pass, where it is first known, to the next forward pass, which puts
-/// it into the history. Clones are the same slot.
+/// Carries the amax of a gradient from the backward pass, which computes it, to the next forward pass, which puts it into the
+/// history. Clones share the slot.
 #[derive(Clone, Debug, Default)]
 pub struct GradAmaxSlot(Arc<Mutex<Option<Arc<dyn Any + Send + Sync>>>>);
 
 impl GradAmaxSlot {
-    /// Leave an amax of shape `[1]`. One that is there already (the layer ran twice) is combined with it.
+    /// Leaves an amax of shape `[1]`. If there is one already (the layer ran twice), the larger one stays, or NaN if one is NaN.
     pub(crate) fn put<B: Backend>(&self, amax: FloatTensor<B>) {
-        // Locked all the while: another thread's backward may leave one too.
+        // Locked until the end, because another thread's backward may leave an amax too.
         let mut slot = self.lock();
         let other = slot
             .as_ref()
@@ -27,7 +27,7 @@ impl GradAmaxSlot {
         *slot = Some(Arc::new(amax));
     }
 
-    /// The amax, if there is one and it is of type `T`.
+    /// The amax, if there is one and it is of type `T`. With `take`, the slot is emptied.
     pub(crate) fn get<T: Clone + 'static>(&self, take: bool) -> Option<T> {
         let mut slot = self.lock();
         let amax = slot.as_ref()?.downcast_ref::<T>().cloned();
@@ -42,7 +42,7 @@ impl GradAmaxSlot {
         self.lock().is_some()
     }
 
-    /// A slot of its own with the same amax.
+    /// A separate slot with the same amax.
     pub(crate) fn deep_clone(&self) -> Self {
         Self(Arc::new(Mutex::new(self.lock().clone())))
     }

@@ -29,35 +29,38 @@ use state::Fp8State;
 /// A linear layer whose three matrix products (forward, input gradient, weight gradient) run in fp8.
 ///
 /// # Dtypes
-/// Input and weight are cast to the recipe's forward format, the gradient of the output to its gradient format. Sums are in f32. The
-/// output has the input's dtype, and the gradient of the weight the weight's (f32 for f32 parameters). The bias is added to the sums in f32,
-/// and its gradient is summed in high precision. (cuBLASLt takes the bias in the dtype of a 16-bit output, so an f32 bias is rounded
-/// to that first, as in Transformer Engine.)
+/// Input and weight are cast to the recipe's forward format, and the gradient of the output to its gradient format. Sums are in
+/// f32. The output has the input's dtype, and the gradient of the weight has the weight's (f32 for f32 parameters). The bias is
+/// added to the sums in f32, and its gradient is summed in high precision. (For a 16-bit output, cuBLASLt takes the bias in the
+/// output's dtype, so an f32 bias is rounded to that first, as in Transformer Engine.)
 ///
 /// # Sizes
-/// Any; they need not be multiples of 16. An input without rows runs in high precision, and so does a layer whose `d_input` or `d_output` is
-/// 0 or for which fp8 is off: by Burn's own `linear`, in the weight's dtype. (With the feature `cuda` but not `cuda-cpp`, only cuBLASLt
-/// multiplies fp8. If `d_input` or `d_output` is not a multiple of 16 then, products are decoded first, and the log says so once.)
+/// Any sizes work; they need not be multiples of 16. A layer runs in high precision, like Burn's own `linear` and in the weight's
+/// dtype, if the input has no rows, if `d_input` or `d_output` is 0, or if fp8 is off. (With the feature `cuda` but not
+/// `cuda-cpp`, only cuBLASLt multiplies fp8. Then, if `d_input` or `d_output` is not a multiple of 16, products are decoded
+/// first, and the log says so once.)
 ///
 /// # State
 /// With delayed scaling, amax histories and scales are state of the module. A forward pass on an autodiff device updates them,
-/// `into_record` and `load_record` carry them, and a run resumed from a record continues bit for bit. A clone has its own state. A pass that
-/// does not train, such as one of the copy that `valid()` makes, leaves the state as it is and uses the scales that the amaxes of the last
-/// training step give, as in Transformer Engine. (With a [reducer](Self::with_amax_reducer) it uses those of the last training pass, which
-/// the ranks agreed on.) Each pass counts as a step, even if the layer runs several times before backward: see
-/// [`DelayedScaling`](crate::recipe::DelayedScaling).
+/// `into_record` and `load_record` carry them, and a run that resumes from a record continues bit for bit. A clone has its own
+/// state. A pass that does not train, such as one of the copy that `valid()` makes, leaves the state as it is and uses the scales
+/// that the amaxes of the last training step give, as in Transformer Engine. (With a [reducer](Self::with_amax_reducer) it uses
+/// the scales of the last training pass, which the ranks agreed on.) Each pass counts as a step, even if the layer runs several
+/// times before backward: see [`DelayedScaling`](crate::recipe::DelayedScaling).
 ///
-/// [`fp8_autocast`](crate::fp8_autocast) switches fp8 off for a while or sets another recipe, [`calibrate`](crate::calibrate) sets the
-/// scales of a model that was trained without fp8, and [`Fp8Scope`] says which passes of a step may share the cast weight.
+/// [`fp8_autocast`](crate::fp8_autocast) switches fp8 off for a while or sets another recipe, [`calibrate`](crate::calibrate)
+/// sets the scales of a model that was trained without fp8, and [`Fp8Scope`] says which passes of a step may share the cast
+/// weight.
 ///
 /// # Records
-/// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*`. To load the record of a `Linear`, load it into one and convert, or
-/// allow a partial record. To load this record into a `Linear`, allow unused tensors. Load PyTorch's weights into a `Linear` too, and
-/// convert: `burn-store` transposes weights only for modules named `Linear`. An `Fp8Linear` would get them as `[d_output, d_input]`, without an
-/// error if both are equal.
+/// The record has the `weight` and `bias` of Burn's `Linear`, and `fp8.*`. To load the record of a `Linear`, load it into a
+/// `Linear` and convert that, or allow a partial record. To load this record into a `Linear`, allow unused tensors. Load
+/// PyTorch's weights into a `Linear` too, and convert it: `burn-store` transposes weights only for modules named `Linear`. An
+/// `Fp8Linear` would get them as `[d_output, d_input]`, without an error if both are equal.
 ///
-/// Histories are recorded with the recipe's length (see [`with_recipe`](Self::with_recipe)); scales fit any formats. An average of a model's
-/// parameters, such as an EMA, averages this state as well: its scales lie between those of the steps that it averages.
+/// Histories are recorded with the recipe's length (see [`with_recipe`](Self::with_recipe)), and scales independently of the
+/// formats. An average of a model's parameters, such as an EMA, averages this state as well: its scales lie between those of the
+/// averaged steps.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -72,11 +75,11 @@ use state::Fp8State;
 #[derive(Module, Debug)]
 #[module(custom_display)]
 pub struct Fp8Linear {
-    /// Matrix of shape `[d_input, d_output]`, in high precision.
+    /// The weight, of shape `[d_input, d_output]`, in high precision.
     pub weight: Param<Tensor<2>>,
-    /// Vector of size `d_output`.
+    /// The bias, of shape `[d_output]`.
     pub bias: Option<Param<Tensor<1>>>,
-    /// Delayed scaling's state; the other recipes have none.
+    /// The state of delayed scaling; the other recipes do not use it.
     fp8: Fp8State,
     cache: WeightCache,
     #[module(skip)]
@@ -86,7 +89,7 @@ pub struct Fp8Linear {
 }
 
 impl Fp8Linear {
-    /// Wrap a linear layer. Its parameters keep their ids.
+    /// Converts a linear layer. Its parameters keep their ids.
     ///
     /// # Errors
     /// See [`Fp8Recipe::validate`].
@@ -111,11 +114,11 @@ impl Fp8Linear {
         }
     }
 
-    /// Share scales over the ranks of a group, in training. With delayed scaling, the maximum over the ranks enters the histories. With current
-    /// scaling, it is taken of the input's amax; weights have equal amaxes anyway, and gradients keep each rank's own. Scales per row or
-    /// block are not shared.
+    /// Shares scales over the ranks of a group, in training. With delayed scaling, the maximum of each amax over the ranks enters
+    /// the histories. With current scaling, the input is scaled by the maximum of its amax over the ranks; weights have equal
+    /// amaxes anyway, and each rank scales gradients by its own. Scales per row or block are not shared.
     ///
-    /// Each pass makes a call that all ranks make together, and that waits for them (see [`AmaxReducer`]). So does
+    /// Each pass makes one call, which all ranks must make together and which waits for them (see [`AmaxReducer`]). So does
     /// [`calibrate`](crate::calibrate) for layers with delayed scaling. [`share_amaxes`] makes one call a step for a whole model.
     #[must_use]
     pub fn with_amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
@@ -123,11 +126,11 @@ impl Fp8Linear {
         self
     }
 
-    /// The layer with another recipe. With delayed scaling it goes on with the histories that it has; if the new length is shorter, the
-    /// newest amaxes stay. ([`Fp8Scope::with_recipe`] changes the recipe for a while, in the same way.)
+    /// This layer with another recipe. With delayed scaling it continues with the histories that it has; if the new length is
+    /// shorter, the newest amaxes stay. ([`Fp8Scope::with_recipe`] changes the recipe for a while, in the same way.)
     ///
-    /// A record has histories as long as its recipe's, and loads into a layer with the same `amax_history_len`: load it, then
-    /// change the length.
+    /// The histories in a record are as long as its recipe says, so a record loads only into a layer with the same
+    /// `amax_history_len`. Load it first, then change the length.
     ///
     /// # Errors
     /// See [`Fp8Recipe::validate`].
@@ -154,18 +157,18 @@ impl Fp8Linear {
         Ok(self)
     }
 
-    /// The recipe that the layer was made with. A scope may have [another](Fp8Scope::with_recipe).
+    /// The recipe that the layer was made with. A scope may set [another](Fp8Scope::with_recipe).
     pub fn recipe(&self) -> &Fp8Recipe {
         &self.recipe
     }
 
-    /// The scales of input, weight and gradient of the last training pass, their amax histories (the newest amax last), and the amaxes
-    /// that the next pass takes into them; `None` for a layer that never had delayed scaling.
+    /// For input, weight and gradient: the scale of the last training pass, the amax history (the newest amax last), and the amax
+    /// that the next pass takes into the history. `None` for a layer that never had delayed scaling.
     pub fn scaling_state(&self) -> Option<[ScalingState; 3]> {
         self.fp8.snapshot()
     }
 
-    /// Apply the layer.
+    /// Applies the layer.
     ///
     /// # Shapes
     /// - input: `[..., d_input]`
@@ -190,7 +193,7 @@ impl Fp8Linear {
             return in_high_precision(input, weight, bias);
         }
         let scales = self.scales(&recipe, &input, &weight);
-        // Not before the scales: ranks whose part of the batch has rows wait for this one's amaxes.
+        // Only after the scales, because the ranks whose part of the batch has rows wait for this rank's amaxes.
         if rows == 0 {
             return in_high_precision(input, weight, bias);
         }
@@ -212,7 +215,8 @@ impl Fp8Linear {
     }
 }
 
-/// Computed in the weight's dtype, since Burn's `linear` takes one dtype for all. The output has the input's dtype, as with fp8.
+/// Computes in the weight's dtype, because Burn's `linear` takes one dtype for all. The output has the input's dtype, as with
+/// fp8.
 fn in_high_precision<const D: usize>(
     input: Tensor<D>,
     weight: Tensor<2>,
@@ -222,7 +226,7 @@ fn in_high_precision<const D: usize>(
     let bias = bias.map(|bias| bias.cast(dtype));
     let [d_input, d_output] = weight.dims();
     if d_input == 0 {
-        // Burn's kernels for processors leave a product without terms as its memory was.
+        // Burn's CPU kernels do not write the output of a product without terms.
         let mut dims = input.dims();
         dims[D - 1] = d_output;
         let none = Tensor::zeros(dims, (&weight.device(), dtype));
@@ -234,14 +238,14 @@ fn in_high_precision<const D: usize>(
     linear(input.cast(dtype), weight, bias).cast(own)
 }
 
-/// Delayed scaling's state of one tensor, on the host.
+/// The state of delayed scaling for one tensor, on the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalingState {
-    /// The amaxes of earlier steps: slot 0 is free, then from the oldest to the newest.
+    /// The amaxes of earlier steps: slot 0 is free, the others go from the oldest to the newest.
     pub history: Vec<f32>,
     /// The scale.
     pub scale: f32,
-    /// The amax of the last step, which the next one takes into the history; 0 if there was none.
+    /// The amax of the last step, which the next step takes into the history; 0 if there was none.
     pub amax: f32,
 }
 

@@ -1,4 +1,4 @@
-//! The amaxes of a whole model over the ranks, in one call.
+//! Shares the amaxes of a whole model over the ranks, in one call.
 
 use core::error::Error;
 
@@ -8,19 +8,19 @@ use burn::tensor::Tensor;
 use super::state::{AMAX, CONTAINER};
 use crate::recipe::AmaxReducer;
 
-/// Share the amaxes of a step over the ranks: those of all layers with delayed scaling, by one call of the `reducer`. The
-/// next forward pass takes them into the histories, and its scales are the same on all ranks.
+/// Shares the amaxes of a step over the ranks, for all layers with delayed scaling, in one call of the `reducer`. The next
+/// forward pass takes them into the histories, and its scales are the same on all ranks.
 ///
-/// It is for layers without a [reducer](super::Fp8Linear::with_amax_reducer) of their own, which costs a call a layer and
-/// pass, and has every rank run the same layers. Call it on every rank between backward and the next forward pass,
-/// where one pass makes a step: of several, only the last one's amaxes are shared. Transformer Engine reduces all
-/// layers at once too, when the outermost `autocast` ends.
+/// Use this for layers without a [reducer](super::Fp8Linear::with_amax_reducer) of their own, which makes one call per layer and
+/// pass, and requires every rank to run the same layers. Call it on every rank between backward and the next forward pass. Each
+/// step must be a single pass: of several passes, only the amaxes of the last are shared. Transformer Engine too reduces all
+/// layers at once, when the outermost `autocast` ends.
 ///
 /// # Errors
-/// Whatever keeps the group from answering.
+/// Any error that keeps the group from answering.
 ///
 /// # Panics
-/// Where the layers are on several devices.
+/// If the layers are on several devices.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -65,7 +65,7 @@ fn is_amax(name: &str, container: &str) -> bool {
     name == AMAX && container == CONTAINER
 }
 
-/// The amaxes of a model, in the order of its layers.
+/// Collects the amaxes of a model, in the order of its layers.
 #[derive(Default)]
 struct Own {
     amaxes: Vec<Tensor<1>>,
@@ -88,7 +88,7 @@ impl ModuleVisitor for Own {
     }
 }
 
-/// Puts the amaxes of all ranks in their places.
+/// Replaces each amax by its maximum over the ranks.
 struct Shared {
     all: Tensor<1>,
     taken: usize,

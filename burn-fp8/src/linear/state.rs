@@ -1,4 +1,4 @@
-//! Delayed scaling's state of a layer, as a module.
+//! The state of a layer's delayed scaling, as a module.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,12 +14,11 @@ use crate::{
     recipe::{AmaxReducer, DelayedScaling},
 };
 
-/// Histories and scales of input, weight and gradient; nothing until delayed scaling first asks for them.
+/// Histories and scales of input, weight and gradient. Empty until delayed scaling first uses them.
 ///
-/// A step goes: `update` takes the amaxes of the step before into the histories, the layer runs with the `scales` that
-/// result, `stage` keeps the amaxes of input and weight, and backward leaves that of the gradient in the slot. A pass that
-/// does not train takes the `next_scales`. A clone is a copy: layers never share state by accident, as they would with Burn's
-/// `RunningState`.
+/// In each step, `update` takes the amaxes of the step before into the histories, the layer runs with the resulting `scales`,
+/// `stage` keeps the amaxes of input and weight, and backward leaves that of the gradient in the slot. A pass that does not train
+/// uses the `next_scales`. A clone is a copy: layers never share state by accident, as they would with Burn's `RunningState`.
 #[derive(Debug, Default)]
 pub(super) struct Fp8State {
     buffers: Arc<Mutex<Option<Buffers>>>,
@@ -27,7 +26,7 @@ pub(super) struct Fp8State {
 }
 
 impl Fp8State {
-    /// Follow a recipe from now on: at first with scales of 1 and empty histories.
+    /// Follows a recipe from now on. A new state starts with scales of 1 and empty histories.
     pub(super) fn follow(&self, recipe: &DelayedScaling, device: &Device) {
         self.with(recipe, device, |_| ());
     }
@@ -44,7 +43,7 @@ impl Fp8State {
         })
     }
 
-    /// The scales that the next update will give, of which nothing is kept in the state.
+    /// The scales that the next update will give. Histories and scales stay as they are.
     pub(super) fn next_scales(&self, recipe: &DelayedScaling, device: &Device) -> [Tensor<1>; 3] {
         self.with(recipe, device, |buffers| {
             self.collect(buffers);
@@ -52,7 +51,7 @@ impl Fp8State {
         })
     }
 
-    /// Keep the amaxes of input and weight for the next update, that of a weight only if it was cast.
+    /// Keeps the amaxes of input and weight for the next update. The weight has one only if it was cast.
     pub(super) fn stage(
         &self,
         recipe: &DelayedScaling,
@@ -69,7 +68,7 @@ impl Fp8State {
         });
     }
 
-    /// Take the amaxes of the last step into the histories, and compute the scales.
+    /// Takes the amaxes of the last step into the histories, and computes the scales.
     pub(super) fn update(
         &self,
         recipe: &DelayedScaling,
@@ -106,7 +105,7 @@ impl Fp8State {
         }))
     }
 
-    /// Use the buffers, as the recipe wants them.
+    /// Calls `run` with the buffers, which are created if needed, and adapted to the recipe.
     fn with<R>(
         &self,
         recipe: &DelayedScaling,
@@ -120,8 +119,8 @@ impl Fp8State {
         run(buffers)
     }
 
-    /// Move the gradient's amax out of the slot. One that was moved before (somebody looked at the state between two backward
-    /// passes) is combined with it, as the slot does.
+    /// Moves the gradient's amax out of the slot. If one was moved before (because the state was read between two backward
+    /// passes), the larger one stays, as in the slot.
     fn collect(&self, buffers: &mut Buffers) {
         if self.gradient_amax.is_set() {
             buffers.forget_next_scales();
@@ -137,7 +136,7 @@ impl Fp8State {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Change every buffer; each comes with its name, and a scale with the unit of its record.
+    /// Calls `map` for every buffer, with the buffer's path and, for a scale, the unit in which it is recorded.
     fn map_buffers(self, mut map: impl FnMut(&[&'static str], &mut Buffer, Option<f32>)) -> Self {
         if let Some(buffers) = self.lock().as_mut() {
             self.collect(buffers);
@@ -155,7 +154,7 @@ impl Fp8State {
         self
     }
 
-    /// The autodiff of the device that the layer is on; the buffers themselves are never tracked.
+    /// The autodiff strategy of the layer's device. The buffers themselves are never tracked.
     fn autodiff(&self) -> Option<GradientCheckpointingStrategy> {
         self.lock().as_ref()?.autodiff
     }
@@ -204,7 +203,7 @@ impl Module for Fp8State {
     }
 
     fn train(self) -> Self {
-        // What `Tensor::from_inner` gives parameters.
+        // The strategy that `Tensor::from_inner` gives parameters.
         self.with_autodiff(Some(GradientCheckpointingStrategy::Disabled))
     }
 
@@ -217,7 +216,7 @@ impl Module for Fp8State {
     }
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        // The same walk as `map`, over a copy, so that a visitor may do what it likes.
+        // The same walk as in `map`, but over a copy, so that a visitor may do anything.
         self.clone().map_buffers(|path, buffer, unit| {
             path.iter()
                 .for_each(|name| visitor.enter_module(name, CONTAINER));
@@ -229,7 +228,7 @@ impl Module for Fp8State {
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        // A mapper may do what only a tensor with autodiff can, such as `set_distributed` to all parameters.
+        // A mapper may need a tensor with autodiff, for example to call `set_distributed` on all parameters.
         let autodiff = self.autodiff();
         self.map_buffers(|path, buffer, unit| {
             path.iter()

@@ -1,19 +1,19 @@
-//! Current scaling: every tensor by its own amax.
+//! Current scaling: every tensor is scaled by its own amax.
 
 use burn::config::Config;
 
 use super::RecipeFormat;
 
-/// Scale every tensor by its own amax, `max / amax`; an amax that is zero, infinite or NaN gives a scale of 1.
+/// Scales every tensor by its own amax, `max / amax`. An amax that is zero, infinite or NaN gives a scale of 1.
 ///
 /// Transformer Engine's `Float8CurrentScaling` and torchao's `tensorwise` recipe. It costs one more read of each tensor
 /// than [`DelayedScaling`](super::DelayedScaling), and has no state.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct CurrentScaling {
-    /// Which format goes where.
+    /// Which format is used for which pass.
     #[config(default = "RecipeFormat::Hybrid")]
     pub format: RecipeFormat,
-    /// Round scales down to powers of two.
+    /// Whether scales are rounded down to powers of two.
     #[config(default = false)]
     pub power_of_two: bool,
 }

@@ -1,38 +1,38 @@
-//! Recipes with many scales a tensor, each from the amax of what it scales.
+//! Recipes with several scales per tensor, each from the amax of the elements that share it.
 
 use burn::config::Config;
 
 use super::RecipeFormat;
 use crate::{Fp8Error, Granularity};
 
-/// A scale for every row of a left operand and every column of a right one, from their own amaxes. Each of the three
-/// products of a layer casts its operands for itself.
+/// A scale for each row of a left operand and each column of a right one, from its own amax. Each of the three products of a
+/// layer casts its operands separately.
 ///
-/// torchao's `rowwise` recipe with its defaults: e4m3 everywhere, scales rounded down to powers of two.
+/// This is torchao's `rowwise` recipe with its defaults: e4m3 everywhere, scales rounded down to powers of two.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct RowwiseScaling {
-    /// Which format goes where.
+    /// Which format is used for which pass.
     #[config(default = "RecipeFormat::E4M3")]
     pub format: RecipeFormat,
-    /// Round scales down to powers of two.
+    /// Whether scales are rounded down to powers of two.
     #[config(default = true)]
     pub power_of_two: bool,
 }
 
-/// A scale for every `1 x size` elements of an activation or gradient (along the sum) and every `size x size` of a weight,
-/// from their own amaxes; partial sums of `size` terms are scaled and added in f32.
+/// A scale for every `1 x size` elements of an activation or gradient (along the inner dimension) and for every `size x size`
+/// elements of a weight, each from its own amax. Partial sums of `size` terms are scaled and added in f32.
 ///
-/// DeepSeek-V3's recipe (arXiv:2412.19437) and Transformer Engine's `Float8BlockScaling` with its defaults: e4m3
+/// This is DeepSeek-V3's recipe (arXiv:2412.19437) and Transformer Engine's `Float8BlockScaling` with its defaults: e4m3
 /// everywhere, scales rounded down to powers of two.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct BlockScaling {
-    /// Which format goes where.
+    /// Which format is used for which pass.
     #[config(default = "RecipeFormat::E4M3")]
     pub format: RecipeFormat,
-    /// Side of a block.
+    /// The side of a block.
     #[config(default = 128)]
     pub size: usize,
-    /// Round scales down to powers of two.
+    /// Whether scales are rounded down to powers of two.
     #[config(default = true)]
     pub power_of_two: bool,
 }
@@ -49,19 +49,20 @@ impl BlockScaling {
     }
 }
 
-/// Which elements share a scale in the three products of a linear layer; each operand as it lies before it is transposed.
+/// Which elements share a scale in the three products of a linear layer. Each operand is described as it is before it is
+/// transposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearCasts {
-    /// Input and weight, in the output.
+    /// Input and weight, in the product for the output.
     pub output: [Granularity; 2],
-    /// Gradient and weight, in the gradient of the input.
+    /// Gradient and weight, in the product for the gradient of the input.
     pub input_gradient: [Granularity; 2],
-    /// Input and gradient, in the gradient of the weight.
+    /// Input and gradient, in the product for the gradient of the weight.
     pub weight_gradient: [Granularity; 2],
 }
 
 impl LinearCasts {
-    /// One scale a tensor.
+    /// One scale per tensor.
     pub const TENSOR: Self = Self {
         output: [Granularity::Tensor; 2],
         input_gradient: [Granularity::Tensor; 2],

@@ -1,4 +1,4 @@
-//! Recipes: which format goes where, and where the scales come from.
+//! Recipes: which formats are used, and where the scales come from.
 
 mod current;
 mod delayed;
@@ -21,7 +21,7 @@ pub enum RecipeFormat {
     Hybrid,
     /// E4m3 everywhere.
     E4M3,
-    /// E5m2 everywhere. Refused by [`validate`](Fp8Recipe::validate): too coarse for the forward pass.
+    /// E5m2 everywhere. [`validate`](Fp8Recipe::validate) refuses it, because it is too coarse for the forward pass.
     E5M2,
 }
 
@@ -50,7 +50,7 @@ impl RecipeFormat {
     }
 }
 
-/// A scaling recipe. All of it serializes, as JSON too (`Config`).
+/// A scaling recipe. It serializes, also to JSON (`Config`).
 ///
 /// ```
 /// use burn_fp8::recipe::{DelayedScaling, Fp8Recipe};
@@ -62,7 +62,7 @@ impl RecipeFormat {
 pub enum Fp8Recipe {
     /// Scales from the amaxes of earlier steps.
     Delayed(DelayedScaling),
-    /// Scales from the tensor at hand.
+    /// Scales from the amax of the tensor itself.
     Current(CurrentScaling),
     /// A scale per row or column.
     Rowwise(RowwiseScaling),
@@ -71,7 +71,7 @@ pub enum Fp8Recipe {
 }
 
 impl Fp8Recipe {
-    /// Which format goes where.
+    /// Which format is used for which pass.
     pub fn format(&self) -> RecipeFormat {
         match self {
             Self::Delayed(recipe) => recipe.format,
@@ -81,7 +81,7 @@ impl Fp8Recipe {
         }
     }
 
-    /// Whether scales are rounded down to powers of two. Those of delayed scaling never are.
+    /// Whether scales are rounded down to powers of two. With delayed scaling they never are.
     pub fn power_of_two(&self) -> bool {
         match self {
             Self::Delayed(_) => false,
@@ -100,7 +100,7 @@ impl Fp8Recipe {
         }
     }
 
-    /// Check the recipe.
+    /// Checks the recipe.
     ///
     /// # Errors
     /// [`Fp8Error::ForwardFormat`] for e5m2 in the forward pass, [`Fp8Error::RecipeField`] for a field out of range,
@@ -121,7 +121,7 @@ impl Default for Fp8Recipe {
     }
 }
 
-/// `Option` as well, for what takes a recipe or none.
+/// Also into `Option`, for functions that take an optional recipe.
 macro_rules! from_recipe {
     ($($variant:ident($recipe:ident)),*) => {$(
         impl From<$recipe> for Fp8Recipe {

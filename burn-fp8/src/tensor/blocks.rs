@@ -7,26 +7,26 @@ use super::{Fp8Tensor, Granularity};
 use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
 
 impl<const D: usize> Fp8Tensor<D> {
-    /// Quantize every row (of the last dimension) with a scale of its own, from its amax.
+    /// Quantizes with a scale for each row (of the last dimension), from its own amax.
     pub fn quantize_rows(tensor: Tensor<D>, format: Fp8Format) -> Self {
         Self::quantize_by(tensor, Fp8Cast::new(Granularity::Row, format))
     }
 
-    /// Quantize every column with a scale of its own: the rows of the transpose.
+    /// Quantizes with a scale for each column, from its own amax. Columns are the rows of the transpose.
     ///
     /// # Panics
-    /// For tensors of rank 1.
+    /// If the tensor has rank 1.
     pub fn quantize_columns(tensor: Tensor<D>, format: Fp8Format) -> Self {
         assert!(D > 1, "quantize_columns: a tensor of rank 1 has no columns");
         Self::quantize_by(tensor, Fp8Cast::new(Granularity::Column, format))
     }
 
-    /// Quantize every block of `[rows, columns]` of the last two dimensions with a scale of its own. DeepSeek-V3 takes
+    /// Quantizes with a scale for each block of `[rows, columns]` of the last two dimensions, from its own amax. DeepSeek-V3 uses
     /// `[1, 128]` for activations and `[128, 128]` for weights.
     ///
     /// # Errors
     /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::NoMatrix`] for tensors of rank 1,
-    /// [`Fp8Error::TooLarge`] where CubeCL's kernels cannot count the elements.
+    /// [`Fp8Error::TooLarge`] if CubeCL's kernels cannot count the elements.
     pub fn quantize_blocks(
         tensor: Tensor<D>,
         [rows, columns]: [usize; 2],
@@ -38,11 +38,11 @@ impl<const D: usize> Fp8Tensor<D> {
         )
     }
 
-    /// Quantize with scales from the tensor's own amaxes, as `cast` says.
+    /// Quantizes with scales from the tensor's own amaxes, as `cast` says.
     ///
     /// # Errors
-    /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::NoMatrix`] for columns or blocks of a
-    /// tensor of rank 1, [`Fp8Error::TooLarge`] where CubeCL's kernels cannot count the elements.
+    /// [`Fp8Error::EmptyBlock`] for a block without rows or columns, [`Fp8Error::NoMatrix`] for columns or blocks of a tensor of
+    /// rank 1, [`Fp8Error::TooLarge`] if CubeCL's kernels cannot count the elements.
     pub fn quantize_as(tensor: Tensor<D>, cast: Fp8Cast) -> Result<Self, Fp8Error> {
         cast.granularity.check(D)?;
         functions::check_cast(&tensor, cast.granularity)?;

@@ -1,4 +1,4 @@
-//! Fp8 tensors off the device.
+//! Fp8 tensors on the host.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 use super::{Fp8Tensor, Granularity, check_scale};
 use crate::{Fp8Error, Fp8Format};
 
-/// An fp8 tensor off the device.
+/// An fp8 tensor on the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fp8Data {
     /// The codes, row by row.
@@ -24,7 +24,7 @@ pub struct Fp8Data {
 }
 
 impl<const D: usize> Fp8Tensor<D> {
-    /// Codes, scales and the rest as plain data, which serializes.
+    /// Codes, scales and the rest as plain data that serializes.
     pub fn into_data(self) -> Fp8Data {
         let shape = self.dims().to_vec();
         let scale_shape = self.scale.dims().to_vec();
@@ -43,9 +43,9 @@ impl<const D: usize> Fp8Tensor<D> {
     /// The inverse of [`into_data`](Self::into_data).
     ///
     /// # Errors
-    /// [`Fp8Error::DataRank`] for data of another rank than `D`; [`Fp8Error::CodeLength`] and [`Fp8Error::ScaleLength`] where
-    /// elements and shape do not fit; [`Fp8Error::EmptyBlock`], [`Fp8Error::NoMatrix`] and [`Fp8Error::ScaleShape`] where scales
-    /// and granularity do not; [`Fp8Error::InvalidScale`] for a scale that is not positive and finite.
+    /// [`Fp8Error::DataRank`] if the rank of the data is not `D`; [`Fp8Error::CodeLength`] and [`Fp8Error::ScaleLength`] if
+    /// elements and shape do not fit; [`Fp8Error::EmptyBlock`], [`Fp8Error::NoMatrix`] and [`Fp8Error::ScaleShape`] if scales and
+    /// granularity do not fit; [`Fp8Error::InvalidScale`] for a scale that is not positive and finite.
     pub fn from_data(data: Fp8Data, device: &Device) -> Result<Self, Fp8Error> {
         let device = device.clone().without_autodiff();
         if data.shape.len() != D {
@@ -92,7 +92,7 @@ impl<const D: usize> Fp8Tensor<D> {
     }
 }
 
-/// The elements of a shape; `None` for more than can be counted.
+/// The number of elements of a shape; `None` if it overflows.
 fn elements(shape: &[usize]) -> Option<usize> {
     shape
         .iter()
@@ -107,7 +107,8 @@ impl<const D: usize> Serialize for Fp8Tensor<D> {
 }
 
 impl<'de, const D: usize> Deserialize<'de> for Fp8Tensor<D> {
-    /// Onto the default device, as Burn's own tensors; [`Fp8Data`] and [`from_data`](Fp8Tensor::from_data) take any device.
+    /// Onto the default device, like Burn's own tensors. Use [`Fp8Data`] and [`from_data`](Fp8Tensor::from_data) for another
+    /// device.
     fn deserialize<De: Deserializer<'de>>(deserializer: De) -> Result<Self, De::Error> {
         let data = Fp8Data::deserialize(deserializer)?;
         Self::from_data(data, &Device::default()).map_err(De::Error::custom)

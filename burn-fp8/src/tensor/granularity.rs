@@ -5,13 +5,13 @@ use crate::Fp8Error;
 /// Which elements of a tensor share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Granularity {
-    /// All of them.
+    /// All elements.
     Tensor,
-    /// Those of a row (of the last dimension).
+    /// The elements of a row (of the last dimension).
     Row,
-    /// Those of a column. The transpose of a row-scaled tensor has this one.
+    /// The elements of a column. The transpose of a tensor that is scaled by rows is scaled by columns.
     Column,
-    /// Those of a block of the last two dimensions. Blocks at the edges may be smaller.
+    /// The elements of a block of the last two dimensions. Blocks at the edges may be smaller.
     Block {
         /// Rows of a block.
         rows: usize,
@@ -21,7 +21,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Rows that share a scale; `None` where all of them do.
+    /// The number of rows that share a scale; `None` if all rows do.
     pub(crate) fn rows(self) -> Option<usize> {
         match self {
             Self::Tensor | Self::Column => None,
@@ -30,13 +30,13 @@ impl Granularity {
         }
     }
 
-    /// Columns that share a scale; `None` where all of them do.
+    /// The number of columns that share a scale; `None` if all columns do.
     pub(crate) fn columns(self) -> Option<usize> {
         self.transposed().rows()
     }
 
-    /// Whether products likely sum down the columns of a matrix with such scales, as they do those of a right side: its
-    /// scales change less often that way. Square blocks are a weight's.
+    /// Whether products probably sum along the columns of a matrix with such scales, as they do for a right side: in that
+    /// direction its scales change less often. Square blocks count, because weights have them.
     #[cfg(feature = "cubecl")]
     pub(crate) fn is_summed_down(self) -> bool {
         match self {
@@ -46,7 +46,7 @@ impl Granularity {
         }
     }
 
-    /// Check that a tensor of that rank can have its scales so.
+    /// Checks that a tensor of this rank can have such scales.
     pub(crate) fn check(self, rank: usize) -> Result<(), Fp8Error> {
         match self {
             Self::Block { rows, columns } if rows == 0 || columns == 0 => {
@@ -60,7 +60,7 @@ impl Granularity {
         }
     }
 
-    /// The rows and the columns that share a scale, 0 where all of them do: what descriptions and records have.
+    /// The numbers of rows and of columns that share a scale, or 0 if all do, as op descriptions and records store them.
     pub(crate) fn sides(self) -> [u64; 2] {
         [self.rows(), self.columns()].map(|side| side.unwrap_or(0) as u64)
     }
@@ -75,7 +75,7 @@ impl Granularity {
         }
     }
 
-    /// The shape of the scales of codes of that shape.
+    /// The shape of the scales for codes of shape `codes`.
     pub(crate) fn scale_shape(self, codes: &[usize]) -> Vec<usize> {
         if self == Self::Tensor {
             return vec![1; codes.len()];
@@ -87,7 +87,7 @@ impl Granularity {
         shape
     }
 
-    /// That of the transpose.
+    /// The granularity of the transpose.
     ///
     /// ```
     /// use burn_fp8::Granularity;

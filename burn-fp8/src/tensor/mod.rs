@@ -15,10 +15,10 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
 
-/// A tensor of fp8 numbers: one byte an element on the device, with its scales and its format.
+/// A tensor of fp8 numbers: one byte per element on the device, with its scales and its format.
 ///
-/// The value of an element is its code's value divided by its scale. Nothing here is differentiable; modules such as
-/// [`Fp8Linear`](crate::Fp8Linear) have the gradients.
+/// The value of an element is its code's value divided by its scale. Nothing here is differentiable; for gradients, use modules
+/// such as [`Fp8Linear`](crate::Fp8Linear).
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};
@@ -33,15 +33,15 @@ use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
 #[derive(Clone)]
 pub struct Fp8Tensor<const D: usize> {
     codes: Tensor<D, Int>,
-    /// One element, or one row, column or block of them per row, column or block of the codes.
+    /// One element, or one for each row, column or block of the codes.
     scale: Tensor<D>,
     granularity: Granularity,
     format: Fp8Format,
 }
 
 impl<const D: usize> Fp8Tensor<D> {
-    /// Quantize with the tensor's own amax: the largest absolute value becomes the format's largest. Two reads of the
-    /// tensor, none by the host. An amax that is zero, infinite or NaN gives a scale of 1.
+    /// Quantizes with a scale from the tensor's own amax: the largest absolute value becomes the format's largest. The device
+    /// reads the tensor twice, and the host does not wait. An amax that is zero, infinite or NaN gives a scale of 1.
     pub fn quantize(tensor: Tensor<D>, format: Fp8Format) -> Self {
         Self::quantize_whole(tensor, Fp8Cast::new(Granularity::Tensor, format))
     }
@@ -53,11 +53,11 @@ impl<const D: usize> Fp8Tensor<D> {
         Self::quantize_with_device_scale(tensor, scale, cast.format).0
     }
 
-    /// Quantize with a given scale, which multiplies before the cast. Values out of range saturate.
+    /// Quantizes with a given scale, which multiplies before the cast. Values out of range saturate.
     ///
     /// # Errors
-    /// [`Fp8Error::InvalidScale`] unless the scale is positive and finite, and [`Fp8Error::TooLarge`] where CubeCL's kernels cannot count
-    /// the elements.
+    /// [`Fp8Error::InvalidScale`] unless the scale is positive and finite, and [`Fp8Error::TooLarge`] if CubeCL's kernels cannot
+    /// count the elements.
     pub fn quantize_with_scale(
         tensor: Tensor<D>,
         scale: f32,
@@ -70,11 +70,11 @@ impl<const D: usize> Fp8Tensor<D> {
         Ok(Self::quantize_with_device_scale(tensor, scale, format).0)
     }
 
-    /// Quantize with a scale that is on the device already (f32, of shape `[1]`), and return the tensor's amax (of shape
-    /// `[1]`) from the same read. The scale's value is not checked: that would wait for the device.
+    /// Quantizes with a scale that is already on the device (f32, of shape `[1]`), and returns the tensor's amax (of shape `[1]`)
+    /// from the same read. The scale's value is not checked, because that would wait for the device.
     ///
     /// # Panics
-    /// Where the scale is not one f32.
+    /// If the scale is not a single f32.
     #[track_caller]
     pub fn quantize_with_device_scale(
         tensor: Tensor<D>,
@@ -91,15 +91,15 @@ impl<const D: usize> Fp8Tensor<D> {
         (quantized, Tensor::from_dispatch(amax))
     }
 
-    /// [`quantize_with_device_scale`](Self::quantize_with_device_scale) and the transpose (of the last two dimensions): the
-    /// tensor, its transpose and the amax, from one read of the input.
+    /// [`quantize_with_device_scale`](Self::quantize_with_device_scale), and the transpose (of the last two dimensions). Returns
+    /// the tensor, its transpose and the amax, from one read of the input.
     ///
-    /// On a device with fp8 tensor cores, which read both sides of a product along its sum, the transpose is a tensor of its own,
-    /// laid out row by row, so that the right side `transposed.transpose()` is not copied before a product. Elsewhere it is
-    /// [`transpose`](Self::transpose)'s, which costs nothing.
+    /// On a device with fp8 tensor cores, which read both sides of a product along its inner dimension, the transpose is a tensor
+    /// of its own, laid out row by row, so that the right side `transposed.transpose()` is not copied before a product. On other
+    /// devices it is the same as [`transpose`](Self::transpose), which costs nothing.
     ///
     /// # Panics
-    /// For tensors of rank 1, and where the scale is not one f32.
+    /// If the tensor has rank 1, or the scale is not a single f32.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -147,7 +147,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// The values, in `dtype`.
     ///
     /// # Panics
-    /// For a dtype that the device does not compute in (bf16 on WebGPU).
+    /// If the device does not support the dtype (bf16 on WebGPU).
     pub fn dequantize(&self, dtype: FloatDType) -> Tensor<D> {
         functions::check_dtype(&self.device(), dtype)
             .unwrap_or_else(|error| panic!("dequantize: {error}"));
@@ -164,13 +164,13 @@ impl<const D: usize> Fp8Tensor<D> {
         })
     }
 
-    /// The codes, one byte an element (dtype U8).
+    /// The codes, one byte per element (dtype U8).
     pub fn codes(&self) -> Tensor<D, Int> {
         self.codes.clone()
     }
 
-    /// The scales, in f32: all dimensions 1 for one scale per tensor; the last, the last but one, or both of them
-    /// counted in rows, columns or blocks otherwise.
+    /// The scales, in f32. With one scale per tensor, all dimensions are 1; otherwise the last dimension, the last but one, or
+    /// both are numbers of rows, columns or blocks.
     pub fn scale(&self) -> Tensor<D> {
         self.scale.clone()
     }
@@ -198,8 +198,8 @@ impl<const D: usize> Fp8Tensor<D> {
     /// The same elements in another shape.
     ///
     /// # Panics
-    /// Where the number of elements differs, as Burn's own `reshape`, and for tensors with more than one scale, whose
-    /// rows and blocks a reshape would tear apart: dequantize those first.
+    /// If the number of elements differs, as in Burn's own `reshape`, and for tensors with more than one scale, because a reshape
+    /// would tear their rows or blocks apart: dequantize those first.
     pub fn reshape<const E: usize>(self, shape: [usize; E]) -> Fp8Tensor<E> {
         assert!(
             self.granularity == Granularity::Tensor,
@@ -214,10 +214,10 @@ impl<const D: usize> Fp8Tensor<D> {
         }
     }
 
-    /// Swap the last two dimensions. Nothing is copied where the backend has strides (Flex, CubeCL).
+    /// Swaps the last two dimensions. Nothing is copied if the backend has strides (Flex, CubeCL).
     ///
     /// # Panics
-    /// For tensors of rank 1, as Burn's own `transpose`.
+    /// If the tensor has rank 1, as in Burn's own `transpose`.
     pub fn transpose(self) -> Self {
         Self {
             codes: self.codes.transpose(),

@@ -1,4 +1,4 @@
-//! Fp8 tensors in the states that Burn records, such as an optimizer's.
+//! Fp8 tensors as part of a state that Burn records, such as an optimizer's.
 
 use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::{Device, TensorData};

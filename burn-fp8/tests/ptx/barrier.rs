@@ -1,4 +1,4 @@
-//! `mbarrier`: barriers in shared memory, whose phases complete when arrivals and bytes are all there.
+//! `mbarrier`: barriers in shared memory. A phase completes when all arrivals and all bytes are there.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::{
     shared::{Author, Heard},
 };
 
-/// Looks in vain, all other threads having run between them, after which a thread is thought to wait for ever.
+/// The number of failed polls of a thread, with all other threads run in between, after which it counts as waiting forever.
 const MOST_POLLS: u32 = 1000;
 
 pub(super) enum Operation {
@@ -22,12 +22,12 @@ pub(super) enum Operation {
         place: Place,
         count: Value,
     },
-    /// Arrives, and makes the phase wait for so many bytes.
+    /// Arrives, and adds to the bytes that the phase waits for.
     Expect {
         place: Place,
         bytes: Value,
     },
-    /// Whether the phase of a parity is complete.
+    /// Tests whether the phase with this parity is complete.
     Try {
         to: Register,
         place: Place,
@@ -40,19 +40,19 @@ pub(super) struct Mbarriers(HashMap<u64, Mbarrier>);
 
 #[derive(Debug)]
 struct Mbarrier {
-    /// Of a phase.
+    /// The number of arrivals that complete a phase.
     arrivals: u32,
     pending: u32,
     bytes: i64,
-    /// The phase that is not complete.
+    /// The number of the phase that is not yet complete.
     phase: u32,
-    /// Who initialized it, after how many barriers of the block and fences of its own.
+    /// The thread that initialized it, and the numbers of block barriers and of its own fences before that.
     thread: usize,
     turn: u32,
     fences: u32,
-    /// What the warps that arrived so far tell those who wait.
+    /// What waiting threads learn from the warps that have arrived so far.
     told: Heard,
-    /// The same when each phase was complete.
+    /// `told` at the time each phase was completed.
     phases: Vec<Heard>,
 }
 
@@ -87,7 +87,7 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
             }
         }
         "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64" => {
-            // The state, which a wait by parity does not need.
+            // The register for the state, which a wait by parity does not need.
             operands.register(0);
             Operation::Expect {
                 place: operands.place(1),
@@ -155,7 +155,7 @@ impl Block<'_> {
                 let done = phase % 2 != parity;
                 self.threads[thread].set(*to, u64::from(done))?;
                 if !done {
-                    // The data come when somebody has looked for them.
+                    // Data arrive only after a poll.
                     self.arrive_one(address)?;
                     self.threads[thread].polls += 1;
                     if self.threads[thread].polls > MOST_POLLS {
@@ -200,7 +200,7 @@ impl Block<'_> {
         Ok(phase)
     }
 
-    /// Bytes of the TMA are there.
+    /// Bytes of the TMA have arrived.
     pub(super) fn complete_bytes(&mut self, address: u64, bytes: usize) -> Result<()> {
         let barrier = self.mbarriers.0.get_mut(&address).expect("checked before");
         barrier.bytes -= bytes as i64;

@@ -1,4 +1,4 @@
-//! A block: its threads in turn, each until it has to wait for others.
+//! A block: runs its threads in turn, each until it has to wait for others.
 
 use super::{
     Kernel, Result, TensorMap,
@@ -11,9 +11,9 @@ use super::{
     wgmma::Warpgroups,
 };
 
-/// Threads of a warp.
+/// The number of threads in a warp.
 pub(super) const WARP: usize = 32;
-/// Instructions of a thread without a wait, after which it is thought to run for ever.
+/// The number of instructions that a thread may run without a wait. Beyond that, a loop counts as endless.
 const MOST_INSTRUCTIONS: usize = 10_000_000;
 
 pub(super) struct Block<'a> {
@@ -36,9 +36,9 @@ pub(super) struct Block<'a> {
 pub(super) enum Flow {
     Next,
     Jump(usize),
-    /// Waits, at the next instruction or at this one.
+    /// Stops at this instruction, in this state.
     Stop(State),
-    /// Lets others go first, then goes on.
+    /// Lets other threads run, then goes on.
     Yield,
 }
 
@@ -81,7 +81,7 @@ impl<'a> Block<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<()> {
-        // Every other block from its last thread to its first, for no order is promised.
+        // Every other block runs from its last thread to its first, because no order is promised.
         let count = self.threads.len();
         let backwards = self.place.iter().sum::<u32>() % 2 == 1;
         loop {
@@ -125,7 +125,7 @@ impl<'a> Block<'a> {
         format!("{error}; thread {thread}, at `{line}`")
     }
 
-    /// Nobody can go on.
+    /// The error if no thread can go on.
     fn stuck(&self) -> String {
         let mut waits: Vec<(String, usize)> = Vec::new();
         for (number, thread) in self.threads.iter().enumerate() {
@@ -146,7 +146,7 @@ impl<'a> Block<'a> {
         format!("all threads wait for ever: {waits:?}")
     }
 
-    /// `bar.sync`: for all threads of the block.
+    /// `bar.sync`: passes if all threads of the block are there.
     fn pass_barrier(&mut self) -> bool {
         let all = self
             .threads
@@ -154,7 +154,7 @@ impl<'a> Block<'a> {
             .all(|thread| thread.state == State::AtBarrier);
         if all {
             self.shared.turn += 1;
-            // What one has seen completed, the others have now.
+            // Phases that one thread has seen completed are now known to all.
             let mut seen = std::collections::HashMap::new();
             for (&barrier, &phase) in self.threads.iter().flat_map(|thread| &thread.seen) {
                 let known = seen.entry(barrier).or_insert(phase);
@@ -169,7 +169,7 @@ impl<'a> Block<'a> {
         all
     }
 
-    /// The instructions of whole warps and warpgroups whose threads are all there.
+    /// Runs the instructions of whole warps and warpgroups whose threads have all arrived.
     fn run_together(&mut self) -> Result<bool> {
         let kernel = self.kernel;
         let mut moved = false;

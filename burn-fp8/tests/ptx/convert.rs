@@ -1,4 +1,4 @@
-//! From a type to another, and from an address in a space to a generic one.
+//! Conversions between types, and from addresses in a space to generic ones.
 
 use half::{bf16, f16};
 
@@ -20,7 +20,7 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
         "cvt.u32.u64" => |x| Some(x[0] & 0xFFFF_FFFF),
         "cvt.u64.u32" => |x| Some(x[0] & 0xFFFF_FFFF),
         "cvt.rn.f32.u32" => |x| bits(x[0] as u32 as f32),
-        // Towards zero, to the nearest that there is.
+        // Rounds towards zero, and saturates.
         "cvt.rzi.u32.f32" => |x| Some(u64::from(float(x[0]) as u32)),
         "cvt.f32.f16" => |x| bits(f16::from_bits(x[0] as u16).to_f32()),
         "cvt.f32.bf16" => |x| Some((x[0] & 0xFFFF) << 16),
@@ -51,7 +51,7 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
     Some((1, function))
 }
 
-/// Where a generic address lies in a window.
+/// The offset of a generic address in a window.
 pub(super) fn within(window: u64, address: u64) -> Option<u64> {
     address
         .checked_sub(window)

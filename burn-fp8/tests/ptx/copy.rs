@@ -1,4 +1,4 @@
-//! `cp.async`: copies of 16 bytes from global to shared memory, which arrive when their group is waited for.
+//! `cp.async`: copies of 16 bytes from global to shared memory, which arrive when a thread waits for their group.
 
 use super::{
     Result,
@@ -8,18 +8,18 @@ use super::{
 };
 
 pub(super) enum Operation {
-    /// The rest of 16 bytes, behind what is read, becomes zeros.
+    /// Reads `size` bytes, and fills the rest of the 16 with zeros.
     Copy {
         to: Place,
         from: Place,
         size: Option<Value>,
     },
     Commit,
-    /// Until no more groups than these are on their way.
+    /// Waits until no more than this number of groups is pending.
     Wait(usize),
 }
 
-/// Of a thread: groups that are committed, and the copies that are in none yet.
+/// The copies of a thread: committed groups, and copies that are not in a group yet.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     groups: Vec<Vec<Copy>>,

@@ -1,4 +1,4 @@
-//! Statements as operations. What is not known is a panic with the line.
+//! Translates statements to operations. Anything unknown panics with the line.
 
 use super::{
     Kernel, Parameter, barrier, convert, copy, float, integer, mma,
@@ -7,17 +7,17 @@ use super::{
     tma, transfer, wgmma,
 };
 
-/// What an instruction computes; `None` where that is undefined.
+/// The function that an instruction computes; `None` if the result is undefined.
 pub(super) type Function = fn(&[u64; 4]) -> Option<u64>;
 
 pub(super) struct Instruction {
-    /// Runs where this predicate is true (or, if so said, false).
+    /// The predicate, and whether the instruction runs if it is false instead of true.
     pub(super) guard: Option<(Register, bool)>,
     pub(super) operation: Operation,
     pub(super) text: String,
 }
 
-/// What is read.
+/// An operand that is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value {
     Register(Register),
@@ -48,7 +48,7 @@ pub(super) enum Operation {
         to: Register,
         from: Vec<Value>,
     },
-    /// Registers of some bits side by side, the first lowest.
+    /// Packs registers of `bits` bits side by side, the first lowest.
     Pack {
         to: Register,
         from: Vec<Value>,
@@ -70,7 +70,7 @@ pub(super) enum Operation {
     Tma(tma::Load),
     /// `fence.proxy.async`.
     ProxyFence,
-    /// Run by a warp or a warpgroup together.
+    /// A warp or a warpgroup runs it together.
     Mma(mma::Mma),
     Wgmma(wgmma::Operation),
 }
@@ -91,7 +91,7 @@ pub(super) fn kernel(entry: Entry) -> Kernel {
         .iter()
         .map(|parameter| (&*parameter.name, parameter.offset as u64))
         .collect();
-    // Dynamic shared memory, which has no size, is behind the rest.
+    // Dynamic shared memory, which has no size, comes after the rest.
     let (dynamic, fixed): (Vec<_>, Vec<_>) = entry.shared.iter().partition(|shared| shared.2 == 0);
     for (name, align, size) in fixed.into_iter().chain(dynamic) {
         static_shared = static_shared.next_multiple_of(*align);
@@ -124,7 +124,7 @@ struct Context<'a> {
     entry: &'a Entry,
 }
 
-/// A statement's operands, as its operation wants them.
+/// The operands of a statement, in the forms that operations take.
 pub(super) struct Operands<'a> {
     statement: &'a Statement,
     context: Context<'a>,
@@ -230,7 +230,7 @@ impl Operands<'_> {
         self.value_of(self.get(index))
     }
 
-    /// A vector's, or the one that there is.
+    /// The elements of a vector, or a single operand.
     pub(super) fn values(&self, index: usize) -> Vec<Value> {
         match self.get(index) {
             Operand::Vector(operands) => operands.iter().map(|one| self.value_of(one)).collect(),
@@ -252,7 +252,7 @@ impl Operands<'_> {
         place
     }
 
-    /// The address of a tensor map, and coordinates.
+    /// The address of a tensor map, and the coordinates.
     pub(super) fn tensor(&self, index: usize) -> (Place, Vec<Value>) {
         match self.get(index) {
             Operand::Address(base, offset, coordinates) => (

@@ -1,4 +1,4 @@
-//! f32 arithmetic, rounded to the nearest, subnormals kept (no `.ftz`).
+//! f32 arithmetic: rounded to nearest, with subnormals kept (no `.ftz`).
 
 use std::cmp::Ordering::{self, Equal, Greater, Less};
 
@@ -22,7 +22,7 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
     })
 }
 
-/// Relations with a `u` are true of NaN as well.
+/// Relations with a `u` are also true for NaN.
 fn comparison(relation: &str) -> Option<Function> {
     Some(match relation {
         "eq" => |x| truth(order(x) == Some(Equal)),
@@ -51,7 +51,7 @@ fn float(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
 }
 
-/// A NaN has the bits that NVIDIA's GPUs give.
+/// Bits of a result. A NaN has the bits that NVIDIA's GPUs give it.
 fn bits(value: f32) -> Option<u64> {
     Some(u64::from(if value.is_nan() {
         0x7FFF_FFFF

@@ -1,8 +1,8 @@
-//! What the codes mean: OCP's 8-bit floating point specification (OFP8), section 5.
+//! The values of codes, by OCP's 8-bit floating point specification (OFP8), section 5.
 
 use std::sync::LazyLock;
 
-/// An operand's format.
+/// The format of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fp8 {
     E4m3,
@@ -41,8 +41,8 @@ impl Fp8 {
         }
     }
 
-    /// What `cvt.rn.satfinite` makes of a value: the code of the nearest finite one, with an even mantissa where two are; of NaN
-    /// the canonical one.
+    /// The result of `cvt.rn.satfinite`: the code of the nearest finite value, or the one with an even mantissa if two are
+    /// equally near; the canonical code for NaN.
     pub(super) fn nearest(self, value: f32) -> u8 {
         if value.is_nan() {
             return 0x7F;
@@ -59,7 +59,7 @@ impl Fp8 {
         code.unwrap() | sign
     }
 
-    /// The value of every code.
+    /// The values of all codes.
     pub(super) fn values(self) -> &'static [f64; 256] {
         static VALUES: [LazyLock<[f64; 256]>; 2] = [
             LazyLock::new(|| Fp8::E4m3.table()),

@@ -2,11 +2,11 @@
 
 use super::Result;
 
-/// Somebody wrote the byte.
+/// The byte was written at some time.
 const WRITTEN: u8 = 1;
-/// This launch wrote it.
+/// This launch wrote the byte.
 const WRITTEN_NOW: u8 = 2;
-/// This launch read it as what nobody writes (`ld.global.nc`).
+/// This launch read the byte by `ld.global.nc`, so it must not be written.
 const READ_AS_CONSTANT: u8 = 4;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ struct Buffer {
 }
 
 impl Global {
-    /// The address of a new buffer, in which there is nothing yet.
+    /// The address of a new buffer. Its bytes count as unwritten.
     pub(crate) fn allocate(&mut self, size: usize) -> u64 {
         self.buffers.push(Buffer {
             bytes: vec![0xCD; size],
@@ -83,7 +83,7 @@ impl Global {
         Ok(())
     }
 
-    /// What a host that copies a buffer gets: it may have bytes that nobody wrote.
+    /// A copy of a buffer for the host. It may contain unwritten bytes.
     pub(crate) fn copy(&mut self, address: u64, size: usize) -> Result<Vec<u8>> {
         self.find(address, size).map(|(bytes, _)| bytes.to_vec())
     }

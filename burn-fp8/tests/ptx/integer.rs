@@ -2,7 +2,7 @@
 
 use super::decode::Function;
 
-/// What an opcode computes of how many operands; `None` where the result is undefined.
+/// The number of operands of an opcode, and its function; the function gives `None` if the result is undefined.
 pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
     if let Some(compare) = opcode.strip_prefix("setp.") {
         let (relation, kind) = compare.split_once('.')?;
@@ -31,7 +31,7 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
         "or.b32" => (2, |x| u32(x[0] | x[1])),
         "xor.b32" => (2, |x| u32(x[0] ^ x[1])),
         "not.b32" => (1, |x| u32(!x[0])),
-        // Larger shifts are shifts by the width.
+        // Larger shifts count as shifts by the width.
         "shl.b32" => (2, |x| u32(x[0].checked_shl(x[1] as u32).unwrap_or(0))),
         "shl.b64" => (2, |x| Some(x[0].checked_shl(x[1] as u32).unwrap_or(0))),
         "shr.u32" | "shr.b32" => (2, |x| Some(low(x[0]).checked_shr(x[1] as u32).unwrap_or(0))),
@@ -46,7 +46,7 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
             (3, |x| u32(if x[2] != 0 { x[0] } else { x[1] }))
         }
         "selp.b64" | "selp.u64" | "selp.s64" => (3, |x| Some(if x[2] != 0 { x[0] } else { x[1] })),
-        // Four of the eight bytes of two registers, or their signs.
+        // Selects four of the eight bytes of two registers, or their signs.
         "prmt.b32" => (3, |x| {
             let bytes = low(x[0]) | low(x[1]) << 32;
             let byte = |place: u64| {
@@ -59,7 +59,7 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
             };
             Some((0..4).fold(0, |word, place| word | byte(place) << (8 * place)))
         }),
-        // Some low bits of a value, put into another from a position on.
+        // Inserts some low bits of a value into another, from a position on.
         "bfi.b32" => (4, |x| {
             let (position, length) = (x[2] & 0xFF, x[3] & 0xFF);
             let field = ((1u128 << length.min(64)) - 1) as u64;

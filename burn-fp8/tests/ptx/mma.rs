@@ -1,4 +1,4 @@
-//! `mma.sync.m16n8k32` of fp8: 16 rows, 8 columns and 32 terms over the 32 threads of a warp.
+//! `mma.sync.m16n8k32` for fp8: 16 rows, 8 columns and 32 terms, spread over the 32 threads of a warp.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Mma> {
 }
 
 impl Block<'_> {
-    /// "Matrix Fragments for mma.m16n8k32" of the PTX ISA, for 8-bit elements.
+    /// The layout is that of "Matrix Fragments for mma.m16n8k32" in the PTX ISA, for 8-bit elements.
     pub(super) fn mma(&mut self, mma: &Mma, warp: Range<usize>) -> Result<()> {
         let values = mma.formats.map(Fp8::values);
         let (mut left, mut right) = ([[0.0; 32]; 16], [[0.0; 32]; 8]);
@@ -72,7 +72,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Byte `i` of some registers.
+    /// Byte `i` of several registers.
     fn byte(&mut self, thread: usize, registers: &[Value], i: usize) -> Result<usize> {
         let register = self.value(thread, registers[i / 4])?;
         Ok((register >> (8 * (i % 4)) & 0xFF) as usize)

@@ -1,9 +1,9 @@
-//! A machine that runs PTX: what NVRTC makes of the kernels' CUDA C++, on host memory.
+//! A machine that runs PTX on host memory, as NVRTC compiles it from the kernels' CUDA C++.
 //!
-//! It is strict rather than fast. Its meaning of every instruction is that of NVIDIA's PTX ISA (8.8), not of the kernels:
-//! where that leaves a result undefined (memory that nobody wrote, data that no barrier orders, registers of an instruction
-//! still under way), and where an instruction is not known here, the run ends with the line of PTX and what is wrong.
-//! Asynchronous copies arrive as late as they may.
+//! It is strict rather than fast. Instructions mean what NVIDIA's PTX ISA (8.8) says, not what the kernels expect. If the ISA
+//! leaves a result undefined (memory that nobody wrote, data that no barrier orders, registers of an instruction that is still in
+//! flight), or an instruction is not known here, the run ends with the line of PTX and the error. Asynchronous copies arrive as
+//! late as possible.
 
 mod barrier;
 mod block;
@@ -29,27 +29,27 @@ pub(crate) use tma::TensorMap;
 use block::Block;
 use decode::Instruction;
 
-/// What is wrong.
+/// The error is a description.
 type Result<T> = std::result::Result<T, String>;
 
 /// A kernel, ready to run.
 pub(crate) struct Kernel {
     pub(crate) name: String,
     instructions: Vec<Instruction>,
-    /// Registers of a thread.
+    /// The number of registers of a thread.
     registers: usize,
     parameters: Vec<Parameter>,
-    /// Bytes of shared memory that are declared with their size.
+    /// The bytes of shared memory that are declared with a size.
     static_shared: usize,
     most_threads: Option<u32>,
 }
 
-/// Where a parameter lies in the parameters' memory.
+/// The position of a parameter in the parameters' memory.
 struct Parameter {
     name: String,
     offset: usize,
     size: usize,
-    /// By its alignment, which a struct of numbers does not have.
+    /// Known by its alignment, which a struct of numbers does not have.
     is_tensor_map: bool,
 }
 
@@ -71,12 +71,12 @@ pub(crate) struct Launch<'a> {
 }
 
 impl Kernel {
-    /// Reads PTX with one entry.
+    /// Parses PTX that has one entry.
     pub(crate) fn new(ptx: &str) -> Self {
         decode::kernel(parse::parse(ptx))
     }
 
-    /// Runs every block, one after the other.
+    /// Runs all blocks, one after the other.
     pub(crate) fn run(&self, launch: Launch, global: &mut Global) -> Result<()> {
         let threads: u32 = launch.threads.iter().product();
         if threads > self.most_threads.unwrap_or(1024) {
@@ -106,7 +106,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// The parameters' memory, where a tensor map is its number.
+    /// The parameters' memory, in which a tensor map is represented by its number.
     fn parameters(&self, arguments: Vec<Argument>) -> Result<(Vec<u8>, Vec<TensorMap>)> {
         let end = self
             .parameters

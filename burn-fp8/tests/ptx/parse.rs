@@ -1,4 +1,4 @@
-//! The text of PTX as statements, their registers by number.
+//! Parses the text of PTX into statements, with registers as numbers.
 
 use std::collections::HashMap;
 
@@ -12,12 +12,12 @@ pub(super) struct Entry {
     pub(super) statements: Vec<Statement>,
     pub(super) labels: HashMap<String, usize>,
     pub(super) registers: usize,
-    /// Name, alignment, size; dynamic shared memory has none.
+    /// Name, alignment, size (0 for dynamic shared memory).
     pub(super) shared: Vec<(String, usize, usize)>,
 }
 
 pub(super) struct Statement {
-    /// A predicate, and whether it is to be false.
+    /// A predicate, and whether it must be false.
     pub(super) guard: Option<(Register, bool)>,
     pub(super) opcode: String,
     pub(super) operands: Vec<Operand>,
@@ -30,10 +30,10 @@ pub(super) type Register = usize;
 pub(super) enum Operand {
     Register(Register),
     Immediate(u64),
-    /// A name that is no register: of a parameter, of shared memory, of a label, or a special register.
+    /// The name of something other than a register of the kernel: a parameter, shared memory, a label, or a special register.
     Name(String),
     Vector(Vec<Operand>),
-    /// What is in brackets: a base with an offset, and the coordinates of a tensor.
+    /// The contents of brackets: a base with an offset, and the coordinates of a tensor.
     Address(Box<Operand>, i64, Vec<Operand>),
 }
 
@@ -55,7 +55,7 @@ pub(super) fn parse(ptx: &str) -> Entry {
             if declaration.contains(".shared") {
                 entry.shared.push(declared(declaration));
             }
-            // Variables of headers, which no kernel uses: their names are unknown here.
+            // Variables from headers are skipped. No kernel uses them, so their names are not needed.
             rest = after;
         } else {
             panic!("not known: {}", rest.lines().next().unwrap());
@@ -125,7 +125,7 @@ fn head_of(head: &str, entry: &mut Entry) {
     }
 }
 
-/// Fills the entry, and gives what is behind its body.
+/// Fills the entry, and returns the text after its body.
 fn body_of<'a>(body: &'a str, entry: &mut Entry) -> &'a str {
     let mut scopes = vec![HashMap::new()];
     let mut rest = body.trim_start();
@@ -211,7 +211,7 @@ fn statement(text: &str, scopes: &mut [HashMap<String, Register>], entry: &mut E
     });
 }
 
-/// At the commas that are in no brackets.
+/// Splits at commas that are not in brackets.
 fn split(text: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0;
     text.split(move |c| {

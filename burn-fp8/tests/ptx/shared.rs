@@ -1,7 +1,8 @@
-//! Shared memory, word by word, with who wrote and read each word last.
+//! Shared memory, word by word, with the last writer and reader of each word.
 //!
-//! Threads are ordered by barriers of the block: what one wrote (or read) since the last, no other may read (or write). What
-//! `wgmma` read may be written too by who has heard of it, by barriers in shared memory.
+//! Barriers of the block order threads: what one thread wrote (or read) since the last barrier, no other thread may read (or
+//! write). What `wgmma` read may also be written by a thread that knows, through barriers in shared memory, that the read is
+//! over.
 
 use std::collections::HashMap;
 
@@ -10,7 +11,7 @@ use super::{Result, thread::SHARED_BASE};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writer {
     Nobody,
-    /// A thread, after so many barriers of the block and fences of its own.
+    /// A thread, with the numbers of block barriers and of its own fences at that time.
     Thread {
         number: usize,
         turn: u32,
@@ -29,17 +30,17 @@ pub(super) enum Writer {
 struct Word {
     value: u32,
     writer: Writer,
-    /// The last reader, or that there are several, and after how many barriers.
+    /// The last reader, or `Several`, and the number of block barriers at that time.
     reader: (Reader, u32),
-    /// Copies on their way.
+    /// The number of copies in flight to this word.
     arriving: u32,
-    /// Asynchronous reads on their way.
+    /// The number of asynchronous reads in flight.
     leaving: u32,
-    /// Those that are over, of each warpgroup the last.
+    /// The finished asynchronous reads, the last one of each warpgroup.
     left: Vec<Left>,
 }
 
-/// An asynchronous read by the warpgroup that begins with a warp, after so many barriers of the block, and when it was over.
+/// A finished asynchronous read: the first warp of its warpgroup, the number of block barriers, and when it ended.
 #[derive(Clone, Copy, Debug)]
 struct Left {
     warp: usize,
@@ -47,17 +48,18 @@ struct Left {
     time: u64,
 }
 
-/// Until when a thread has heard of other warps, by barriers in shared memory at which they arrived.
+/// For each other warp, the time up to which a thread knows what that warp did, through barriers in shared memory at which the
+/// warp arrived.
 pub(super) type Heard = HashMap<usize, u64>;
 
-/// Who writes.
+/// The thread that writes, and what it knows of other warps.
 pub(super) struct Author<'a> {
     pub(super) thread: usize,
     pub(super) heard: &'a Heard,
 }
 
 impl Author<'_> {
-    /// Whether all warps of the warpgroup have told of a read, or are one's own.
+    /// Whether each warp of the warpgroup is the writer's own or has told it of the read.
     fn knows_of(&self, read: &Left) -> bool {
         (read.warp..read.warp + 4).all(|warp| {
             let heard = self.heard.get(&warp);
@@ -72,21 +74,21 @@ pub(super) enum Reader {
     Several,
 }
 
-/// What reads, and what it knows.
+/// The reader, and what it knows.
 pub(super) struct Observer<'a> {
     pub(super) reader: Reader,
-    /// The phase of a barrier in shared memory that it has seen completed.
+    /// The last phase of a barrier in shared memory that the reader has seen completed.
     pub(super) seen: &'a dyn Fn(u64) -> Option<u32>,
-    /// By the asynchronous proxy: the fences that a thread has run.
+    /// For a read by the asynchronous proxy: the number of fences that each thread has run.
     pub(super) fences: Option<&'a dyn Fn(usize) -> u32>,
 }
 
 #[derive(Debug)]
 pub(super) struct Shared {
     words: Vec<Word>,
-    /// Barriers of the block so far.
+    /// The number of block barriers so far.
     pub(super) turn: u32,
-    /// Counts the ends of asynchronous reads.
+    /// The number of times that asynchronous reads have ended.
     pub(super) time: u64,
 }
 
@@ -107,7 +109,7 @@ impl Shared {
         }
     }
 
-    /// The word at an address, of `count` that follow each other.
+    /// The index of the word at an address, where `count` words must follow each other.
     pub(super) fn index(&self, address: u64, count: usize) -> Result<usize> {
         if !address.is_multiple_of(4) {
             return Err(format!("{address:#x} in shared memory is not aligned"));
@@ -158,7 +160,7 @@ impl Shared {
                 }
             }
         }
-        // An asynchronous read is over when it is released.
+        // An asynchronous read is recorded when it is released.
         if observer.fences.is_none() {
             word.reader = match word.reader {
                 (reader, then) if then == turn && reader != observer.reader => {
@@ -170,7 +172,7 @@ impl Shared {
         Ok(word.value)
     }
 
-    /// That nothing else uses a word that is about to be written.
+    /// Checks that nothing else uses a word that is about to be written.
     fn check_write(&self, index: usize, writer: Option<usize>, author: &Author) -> Result<()> {
         let word = &self.words[index];
         let at = || format!("shared memory + {:#x}", 4 * index);
@@ -231,26 +233,26 @@ impl Shared {
         Ok(())
     }
 
-    /// A copy to the word is on its way: of a thread, or of the TMA that it asked.
+    /// Marks a copy to the word as in flight, by a thread or by the TMA on behalf of the thread.
     pub(super) fn announce(&mut self, index: usize, author: &Author, by_tma: bool) -> Result<()> {
         self.check_write(index, (!by_tma).then_some(author.thread), author)?;
         self.words[index].arriving += 1;
         Ok(())
     }
 
-    /// The copy is there.
+    /// The copy has arrived.
     pub(super) fn land(&mut self, index: usize, value: u32, writer: Writer) {
         let word = &mut self.words[index];
         word.arriving -= 1;
         (word.value, word.writer) = (value, writer);
     }
 
-    /// An asynchronous read of the word begins, or ends.
+    /// An asynchronous read of the word begins.
     pub(super) fn hold(&mut self, index: usize) {
         self.words[index].leaving += 1;
     }
 
-    /// By the warpgroup that begins with a warp.
+    /// An asynchronous read of the word ends. `warp` is the first of its warpgroup.
     pub(super) fn release(&mut self, index: usize, warp: usize) {
         let (turn, time) = (self.turn, self.time);
         let word = &mut self.words[index];

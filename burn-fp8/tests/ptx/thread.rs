@@ -4,52 +4,52 @@ use std::collections::HashMap;
 
 use super::{Result, copy::Copies, parse::Register, shared::Heard};
 
-/// Where shared memory begins in its own space. Not at zero: what is first belongs to the system.
+/// The start of shared memory in its own space. It is not zero, because the beginning is reserved for the system.
 pub(super) const SHARED_BASE: u64 = 1024;
-/// Bytes of a window of generic addresses.
+/// The size of a window of generic addresses, in bytes.
 pub(super) const WINDOW: u64 = 1 << 24;
-/// Generic addresses of the parameters.
+/// The generic addresses of the parameters start here.
 pub(super) const PARAMETER_WINDOW: u64 = 0x7E00_0000_0000_0000;
-/// Generic addresses of shared memory.
+/// The generic addresses of shared memory start here.
 pub(super) const SHARED_WINDOW: u64 = 0x7F00_0000_0000_0000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Running,
     AtBarrier,
-    /// At an instruction that others have to come to.
+    /// Waits at an instruction that other threads have to reach too.
     Together,
     Exited,
 }
 
-/// What is known of a register.
+/// The state of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mark {
     Unwritten,
     Written,
-    /// An asynchronous instruction writes it.
+    /// An asynchronous instruction is writing it.
     InFlight,
 }
 
 #[derive(Debug)]
 pub(super) struct Thread {
     pub(super) place: [u32; 3],
-    /// The next instruction.
+    /// The index of the next instruction.
     pub(super) next: usize,
     pub(super) state: State,
     pub(super) copies: Copies,
-    /// `fence.proxy.async` that it ran.
+    /// The number of `fence.proxy.async` that it ran.
     pub(super) proxy_fences: u32,
-    /// `wgmma.fence` that it ran.
+    /// The number of `wgmma.fence` that it ran.
     register_fences: u32,
-    /// Of barriers in shared memory, the phases that it saw completed.
+    /// For barriers in shared memory, the last phase that it has seen completed.
     pub(super) seen: HashMap<u64, u32>,
     pub(super) heard: Heard,
-    /// Looks at a barrier that were in vain, one after the other.
+    /// The number of consecutive polls of a barrier that failed.
     pub(super) polls: u32,
     values: Vec<u64>,
     marks: Vec<Mark>,
-    /// Fences at a register's last use.
+    /// For each register, the value of `register_fences` at its last use.
     used: Vec<u32>,
 }
 
@@ -96,8 +96,8 @@ impl Thread {
         self.register_fences += 1;
     }
 
-    /// What an accumulator holds, for `wgmma`: no other instruction may have used it since the last fence. `None` if it is
-    /// not to be read.
+    /// The value of an accumulator for `wgmma`, which no other instruction may have used since the last fence. `None` unless
+    /// `read` is true.
     pub(super) fn accumulator(&mut self, register: Register, read: bool) -> Result<Option<u64>> {
         let in_flight = self.marks[register] == Mark::InFlight;
         if self.register_fences == 0
@@ -120,7 +120,7 @@ impl Thread {
 
     pub(super) fn land_accumulator(&mut self, register: Register) {
         self.marks[register] = Mark::Written;
-        // The instruction's own use is over with its group.
+        // The instruction's own use does not count once its group is complete.
         self.used[register] = self.register_fences.saturating_sub(1);
     }
 }

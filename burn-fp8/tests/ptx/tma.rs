@@ -9,25 +9,25 @@ use super::{
     thread::PARAMETER_WINDOW,
 };
 
-/// What `cuTensorMapEncodeTiled` makes a tensor map of, for bytes: dimensions from the innermost on, the 128-byte swizzle,
-/// zeros for what is outside.
+/// The arguments of `cuTensorMapEncodeTiled` for a tensor of bytes: dimensions from the innermost on, with the 128-byte swizzle,
+/// and zeros for everything outside.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorMap {
     pub(crate) address: u64,
     pub(crate) sizes: [u64; 2],
-    /// Bytes from a row to the next.
+    /// The distance between rows, in bytes.
     pub(crate) pitch: u64,
     /// The tile.
     pub(crate) tile: [u32; 2],
 }
 
 impl TensorMap {
-    /// What `cuTensorMapEncodeTiled` asks for.
+    /// Checks what `cuTensorMapEncodeTiled` requires.
     pub(super) fn check(&self) -> Result<()> {
         let aligned = self.address.is_multiple_of(16) && self.pitch.is_multiple_of(16);
         let sizes = self.sizes.iter().all(|size| (1..=1 << 32).contains(size));
         let tile = self.tile.iter().all(|size| (1..=256).contains(size));
-        // A row of a tile is the swizzle's 128 bytes at most.
+        // A row of a tile has at most the 128 bytes of the swizzle.
         let row = self.tile[0].is_multiple_of(16) && self.tile[0] <= 128;
         match aligned && sizes && tile && row && self.pitch < 1 << 40 && self.pitch >= self.sizes[0]
         {
@@ -45,14 +45,14 @@ pub(super) struct Load {
     barrier: Place,
 }
 
-/// Tiles on their way.
+/// The tiles in flight.
 #[derive(Debug, Default)]
 pub(super) struct Loads(Vec<Tile>);
 
 #[derive(Debug)]
 struct Tile {
     map: usize,
-    /// Of the innermost dimension first.
+    /// The first element, innermost dimension first.
     first: [i32; 2],
     to: u64,
     barrier: u64,
@@ -98,7 +98,7 @@ impl Block<'_> {
         for (first, value) in first.iter_mut().zip(&load.coordinates) {
             *first = self.value(thread, *value)? as u32 as i32;
         }
-        // The swizzle repeats after 1024 bytes; tiles that begin elsewhere would be legal, and read otherwise.
+        // The swizzle repeats every 1024 bytes. Tiles that begin elsewhere would be legal, but would be read differently.
         if !to.is_multiple_of(1024) {
             return Err(format!("a tile at {to:#x}"));
         }
@@ -119,7 +119,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// One of the tiles that a barrier waits for, the last asked for first: no order is promised.
+    /// Delivers one of the tiles that a barrier waits for: the last one requested, because no order is promised.
     pub(super) fn arrive_one(&mut self, barrier: u64) -> Result<()> {
         let Some(index) = self
             .loads
@@ -161,8 +161,8 @@ impl Block<'_> {
     }
 }
 
-/// The 128-byte swizzle: of an address, the number of the 16-byte chunk (bits 4 to 6) is combined with that of the row of
-/// 128 bytes (bits 7 to 9) by exclusive or.
+/// The 128-byte swizzle: in an address, the number of the 16-byte chunk (bits 4 to 6) is combined with that of the row of 128
+/// bytes (bits 7 to 9) by exclusive or.
 pub(super) fn swizzled(address: u64) -> u64 {
     address ^ (address >> 7 & 7) << 4
 }

@@ -12,10 +12,10 @@ use super::{
 
 pub(super) struct Transfer {
     space: Space,
-    /// Of one element.
+    /// The size of one element.
     bytes: usize,
     signed: bool,
-    /// Read through the cache of what no launch writes.
+    /// Whether it reads through the cache for memory that no launch writes.
     constant: bool,
     place: Place,
     kind: Kind,

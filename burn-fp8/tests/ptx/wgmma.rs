@@ -1,4 +1,5 @@
-//! `wgmma` of fp8: 64 rows, N columns and 32 terms over the 128 threads of a warpgroup, both operands in shared memory.
+//! `wgmma` for fp8: 64 rows, N columns and 32 terms, spread over the 128 threads of a warpgroup, with both operands in shared
+//! memory.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -17,7 +18,7 @@ pub(super) enum Operation {
     Fence,
     Multiply(Multiply),
     Commit,
-    /// Until no more groups than these are under way.
+    /// Waits until no more than this number of groups is in flight.
     Wait(usize),
 }
 
@@ -25,16 +26,16 @@ pub(super) struct Multiply {
     sums: Vec<Register>,
     left: Value,
     right: Value,
-    /// Whether the accumulators are added to, or overwritten.
+    /// Whether the result is added to the accumulators or overwrites them.
     add: Value,
     formats: [Fp8; 2],
 }
 
-/// By the first thread of a warpgroup.
+/// The instructions in flight of each warpgroup, by its first thread.
 #[derive(Debug, Default)]
 pub(super) struct Warpgroups(HashMap<usize, Flight>);
 
-/// Instructions under way.
+/// The instructions in flight of a warpgroup.
 #[derive(Debug, Default)]
 struct Flight {
     groups: Vec<Group>,
@@ -72,7 +73,7 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
                 add: operands.value(3),
                 formats: [Fp8::named(left)?, Fp8::named(right)?],
             };
-            // Neither operand is negated, and those of fp8 have no transposition.
+            // Neither operand is negated. Fp8 operands have no option to be transposed.
             let scales = [operands.constant(4), operands.constant(5)];
             let count = (multiply.sums.len(), operands.count());
             assert_eq!(
@@ -156,8 +157,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Rows of 32 terms of the matrix that a descriptor tells of: "Matrix Descriptor Format" and "Strides" of the PTX ISA,
-    /// for operands whose terms are innermost, in the 128-byte swizzle.
+    /// The rows, of 32 terms each, of the matrix that a descriptor describes: "Matrix Descriptor Format" and "Strides" of the PTX
+    /// ISA, for operands whose terms are innermost, in the 128-byte swizzle.
     fn matrix(
         &mut self,
         descriptor: u64,
@@ -166,7 +167,7 @@ impl Block<'_> {
         group: &Range<usize>,
         words: &mut Vec<usize>,
     ) -> Result<Vec<[f64; 32]>> {
-        // All in units of 16 bytes: the start, and from eight rows to the next eight. The leading dimension's offset has no
+        // Start and stride (from eight rows to the next eight) are in units of 16 bytes. The leading dimension's offset has no
         // meaning in this swizzle.
         let start = (descriptor & 0x3FFF) << 4;
         let stride = (descriptor >> 32 & 0x3FFF) << 4;
@@ -177,7 +178,7 @@ impl Block<'_> {
                 "descriptor {descriptor:#x}: reserved bits, an offset, or another swizzle"
             ));
         }
-        // The pattern repeats after 1024 bytes: without an offset, it begins there.
+        // The pattern repeats every 1024 bytes, so without an offset it begins at a multiple of 1024.
         if !(start & !0x7F).is_multiple_of(1024) || !stride.is_multiple_of(1024) || stride == 0 {
             return Err(format!(
                 "descriptor {descriptor:#x}: not in whole patterns of 1024 bytes"
@@ -187,7 +188,7 @@ impl Block<'_> {
             return Err(format!("descriptor {descriptor:#x}: not in shared memory"));
         }
         let threads = &self.threads;
-        // What all threads have seen.
+        // The phases that all threads have seen completed.
         let mut common = threads[group.start].seen.clone();
         for thread in &threads[group.clone()] {
             common.retain(|barrier, _| thread.seen.contains_key(barrier));

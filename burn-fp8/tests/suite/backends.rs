@@ -1,4 +1,4 @@
-//! The ops on the backends themselves: CubeCL's without fusion and with it, and a backend without kernels.
+//! The ops on the backends themselves: CubeCL's with and without fusion, and a backend without kernels.
 
 use burn::backend::{Backend, Flex, tensor::Device};
 use burn::tensor::{FloatDType, Shape, TensorData};
@@ -96,11 +96,11 @@ fn check<B: Fp8Ops>(device: Device<B>) {
     assert_eq!(floats::<B>(scale), [56.0]);
 }
 
-/// Of rows: very different ones, one of zeros, one whose scale is the largest.
+/// Magnitudes of rows: very different ones, a row of zeros, and one that gets the largest scale.
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 const SIZES: [f32; 5] = [1.0, 1e3, 0.0, 1e-5, 1e-42];
 
-/// Codes, scales, values and product of operands with a scale for each row, column or block.
+/// Codes, scales, values and products of operands with a scale for each row, column or block.
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u32>, Vec<f32>) {
     let (mut codes, mut bits, mut products) = (vec![], vec![], vec![]);
@@ -182,7 +182,7 @@ fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u3
     (codes, bits, products)
 }
 
-/// What is bit-exact, and products to the last bits of f32, by whatever kernels.
+/// Bit-exact results are equal, and products agree up to the last bits of f32, whichever kernels compute them.
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 fn check_scaled_apart<B: Fp8Ops>(device: Device<B>, dtypes: &[DType]) {
     for &dtype in dtypes {
@@ -232,7 +232,7 @@ mod cube {
     fn with_fusion() {
         for device in cube_devices() {
             check::<Fusion<CubeBackend>>(device.clone());
-            // The kernels are the same; what fusion adds is the way there.
+            // The kernels are the same. Fusion only adds the way to them.
             check_scaled_apart::<Fusion<CubeBackend>>(device, &[DType::F32]);
         }
     }

@@ -64,7 +64,7 @@ fn constants_match_the_values() {
             .filter(|&x| x > 1.0)
             .fold(f32::MAX, f32::min);
         assert_eq!(format.epsilon(), above_one - 1.0);
-        // The smallest normal is where the spacing starts to grow: twice it is one binade up.
+        // At the smallest normal the spacing starts to grow: twice that value is one binade higher.
         let smallest = 1u8 << format.mantissa_bits();
         assert_eq!(format.min_positive(), format.decode(smallest));
         assert_eq!(
@@ -74,8 +74,8 @@ fn constants_match_the_values() {
     }
 }
 
-/// The nearest of a format's values by comparing with all of them: the values come from the fixtures, the points halfway
-/// between them are exact in f64.
+/// Finds the nearest of a format's values among all of them. The values come from the fixtures, and the points halfway between
+/// them are exact in f64.
 struct Nearest {
     format: Fp8Format,
     halfway: Vec<f64>,
@@ -91,7 +91,7 @@ impl Nearest {
         }
     }
 
-    /// The code; a tie goes to the even one. Beyond the largest value it saturates.
+    /// The code of the nearest value. Ties go to the even code, and values beyond the largest saturate.
     fn code(&self, value: f32) -> u8 {
         let magnitude = f64::from(value.abs());
         let below = self.halfway.partition_point(|&point| point < magnitude);
@@ -105,7 +105,7 @@ impl Nearest {
     }
 }
 
-/// Ten million floats: half of them of any bits, half of them where the format has its values.
+/// Ten million floats: half with arbitrary bits, half in the range of the format's values.
 #[test]
 fn random_floats_round_to_the_nearest_value() {
     const CHUNK: usize = 1 << 20;

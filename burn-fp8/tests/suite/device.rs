@@ -7,7 +7,7 @@ mod wgpu;
 
 use burn::tensor::{Device, FloatDType, Tensor};
 
-/// Flex, CubeCL's CPU runtime where its feature is on, and an NVIDIA GPU and wgpu's default adapter where there are any.
+/// Flex, CubeCL's CPU runtime if its feature is on, and an NVIDIA GPU and wgpu's default adapter if they exist.
 pub(crate) fn devices() -> Vec<Device> {
     let mut devices = vec![Device::flex()];
     #[cfg(feature = "cpu")]
@@ -17,17 +17,17 @@ pub(crate) fn devices() -> Vec<Device> {
     devices
 }
 
-/// What a large product's f32 sums may cost on a device, relative to the magnitudes of their terms.
+/// The largest error of a large product's f32 sums on a device, relative to the sum of the magnitudes of their terms.
 pub(crate) fn precision_of_sums(device: &Device) -> f64 {
     match cuda::cuda().as_ref() == Some(device) {
-        // Tensor cores may keep 14 bits: see the README.
+        // Tensor cores may keep only 14 bits: see the README.
         true => 1.0 / 2048.0,
         false => 1e-5,
     }
 }
 
-/// Whether every kernel takes long to compile: CubeCL's CPU runtime, and WebGPU, which may be a processor too. Tests do fewer
-/// cases there, and all on Flex and on NVIDIA's GPUs.
+/// Whether kernels take long to compile: on CubeCL's CPU runtime, and on WebGPU, which may be a processor too. Tests run fewer
+/// cases there, and all cases on Flex and NVIDIA's GPUs.
 pub(crate) fn compiles_for_long(device: &Device) -> bool {
     let known = [
         Device::flex(),
@@ -37,7 +37,7 @@ pub(crate) fn compiles_for_long(device: &Device) -> bool {
     !known.contains(device)
 }
 
-/// The float dtypes of products and of values that a device has: of WebGPU's there is no bf16.
+/// The float dtypes that a device supports for products and values. WebGPU does not have bf16.
 pub(crate) fn float_dtypes(device: &Device) -> Vec<FloatDType> {
     let mut dtypes = vec![FloatDType::F32, FloatDType::F16, FloatDType::BF16];
     dtypes.retain(|dtype| device.supports_dtype(*dtype));
@@ -52,7 +52,7 @@ pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
         .unwrap()
 }
 
-/// A generator of its own, so that tests do not depend on a device's.
+/// A random number generator for tests, so that they do not depend on a device's.
 pub(crate) struct Random(u64);
 
 impl Random {

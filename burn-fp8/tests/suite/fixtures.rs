@@ -1,4 +1,4 @@
-//! Codes that torch 2.15 and ml_dtypes make (they agree on every finite case): `tests/fixtures/float8`.
+//! The codes that torch 2.15 and ml_dtypes produce, which agree on all finite cases: `tests/fixtures/float8`.
 
 use burn_fp8::Fp8Format;
 use half::{bf16, f16};
@@ -42,13 +42,13 @@ pub(crate) fn from_f16(format: Fp8Format) -> (Vec<f16>, Vec<u8>) {
     (inputs, bytes(&format!("f16_to_{}.bin", name(format))))
 }
 
-/// Sampled f32 numbers (all values, midpoints, neighbours of both, random and special ones) and their codes.
+/// Sampled f32 numbers (all values, midpoints, neighbors of both, random and special ones) and their codes.
 pub(crate) fn from_f32(format: Fp8Format) -> (Vec<f32>, Vec<u8>) {
     let codes = bytes(&format!("f32_samples_to_{}.bin", name(format)));
     (f32s("f32_samples.bin"), codes)
 }
 
-/// Compare codes; those of NaN without their sign, which is not fixed.
+/// Compares codes. The sign of NaN is ignored, because it is not specified.
 #[track_caller]
 pub(crate) fn assert_codes<T: Copy + Into<f32>>(
     format: Fp8Format,

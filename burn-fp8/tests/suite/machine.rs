@@ -1,13 +1,13 @@
-//! The machine that runs PTX: what it makes of small kernels, and that it sees what is missing in them.
+//! Tests of the machine that runs PTX: the results of small kernels, and that it detects what is missing in them.
 //!
-//! Every kernel here is right, and each of its fences, waits and barriers is left out once.
+//! Every kernel here is correct as it stands. Each of its fences, waits and barriers is left out once.
 
 use crate::ptx::{Argument, Global, Kernel, Launch, TensorMap};
 
-/// Of the buffer: word `i` is `i`.
+/// The size of the buffer, in which word `i` is `i`.
 const WORDS: u32 = 1024;
 
-/// Runs a body with `threads` threads, and gives the buffer after that.
+/// Runs a body with `threads` threads, and returns the buffer afterwards.
 fn run(body: &str, threads: u32) -> Result<Vec<u32>, String> {
     let kernel = Kernel::new(&format!(
         ".version 8.8
@@ -31,7 +31,7 @@ fn run(body: &str, threads: u32) -> Result<Vec<u32>, String> {
     for word in 0..WORDS {
         global.write(address + u64::from(4 * word), &word.to_le_bytes())?;
     }
-    // Rows of 128 bytes, of which the last is outside.
+    // Rows of 128 bytes, of which the last is out of bounds.
     let map = TensorMap {
         address,
         sizes: [128, 7],
@@ -58,7 +58,7 @@ fn fails(body: &str, threads: u32, with: &str) {
     }
 }
 
-/// Every statement that is left out makes an error.
+/// Leaving out any of the statements causes its error.
 #[track_caller]
 fn needs(body: &str, threads: u32, statements: &[(&str, &str)]) {
     for (statement, error) in statements {
@@ -67,11 +67,11 @@ fn needs(body: &str, threads: u32, statements: &[(&str, &str)]) {
     }
 }
 
-/// A thread's word of the buffer becomes `%r9`.
+/// Stores `%r9` in the thread's word of the buffer.
 const STORE: &str =
     "mul.wide.u32 %rd7, %r0, 4; add.s64 %rd7, %rd0, %rd7; st.global.u32 [%rd7], %r9;";
 
-/// By the PTX ISA's words for each.
+/// The expected results follow the PTX ISA's description of each instruction.
 #[test]
 fn arithmetic_is_that_of_the_isa() {
     for (statements, expected) in [
@@ -90,14 +90,15 @@ fn arithmetic_is_that_of_the_isa() {
         ("shr.s64 %rd2, -8, 1; cvt.u32.u64 %r9, %rd2;", -4i32 as u32),
         ("bfi.b32 %r9, 0xFF, 0x12345678, 8, 4;", 0x1234_5F78),
         ("bfi.b32 %r9, 5, 3, 3, 29;", 5 << 3 | 3),
-        // The ISA: "the bytes in the two source registers are numbered from 0 to 7: {b, a} = {{b7, b6, b5, b4}, {b3, b2, b1, b0}}".
+        // The ISA: "the bytes in the two source registers are numbered from 0 to 7: {b, a} = {{b7, b6, b5, b4}, {b3, b2, b1,
+        // b0}}".
         ("prmt.b32 %r9, 0x33221100, 0x77665544, 0x7531;", 0x7755_3311),
         ("prmt.b32 %r9, 0x33228100, 0x77665544, 0x09C9;", 0x00FF_00FF),
         ("max.u32 %r9, 1, -1;", u32::MAX),
         ("max.s32 %r9, 1, -1;", 1),
         ("setp.lt.s32 %p0, -1, 0; selp.b32 %r9, 7, 8, %p0;", 7),
         ("setp.lt.u32 %p0, -1, 0; selp.b32 %r9, 7, 8, %p0;", 8),
-        // NaN: in no order, and out of every order.
+        // NaN: ordered relations are false, unordered ones true.
         (
             "setp.le.f32 %p0, 0f7FC00000, 0f00000000; selp.b32 %r9, 7, 8, %p0;",
             8,
@@ -132,7 +133,7 @@ fn arithmetic_is_that_of_the_isa() {
             "cvt.rn.bf16.f32 %r2, 0f3F808000; cvt.f32.bf16 %f0, %r2; mov.b32 %r9, %f0;",
             1f32.to_bits(),
         ),
-        // 17 is a tie between 16 and 18 in e4m3, -1e9 saturates; 2.5 is one of e5m2, NaN canonical.
+        // 17 is a tie between 16 and 18 in e4m3, and -1e9 saturates. 2.5 is exact in e5m2, and NaN becomes the canonical code.
         (
             "cvt.rn.satfinite.e4m3x2.f32 %r9, 0f41880000, 0fCE6E6B28;",
             0x58FE,
@@ -166,7 +167,7 @@ fn barriers_order_shared_memory() {
         &body,
         64,
         &[
-            // Its neighbour has not run yet.
+            // The neighbor has not run yet.
             ("bar.sync 0;", "nobody wrote"),
             ("st.shared.u32 [%r2], %r0;", "nobody wrote"),
         ],
@@ -177,7 +178,7 @@ fn barriers_order_shared_memory() {
         "max.u32 %r3, %r2, 1028; add.s32 %r3, %r3, -4;",
     );
     fails(&backwards, 64, "no barrier orders");
-    // To write what others read is no better.
+    // Writing what others read needs a barrier too.
     fails(
         &format!("{body} st.shared.u32 [%r2], %r0;"),
         64,
@@ -211,7 +212,7 @@ fn copies_are_waited_for() {
             ("bar.sync 0;", "nobody wrote"),
         ],
     );
-    // A thread needs no barrier for its own.
+    // A thread needs no barrier for its own data.
     let own = body.replace("xor.b32 %r5, %r3, 16;", "mov.u32 %r5, %r3;");
     assert_eq!(
         run(&own.replace("bar.sync 0;", ""), 64).unwrap()[..3],
@@ -226,7 +227,7 @@ fn copies_are_waited_for() {
 
 #[test]
 fn wgmma_is_fenced_and_waited_for() {
-    // Ones in e4m3: 64 rows and 8 columns of 128.
+    // Ones in e4m3: 64 rows, and 8 columns, of 128 bytes.
     let body = format!(
         "mov.u32 %r2, %r0; mov.u32 %r4, 0x38383838;
          fill: shl.b32 %r3, %r2, 2; add.s32 %r3, %r3, %r1; st.shared.u32 [%r3], %r4;
@@ -273,7 +274,7 @@ fn wgmma_is_fenced_and_waited_for() {
         128,
         "whole patterns",
     );
-    // Written after the fence, read and written on the way.
+    // Accumulators that are written after the fence, and accumulators and operands that are used while in flight.
     fails(
         &with(
             "wgmma.fence.sync.aligned;",
@@ -307,7 +308,7 @@ fn wgmma_is_fenced_and_waited_for() {
     fails(half, 128, "wait for ever");
 }
 
-/// What a warpgroup has read may be written by a thread that all of its warps told so.
+/// A thread may write what a warpgroup has read once all its warps have told the thread so.
 #[test]
 fn what_wgmma_reads_is_written_when_all_warps_have_arrived() {
     let body = format!(
@@ -346,7 +347,7 @@ fn what_wgmma_reads_is_written_when_all_warps_have_arrived() {
         128,
         "never completes",
     );
-    // One warp alone.
+    // Told by one warp alone.
     fails(
         &with("mov.u32 %r6, 4", "mov.u32 %r6, 1"),
         128,
@@ -374,7 +375,7 @@ fn tiles_are_swizzled_and_waited_for() {
          shl.b32 %r8, %r0, 4; add.s32 %r8, %r8, %r1; ld.shared.u32 %r9, [%r8];
          {STORE}"
     );
-    // Of row `r`, chunk `c` lies where chunk `c ^ r` would.
+    // In row `r`, chunk `c` lies in the place of chunk `c ^ r`.
     let found = run(&body, 64).unwrap();
     for place in 0..64 {
         let (row, chunk) = (place / 8, (place % 8) ^ (place / 8));

@@ -1,4 +1,4 @@
-//! The scaled matrix product against a sum in f64 over the values of the codes.
+//! The scaled matrix product, compared with a sum in f64 over the values of the codes.
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
@@ -14,8 +14,8 @@ fn random<const D: usize>(random: &mut Random, shape: [usize; D], device: &Devic
     Tensor::from_data(TensorData::new(random.normals(count), shape), device)
 }
 
-/// The product of `[.., m, k]` by `[.., k, n]`, batch dimensions broadcast, in f64, and the sum of the magnitudes of
-/// the terms, to which the error of an f32 sum is proportional.
+/// The product of `[.., m, k]` by `[.., k, n]` in f64, with batch dimensions broadcast, and the sum of the magnitudes of the
+/// terms, to which the error of an f32 sum is proportional.
 fn product<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Vec<(f64, f64)> {
     let (left, right) = (lhs.dims(), rhs.dims());
     let [m, k, n] = [left[D - 2], left[D - 1], right[D - 1]];
@@ -47,7 +47,7 @@ fn product<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Vec<(f64, f64)> 
     output
 }
 
-/// Of a product that is rounded to a dtype, with what an f32 sum costs.
+/// The relative precision of a product that is rounded to a dtype, including the error of an f32 sum.
 fn precision(dtype: FloatDType) -> f64 {
     match dtype {
         FloatDType::F32 => 1e-5,
@@ -97,7 +97,7 @@ fn all_format_pairs_and_odd_shapes() {
     }
 }
 
-/// CubeCL's kernels change with the size; batches, a transposed operand, a bias and an odd size on the other side of it.
+/// CubeCL uses other kernels for large products. These have batches, a transposed operand, a bias and odd sizes.
 #[test]
 fn large_products() {
     for device in devices() {
@@ -167,7 +167,7 @@ fn transposed_operands() {
     }
 }
 
-/// A transposition is other strides over the same codes.
+/// A transpose has other strides over the same codes.
 #[test]
 fn a_transposition_copies_nothing() {
     let codes = |tensor: Fp8Tensor<2>| tensor.codes().try_into_primitive::<Flex>().unwrap();
@@ -213,7 +213,7 @@ fn bias_and_output_dtypes() {
 fn rows_columns_and_blocks() {
     for device in devices() {
         let mut generator = Random::new(7);
-        // Rows and columns of very different size: one scale would leave little of the small ones.
+        // Rows and columns of very different magnitudes: with a single scale, little would be left of the small ones.
         let spread = |tensor: Tensor<2>| {
             let [rows, columns] = tensor.dims();
             let ramp = |len: usize, shape: [usize; 2]| {
@@ -250,7 +250,7 @@ fn rows_columns_and_blocks() {
     }
 }
 
-/// Of small and large products, rounded ones, and those of scales of their own; the bias included.
+/// For small and large products, rounded ones, and ones with several scales, including the bias.
 #[test]
 fn the_amax_is_that_of_the_output() {
     for device in devices() {
@@ -287,7 +287,7 @@ fn the_amax_is_that_of_the_output() {
     }
 }
 
-/// Under autodiff the bias has its gradient, and the amax includes it.
+/// Under autodiff the bias has a gradient, and the amax takes the bias into account.
 #[test]
 fn the_amax_is_not_differentiated() {
     let device = Device::flex().autodiff();
@@ -305,7 +305,7 @@ fn the_amax_is_not_differentiated() {
     assert_eq!(values(plain), [3.0]);
 }
 
-/// It is the sum of the gradient's rows, whatever the scales of the factors are.
+/// It is the sum of the gradient's rows, whatever the scales of the operands are.
 #[test]
 fn the_gradient_of_a_bias() {
     for device in devices() {
@@ -351,7 +351,7 @@ fn a_product_without_terms_is_the_bias() {
         let bias = Tensor::from_floats([1.0, -2.0, 0.5], &device);
         let actual = scaled_matmul(&empty([2, 0]), &empty([0, 3]), Some(bias), FloatDType::F32);
         assert_eq!(values(actual.unwrap()), [1.0, -2.0, 0.5, 1.0, -2.0, 0.5]);
-        // Along the sum there are no scales either.
+        // Also without any scales along the inner dimension.
         let block = |rows, columns| Granularity::Block { rows, columns };
         for [left, right] in [
             [Granularity::Row, Granularity::Column],

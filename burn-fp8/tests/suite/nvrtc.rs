@@ -1,5 +1,5 @@
-//! NVIDIA's runtime compiler, where it is installed: `scripts/nvrtc` brings it, and the disassembler. Without it nothing is
-//! tested that needs it, unless `BURN_FP8_REQUIRE_NVRTC` is set: then its absence is a failure.
+//! NVIDIA's runtime compiler, if it is installed. `scripts/nvrtc` downloads it, with the disassembler. Without it, tests that
+//! need it are skipped, unless `BURN_FP8_REQUIRE_NVRTC` is set: then they fail.
 
 use std::{
     ffi::{CStr, CString},
@@ -8,7 +8,7 @@ use std::{
 
 use cudarc::nvrtc::{result, sys};
 
-/// Something is not here.
+/// Called if something is not installed.
 pub(crate) fn missing(what: &str) {
     assert!(
         std::env::var_os("BURN_FP8_REQUIRE_NVRTC").is_none(),
@@ -19,7 +19,7 @@ pub(crate) fn missing(what: &str) {
 
 /// A folder with `include` and `bin`, if NVRTC can be loaded.
 pub(crate) fn toolkit() -> Option<PathBuf> {
-    // SAFETY: opens a library of NVIDIA's, if there is one.
+    // SAFETY: opens NVIDIA's library, if there is one.
     let present = unsafe { sys::is_culib_present() };
     let home = ["NVRTC_HOME", "CUDA_PATH"]
         .into_iter()
@@ -32,11 +32,11 @@ pub(crate) fn toolkit() -> Option<PathBuf> {
     Some(home)
 }
 
-/// The machine code for `architecture`, or what NVRTC has against it.
+/// The machine code for `architecture`, or NVRTC's errors.
 pub(crate) fn cubin(source: &str, architecture: &str, toolkit: &Path) -> Result<Vec<u8>, String> {
     compile(source, &format!("sm_{architecture}"), toolkit, |program| {
         let mut size = 0;
-        // SAFETY: the program was compiled for a real architecture, and its size is asked for before what it is of.
+        // SAFETY: the program was compiled for a real architecture, and the buffer has the size that was asked for first.
         unsafe {
             sys::nvrtcGetCUBINSize(program, &mut size).result().unwrap();
             let mut binary = vec![0u8; size];
@@ -54,7 +54,7 @@ pub(crate) fn ptx(source: &str, architecture: &str, toolkit: &Path) -> Result<St
         &format!("compute_{architecture}"),
         toolkit,
         |program| {
-            // SAFETY: the program was compiled; its PTX ends with a zero.
+            // SAFETY: the program was compiled, and its PTX ends with a zero.
             unsafe {
                 let text = result::get_ptx(program).unwrap();
                 CStr::from_ptr(text.as_ptr()).to_str().unwrap().to_string()

@@ -1,4 +1,4 @@
-//! Operands of a backend against the tensors of a program.
+//! Operands of a backend, compared with the tensors of a program.
 
 use burn::backend::{Flex, ops::FloatTensorOps};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
@@ -60,11 +60,11 @@ fn a_known_scale_is_used_and_the_amax_returned() {
     assert_eq!(amax.storage::<f32>(), [3.0]);
 }
 
-/// Of what is there twice, a product reads what lies along its sum.
+/// Of the two copies of the codes, a product reads the one that lies along its inner dimension.
 #[test]
 fn a_left_side_is_read_by_rows_and_a_right_side_by_columns() {
     let flex = |values: [[f32; 2]; 2]| {
-        // By a power of two, so that small integers stay what they are.
+        // With scales that are powers of two, so that small integers stay exact.
         let cast = Fp8Cast::new(Granularity::Tensor, Fp8Format::E4M3).with_power_of_two(true);
         Operand::<Flex>::cast(
             Flex::float_from_data(TensorData::from(values), &Default::default()),
@@ -91,7 +91,7 @@ fn a_left_side_is_read_by_rows_and_a_right_side_by_columns() {
         ..rhs.clone()
     };
     assert_eq!(product(left.clone(), right.clone()), expected);
-    // The transpose of a product is that of the factors, in the other order.
+    // The transpose of a product is the product of the transposes, in the other order.
     let turned = product(rhs.transpose(), lhs.transpose());
     assert_eq!(turned, [5.0, 11.0, 8.0, 16.0]);
     assert_eq!(

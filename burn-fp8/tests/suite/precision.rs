@@ -1,4 +1,4 @@
-//! How precise the matmul routines of CubeCL's devices are, with scales of every granularity.
+//! The precision of the matmul routines on CubeCL's devices, with scales of every granularity.
 
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::FloatDType;
@@ -11,7 +11,7 @@ use super::{
     routines::{cube_devices, float, floats, routines, spec},
 };
 
-/// An operand of normal numbers with a scale for each row, column or block, or the transpose of one; and its values.
+/// An operand of normally distributed numbers, or its transpose, with a scale for each row, column or block; and its values.
 fn scaled(
     random: &mut Random,
     shape: [usize; 3],
@@ -92,8 +92,8 @@ fn errors(
         .collect()
 }
 
-/// How far a product may be from the exact one, in units of the sum of the magnitudes of its terms, as the README states it.
-/// Accumulators of tensor cores cut sums to 14 bits, every 32 terms, and four times before they are emptied.
+/// The largest error of a product that the README allows, in units of the sum of the magnitudes of its terms. Accumulators of
+/// tensor cores cut sums to 14 bits every 32 terms, four times before they are emptied.
 fn tolerance(routine: MatmulRoutine, cuts: i32) -> f64 {
     match routine {
         MatmulRoutine::Direct | MatmulRoutine::Decoded => 1e-6,
@@ -101,7 +101,7 @@ fn tolerance(routine: MatmulRoutine, cuts: i32) -> f64 {
     }
 }
 
-/// Normal numbers, whose sums are small beside their terms.
+/// With normally distributed numbers, whose sums are small compared with their terms.
 #[test]
 fn tensor_cores_are_as_precise_as_stated() {
     for device in cube_devices() {
@@ -115,14 +115,15 @@ fn tensor_cores_are_as_precise_as_stated() {
     }
 }
 
-/// The casts of the three products of `RowwiseScaling` and `BlockScaling`, and others; sizes that no tile divides.
+/// With the casts of the three products of `RowwiseScaling` and `BlockScaling`, among others, and sizes that are no multiples of
+/// a tile.
 #[test]
 fn scales_of_rows_columns_and_blocks() {
     let block = |rows, columns| Granularity::Block { rows, columns };
     for device in cube_devices() {
         let mut routines = routines(&device);
         let cpu = matches!(device, CubeDevice::Cpu(_));
-        // Decoded operands are f32 here, which a GPU may multiply as tf32.
+        // Decoded operands are f32 here, which a GPU may multiply in TF32.
         if cpu {
             routines.push(MatmulRoutine::Decoded);
         }
@@ -137,8 +138,8 @@ fn scales_of_rows_columns_and_blocks() {
                 ([Granularity::Column, Granularity::Row], [false, false], 3),
                 ([block(1, 32), block(48, 5)], [false, false], 3),
             ];
-            // What differs by the instruction is where a thread's sums are: here, where every case is a kernel to compile, scales
-            // after the sum and scales within it, by rows and columns, see that.
+            // The instructions differ in where a thread's sums are. On the CPU runtime, where every case is a kernel to compile,
+            // scales after the sum and scales within it, by rows and columns, cover that.
             let few = cpu && routine == MatmulRoutine::Mma;
             let cases = cases.into_iter().enumerate();
             let cases = cases.filter(|(index, _)| !few || [0, 4].contains(index));
@@ -156,8 +157,8 @@ fn scales_of_rows_columns_and_blocks() {
     }
 }
 
-/// A sum of `terms`, 32 to an instruction, in an accumulator that keeps 14 bits and is emptied into an f32 every
-/// `interval` terms: the tensor cores of Hopper as DeepSeek-V3 (arXiv 2412.19437, section 3.5.2) describes them.
+/// A sum of `terms`, 32 per instruction, in an accumulator that keeps 14 bits and is emptied into an f32 every `interval` terms.
+/// DeepSeek-V3 (arXiv 2412.19437, section 3.5.2) describes the tensor cores of Hopper so.
 fn tensor_core_sum(terms: &[f64], interval: usize) -> f64 {
     let cut = |sum: f64| f64::from(f32::from_bits((sum as f32).to_bits() & !0x3FF));
     let slices = terms.chunks(interval).map(|slice| {
@@ -168,7 +169,8 @@ fn tensor_core_sum(terms: &[f64], interval: usize) -> f64 {
     f64::from(slices.fold(0f32, |sum, slice| sum + slice as f32))
 }
 
-/// At 2048 terms, sums of 128 lose less than a tenth of what one accumulator loses, and the kernels do as the formula.
+/// At 2048 terms, sums of 128 terms lose less than a tenth of what a single accumulator loses, and the kernels agree with the
+/// formula.
 #[test]
 fn partial_sums_keep_precision() {
     const TERMS: usize = 2048;

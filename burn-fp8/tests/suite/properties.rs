@@ -27,7 +27,7 @@ proptest! {
         let cast = format.decode(format.encode(value));
         let bound = (clamped.abs() * format.epsilon() / 2.0).max(format.min_subnormal() / 2.0);
         prop_assert!((cast - clamped).abs() <= bound, "{} became {}", value, cast);
-        // What is in the format already stays.
+        // A value of the format stays as it is.
         prop_assert_eq!(format.encode(cast), format.encode(value));
     }
 

@@ -1,4 +1,4 @@
-//! Recipes: delayed scaling against a brute-force version of Transformer Engine's update.
+//! Recipes: delayed scaling compared with a brute-force version of Transformer Engine's update.
 
 use burn::config::Config;
 use burn::tensor::{Tensor, TensorData};
@@ -10,7 +10,7 @@ use burn_fp8::{Fp8Error, Fp8Format, Fp8LinearConfig, Granularity};
 
 use super::device::{Random, compiles_for_long, devices, values};
 
-/// What the history is, told without a history: the last `length` amaxes of steps that ran.
+/// Computes the history without keeping one: it is the last `length` amaxes of the steps that ran.
 struct BruteForce {
     length: usize,
     margin: i32,
@@ -31,7 +31,7 @@ impl BruteForce {
             AmaxCompute::Max => &self.seen[window..],
             AmaxCompute::MostRecent => &self.seen[self.seen.len() - 1..],
         };
-        // CUDA's fmaxf, by which Transformer Engine takes the maximum, is the number where the other is NaN.
+        // Transformer Engine takes the maximum by CUDA's fmaxf, which ignores NaN if the other operand is a number.
         let numbers = window.iter().copied().filter(|amax| !amax.is_nan());
         let Some(amax) = numbers.max_by(f32::total_cmp) else {
             return;
@@ -81,7 +81,8 @@ fn updates_equal_transformer_engines() {
                     (2, Fp8Format::E5M2),
                     (-3, Fp8Format::E4M3),
                 ];
-                // Where every step is a launch and two reads, each length has the margins in turn; the length of 3 has all.
+                // Where every step is a launch and two reads, the margins alternate between the lengths. Length 3 gets all of
+                // them.
                 let all = !compiles_for_long(&device) || length == 3;
                 let margins = margins.into_iter().enumerate();
                 let margins = margins.filter(|(index, _)| all || *index == number % 3);
@@ -102,7 +103,7 @@ fn updates_equal_transformer_engines() {
                     let mut history = Tensor::<1>::zeros([length], &device);
                     let mut scale = Tensor::<1>::ones([1], &device);
                     for step in 0..steps {
-                        // Zero: not used in this step. Tiny: the scale overflows, by the amax or by the margin too.
+                        // Zero: not used in this step. Tiny: the scale overflows, by the amax alone or with the margin.
                         let amax = match random.bits() % 12 {
                             0 => 0.0,
                             1 => f32::from_bits(3),
@@ -125,7 +126,7 @@ fn updates_equal_transformer_engines() {
 
 #[test]
 fn scale_of_special_amaxes() {
-    // The cases of Transformer Engine's test_scale_update_numeric_scenarios, from a scale of 2.
+    // The cases of Transformer Engine's test_scale_update_numeric_scenarios, starting with a scale of 2.
     for device in devices() {
         for (amax, expected) in [
             (0.0, 2.0),
@@ -143,7 +144,7 @@ fn scale_of_special_amaxes() {
     }
 }
 
-/// Windows with NaN in them, and where the margin comes in.
+/// Windows that contain NaN, and the effect of the margin.
 #[test]
 fn scales_of_windows_and_margins() {
     use AmaxCompute::{Max, MostRecent};
@@ -152,14 +153,14 @@ fn scales_of_windows_and_margins() {
             (Max, 0, vec![3.0, f32::NAN, 5.0], 448.0 / 5.0),
             (Max, 0, vec![5.0, f32::NAN], 448.0 / 5.0),
             (Max, 0, vec![f32::NAN, f32::NAN], 1.0),
-            // The infinity leaves the window of three with the third amax after it.
+            // The infinity leaves a window of three with the third amax after it.
             (Max, 0, vec![7.0, f32::INFINITY, 3.0, 2.0], 64.0),
             (Max, 0, vec![7.0, f32::INFINITY, 3.0, 2.0, 1.0], 448.0 / 3.0),
             (MostRecent, 0, vec![3.0, f32::NAN], 448.0 / 3.0),
             (MostRecent, 0, vec![3.0, f32::NAN, 5.0], 448.0 / 5.0),
             (Max, 2, vec![7.0], 16.0),
             (Max, -2, vec![7.0], 256.0),
-            // 448 / 1e-36 is above the largest f32, a quarter of it is not.
+            // 448 / 1e-36 is above the largest f32, but a quarter of it is not.
             (Max, 2, vec![1e-36], 112.0 / 1e-36),
             (Max, 0, vec![1e-36], f32::MAX),
             (Max, -64, vec![1e-20], f32::MAX),
@@ -216,7 +217,8 @@ fn recipes_make_the_round_trip_through_json() {
     }
 }
 
-/// torchao rounds the scales of rows, Transformer Engine those of blocks; neither those of whole tensors unless asked.
+/// torchao rounds the scales of rows, and Transformer Engine those of blocks. Scales of whole tensors are rounded only on
+/// request.
 #[test]
 fn powers_of_two_are_the_peers_defaults() {
     for (recipe, power_of_two) in [
@@ -291,7 +293,8 @@ fn bad_recipes_are_errors() {
 
 #[test]
 fn scales_do_not_change_along_a_rows_sum() {
-    // What makes rowwise scaling one product: operands as they enter it, transposed where it transposes them.
+    // With operands transposed as each product transposes them, left sides have scales per row and right sides per column, so no
+    // scale changes along a sum.
     let LinearCasts {
         output,
         input_gradient: [gradient, weight],

@@ -1,4 +1,4 @@
-//! Over a websocket: the ops travel by name, with the backend's kernels and with the portable ones behind them.
+//! Over a websocket: the ops are sent by name, and run by the backend's kernels or by the portable ones.
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, remote::RemoteHost};
@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use super::device::{Random, sqnr, values};
 use super::fixtures;
 
-/// A served Flex; it stops when the runtime is dropped.
+/// Serves Flex until the runtime is dropped.
 fn serve(register: fn(&mut CustomOpRegistry<Flex>)) -> (Runtime, Device) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_io()
@@ -36,7 +36,7 @@ fn serve(register: fn(&mut CustomOpRegistry<Flex>)) -> (Runtime, Device) {
     (runtime, Device::remote_options(&host).init().unwrap())
 }
 
-/// As a layered device does it: the handlers one by one.
+/// Registers the handlers one by one, as a layered device does.
 fn register_one_by_one(registry: &mut CustomOpRegistry<Flex>) {
     for (id, handler) in custom_ops::<Flex>() {
         registry.register(id, move |handles, desc, device| {
@@ -156,7 +156,7 @@ fn every_op_gives_what_the_local_device_gives() {
     }
 }
 
-/// As Transformer Engine has it, whatever the gradient's format is.
+/// As in Transformer Engine, whatever the gradient's format is.
 #[test]
 fn only_the_forward_product_is_summed_fast() {
     static FAST: Mutex<Vec<bool>> = Mutex::new(Vec::new());
@@ -185,8 +185,9 @@ fn only_the_forward_product_is_summed_fast() {
     runtime.shutdown_background();
 }
 
-/// On a backend that lays the transposes out, as a GPU with fp8 tensor cores does, every product of a layer finds both operands
-/// along its sum, so none is copied; and a weight is cast once for both of its products, in all micro-batches of a step.
+/// On a backend that stores the transposes separately, as a GPU with fp8 tensor cores does, every product of a layer finds both
+/// operands along its inner dimension, so none is copied. A weight is cast once for both of its products, in all micro-batches of
+/// a step.
 #[test]
 fn no_product_of_a_layer_copies_an_operand() {
     static OPS: Mutex<Vec<(String, Vec<bool>)>> = Mutex::new(Vec::new());
@@ -228,7 +229,7 @@ fn no_product_of_a_layer_copies_an_operand() {
     }
     let ops = OPS.lock().unwrap();
     let named = |name: &str| -> Vec<_> { ops.iter().filter(|(id, _)| id == name).collect() };
-    // The weight; input and gradient, twice each.
+    // The weight once, input and gradient twice each.
     assert_eq!(named("fp8::quantize_transposed").len(), 5);
     assert!(named("fp8::quantize").is_empty());
     let products = named("fp8::matmul");
@@ -239,7 +240,7 @@ fn no_product_of_a_layer_copies_an_operand() {
     runtime.shutdown_background();
 }
 
-/// Of what three micro-batches cast, a later one leaves out the weight and nothing else, whatever the recipe is.
+/// In three micro-batches, a later one skips the cast of the weight and nothing else, with every recipe.
 #[test]
 fn later_microbatches_do_not_cast_the_weight() {
     static CASTS: Mutex<usize> = Mutex::new(0);
@@ -256,12 +257,12 @@ fn later_microbatches_do_not_cast_the_weight() {
     let (runtime, remote) = serve(register);
     let device = remote.autodiff();
     let recipes: [(Fp8Recipe, _); 4] = [
-        // Input, weight and gradient, both ways at once.
+        // Input, weight and gradient, each both ways in one cast.
         (DelayedScaling::new().into(), [3, 2, 2]),
         (CurrentScaling::new().into(), [3, 2, 2]),
-        // Each of them by rows and by columns.
+        // Input, weight and gradient, each by rows and by columns.
         (RowwiseScaling::new().into(), [6, 4, 4]),
-        // The weight by squares, which are the same both ways.
+        // The weight by squares, which serve both directions.
         (BlockScaling::new().with_size(4).into(), [5, 4, 4]),
     ];
     for (recipe, expected) in recipes {

@@ -1,6 +1,6 @@
-//! Every matmul routine of CubeCL's devices, its instruction emulated where the device has none.
+//! Every matmul routine on CubeCL's devices, with its instruction emulated on devices that lack it.
 //!
-//! Factors are small integers, so that all sums are exact, in the 14 bits of a tensor core's accumulator too.
+//! Operands are small integers, so that all sums are exact, even in the 14 bits of a tensor core's accumulator.
 
 use burn::backend::{
     Backend,
@@ -16,7 +16,7 @@ use burn_std::Metadata;
 
 use super::device::{Random, devices};
 
-/// Those of the devices that are CubeCL's.
+/// The CubeCL devices among the devices of the tests.
 pub(crate) fn cube_devices() -> Vec<CubeDevice> {
     let devices = devices().into_iter();
     let cube = devices.filter_map(|device| match device.as_dispatch() {
@@ -36,7 +36,7 @@ pub(crate) fn floats(tensor: CubeTensor) -> Vec<f32> {
     data.unwrap().unwrap().try_to_vec::<f32>().unwrap()
 }
 
-/// An operand `[batch.., rows, columns]`, or the transpose of one that is stored so.
+/// An operand `[batch.., rows, columns]`, or its transpose in memory.
 struct Side {
     values: Vec<f32>,
     shape: Vec<usize>,
@@ -76,7 +76,7 @@ impl Side {
     }
 }
 
-/// The product, from its definition.
+/// The product, by its definition.
 fn product(lhs: &Side, rhs: &Side) -> Vec<f32> {
     let dim = |index: usize| lhs.shape[index].max(rhs.shape[index]);
     let (m, k, n) = (lhs.shape[2], lhs.shape[3], rhs.shape[3]);
@@ -94,7 +94,8 @@ pub(crate) fn spec(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> Matmul
     MatmulSpec::new(lhs, rhs, output)
 }
 
-/// The routines that have kernels of their own on a device: those of `wgmma` are one where the instruction is emulated.
+/// The routines that have different kernels on a device. If the instruction is emulated, all routines of `wgmma` have the
+/// same kernel.
 pub(crate) fn routines(device: &CubeDevice) -> Vec<MatmulRoutine> {
     let mut routines = vec![
         MatmulRoutine::Direct,
@@ -107,7 +108,7 @@ pub(crate) fn routines(device: &CubeDevice) -> Vec<MatmulRoutine> {
     routines
 }
 
-/// Edges of tiles, steps and chunks; operands that lie as tensor cores want them, and operands that do not.
+/// Edges of tiles, steps and chunks, and operands with and without the layout that tensor cores read.
 #[test]
 fn sums_are_exact() {
     for device in cube_devices() {
@@ -119,7 +120,7 @@ fn sums_are_exact() {
             ([1, 1, 3, 144], [1, 1, 144, 130], [true, false]),
             ([1, 2, 3, 48], [2, 1, 48, 17], [false, true]),
             ([1, 1, 2, 700], [1, 1, 700, 2], [true, true]),
-            // Copied by words, with rows and terms that fill none.
+            // Copied by words, with numbers of rows and terms that are no multiples of a word.
             ([2, 1, 8, 37], [1, 2, 37, 36], [true, false]),
         ] {
             let lhs = Side::new(&mut random, &left, transposed[0]);
@@ -140,7 +141,7 @@ fn sums_are_exact() {
     }
 }
 
-/// Rows that begin at 16 bytes and end anywhere: what is between them has no part in the product.
+/// Rows begin at multiples of 16 bytes and end anywhere. The gaps between them must not affect the product.
 #[test]
 fn gaps_between_rows_are_not_read() {
     for device in cube_devices() {
@@ -187,7 +188,7 @@ fn gaps_between_rows_are_not_read() {
     }
 }
 
-/// Values have the strides of their codes: no kernel moves bytes, which WebGPU has no type for.
+/// Values have the strides of their codes. No kernel moves bytes, for which WebGPU has no type.
 #[test]
 fn values_lie_as_their_codes_do() {
     for device in cube_devices() {
@@ -200,7 +201,7 @@ fn values_lie_as_their_codes_do() {
             )
         };
         let (codes, _) = CubeBackend::fp8_quantize(input(), one(), Fp8Format::E4M3);
-        // The same in rows of 5 that are 16 apart.
+        // The same in rows of 5 elements that are 16 apart.
         let turned = CubeBackend::float_swap_dims(input(), 0, 1);
         let gaps = float(vec![0.0; 66], &[6, 11], &device);
         let wide = CubeBackend::float_cat(vec![turned, gaps], 1);
@@ -277,7 +278,7 @@ fn formats_scales_bias_and_output_dtypes() {
     }
 }
 
-/// However it is picked, the product is the same.
+/// The product is the same, whichever policy picks the routine.
 #[test]
 fn every_policy_gives_the_product() {
     for device in cube_devices() {
@@ -290,7 +291,7 @@ fn every_policy_gives_the_product() {
             MatmulPolicy::Measured,
             MatmulPolicy::Only(MatmulRoutine::Decoded),
             MatmulPolicy::Only(MatmulRoutine::WgmmaTma),
-            // Which it is not for: 6 is no multiple of 16.
+            // cuBLASLt does not take it, because 6 is no multiple of 16.
             MatmulPolicy::Only(MatmulRoutine::CublasLt),
         ] {
             let codes = [&lhs, &rhs].map(|side| side.codes(Fp8Format::E4M3, &device));
@@ -302,7 +303,7 @@ fn every_policy_gives_the_product() {
     }
 }
 
-/// What tensor cores cannot compute is computed all the same.
+/// Products that tensor cores cannot compute are computed in another way.
 #[test]
 fn a_product_without_terms_is_the_bias() {
     for device in cube_devices() {
@@ -330,7 +331,7 @@ fn routines_have_names() {
     assert_eq!(unknown, Err(UnknownRoutine("qmma".to_string())));
 }
 
-/// It is read once, so each value has a process of its own: this test again.
+/// The variable is read once per process, so this test runs itself again as a process for each value.
 #[test]
 fn the_environment_names_a_policy() {
     const EXPECTED: &str = "BURN_FP8_TEST_POLICY";

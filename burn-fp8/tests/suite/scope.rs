@@ -106,7 +106,7 @@ fn later_microbatches_use_the_weight_of_the_first() {
             assert_eq!(*weight_3.0.last().unwrap(), weight.1, "step {step}");
             layer = SgdConfig::new().init().step(0.1, layer, gradients);
         }
-        // An optimizer step ends it: the weight is another.
+        // An optimizer step ends that, because it changes the weight.
         let (_, [_, weight, _]) = pass(&layer, Microbatch::Later);
         let amax = values(layer.weight.val())
             .iter()
@@ -144,7 +144,7 @@ fn a_kept_weight_gives_the_same_output() {
     }
 }
 
-/// A later micro-batch has the weight of the first only where that is the same parameter, cast by the same recipe.
+/// A later micro-batch uses the weight of the first only if it is the same parameter, cast by the same recipe.
 #[test]
 fn another_weight_or_recipe_is_cast_anew() {
     let device = Device::flex();

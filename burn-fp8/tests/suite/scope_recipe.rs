@@ -14,7 +14,7 @@ fn delayed(length: usize) -> DelayedScaling {
     DelayedScaling::new().with_amax_history_len(length)
 }
 
-/// Two passes, for delayed scaling has learned something by the second.
+/// Two passes, because the second has scales that delayed scaling found in the first.
 fn passes(layer: &Fp8Linear, batches: &[[Tensor<2>; 2]]) -> Vec<linear::Pass> {
     let pass = |[x, gradient]: &[Tensor<2>; 2]| pass_fp8(layer, x, gradient);
     batches.iter().map(pass).collect()
@@ -61,11 +61,11 @@ fn a_layer_without_history_starts_one() {
     passes(&made, &batches);
     fp8_autocast(true, delayed(4), || passes(&layer, &batches));
     assert_eq!(layer.scaling_state(), made.scaling_state());
-    // Other recipes leave it alone.
+    // Passes with other recipes leave the state as it is.
     passes(&layer, &batches);
     assert_eq!(layer.scaling_state(), made.scaling_state());
 
-    // It is in the record, for a layer that has delayed scaling by itself.
+    // The record contains the state, for a layer that has delayed scaling as its own recipe.
     let read = Fp8LinearConfig::new(6, 3)
         .with_recipe(delayed(4).into())
         .init(&device)
@@ -102,7 +102,7 @@ fn a_history_follows_the_recipe() {
             pass(amax, None);
         }
         assert_eq!(pass(1.0, None), (vec![0.0, 8.0, 4.0, 2.0], 56.0));
-        // Shorter: the newest stay. Longer: there is nothing before them.
+        // Shorter: the newest amaxes stay. Longer: zeros come before them.
         let short = pass(0.5, Some(delayed(2).into()));
         assert_eq!(short, (vec![0.0, 1.0], 448.0 / 2.0));
         let long = pass(0.25, Some(delayed(5).into()));
@@ -112,7 +112,7 @@ fn a_history_follows_the_recipe() {
     }
 }
 
-/// The gradient's scale is kept for a while (`interval`), but not beyond the range of another format.
+/// The gradient's scale is kept for a while (`interval`), but adapted to the range of another format.
 #[test]
 fn scales_follow_the_format() {
     let device = Device::flex().autodiff();

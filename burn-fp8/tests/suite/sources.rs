@@ -1,5 +1,5 @@
-//! The kernels for GPUs that are not here: their CUDA C++ compiles for the GPU each is for, and the machine code of those
-//! for tensor cores has the GPU's fp8 instruction.
+//! Kernels for GPUs that are not present: their CUDA C++ compiles for the GPU that each is for, and the machine code of those for
+//! tensor cores has the GPU's fp8 instruction.
 
 use std::{collections::HashMap, process::Command};
 
@@ -20,7 +20,7 @@ use super::{
     nvrtc::{cubin, missing, toolkit},
 };
 
-/// The CUDA C++ that CubeCL makes of a kernel.
+/// The CUDA C++ into which CubeCL compiles a kernel.
 fn source(definition: KernelDefinition) -> String {
     let options = CompilationOptions {
         supports_features: CppSupportedFeatures {
@@ -37,7 +37,7 @@ fn client() -> Client {
     CubeDevice::Cpu(Default::default()).client()
 }
 
-/// What else a product is made of.
+/// The optional parts of a product.
 #[derive(Clone, Copy, Default)]
 struct Parts {
     batched: bool,
@@ -76,8 +76,8 @@ fn disassemble(binary: &[u8], toolkit: &std::path::Path) -> Option<String> {
     }
 }
 
-/// The kernel compiles for `architecture`, to `instruction` on the codes themselves: not unpacked for wider ones. Returns
-/// all instructions of the last variant, if there is a disassembler.
+/// Checks that the kernel compiles for `architecture`, to `instruction` on the codes themselves, not unpacked to a wider type.
+/// Returns all instructions of the last variant, if there is a disassembler.
 fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Option<String> {
     let toolkit = toolkit()?;
     let mut last = None;
@@ -102,7 +102,7 @@ fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Optio
             whole,
             parts([true, true, false]),
         ),
-        // As `RowwiseScaling` and `BlockScaling` have it.
+        // With the granularities of `RowwiseScaling` and `BlockScaling`.
         (
             e4m3,
             e5m2,
@@ -124,7 +124,7 @@ fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Optio
             [block(1, 128), block(128, scales)],
             parts([true, false, true]),
         ),
-        // A layer's output and the gradient of its weight, of a tensor that is cast next.
+        // A layer's output and its weight's gradient, with the amax for the next cast.
         (
             e4m3,
             e4m3,
@@ -186,7 +186,7 @@ fn tma_loads_are_native_on_hopper() {
     }
 }
 
-/// Why there are two: Hopper takes `mma.sync` apart, and nothing before it knows `wgmma`.
+/// Why there are two instructions: Hopper splits `mma.sync`, and no GPU before it has `wgmma`.
 #[test]
 fn each_instruction_is_for_its_gpus() {
     let Some(toolkit) = toolkit() else { return };
@@ -211,7 +211,7 @@ fn each_instruction_is_for_its_gpus() {
     }
 }
 
-/// Instructions of the longest loop of some machine code: those from a label to the branch back to it.
+/// The number of instructions in the longest loop of some machine code: from a label to the branch back to it.
 fn longest_loop(code: &str) -> usize {
     let (mut labels, mut count, mut longest) = (HashMap::new(), 0, 0);
     for line in code.lines().map(str::trim) {
@@ -233,8 +233,8 @@ fn longest_loop(code: &str) -> usize {
     longest
 }
 
-/// What decides whether a cast is as fast as memory: elements are read by fours, and made codes by an instruction. A GPU as fast as an
-/// H200 has time for some 30 instructions an element of bf16, of which 15 on integers.
+/// Whether a cast is as fast as memory depends on this: elements are read four at a time, and encoded by an instruction. A GPU as
+/// fast as an H200 has time for about 30 instructions per element of bf16, of which 15 on integers.
 #[test]
 fn casts_are_native_where_the_gpu_has_the_instruction() {
     let Some(toolkit) = toolkit() else { return };
@@ -272,7 +272,7 @@ fn casts_are_native_where_the_gpu_has_the_instruction() {
     }
 }
 
-/// Casts, products that decode, and what goes before tensor cores.
+/// Casts, products that decode, and the kernels that prepare operands for tensor cores.
 #[test]
 fn portable_kernels_compile() {
     let Some(toolkit) = toolkit() else { return };

@@ -34,7 +34,7 @@ fn quantize_fills_the_range() {
     }
 }
 
-/// Views, whose elements lie in another order, apart from each other, or once for many.
+/// Views, whose elements are in another order, have gaps between them, or stand for several elements each.
 #[test]
 fn a_view_is_cast_as_what_it_shows() {
     let format = Fp8Format::E4M3;
@@ -59,7 +59,7 @@ fn a_view_is_cast_as_what_it_shows() {
                 let code = |x: &f32| format.encode(x * (format.max() / largest));
                 let expected: Vec<u8> = shown.iter().map(code).collect();
                 assert_eq!(q.clone().into_data().codes, expected, "view {number}");
-                // And goes on as any other.
+                // The result can be used like any other.
                 let values_of = |code: &u8| format.decode(*code) * largest / format.max();
                 let back = values(q.clone().dequantize(FloatDType::F32));
                 for (found, code) in back.iter().zip(&expected) {
@@ -97,7 +97,7 @@ fn an_amax_without_a_scale_gives_one() {
     }
 }
 
-/// Whether Burn's ops can lay codes out anew: WebGPU has no type for bytes.
+/// Whether Burn's ops can move codes. WebGPU has no type for bytes.
 fn moves_bytes(device: &Device) -> bool {
     device.supports_dtype(DType::U8)
 }
@@ -120,7 +120,7 @@ fn reshape_and_transpose_move_values() {
             values(transposed.dequantize(FloatDType::F32)),
             values(y.clone().transpose())
         );
-        // The codes of a transposed tensor are read in its own order.
+        // The codes of a transposed tensor are read in the order of the transpose.
         if moves_bytes(&device) {
             assert_eq!(transposed.clone().into_data().codes, {
                 let codes = q.clone().into_data().codes;
@@ -181,7 +181,7 @@ fn granular_scales_follow_their_elements() {
             .map(|column| 448.0 / amax(&|_, c| c == column))
             .collect();
         super::linear::assert_near(&values(columns.scale()), &expected, 1e-6);
-        // torchao asks for 25 dB of a row-wise cast.
+        // torchao requires 25 dB for a row-wise cast.
         for q in [rows, columns, blocks] {
             assert!(sqnr(&host, &values(q.dequantize(FloatDType::F32))) > 25.0);
         }
@@ -253,7 +253,7 @@ fn states_keep_tensors() {
     );
 }
 
-/// Sizes on both sides of a word, a tile and a block of tiles; batches.
+/// Sizes on both sides of a word, a tile and a block of tiles, and batches.
 #[test]
 fn the_transposed_copy_is_the_transpose() {
     for device in devices() {
@@ -288,7 +288,7 @@ fn the_transposed_copy_is_the_transpose() {
                     assert_eq!(transposed.clone().into_data(), turned.clone().into_data());
                 }
 
-                // Whatever their layout, they multiply, reshape and decode as the others do.
+                // Whatever the layout is, products, reshapes and values are the same.
                 let product = |a: &Fp8Tensor<3>, b: &Fp8Tensor<3>| {
                     values(scaled_matmul(a, b, None, FloatDType::F32).unwrap())
                 };
@@ -318,7 +318,7 @@ fn a_vector_has_no_transposed_copy() {
         Fp8Tensor::quantize_with_transpose(Tensor::<1>::ones([3], &device), scale, Fp8Format::E4M3);
 }
 
-/// Of every size that a scale can have: the largest power of two that is not above it, found by trying all of them.
+/// For scales of all magnitudes: the result is the largest power of two that is not above the scale, found by trying all of them.
 #[test]
 fn scales_are_rounded_down_to_powers_of_two() {
     for device in devices() {

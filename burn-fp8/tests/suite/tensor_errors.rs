@@ -8,7 +8,7 @@ use burn_fp8::{Fp8Cast, Fp8Data, Fp8Error, Fp8Format, Fp8Tensor, Granularity, sc
 
 use super::device::{devices, values};
 
-/// Where the device has the dtype, the result has it; elsewhere there is none.
+/// If the device supports the dtype, the result has it; otherwise there is an error.
 #[test]
 fn dtypes_that_the_device_has_not_are_errors() {
     for device in devices() {
@@ -34,7 +34,7 @@ fn dtypes_that_the_device_has_not_are_errors() {
     }
 }
 
-/// More than kernels count, of operands and inputs that take no memory to speak of. Flex has no such limit.
+/// More elements than kernels can count, in products and inputs that take hardly any memory. Flex has no such limit.
 #[test]
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 fn what_kernels_cannot_count_is_an_error() {
@@ -69,7 +69,7 @@ fn what_kernels_cannot_count_is_an_error() {
                 }
             }
         }
-        // A view of one element.
+        // A view of a single element.
         let wide = Tensor::<2>::ones([1, 1], &device).expand([SIDE, SIDE]);
         let whole = Fp8Tensor::quantize_with_scale(wide.clone(), 1.0, Fp8Format::E4M3);
         let rows = Fp8Tensor::quantize_as(wide, Fp8Cast::new(Granularity::Row, Fp8Format::E4M3));
@@ -150,7 +150,7 @@ fn data_that_do_not_fit_are_errors() {
     );
 }
 
-/// Every granularity takes the shape that quantizing gives, as seen above, and no other.
+/// Every granularity accepts scales of the shape that quantizing gives, and of no other shape.
 #[test]
 fn scales_of_another_shape_are_errors() {
     let device = Device::flex();
@@ -231,7 +231,7 @@ fn blocks_without_elements_and_of_vectors_are_errors() {
     assert!(Fp8Tensor::<1>::from_data(data(Granularity::Row, &[4]), &device).is_ok());
 }
 
-/// A kernel would read the bits of another dtype as f32, and the first of several scales for all.
+/// A kernel would read the bits of another dtype as f32, and use the first of several scales for all elements.
 #[test]
 fn device_scales_that_are_not_one_f32_are_refused() {
     let refused = |run: &mut dyn FnMut()| {
@@ -273,7 +273,7 @@ fn device_scales_that_are_not_one_f32_are_refused() {
     }
 }
 
-/// As above, on a device that every machine has.
+/// The same check, on a device that every machine has.
 #[cfg(feature = "cpu")]
 #[test]
 fn the_cpu_runtime_has_no_flex32() {

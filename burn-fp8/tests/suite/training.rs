@@ -70,7 +70,7 @@ impl Digits {
     }
 }
 
-/// Train on four fifths, and return the accuracy on the last one (every fifth image).
+/// Trains on four fifths of the images, and returns the accuracy on the rest (every fifth image).
 fn train<N: Network>(mut network: N, device: &Device) -> f64 {
     let digits = Digits::load();
     let total = digits.labels.len();

@@ -1,7 +1,7 @@
-//! A small vision transformer and a small language model learn real data in fp8, with delayed scaling, as in bf16.
+//! A small vision transformer and a small language model learn real data in fp8 with delayed scaling as well as in bf16.
 //!
-//! Both trainings begin with the same weights and see the same batches. In bf16 the products of the layers between
-//! embedding and head are multiplied in bf16, in fp8 by `Fp8Linear`; all else is in f32.
+//! Both trainings start with the same weights and see the same batches. Between embedding and head, the products of layers run in
+//! bf16 or in fp8, by `Fp8Linear`; everything else is in f32.
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{
@@ -21,9 +21,9 @@ use super::training::Digits;
 const WIDTH: usize = 32;
 const HEADS: usize = 4;
 
-/// A linear layer in one precision or the other.
+/// A linear layer in either precision.
 #[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant)] // A few of them.
+#[allow(clippy::large_enum_variant)] // There are only a few.
 enum Projection {
     Bf16(Linear),
     Fp8(Fp8Linear),
@@ -56,7 +56,7 @@ impl Projection {
     }
 }
 
-/// Weights from the test's own generator: a device's would serve other tests too, in any order.
+/// Weights from the test's own generator. A device's generator serves other tests too, in any order.
 fn linear(random: &mut Random, d_input: usize, d_output: usize, device: &Device) -> Linear {
     let config = LinearConfig::new(d_input, d_output).with_initializer(Initializer::Zeros);
     let mut linear = config.init(device);
@@ -120,7 +120,7 @@ impl Block {
     }
 }
 
-/// What both models have in common.
+/// The part that both models share.
 #[derive(Module, Debug)]
 struct Trunk {
     positions: Param<Tensor<3>>,
@@ -158,7 +158,7 @@ impl Trunk {
     }
 }
 
-/// Digits of 8x8 pixels as 16 patches of 2x2.
+/// Classifies digits of 8x8 pixels, as 16 patches of 2x2.
 #[derive(Module, Debug)]
 struct Vit {
     embedding: Linear,
@@ -183,14 +183,14 @@ impl Vit {
     }
 }
 
-/// The next letter of a text.
+/// Predicts the next letter of a text.
 #[derive(Module, Debug)]
 struct Gpt {
     embedding: Embedding,
     trunk: Trunk,
 }
 
-/// Letters that the model sees.
+/// The number of letters that the model sees.
 const CONTEXT: usize = 32;
 
 impl Gpt {
@@ -205,7 +205,7 @@ impl Gpt {
         }
     }
 
-    /// Of every place, for the letter after it.
+    /// For each position, the logits of the letter after it.
     fn logits(&self, text: Tensor<2, Int>) -> Tensor<2> {
         let later = Tensor::<2, Bool>::tril_mask([CONTEXT, CONTEXT], 0, &text.device());
         let x = self.embedding.forward(text);
@@ -214,7 +214,7 @@ impl Gpt {
     }
 }
 
-/// Trains on batches that `batch` makes, at a rate that falls to zero, and returns the model and the losses.
+/// Trains on batches from `batch`, with a learning rate that falls to zero, and returns the model and the losses.
 fn train<M: Module, B>(
     mut model: M,
     steps: usize,
@@ -269,7 +269,7 @@ fn a_vision_transformer_learns_in_fp8_as_in_bf16() {
 #[test]
 fn a_language_model_learns_in_fp8_as_in_bf16() {
     let device = Device::flex().autodiff();
-    // English prose that every copy of the project has.
+    // English prose that every copy of the project contains.
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../LICENSE-APACHE");
     let text = std::fs::read(path).unwrap();
     let mut letters = text.clone();
@@ -277,7 +277,7 @@ fn a_language_model_learns_in_fp8_as_in_bf16() {
     letters.dedup();
     let number = |letter: &u8| letters.binary_search(letter).unwrap() as i32;
     let text: Vec<i32> = text.iter().map(number).collect();
-    // Where the last sixth begins, which no training sees.
+    // The last sixth begins here. No training sees it.
     let held_out = text.len() * 5 / 6;
     let logits = |model: &Gpt, starts: &[usize], device: &Device| {
         let part = |after: usize| {

@@ -11,8 +11,9 @@ use burn_autodiff::{
 
 use crate::Bias;
 
-/// A product and what comes with it, made by a kernel that adds the bias in f32, before the output is rounded: training and
-/// evaluation give the same numbers. (cuBLASLt, before a 16-bit output, takes the bias in the output's dtype.) The gradient of the bias is the sum over the rows, in the bias's own dtype.
+/// Runs a product whose kernel adds the bias in f32, before the output is rounded, so that training and evaluation give the same
+/// numbers. (For a 16-bit output, cuBLASLt takes the bias in the output's dtype.) The gradient of the bias is the sum over the
+/// rows, in the bias's own dtype. What `product` returns beside the product is passed on.
 pub(super) fn with_bias<B: Backend, C: CheckpointStrategy, T>(
     bias: Bias<Autodiff<B, C>>,
     product: impl FnOnce(Bias<B>) -> (FloatTensor<Autodiff<B, C>>, T),
@@ -32,12 +33,12 @@ pub(super) fn with_bias<B: Backend, C: CheckpointStrategy, T>(
     (product, rest)
 }
 
-/// From a product without its bias to the product with it.
+/// The step from a product without its bias to the product with it.
 #[derive(Debug)]
 struct AddedBias;
 
 impl<B: Backend> Backward<B, 2> for AddedBias {
-    /// Of the bias as it came.
+    /// Shape and dtype of the original bias.
     type State = (Shape, FloatDType);
 
     fn backward(
@@ -58,7 +59,7 @@ impl<B: Backend> Backward<B, 2> for AddedBias {
     }
 }
 
-/// The sum of all rows, in the shape and the dtype of a bias.
+/// The sum of all rows, in the shape and dtype of the bias.
 fn sum_of_rows<B: Backend>(
     grad: FloatTensor<B>,
     shape: Shape,
@@ -69,7 +70,7 @@ fn sum_of_rows<B: Backend>(
         return B::float_zeros(shape, &grad.device(), dtype);
     }
     let columns = shape.num_elements();
-    // The sum is in the wider one of both: what it rounds is rounded once, at the end.
+    // Sums in the wider of the two dtypes, so that the result is rounded only once, at the end.
     let narrows = DType::from(dtype).size() < grad.dtype().size();
     let grad = match narrows {
         true => grad,

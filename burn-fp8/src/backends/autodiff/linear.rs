@@ -1,4 +1,4 @@
-//! The linear layer with one scale a tensor.
+//! The linear layer with one scale per tensor.
 
 use burn::backend::{
     AutodiffBackend, Backend,
@@ -62,26 +62,26 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
 #[derive(Debug)]
 struct Fp8Linear;
 
-/// Kept for backward: a quarter of the bytes that the f32 operands would take.
+/// Kept for backward. It takes a quarter of the memory of f32 operands.
 #[derive(Clone, Debug)]
 struct LinearState<B: Backend> {
-    /// If the weight has a gradient.
+    /// Present if the weight has a gradient.
     input_transposed: Option<IntTensor<B>>,
     input_scale: FloatTensor<B>,
-    /// Of the input as it came, which its gradient will have.
+    /// The dtype of the original input, which its gradient will have.
     input_dtype: FloatDType,
     weight_codes: IntTensor<B>,
     weight_scale: FloatTensor<B>,
-    /// Of the weight as it came.
+    /// The dtype of the original weight, which its gradient will have.
     weight_dtype: FloatDType,
     gradient_scale: FloatTensor<B>,
     spec: LinearSpec,
 }
 
-/// The codes, those of the transpose if they are wanted, and the amax.
+/// The codes, the codes of the transpose if `transposed` is true, and the amax.
 ///
-/// Tensor cores read both operands along the sum, which is over the rows of input and gradient where the weight's gradient
-/// is computed: it gets codes that lie so, and nothing is copied for it.
+/// Tensor cores read both operands along the inner dimension. For the weight's gradient, this is the rows of input and gradient.
+/// The transposed codes have this layout, so that product copies nothing.
 fn quantize<B: Backend + Fp8Ops>(
     tensor: FloatTensor<B>,
     scale: FloatTensor<B>,

@@ -27,7 +27,7 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     let prepared = LinearBlocks.prepare::<C>([input_node, weight_node]);
     match prepared.compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            // The input is cast again: the weight's gradient sums along another dimension.
+            // The input is cast again, because the weight's gradient sums along another dimension.
             let cast = spec.forward_cast(spec.casts.weight_gradient[0]);
             let state = State::<B> {
                 dtypes,
@@ -41,7 +41,7 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     }
 }
 
-/// An operand of the backend below: the casts carry no gradient.
+/// The operand for the backend below. Casts carry no gradient.
 fn inner<B: Backend, C: CheckpointStrategy>(operand: Operand<Autodiff<B, C>>) -> Operand<B> {
     Operand {
         codes: operand.codes,
@@ -57,11 +57,11 @@ struct LinearBlocks;
 
 #[derive(Clone, Debug)]
 struct State<B: Backend> {
-    /// Of input and weight as they came.
+    /// The dtypes of the original input and weight.
     dtypes: [FloatDType; 2],
-    /// If the weight has a gradient.
+    /// Present if the weight has a gradient.
     input: Option<Operand<B>>,
-    /// If the input has one.
+    /// Present if the input has a gradient.
     weight: Option<Operand<B>>,
     spec: BlockLinearSpec,
 }

@@ -1,4 +1,4 @@
-//! Autodiff: casts carry no gradient; the linear layer has a backward pass of its own, in fp8.
+//! Autodiff: casts carry no gradient, and the linear layer has a backward pass of its own, in fp8.
 
 mod bias;
 mod linear;

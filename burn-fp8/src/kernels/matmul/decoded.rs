@@ -1,7 +1,8 @@
-//! Decode both operands, multiply by Burn's own (tuned, tensor cores where there are any), scale afterwards.
+//! Decodes both operands, multiplies them by Burn's own kernels (tuned, with tensor cores if there are any), and scales
+//! afterwards.
 //!
-//! All codes are exact in bf16, so nothing is lost where the device multiplies that faster. Scales that change along the
-//! inner dimension belong into the operands, which are f32 then, and rounded by Burn's kernels to TF32 where the device has that.
+//! bf16 holds every code exactly, so nothing is lost on devices that multiply bf16 faster. Scales that change along the inner
+//! dimension must be applied to the operands. These are f32 then, and Burn's kernels round them to TF32 on devices that have it.
 
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType};
@@ -35,7 +36,8 @@ pub(super) struct Decoded;
 impl Routine for Decoded {
     fn fits(&self, outline: &Outline) -> bool {
         let Size { m, n, k, batches } = outline.size;
-        // Values are counted as they are written: by fours, where codes lie so and each of them is decoded for itself.
+        // Values are counted as they are written: four at a time if the sizes allow it and no scales are applied to single
+        // values.
         let fours = |[rows, columns]: [usize; 2]| {
             let fours = rows.is_multiple_of(4) && columns.is_multiple_of(4);
             match fours && !scales_terms(outline.granularities, k) {
@@ -54,7 +56,7 @@ impl Routine for Decoded {
     }
 }
 
-/// With operands of `dtype`, where that holds them.
+/// The product, with operands decoded to `dtype` unless they have to be scaled, which takes f32.
 fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
     let Size { m, n, k, .. } = product.size();
     let along = scales_terms(product.granularities(), k);
@@ -138,7 +140,7 @@ fn scales_terms(granularities: [Granularity; 2], k: usize) -> bool {
     scaled_together(granularities).is_some_and(|together| together < k)
 }
 
-/// Bf16 where the device computes with it; processors do so in f32.
+/// bf16 if the device computes in it, otherwise f32. Processors compute bf16 in f32.
 fn operand_dtype(device: &CubeDevice) -> FloatDType {
     let processor = matches!(device, CubeDevice::Cpu(_));
     match !processor && CubeBackend::supports_dtype(device, DType::BF16) {
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
     use crate::{Fp8Format, Fp8Ops, MatmulSpec, kernels::matmul::product};
 
-    /// As on GPUs: bf16 operands, a product in f32.
+    /// As on GPUs: operands in bf16, and a product in f32.
     #[test]
     fn bf16_holds_every_code() {
         let device = CubeDevice::Cpu(Default::default());
@@ -258,7 +260,7 @@ mod tests {
         let output = matmul(product, FloatDType::BF16);
         let data = try_read_sync(CubeBackend::float_into_data(output));
         let found = data.unwrap().unwrap().try_to_vec::<f32>().unwrap();
-        // Sums of one term, all exact.
+        // Sums of a single term, all exact.
         let expected = left.iter().flat_map(|x| right.iter().map(move |y| x * y));
         assert!(found.iter().copied().eq(expected));
     }

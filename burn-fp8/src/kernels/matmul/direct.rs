@@ -1,4 +1,4 @@
-//! One kernel that decodes in registers: for small products, where a launch costs more than the arithmetic.
+//! One kernel that decodes in registers, for small products, where a launch costs more than the arithmetic.
 
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Output rows and columns of a unit.
+/// The numbers of output rows and of output columns that a unit computes at a time.
 const TILE: usize = 4;
 
 /// See [`MatmulRoutine::Direct`](super::MatmulRoutine::Direct).
@@ -101,7 +101,7 @@ fn matmul(product: Product) -> CubeTensor {
     output
 }
 
-/// What belongs to each matrix of a batch, side by side: where its operands start, and their scales.
+/// For each matrix of a batch: where its two operands start, and where their scales start.
 fn side_by_side([left, right, left_scales, right_scales]: [Vec<usize>; 4]) -> Vec<[u32; 4]> {
     (0..left.len())
         .map(|batch| {
@@ -154,8 +154,8 @@ struct Matrix {
     column: u32,
 }
 
-/// A unit makes a tile of the output from rows and columns that it decodes itself; sums are in f32, in the order of k, and
-/// scaled every `together` terms.
+/// Each unit computes one tile of the output at a time, from rows and columns that it decodes itself. Sums are in f32, in the
+/// order of k, and scaled every `together` terms.
 #[cube(launch, create_dummy_kernel)]
 fn matmul_kernel<F: Numeric>(
     lhs: &[u32],
@@ -211,7 +211,7 @@ fn matmul_kernel<F: Numeric>(
                 sums[index] = 0.0f32;
             }
             for inner in first..usize::min(first + together, k) {
-                // Rows and columns beyond the edge repeat the last one; their sums are dropped.
+                // Rows and columns beyond the edge repeat the last one, and their sums are dropped.
                 #[unroll]
                 for j in 0..TILE {
                     let column = usize::min(column + j, n - 1);

@@ -1,4 +1,4 @@
-//! What products have in common that one measurement is for.
+//! The key of a measurement, shared by all products that the measurement is for.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::{MatmulRoutine, Outline, Product, Size, tile::is_copied};
 use crate::{Fp8Format, Granularity};
 
-/// What decides which routines compute a product, and which of them is the fastest.
+/// What decides which routines can compute a product, and which of them is the fastest.
 ///
-/// Results are stored, and found again by other builds and on other machines. So a key also says what they would measure: a GPU by
-/// another name, and another build of this crate, which has other routines, measure for themselves.
+/// Results are stored, and other builds and machines find them. So a key also names the device and its routines: a GPU with
+/// another name, or a build of this crate with other routines, measures for itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Key {
     pub(super) size: Size,
@@ -21,17 +21,17 @@ pub(super) struct Key {
     pub(super) output: DType,
     /// See [`MatmulSpec::fast_accumulation`](crate::MatmulSpec::fast_accumulation): some routines are faster with it.
     pub(super) fast: bool,
-    /// Which sides routines that read along the sums copy first.
+    /// Which sides are copied first by routines that read along the inner dimension.
     pub(super) copied: [bool; 2],
-    /// Those that compute the product and are native to the device, which rounded sizes do not tell.
+    /// The routines that can compute the product and are native to the device. Rounded sizes alone do not determine them.
     pub(super) routines: Vec<MatmulRoutine>,
     /// The name of the device.
     pub(super) device: String,
 }
 
 impl Key {
-    /// That of all products that one measurement is for: each size rounded up to a power of two; 0 stays, for a product of
-    /// nothing is another matter.
+    /// The key of a product. Sizes are rounded up to powers of two, so that similar products share a measurement. 0 stays 0,
+    /// because an empty product is a different case.
     pub(super) fn of(product: &Product, outline: &Outline, routines: Vec<MatmulRoutine>) -> Self {
         let rank = product.lhs.shape().num_dims();
         let (outer, inner) = (rank - 2, rank - 1);

@@ -1,4 +1,4 @@
-//! The scaled matrix product, by one of several routines, or by NVIDIA's library.
+//! The scaled matrix product, by one of several routines of this crate or by NVIDIA's library.
 
 mod cublaslt;
 mod decoded;
@@ -24,10 +24,10 @@ pub(crate) use outline::check_product;
 use outline::{Outline, Size};
 pub use routine::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_policy, set_matmul_policy};
 
-/// Multiplications above which it pays to decode both operands first, or to fill a tensor core's tiles.
+/// The number of multiplications from which on it pays to decode both operands first, or to fill a tensor core's tiles.
 const LARGE: usize = 1 << 20;
 
-/// Operands and all that belongs to their product.
+/// The operands of a product, and everything else that it takes.
 #[derive(Clone)]
 pub(super) struct Product {
     pub(super) lhs: CubeTensor,
@@ -36,12 +36,12 @@ pub(super) struct Product {
     pub(super) rhs_scales: Scales,
     pub(super) bias: Bias<CubeBackend>,
     pub(super) spec: MatmulSpec,
-    /// Where the output's amax goes, if it is asked for: one f32, its bits 0.
+    /// Receives the output's amax, if it is wanted: a single f32, which is 0.
     pub(super) amax: Option<CubeTensor>,
 }
 
 impl Product {
-    /// Shape of the product.
+    /// The shape of the product.
     fn shape(&self) -> Shape {
         matmul_shape(&self.lhs.shape(), &self.rhs.shape())
     }
@@ -97,12 +97,13 @@ pub(crate) fn matmul(
     )
 }
 
-/// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales of one element), its kernel picked
-/// by `policy`.
+/// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales of one element), with a kernel picked by
+/// `policy`.
 ///
-/// Where [`MatmulPolicy::Only`] names a routine that cannot compute a product (one without elements or terms by any but the direct
-/// routine, by tensor cores one with scales that change within 128 terms, or on a device with too little shared memory; see
-/// [`MatmulRoutine::CublasLt`] too), it is computed as by [`MatmulPolicy::Automatic`].
+/// If [`MatmulPolicy::Only`] names a routine that cannot compute the product, the routine is picked as by
+/// [`MatmulPolicy::Automatic`]. Only the direct routine computes products without elements or terms. The tensor-core routines
+/// cannot compute products with scales that change within 128 terms, nor run on devices with too little shared memory. For
+/// cuBLASLt, see [`MatmulRoutine::CublasLt`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -146,7 +147,7 @@ pub fn matmul_by(
     )
 }
 
-/// [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks) of two operands, its kernel picked by `policy`. See
+/// [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks) of two operands, with a kernel picked by `policy`. See
 /// [`matmul_by`].
 ///
 /// ```
@@ -189,8 +190,8 @@ pub fn matmul_blocks_by(
     choose(policy, &product).matmul(product)
 }
 
-/// [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax) of two operands: [`matmul_by`], and the product's amax. All routines but
-/// cuBLASLt find it before they store the product.
+/// [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax) of two operands: [`matmul_by`], and the product's amax. All
+/// routines but cuBLASLt find it before they store the product.
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -255,7 +256,7 @@ fn product(
 /// How a product is computed.
 enum Choice {
     Routine(MatmulRoutine),
-    /// The fastest that there is for products of a key.
+    /// The fastest routine for products of this key.
     Fastest(Key),
 }
 
@@ -290,20 +291,20 @@ fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
     Choice::Routine(unmeasured(&outline))
 }
 
-/// The routines that can compute a product, and for which a device has what makes them fast.
+/// The routines that can compute a product and are native to the device.
 fn native(outline: &Outline, client: &Client, device: &CubeDevice) -> Vec<MatmulRoutine> {
     let mut routines = MatmulRoutine::ALL.to_vec();
     routines.retain(|routine| routine.fits(outline) && routine.is_native(client, device));
     routines
 }
 
-/// The first routine, if there is one, by which a device multiplies fp8 itself.
+/// The first of the native routines that multiplies fp8 directly, if there is one.
 fn accelerated(native: &[MatmulRoutine]) -> Option<MatmulRoutine> {
     let mut native = native.iter().copied();
     native.find(|routine| routine.reads_along_sums())
 }
 
-/// The routine for where a device does not multiply fp8 itself.
+/// The routine for devices that do not multiply fp8 directly.
 fn unmeasured(outline: &Outline) -> MatmulRoutine {
     match MatmulRoutine::Decoded.fits(outline) {
         true => MatmulRoutine::Decoded,
@@ -311,14 +312,15 @@ fn unmeasured(outline: &Outline) -> MatmulRoutine {
     }
 }
 
-/// Whether large products on the device of `tensor` read both operands along the sum, and copy one that lies otherwise.
+/// Whether large products on the device of `tensor` read both operands along the inner dimension, and copy an operand with
+/// another layout.
 pub(crate) fn products_read_along_sums(tensor: &CubeTensor) -> bool {
     read_along_sums(matmul_policy(), |routine| {
         routine.is_native(&tensor.client, &tensor.device)
     })
 }
 
-/// The same by which routines are native to a device.
+/// The same, for a device on which the routines of `is_native` are native.
 fn read_along_sums(policy: MatmulPolicy, is_native: impl Fn(MatmulRoutine) -> bool) -> bool {
     match policy {
         MatmulPolicy::Only(only) => only.reads_along_sums(),
@@ -328,7 +330,7 @@ fn read_along_sums(policy: MatmulPolicy, is_native: impl Fn(MatmulRoutine) -> bo
     }
 }
 
-/// The kernels that need no tensor cores, and those that lay operands out for the ones that do.
+/// The kernels that need no tensor cores, and those that lay out operands for tensor cores.
 pub(super) fn definitions(
     client: &Client,
     format: Fp8Format,
@@ -347,11 +349,11 @@ pub(super) fn definitions(
     ]
 }
 
-/// The kernel of a routine with its tensor-core instruction, as CubeCL's compilers take it, `None` for the routines that
-/// have no such instruction: of a batch or one matrix, with a bias or without, and with the product's amax or without.
+/// The kernel of a tensor-core routine, with its instruction, as CubeCL's compilers take it; `None` for the other routines. The
+/// kernel is for a batch or a single matrix, with or without a bias, and with or without the product's amax.
 ///
-/// This is how a kernel is looked at without the GPU it is for: CubeCL's C++ compiler turns the definition into CUDA C++,
-/// NVRTC compiles that for any GPU, a disassembler shows the instructions.
+/// This is how to inspect a kernel without the GPU that it is for: CubeCL's C++ compiler turns the definition into CUDA C++,
+/// NVRTC compiles that for any GPU, and a disassembler shows the instructions.
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -398,7 +400,7 @@ mod tests {
         ] {
             let reads = |policy| read_along_sums(policy, |routine| native.contains(&routine));
             assert_eq!([Automatic, Measured].map(reads), [expected; 2]);
-            // Emulated too.
+            // Even if it is emulated.
             assert!(reads(Only(Mma)));
             assert!(![Only(Direct), Only(Decoded)].into_iter().any(reads));
         }

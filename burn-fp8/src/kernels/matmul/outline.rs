@@ -1,4 +1,4 @@
-//! What decides which routines can compute a product: its sizes, not its elements.
+//! The outline of a product, which decides which routines can compute it: its sizes, but not its elements.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Product, cublaslt, native};
 use crate::{Fp8Error, Granularity, MatmulSpec, custom::matmul_shape, kernels::buffer};
 
-/// Codes of a side of a product, at most: kernels count words of four.
+/// The maximum number of codes of one side of a product, which kernels count in words of four.
 pub(super) const MOST_CODES: usize = 4 * buffer::MOST;
 
 /// The sizes of a product.
@@ -20,7 +20,7 @@ pub(super) struct Size {
     pub(super) n: usize,
     /// The inner dimension.
     pub(super) k: usize,
-    /// Matrices.
+    /// The number of matrices.
     pub(super) batches: usize,
 }
 
@@ -36,12 +36,12 @@ impl Size {
         }
     }
 
-    /// Multiplications of one matrix of the batch.
+    /// The number of multiplications for one matrix of the batch.
     pub(super) fn multiplications(self) -> usize {
         self.m * self.n * self.k
     }
 
-    /// Elements of the product.
+    /// The number of elements of the product.
     pub(super) fn elements(self) -> usize {
         self.m * self.n * self.batches
     }
@@ -51,10 +51,10 @@ impl Size {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outline {
     pub(super) size: Size,
-    /// Codes of either side, which has fewer matrices than the product where it is broadcast.
+    /// The number of codes of each side. A side that is broadcast has fewer matrices than the product.
     pub(super) codes: [usize; 2],
     pub(super) granularities: [Granularity; 2],
-    /// Whether cuBLASLt takes it.
+    /// Whether cuBLASLt takes the product.
     pub(super) library: bool,
 }
 
@@ -131,7 +131,7 @@ mod tests {
 
     const WHOLE: [Granularity; 2] = [Granularity::Tensor; 2];
 
-    /// Of `[m, k]` by `[k, n]`.
+    /// The outline of a product of `[m, k]` by `[k, n]`.
     fn outline([m, k, n]: [usize; 3], granularities: [Granularity; 2]) -> Outline {
         let shapes = [[m, k], [k, n]].map(Shape::from);
         Outline::new(&shapes[0], &shapes[1], granularities, true)
@@ -143,8 +143,8 @@ mod tests {
         fitting
     }
 
-    /// The elements of an output are counted one by one, in pairs where a row has such, and not at all by cuBLASLt, but for their amax,
-    /// four at a time.
+    /// The elements of an output are counted one by one, or in pairs if rows are whole pairs. cuBLASLt does not count them, but
+    /// the kernel that finds their amax does, four at a time.
     #[test]
     fn outputs_are_as_large_as_a_routine_counts() {
         let all = &MatmulRoutine::ALL[..];
@@ -168,11 +168,12 @@ mod tests {
         }
     }
 
-    /// Codes are counted by words, where they are decoded by fours or one by one, and where they are copied with their gaps.
+    /// Codes are counted in words where they are read as words, by values where they are decoded (four at a time or one by one),
+    /// and with their padding where they are copied.
     #[test]
     fn operands_are_as_large_as_a_routine_counts() {
         let most = buffer::MOST;
-        // The most in rows of whole chunks.
+        // The largest number of terms in rows of whole chunks.
         let terms = 4 * most / (1 << 10) / 16 * 16;
         // A tall tile does not take scales of each column that change along the sum.
         let not_tall = &[Direct, Decoded, Mma, Wgmma, WgmmaTma, CublasLt][..];
@@ -205,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Of more rows than half of them, and with registers enough for the scales of a step.
+    /// A tall tile needs more rows than half of its own, and registers enough for the scales of a step.
     #[test]
     fn tall_tiles_are_for_some_products() {
         let by = |rows, columns| Granularity::Block { rows, columns };
@@ -222,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Of the bias alone.
+    /// They consist of the bias alone.
     #[test]
     fn products_without_terms_are_for_the_direct_routine() {
         for shape in [[3, 0, 5], [0, 3, 5], [3, 5, 0]] {

@@ -1,4 +1,4 @@
-//! The ways to compute a product, and which of them a product takes.
+//! The routines that compute products, and the policies that pick one.
 
 use std::{
     fmt,
@@ -17,20 +17,20 @@ use super::{
 };
 use crate::kernels::buffer;
 
-/// A way to compute a product by kernels of this crate.
+/// A routine that computes products with kernels of this crate.
 pub(super) trait Routine: Send + Sync {
-    /// Whether it can compute products of these sizes and granularities, with an output of no more elements than the
-    /// [most](Self::most).
+    /// Whether the routine can compute products of these sizes and granularities, if the output has no more elements than
+    /// [`most`](Self::most).
     fn fits(&self, _outline: &Outline) -> bool {
         true
     }
 
-    /// Elements of an output, at most.
+    /// The maximum number of elements of an output.
     fn most(&self, _size: Size) -> usize {
         buffer::MOST
     }
 
-    /// Whether the device of `client` has the shared memory that it takes.
+    /// Whether the device of `client` has the shared memory that the routine takes.
     fn has_room(&self, _client: &Client) -> bool {
         true
     }
@@ -40,16 +40,16 @@ pub(super) trait Routine: Send + Sync {
         true
     }
 
-    /// The product, which [`fits`](Self::fits), on a device that [has room](Self::has_room).
+    /// Computes a product that [`fits`](Self::fits), on a device that [has room](Self::has_room).
     fn matmul(&self, product: Product) -> CubeTensor;
 }
 
-/// The ways in which [`scaled_matmul`](crate::scaled_matmul) is computed on CubeCL's devices.
+/// The routines by which [`scaled_matmul`](crate::scaled_matmul) is computed on CubeCL's devices.
 ///
-/// All but cuBLASLt are kernels of this crate, and can be run on any device with 64-bit integers. Where it lacks the instruction
-/// of one, or its runtime is not CUDA's C++ backend (feature `cuda-cpp`), that instruction and the copies ahead of it are replaced
-/// by loops: right, and slow. So all around it can be tested without the GPU. Those of tensor cores take 96 (`mma`), 128 or
-/// 192 KiB (`wgmma-tma-256`) of shared memory, which GPUs by way of WebGPU often do not give.
+/// All but cuBLASLt are kernels of this crate, and run on any device with 64-bit integers. If a device lacks the instruction of a
+/// routine, or its runtime is not CUDA's C++ backend (feature `cuda-cpp`), loops replace the instruction and the copies that feed
+/// it. This is correct but slow, and lets everything around the instruction be tested without the GPU. The tensor-core routines
+/// take 96 (`mma`), 128 or 192 KiB (`wgmma-tma-256`) of shared memory, which GPUs often do not offer through WebGPU.
 ///
 /// ```
 /// use burn_fp8::kernels::MatmulRoutine;
@@ -61,24 +61,25 @@ pub(super) trait Routine: Send + Sync {
 pub enum MatmulRoutine {
     /// One kernel that decodes codes in registers, for small products.
     Direct,
-    /// Both operands are decoded to bf16 (f32 on processors), and multiplied by Burn's own kernels. With scales that change along the
-    /// sum they are decoded to f32, which those kernels round to TF32 where the device has it.
+    /// Both operands are decoded to bf16 (to f32 on processors and on devices without bf16), and multiplied by Burn's own
+    /// kernels. If scales change along the inner dimension, operands are decoded to f32, which those kernels round to TF32 on
+    /// devices that have it.
     Decoded,
     /// fp8 `mma.sync`: compute capability 8.9 and 12.x.
     Mma,
     /// fp8 `wgmma`: compute capability 9.0.
     Wgmma,
-    /// The same with operands loaded by the tensor memory accelerator (TMA).
+    /// [`Wgmma`](Self::Wgmma), with operands loaded by the tensor memory accelerator (TMA).
     WgmmaTma,
-    /// The same in tiles of 256 rows instead of 128, for more rows than that. A product reads a quarter less from the
-    /// GPU's L2 cache so. Scales that change both along the sum and within 128 columns are left to the other.
+    /// [`WgmmaTma`](Self::WgmmaTma) in tiles of 256 rows instead of 128, for products of more than 128 rows. It reads a quarter
+    /// less from the GPU's L2 cache. It does not take scales that change both along the sum and within 128 columns.
     WgmmaTma256,
-    /// NVIDIA's library, with the feature `cuda`, where it is installed and the GPU has fp8.
+    /// NVIDIA's library, with the feature `cuda`, if it is installed and the GPU has fp8.
     ///
-    /// It takes single matrices with one scale each, `[m, k]` by `[k, n]` with `k` and `n` multiples of 16, and not e5m2 by e5m2. What
-    /// it does not take is left to the other routines: those of tensor cores pad odd sizes as they read them, and without the feature
-    /// `cuda-cpp`, which these need, a large product is decoded. It runs on CubeCL's own stream, in
-    /// its turn among CubeCL's kernels.
+    /// It takes single matrices with one scale each, `[m, k]` by `[k, n]` with `k` and `n` multiples of 16, and not e5m2 by e5m2.
+    /// Other products are left to the other routines: the tensor-core routines pad odd sizes as they read them; without the
+    /// feature `cuda-cpp`, which those need, a large product is decoded. cuBLASLt runs on CubeCL's own stream, in order with
+    /// CubeCL's kernels.
     CublasLt,
 }
 
@@ -99,7 +100,7 @@ impl MatmulRoutine {
         Self::CublasLt,
     ];
 
-    /// The kernels; `None` for NVIDIA's.
+    /// The implementation by this crate's kernels; `None` for NVIDIA's library.
     fn routine(self) -> Option<&'static dyn Routine> {
         Some(match self {
             Self::Direct => &direct::Direct,
@@ -112,24 +113,24 @@ impl MatmulRoutine {
         })
     }
 
-    /// Whether it can compute such products.
+    /// Whether the routine can compute such products.
     pub(super) fn fits(self, outline: &Outline) -> bool {
         let (fits, most) = match self.routine() {
             Some(routine) => (routine.fits(outline), routine.most(outline.size)),
-            // The library counts in 64 bits; the kernel that finds the amax of what it leaves does not.
+            // The library counts in 64 bits, but the kernel that finds the amax of its output does not.
             None => (outline.library, 4 * buffer::MOST),
         };
         fits && outline.size.elements() <= most
             && outline.codes.into_iter().all(|codes| codes <= MOST_CODES)
     }
 
-    /// Whether the device of `client` has the shared memory that it takes.
+    /// Whether the device of `client` has the shared memory that the routine takes.
     pub(super) fn has_room(self, client: &Client) -> bool {
         self.routine()
             .is_none_or(|routine| routine.has_room(client))
     }
 
-    /// Whether `device`, whose client is `client`, has what makes it fast.
+    /// Whether `device`, whose client is `client`, has what makes the routine fast.
     pub(super) fn is_native(self, client: &Client, device: &CubeDevice) -> bool {
         match self.routine() {
             Some(routine) => routine.is_native(client),
@@ -137,7 +138,7 @@ impl MatmulRoutine {
         }
     }
 
-    /// The product, which [`fits`](Self::fits).
+    /// Computes a product that [`fits`](Self::fits).
     pub(super) fn matmul(self, product: Product) -> CubeTensor {
         match self.routine() {
             Some(routine) => routine.matmul(product),
@@ -145,12 +146,12 @@ impl MatmulRoutine {
         }
     }
 
-    /// Whether it wants both operands along the sum, and copies one that lies otherwise.
+    /// Whether the routine reads both operands along the inner dimension, and copies an operand with another layout.
     pub(super) fn reads_along_sums(self) -> bool {
         !matches!(self, Self::Direct | Self::Decoded)
     }
 
-    /// The routine that runs on tensor cores, if this is one.
+    /// The tile kernel of a routine that runs on tensor cores.
     pub(super) fn tile(self) -> Option<&'static Tile> {
         match self {
             Self::Direct | Self::Decoded | Self::CublasLt => None,
@@ -202,22 +203,24 @@ pub struct UnknownRoutine(pub String);
 /// How [`scaled_matmul`](crate::scaled_matmul) picks its kernel on CubeCL's devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatmulPolicy {
-    /// By device and size: small products by the direct routine. Where a GPU multiplies fp8 itself, the first large product of
-    /// a size measures every routine that it has for it, cuBLASLt among them; elsewhere large products are decoded.
+    /// By device and size. Small products take the direct routine. On a GPU that multiplies fp8 directly, the first large product
+    /// of a size measures the routines that are native to the GPU, including cuBLASLt. On other devices large products are
+    /// decoded.
     #[default]
     Automatic,
-    /// The first product of a size, small ones too, measures every routine that the device has what it takes for; the one that
-    /// decodes, where it multiplies fp8 itself, only if the others fail.
+    /// The first product of a size, also a small one, measures all routines that are native to the device (the direct routine
+    /// only up to 2^24 multiplications). On a device that multiplies fp8 directly, the routine that decodes is measured only if
+    /// the others fail.
     Measured,
-    /// This one, wherever it can compute the product.
+    /// This routine, for all products that it can compute.
     Only(MatmulRoutine),
 }
 
 static POLICY: RwLock<Option<MatmulPolicy>> = RwLock::new(None);
 
-/// Sets how the kernels of products are picked, in this process, from now on.
+/// Sets how the kernels of products are picked from now on, in this process.
 ///
-/// Without a call it is what the environment variable `BURN_FP8_MATMUL` says: the name of a routine, or `measured`.
+/// Without a call, the environment variable `BURN_FP8_MATMUL` decides: it is the name of a routine, or `measured`.
 ///
 /// ```
 /// use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_policy, set_matmul_policy};
@@ -230,7 +233,7 @@ pub fn set_matmul_policy(policy: MatmulPolicy) {
     *POLICY.write().unwrap_or_else(|e| e.into_inner()) = Some(policy);
 }
 
-/// How the kernels of products are picked now. See [`set_matmul_policy`].
+/// How the kernels of products are currently picked. See [`set_matmul_policy`].
 pub fn matmul_policy() -> MatmulPolicy {
     let set = *POLICY.read().unwrap_or_else(|e| e.into_inner());
     set.unwrap_or_else(environment)

@@ -5,10 +5,10 @@ use cubecl::tune::{LocalTuner, Tunable, TunableSet, TuneGroup, local_tuner};
 
 use super::{Key, MatmulRoutine, Outline, Product, accelerated, buffer, unmeasured};
 
-/// Multiplications above which the direct routine is not worth a measurement.
+/// The number of multiplications above which the direct routine is not worth a measurement.
 const DIRECT: usize = 1 << 24;
 
-/// The product of that key, by the routine that was the fastest for its size.
+/// The product, by the routine that was the fastest for its key.
 pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
     static TUNER: LocalTuner<Key, CubeTuneId> = local_tuner!();
 
@@ -31,7 +31,7 @@ pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
     TUNER.execute(&id, &client, routines, Keyed { key, product })
 }
 
-/// A product with its key, which is found once: what cuBLASLt takes may be less when it is looked up again.
+/// A product with its key. The key is computed only once, because cuBLASLt may take fewer products when it is asked again.
 #[derive(Clone)]
 struct Keyed {
     key: Key,
@@ -39,7 +39,7 @@ struct Keyed {
 }
 
 impl Keyed {
-    /// For a measurement, which finds an amax of its own.
+    /// The product for a measurement, which writes to an amax of its own.
     fn measured(&self) -> Self {
         let mut keyed = self.clone();
         let amax = &mut keyed.product.amax;
@@ -47,7 +47,7 @@ impl Keyed {
         keyed
     }
 
-    /// The routine, if it is one for the product, and otherwise the one that decodes: whatever result is stored, none has a device
+    /// `routine` if it is among the key's routines, and otherwise the one that decodes. So no stored result can make a device
     /// emulate an instruction.
     fn in_place_of(&self, routine: MatmulRoutine) -> MatmulRoutine {
         match self.key.routines.contains(&routine) {
@@ -57,10 +57,10 @@ impl Keyed {
     }
 }
 
-/// When a routine is measured for the products of a key: in the first round, in the next, should all of the first fail, or, below 0,
-/// never.
+/// When a routine is measured for a key: in the first round (1), in the next if all of the first fail (0), or never (below 0).
 ///
-/// Where fp8 is multiplied as it is, decoding it first does not pay, and to measure it is to measure all of Burn's products.
+/// On a device that multiplies fp8 directly, decoding it first does not pay, and measuring that would measure all of Burn's
+/// matmul kernels.
 fn rank(routine: MatmulRoutine, key: &Key) -> i8 {
     let suits = key.routines.contains(&routine)
         && (routine != MatmulRoutine::Direct || key.size.multiplications() <= DIRECT);
@@ -107,7 +107,7 @@ mod tests {
         Key::of(product, &outline, routines)
     }
 
-    /// That of the product where such routines are native.
+    /// The key of a product on a device to which these routines are native.
     fn key_with(product: &Product, native: &[MatmulRoutine]) -> Key {
         let outline = Outline {
             library: native.contains(&MatmulRoutine::CublasLt),
@@ -118,17 +118,17 @@ mod tests {
         Key::of(product, &outline, routines)
     }
 
-    /// What is measured first.
+    /// The routines that are measured first.
     fn first(key: &Key) -> Vec<MatmulRoutine> {
         let mut first = MatmulRoutine::ALL.to_vec();
         first.retain(|routine| rank(*routine, key) == 1);
         first
     }
 
-    /// Else the tuner could run a routine on a product that declines it, and panic.
+    /// Otherwise the tuner could run a routine on a product that the routine declines, and panic.
     #[test]
     fn products_of_one_key_have_the_same_routines() {
-        // Less than 2^24 multiplications, and more: by the key that is no product for the direct routine.
+        // Fewer than 2^24 multiplications, and more. By their key, both are too large for the direct routine.
         let (small, large) = (sized(304, 208, 208), sized(512, 256, 256));
         assert_eq!(key(&small), key(&large));
         assert_ne!(key(&sized(4, 0, 4)), key(&sized(4, 1, 4)));
@@ -137,23 +137,25 @@ mod tests {
         assert_ne!(key(&fast), key(&small), "another measurement");
         assert!(first(&key(&sized(256, 256, 256))).contains(&Direct));
         assert!(!first(&key(&small)).contains(&Direct));
-        // Sizes that round to the same, of which a routine takes one: 65,535 cubes of 128 rows are the most.
+        // Sizes that round to the same powers of two, of which only one suits a routine: it takes at most 65,535 cubes of 128
+        // rows.
         let native = [Direct, Decoded, Mma];
         let [fits, does_not] =
             [8_388_480, 8_388_481].map(|rows| key_with(&sized(rows, 1, 1), &native));
         assert_eq!(fits.size, does_not.size);
         assert_eq!(fits.routines, native);
         assert_eq!(does_not.routines, [Direct, Decoded]);
-        // No CPU has cuBLASLt, nor instructions for fp8.
+        // A CPU has neither cuBLASLt nor instructions for fp8.
         assert_eq!(first(&key(&sized(4096, 4096, 4096))), [Decoded]);
     }
 
-    /// A result is stored under its key, and what is native elsewhere is not known when it is read.
+    /// A result is stored under its key. Its reader does not know which routines were native where it was measured.
     #[test]
     fn another_build_or_gpu_measures_for_itself() {
         let product = sized(4096, 4096, 4096);
         let natives: [&[MatmulRoutine]; 5] = [
-            // Ada, and Hopper, by CubeCL's C++ backend, with cuBLASLt or without; either by LLVM, which has no such instructions.
+            // Ada, and Hopper without and with cuBLASLt, by CubeCL's C++ backend; then either by LLVM, which has no such
+            // instructions, with and without cuBLASLt.
             &[Direct, Decoded, Mma],
             &[Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256],
             &[Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256, CublasLt],
@@ -169,7 +171,7 @@ mod tests {
         assert_ne!(other, keys[1], "another GPU of the kind");
     }
 
-    /// Were such a result read in spite of that.
+    /// Even if such a result were read.
     #[test]
     fn no_result_has_an_instruction_emulated() {
         let in_place_of = |product: &Product, native: &[MatmulRoutine], routine| {
@@ -188,11 +190,11 @@ mod tests {
         ] {
             assert_eq!(in_place_of(&large, &native, routine), expected);
         }
-        // Which cannot be decoded.
+        // This product cannot be decoded.
         assert_eq!(in_place_of(&sized(4, 0, 4), &native, Wgmma), Direct);
     }
 
-    /// A product is decoded where nothing multiplies it as it is, and where all that would have failed.
+    /// A product is decoded if nothing multiplies it directly, or if everything that does has failed.
     #[test]
     fn decoding_is_for_where_there_is_nothing_better() {
         let hopper = [Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256, CublasLt];

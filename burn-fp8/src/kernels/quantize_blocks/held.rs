@@ -1,4 +1,4 @@
-//! Casts whose floats stay in registers between the amax of a block and its codes: one kernel, one read, no atomics.
+//! Casts that hold the floats in registers from the amax of a block to its codes: one kernel, one read, no atomics.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -17,33 +17,34 @@ use super::super::{
 };
 use crate::{Fp8Cast, Fp8Format};
 
-/// Units of a cube, where there are as many.
+/// The number of units of a cube, on devices that allow so many.
 const UNITS: usize = 256;
 
-/// Pieces side by side, of four columns each: together whole sectors of a GPU's memory.
+/// The number of pieces side by side, of four columns each. Together they are whole sectors of a GPU's memory.
 const ACROSS: usize = 8;
 
-/// Fours that a unit has registers for, and as many as it should have, for one load would not fill the path to a GPU's memory.
+/// The number of fours that a unit has registers for, and the number that it should have, because one load would not fill the
+/// path to a GPU's memory.
 const MOST: usize = 32;
 const ENOUGH: usize = 4;
 
-/// Units that cast a patch together: a block, or 32 side by side where those are one column wide.
+/// The units that cast a patch together. A patch is a block, or 32 blocks side by side if blocks are one column wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Team {
     units: usize,
-    /// Teams of a cube.
+    /// The number of teams in a cube.
     teams: usize,
-    /// Pieces that each unit holds.
+    /// The number of pieces that each unit holds.
     pieces: usize,
-    /// Rows of a piece: a tile's where codes are turned.
+    /// The number of rows of a piece: those of a tile if codes are transposed, otherwise one.
     rows: usize,
-    /// Whether blocks are one column wide: each column has an amax of its own.
+    /// Whether blocks are one column wide, so that each column has an amax of its own.
     narrow: bool,
 }
 
 impl Team {
-    /// `None` where a cube's units cannot hold a block, where words would have codes of two rows or blocks, and on processors,
-    /// where units that wait for each other cost more than a second read.
+    /// `None` if a cube's units cannot hold a block, if words would have codes of two rows or blocks, on devices with fewer units
+    /// in a cube, and on processors, where units that wait for each other cost more than a second read.
     pub(super) fn of(client: &Client, blocks: &Blocks, by_columns: bool) -> Option<Self> {
         let hardware = &client.properties().hardware;
         match hardware.num_cpu_cores.is_none() && hardware.max_units_per_cube >= UNITS as u32 {
@@ -52,7 +53,7 @@ impl Team {
         }
     }
 
-    /// The same in cubes of any power of two of units, from `ACROSS` on.
+    /// The team for cubes of `cube` units, which is a power of two from `ACROSS` on.
     pub(super) fn holding(blocks: &Blocks, by_columns: bool, cube: usize) -> Option<Self> {
         let [block_rows, block_columns] = blocks.block;
         let rows = if by_columns { tiles::ROWS } else { 1 };
@@ -87,7 +88,7 @@ impl Team {
     }
 }
 
-/// Fills `codes`, by columns if the team turns them; returns the scales.
+/// Fills `codes`, which lie by columns if the team transposes them. Returns the scales.
 pub(super) fn quantize(
     input: &CubeTensor,
     cast: Fp8Cast,
@@ -126,7 +127,7 @@ pub(super) fn quantize(
     scale
 }
 
-/// By rows and by columns.
+/// The kernels for codes by rows and by columns.
 pub(super) fn definitions(
     client: &Client,
     vector: usize,
@@ -163,7 +164,7 @@ pub(super) fn definitions(
     })
 }
 
-/// How matrices are divided into patches, and those into pieces: in strips, of which each is as wide as `ACROSS` of them.
+/// How matrices are divided into patches, and patches into strips that are `ACROSS` pieces wide.
 #[derive(CubeType, CubeLaunch)]
 struct Patches {
     count: usize,
@@ -171,7 +172,7 @@ struct Patches {
     strip: FastDivmod<usize>,
 }
 
-/// Where a patch is. Behind the last one, one without rows.
+/// The position of a patch. Numbers behind the last one give a patch without rows.
 #[derive(CubeType, Clone, Copy)]
 struct Patch {
     matrix: usize,
@@ -205,7 +206,7 @@ fn patch(patches: &Patches, grid: &Grid, number: usize, #[comptime] team: Team) 
     }
 }
 
-/// A piece of a patch. Those behind its last one are beyond its columns.
+/// The position of a piece of a patch. Numbers behind its last one give a piece beyond its columns.
 #[cube]
 fn piece(patches: &Patches, patch: &Patch, number: usize, #[comptime] team: Team) -> Tile {
     let (strip, place) = patches.strip.div_mod(number);
@@ -221,7 +222,7 @@ fn is_inside(patch: &Patch, row: usize, column: usize) -> bool {
     row < patch.end_row && column < patch.end_column
 }
 
-/// A team casts one patch at a time; all teams of a cube take their steps together.
+/// A team casts one patch at a time. All teams of a cube go through the steps together.
 #[cube(launch, create_dummy_kernel)]
 fn held_kernel<F: Numeric, N: Size, W: Size>(
     input: &[Vector<F, N>],
@@ -308,7 +309,7 @@ fn held_kernel<F: Numeric, N: Size, W: Size>(
     }
 }
 
-/// The bits of the amax of a team's patch; of narrow blocks those of four, whose columns the unit's pieces have.
+/// The bits of the amax of a team's patch. With narrow blocks, those of the four columns that the unit's pieces have.
 #[cube]
 fn amax_of_team(
     amaxes: &mut Shared<[Vector<u32, Const<4>>]>,
@@ -319,7 +320,7 @@ fn amax_of_team(
     let member = unit % team.units;
     // Units with the same columns are `ACROSS` apart.
     let columns = if comptime!(team.narrow) { ACROSS } else { 1 };
-    // Others may still read what they found last.
+    // Other units may still be reading the previous result.
     sync_cube();
     amaxes[unit] = own;
     #[unroll]

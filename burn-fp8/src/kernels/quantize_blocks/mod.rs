@@ -9,8 +9,8 @@ use super::{blocks::Blocks, buffer, scale::scales};
 use crate::{Fp8Cast, Fp8Format};
 use held::Team;
 
-/// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks). The codes of the matrices of a tensor can lie
-/// `by_columns`, each beginning at a multiple of 16 bytes, instead of row by row.
+/// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks). With `by_columns`, the codes of each matrix are
+/// stored column by column instead of row by row, and columns begin at multiples of 16 bytes.
 pub(crate) fn quantize_blocks(
     input: CubeTensor,
     cast: Fp8Cast,
@@ -32,7 +32,7 @@ fn quantize_by(
         false => buffer::empty_codes(&input.client, &input.device, shape.clone()),
     };
     if shape.num_elements() == 0 {
-        // Rows and columns without elements have scales nevertheless.
+        // Rows and columns without elements still have scales.
         let amax = buffer::zeros(&input, cast.granularity.scale_shape(&shape).into());
         return (codes, scales(amax, cast.format, cast.power_of_two));
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use crate::Granularity;
 
-    /// As the README says.
+    /// The limit that the README states.
     #[test]
     fn a_cube_holds_blocks_of_32_768_elements() {
         let holds = |block, by_columns| {
@@ -91,8 +91,8 @@ mod tests {
         }
     }
 
-    /// Sizes on both sides of a word, a tile and their groups, and of what teams hold; batches; blocks that end within a tile. The
-    /// peer is the cast row by row, in several kernels.
+    /// Sizes on both sides of a word, a tile and their groups, and of what teams can hold; batches; blocks that end within a
+    /// tile. The reference is the cast by rows, in several kernels.
     #[test]
     fn codes_are_the_same_however_they_are_made() {
         let device = CubeDevice::Cpu(Default::default());
@@ -121,7 +121,7 @@ mod tests {
                     let data = TensorData::new(values.clone(), shape);
                     let input = CubeBackend::float_from_data(data, &device);
                     quantize_by(input, cast, by_columns, |_, blocks, by_columns| {
-                        // Of few units: on a processor they are threads that wait for each other.
+                        // A team of few units, because on a processor they are threads that wait for each other.
                         let team = Team::holding(blocks, by_columns, 16).filter(|_| held);
                         teams += team.iter().count();
                         team
@@ -144,7 +144,7 @@ mod tests {
                 }
             }
         }
-        // By rows where they are whole words, by columns where blocks are whole tiles.
+        // By rows if these are whole words, by columns if blocks are whole tiles.
         assert_eq!(teams, 9);
     }
 }

@@ -1,4 +1,4 @@
-//! Casts of blocks of any size: a kernel finds the amaxes, another makes the scales, and a third reads the floats again.
+//! Casts for blocks of any size: one kernel finds the amaxes, another computes the scales, and a third reads the floats again.
 
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
@@ -17,10 +17,11 @@ use super::super::{
 };
 use crate::{Fp8Cast, Fp8Format};
 
-/// Elements, at most, that a unit looks for an amax in: few enough for those of its neighbours to be near.
+/// The maximum number of elements in which a unit looks for an amax. It is small, so that the elements of neighboring units are
+/// near.
 const PIECE: usize = 16;
 
-/// Fills `codes` in the layout that they have; returns the scales.
+/// Fills `codes` in the layout that they have. Returns the scales.
 pub(super) fn quantize(
     input: &CubeTensor,
     cast: Fp8Cast,
@@ -39,7 +40,7 @@ pub(super) fn quantize(
     let vector = input::vector(input, columns);
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
 
-    // Loads that have elements of two blocks would give each the other's amax.
+    // A load with elements of two blocks would mix their amaxes.
     let own = match blocks.by_fours() {
         true => vector,
         false => 1,
@@ -147,20 +148,20 @@ pub(super) fn definitions(
     ]
 }
 
-/// The parts of blocks that are one unit's: neighbours in a row, so that neighbouring units read them, and as many rows as it
-/// takes.
+/// How blocks are divided into pieces, of which a unit takes one at a time. A piece is a short part of a row, or of several rows,
+/// so that neighboring units read neighboring elements.
 #[derive(CubeType, CubeLaunch)]
 struct Pieces {
     pieces: usize,
     rows: usize,
     columns: usize,
-    /// Of the blocks side by side.
+    /// The number of pieces in all blocks side by side.
     line: FastDivmod<usize>,
     across: FastDivmod<usize>,
     down: FastDivmod<usize>,
 }
 
-/// The pieces of matrices, and how many there are.
+/// How matrices are divided into pieces, and the number of pieces.
 fn pieces(blocks: &Blocks, matrices: usize) -> (PiecesLaunch, usize) {
     let [rows, columns] = blocks.block;
     let piece_rows = rows.min(PIECE / columns.min(4));
@@ -175,7 +176,7 @@ fn pieces(blocks: &Blocks, matrices: usize) -> (PiecesLaunch, usize) {
     (launch, pieces)
 }
 
-/// The amax of every block; a unit finds that of one piece at a time.
+/// The amax of every block. Each unit finds that of one piece at a time.
 #[cube(launch, create_dummy_kernel)]
 fn amax_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
@@ -187,7 +188,7 @@ fn amax_kernel<F: Numeric, N: Size>(
     let (rows, columns) = (grid.rows, grid.columns);
     let mut number = ABSOLUTE_POS;
     while number < pieces.pieces {
-        // Pieces in the order of their rows, over all blocks side by side.
+        // Pieces are ordered by their rows, across all blocks side by side.
         let (line, place) = pieces.line.div_mod(number);
         let (block_column, piece_column) = pieces.across.div_mod(place);
         let (block_line, piece_row) = pieces.down.div_mod(line);
@@ -212,7 +213,7 @@ fn amax_kernel<F: Numeric, N: Size>(
     }
 }
 
-/// A unit makes one word of four codes at a time.
+/// Each unit encodes one word of four codes at a time.
 #[cube(launch, create_dummy_kernel)]
 fn quantize_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
@@ -235,11 +236,11 @@ fn quantize_kernel<F: Numeric, N: Size>(
             let factors = four_scales(scales, &grid, matrix, row, 4 * load, by_fours);
             codes[word] = encode(values * factors, codec);
         } else {
-            // Words that can have codes of two rows.
+            // A word may have codes of two rows.
             let mut factors = Four::new(0.0f32);
             #[unroll]
             for lane in 0..4usize {
-                // Of elements there may be more than `FastDivmod` divides, which are 2^31.
+                // There may be more elements than `FastDivmod` can divide, which is 2^31.
                 let index = usize::min(4 * word + lane, length - 1);
                 let (line, column) = (index / grid.columns, index % grid.columns);
                 let (matrix, row) = grid.by_rows.div_mod(line);
@@ -251,7 +252,7 @@ fn quantize_kernel<F: Numeric, N: Size>(
     }
 }
 
-/// The codes by columns: a unit makes a tile of them, two words of each column.
+/// The codes by columns. Each unit encodes one tile at a time, two words of each column.
 #[cube(launch, create_dummy_kernel)]
 fn columns_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],

@@ -1,4 +1,4 @@
-//! Codes of floats, and floats of codes: torch's and ml_dtypes' own.
+//! Codes of floats, and floats of codes, equal those of torch and ml_dtypes.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType, Shape};
@@ -29,7 +29,7 @@ fn single(tensor: &CubeTensor) -> f32 {
     f32::from_le_bytes(value)
 }
 
-/// By operations on bits before Ada, by an instruction from then on.
+/// Codes come from bit operations before Ada, and from an instruction since then.
 const CODERS: [Gpu; 3] = [Gpu::Ampere, Gpu::Ada, Gpu::Hopper];
 
 #[test]
@@ -53,7 +53,7 @@ fn codes_of_every_half_float_are_ml_dtypes() {
     }
 }
 
-/// Ties, subnormals, infinities and NaN among them.
+/// The samples include ties, subnormals, infinities and NaN.
 #[test]
 fn codes_of_sampled_floats_are_ml_dtypes() {
     for client in CODERS.into_iter().filter_map(Gpu::client) {
@@ -67,7 +67,7 @@ fn codes_of_sampled_floats_are_ml_dtypes() {
     }
 }
 
-/// A batch in rows that chunks do not fill, read by fours and one by one.
+/// Batches with rows that are no multiples of a chunk, read four at a time and one by one.
 #[test]
 fn codes_and_those_of_the_transpose_are_ml_dtypes() {
     let Some(client) = Gpu::Hopper.client() else {
@@ -81,7 +81,7 @@ fn codes_and_those_of_the_transpose_are_ml_dtypes() {
         let (all, expected) = fixtures::from_f32(format);
         let [batch, rows] = [2, 27];
         let count = batch * rows * columns;
-        // From all over them.
+        // Samples from the whole range.
         let step = all.len() / count;
         let inputs: Vec<f32> = all.iter().copied().step_by(step).take(count).collect();
         let expected: Vec<u8> = expected.iter().copied().step_by(step).take(count).collect();
@@ -113,8 +113,8 @@ fn codes_and_those_of_the_transpose_are_ml_dtypes() {
     }
 }
 
-/// An amax, codes with the amax, and both layouts of codes with the amax are one kernel each, of one read of the input: as it lies,
-/// where it lies without gaps.
+/// An amax, codes with the amax, and codes in both layouts with the amax each take one kernel and one read of the input, in place
+/// if it has no gaps.
 #[test]
 fn casts_are_one_kernel() {
     for (gpu, turns) in [(Gpu::Ampere, false), (Gpu::Hopper, true)] {
@@ -147,7 +147,7 @@ fn casts_are_one_kernel() {
             let both = || {
                 let (codes, turned, amax) =
                     CubeBackend::fp8_quantize_transposed(input(), scale(), format);
-                // A copy only where products read it.
+                // A separate copy only where products read it.
                 let mut swapped = turned.meta.strides().to_vec();
                 swapped.swap(0, 1);
                 assert_eq!(codes.meta.strides().to_vec() != swapped, turns);
@@ -163,7 +163,7 @@ fn values_of_every_code_are_ml_dtypes() {
     let Some(client) = Gpu::Ada.client() else {
         return;
     };
-    // With gaps between rows, too, and behind the last one.
+    // Also with gaps between rows, and behind the last row.
     for (format, dtype, shape) in [
         (Fp8Format::E4M3, FloatDType::F32, [1, 256]),
         (Fp8Format::E5M2, FloatDType::BF16, [4, 63]),
@@ -171,7 +171,7 @@ fn values_of_every_code_are_ml_dtypes() {
     ] {
         let all: Vec<u8> = (0..=u8::MAX).take(shape[0] * shape[1]).collect();
         let input = tensor(&client, &all, &shape, DType::U8);
-        // A power of two: exact.
+        // Exact, because the scale is a power of two.
         let output =
             CubeBackend::fp8_dequantize(input, floats(&client, &[0.5], &[1]), format, dtype);
         let found: Vec<f32> = match dtype {

@@ -1,4 +1,4 @@
-//! The kernels as NVIDIA's GPUs have them, with their tensor-core instructions, run by [`crate::ptx`].
+//! The kernels as they run on NVIDIA's GPUs, with tensor-core instructions, executed by [`crate::ptx`].
 
 mod casts;
 mod products;

@@ -1,4 +1,4 @@
-//! Every way to multiply, beside a product from its definition.
+//! All routines, compared with a product by its definition.
 
 use burn::backend::ops::IntTensorOps;
 use burn::tensor::{DType, FloatDType};
@@ -18,7 +18,7 @@ struct Case {
     output: FloatDType,
     /// Batch, rows, columns, terms.
     size: [usize; 4],
-    /// How many matrices each side has: as many as the batch, or one.
+    /// The number of matrices of each side: that of the batch, or one.
     batches: [usize; 2],
     granularities: [Granularity; 2],
     bias: bool,
@@ -26,7 +26,7 @@ struct Case {
     inner: [bool; 2],
 }
 
-/// How many rows and terms share a scale.
+/// The numbers of rows and of terms that share a scale.
 fn block(granularity: Granularity, rows: usize, terms: usize, right: bool) -> [usize; 2] {
     match (granularity, right) {
         (Granularity::Tensor, _) => [rows.max(1), terms.max(1)],
@@ -75,7 +75,7 @@ fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
     );
     for (side, granularity) in [(&mut lhs, left), (&mut rhs, right)] {
         if granularity == Granularity::Tensor {
-            // One for all matrices.
+            // One scale for all matrices.
             let first = side.scales[0];
             side.scales.fill(first);
         }
@@ -124,7 +124,7 @@ fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
         (product, None)
     };
     let kernel = match routine {
-        // A single row has no distance to the next, which a tensor map must have.
+        // A tensor map needs the distance between rows, which a single row does not have.
         MatmulRoutine::WgmmaTma | MatmulRoutine::WgmmaTma256 if m > 1 => "tma_kernel",
         MatmulRoutine::Direct => "matmul_kernel",
         _ => "tile_kernel",
@@ -196,11 +196,11 @@ fn all(gpu: Gpu, routine: MatmulRoutine, cases: impl IntoIterator<Item = Case>) 
     }
 }
 
-/// One scale for a side, a bias; sizes at the edges of tiles and chunks, more steps than are in flight.
+/// One scale for each side, with a bias, sizes at the edges of tiles and chunks, and more steps than can be in flight.
 fn whole(formats: [Fp8Format; 2]) -> Vec<Case> {
     [
         ([1, 5, 9, 1200], [1, 1], [true, true]),
-        // The left side is copied by words, the right one by codes.
+        // The left side is copied by words, the right side by codes.
         ([1, 132, 3, 37], [1, 1], [false, false]),
         ([2, 3, 130, 144], [2, 1], [true, false]),
         ([2, 2, 2, 16], [1, 2], [false, true]),
@@ -226,7 +226,7 @@ fn rows() -> Case {
     }
 }
 
-/// Scales that change along the inner dimension, in blocks of rows of the left side, and of columns of the right one.
+/// Scales that change along the inner dimension, in blocks of the left side's rows and of the right side's columns.
 fn blocks(columns: usize) -> Case {
     Case {
         output: FloatDType::BF16,
@@ -253,7 +253,7 @@ fn mma_multiplies_with_scales_of_rows_and_blocks() {
 
 #[test]
 fn wgmma_multiplies_with_one_scale() {
-    // More rows of tiles than are computed together, and one that is left over.
+    // More rows of tiles than are computed together, with one left over.
     let many = Case {
         bias: true,
         ..plain([E5M2, E5M2], [1, 1025, 130, 16])
@@ -315,8 +315,8 @@ fn direct_multiplies() {
     all(Gpu::Ada, MatmulRoutine::Direct, [rows(), blocks(1)]);
 }
 
-/// What the cast of a linear layer writes, both ways round, is read where it is: rows that end within a chunk, behind which
-/// nobody wrote.
+/// The codes and transposed codes of a linear layer's cast are read in place: their rows may end within a chunk, and the bytes
+/// behind that are unwritten.
 #[test]
 fn casts_are_multiplied_in_place() {
     let [m, n, k] = [30, 21, 133];
@@ -327,7 +327,7 @@ fn casts_are_multiplied_in_place() {
     ] {
         let Some(client) = gpu.client() else { return };
         let mut random = Random::new(9);
-        // Small integers: all is exact.
+        // Small integers, so everything is exact.
         let mut matrix = |rows: usize, columns: usize| -> Vec<f32> {
             (0..rows * columns)
                 .map(|_| (random.bits() % 9) as f32 - 4.0)
@@ -365,7 +365,7 @@ fn casts_are_multiplied_in_place() {
     }
 }
 
-/// Of the product as it is stored.
+/// The amax is that of the product as it is stored.
 #[test]
 fn the_amax_of_a_product_is_its_largest() {
     let Some(client) = Gpu::Ada.client() else {

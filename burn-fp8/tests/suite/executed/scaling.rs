@@ -22,7 +22,7 @@ fn values(tensor: &CubeTensor) -> Vec<f32> {
         .collect()
 }
 
-/// Transformer Engine's rule, as `DelayedScaling` tells it.
+/// Transformer Engine's rule, as the documentation of `DelayedScaling` describes it.
 fn updated(history: &[f32], scale: f32, amax: f32, update: ScaleUpdate) -> (Vec<f32>, f32) {
     if amax == 0.0 {
         return (history.to_vec(), scale);
@@ -34,7 +34,7 @@ fn updated(history: &[f32], scale: f32, amax: f32, update: ScaleUpdate) -> (Vec<
         AmaxCompute::Max => window.iter().copied().fold(0.0, f32::max),
     };
     window[0] = if history.len() == 1 { 0.0 } else { window[0] };
-    // The oldest leaves, and the first slot is free.
+    // The oldest amax is dropped, and the first slot is free.
     let mut new = window;
     new[0] = 0.0;
     let scale = match largest > 0.0 && largest.is_finite() {
@@ -49,7 +49,7 @@ fn histories_move_on() {
     let Some(client) = Gpu::Ada.client() else {
         return;
     };
-    // Fewer slots than a warp has threads, and more than a block has.
+    // Fewer slots than a warp has threads, up to more than a block has.
     for length in [1, 2, 5, 40, 1100] {
         for algorithm in [AmaxCompute::Max, AmaxCompute::MostRecent] {
             let update = ScaleUpdate {
@@ -61,7 +61,7 @@ fn histories_move_on() {
                 .into_iter()
                 .enumerate()
             {
-                // The largest of the history is in another slot each time.
+                // The largest amax of the history is in a different slot each time.
                 let mut history: Vec<f32> = (0..length)
                     .map(|slot| ((slot * 5 + step * 11) % 37) as f32)
                     .collect();
@@ -86,7 +86,7 @@ fn histories_move_on() {
     }
 }
 
-/// Every amax gives its own block the scale, and every code is the nearest.
+/// Every block has the scale of its own amax, and every code is the nearest.
 #[test]
 fn blocks_have_scales_of_their_own() {
     let Some(client) = Gpu::Hopper.client() else {
@@ -94,7 +94,8 @@ fn blocks_have_scales_of_their_own() {
     };
     let mut random = Random::new(5);
     let block = |rows, columns| Granularity::Block { rows, columns };
-    // Rows of 70 are no whole words, and blocks of 10 rows no whole tiles: zeros, amaxes, scales and codes are a kernel each.
+    // Rows of 70 are no whole words, and blocks of 10 rows are no whole tiles. There, zeros, amaxes, scales and codes take one
+    // kernel each.
     for (columns, granularity, [block_rows, block_columns], kernels) in [
         (70, Granularity::Row, [1, 70], 4),
         (72, Granularity::Row, [1, 72], 1),
@@ -112,9 +113,9 @@ fn blocks_have_scales_of_their_own() {
         let before = launched(&client).len();
         let (codes, scales) = CubeBackend::fp8_quantize_blocks(input, cast);
         let launched = launched(&client);
-        // Besides the copy of rows with gaps.
+        // Not counting the copy of rows with gaps.
         assert_eq!(launched.len() - before - 1, kernels, "{launched:?}");
-        // Along the sums that such scales are for, where the build can use a GPU's tensor cores.
+        // The codes lie along the sums that such scales are meant for, if the build can use a GPU's tensor cores.
         let accelerated = cfg!(any(not(feature = "cuda"), feature = "cuda-cpp"));
         let [row_stride, column_stride] = [1, 2].map(|dim| codes.meta.strides()[dim]);
         match accelerated && block_rows >= block_columns {

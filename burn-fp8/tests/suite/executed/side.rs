@@ -1,4 +1,4 @@
-//! Operands of products: codes and scales, and how they lie.
+//! Operands of products: codes and scales, and their layout.
 
 use burn::backend::ops::IntTensorOps;
 use burn::tensor::DType;
@@ -15,13 +15,13 @@ fn meaning(format: Fp8Format) -> Fp8 {
     }
 }
 
-/// A batch of matrices of codes with their scales, all as `[batch, rows, columns]` where the inner dimension of the product is
+/// A batch of matrices of codes with their scales, all as `[batch, rows, columns]`, with the inner dimension of the product as
 /// the columns.
 pub(super) struct Side {
     format: Fp8Format,
     codes: Vec<u8>,
     shape: [usize; 3],
-    /// Rows and columns that share a scale.
+    /// The numbers of rows and of columns that share a scale.
     block: [usize; 2],
     pub(super) scales: Vec<f32>,
 }
@@ -33,7 +33,7 @@ impl Side {
         shape: [usize; 3],
         block: [usize; 2],
     ) -> Self {
-        // Subnormals too; not so large that f16 overflows.
+        // Including subnormals, and small enough that f16 does not overflow.
         let usable: Vec<u8> = (0..=u8::MAX)
             .filter(|&code| meaning(format).value(code).abs() <= 8.0)
             .collect();
@@ -69,7 +69,8 @@ impl Side {
         meaning(self.format).value(code) / f64::from(self.scales[scale])
     }
 
-    /// The tensor, whose last two dimensions are exchanged for a right side: by strides, or in memory.
+    /// Codes and scales as tensors. For a right side, the last two dimensions are swapped. With `by_strides`, the codes are a
+    /// view of memory that is stored the other way round.
     pub(super) fn tensors(
         &self,
         client: &Client,
@@ -85,13 +86,14 @@ impl Side {
             right,
             by_strides,
         );
-        // Those of rows of the inner dimension's other side.
+        // Scales are never such a view.
         let scales = oriented(client, scales, self.scale_shape(), DType::F32, right, false);
         [codes, scales]
     }
 }
 
-/// `[batch, rows, columns]`, or the transpose of that; as it lies, or laid out so.
+/// `[batch, rows, columns]`, or its transpose for a right side. With `by_strides`, a view of memory that is stored the other way
+/// round.
 fn oriented(
     client: &Client,
     bytes: &[u8],
@@ -111,7 +113,7 @@ fn oriented(
             .flat_map(|index| bytes[size * place(index)..][..size].to_vec())
             .collect()
     };
-    // In memory by columns, seen by rows, or the other way around.
+    // Memory is transposed either for a right side or for a view, and not at all for both.
     let memory = match right != by_strides {
         true => turned(bytes),
         false => bytes.to_vec(),

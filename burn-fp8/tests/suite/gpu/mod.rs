@@ -1,7 +1,7 @@
-//! An NVIDIA GPU to CubeCL that is none: what is launched on it is compiled as CubeCL's CUDA runtime does, to PTX by NVRTC,
-//! and run by [`crate::ptx`].
+//! A GPU that CubeCL takes for NVIDIA's, but that does not exist: kernels are compiled to PTX by NVRTC, as in CubeCL's CUDA
+//! runtime, and run by [`crate::ptx`].
 //!
-//! So what is tested is all that leads to a kernel too: layouts, the order of arguments, tensor maps, the size of a grid.
+//! So everything that leads to a kernel is tested too: layouts, the order of arguments, tensor maps, the size of a grid.
 
 mod server;
 
@@ -36,7 +36,7 @@ use cubecl_cpp::{
 use super::nvrtc;
 use server::{LAUNCHES, Machine};
 
-/// A GPU by its compute capability.
+/// A GPU, identified by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Gpu {
     /// 8.0.
@@ -48,7 +48,7 @@ pub(crate) enum Gpu {
 }
 
 impl Gpu {
-    /// A GPU for oneself, if there is NVRTC, and the build would have inline PTX on a real one.
+    /// Exclusive use of a GPU, if NVRTC is installed and this build would use inline PTX on a real GPU.
     pub(crate) fn client(self) -> Option<Lease> {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
         if cfg!(all(feature = "cuda", not(feature = "cuda-cpp"))) {
@@ -83,7 +83,7 @@ impl Gpu {
         }
     }
 
-    /// As NVRTC has it; CubeCL adds the `a` from 9.0 on.
+    /// NVRTC's name for the architecture. CubeCL adds the `a` from 9.0 on.
     fn architecture(self) -> &'static str {
         match self {
             Self::Ampere => "80",
@@ -92,7 +92,7 @@ impl Gpu {
         }
     }
 
-    /// What CubeCL's CUDA runtime finds out about such a GPU, as far as kernels here depend on it.
+    /// The properties of such a GPU that CubeCL's CUDA runtime would find, as far as these kernels depend on them.
     fn properties(self) -> DeviceProperties {
         let hardware = HardwareProperties {
             load_width: 128,
@@ -139,7 +139,7 @@ impl Gpu {
         properties
     }
 
-    /// As CubeCL's CUDA runtime compiles for it.
+    /// The options with which CubeCL's CUDA runtime compiles for it.
     fn options(self) -> CompilationOptions {
         let hopper = self == Self::Hopper;
         CompilationOptions {
@@ -155,7 +155,7 @@ impl Gpu {
         }
     }
 
-    /// Shared memory of a block, by the CUDA C++ programming guide's table of compute capabilities.
+    /// The shared memory of a block, by the CUDA C++ programming guide's table of compute capabilities.
     fn shared_memory(self) -> usize {
         match self {
             Self::Ampere => 163 << 10,
@@ -165,10 +165,10 @@ impl Gpu {
     }
 }
 
-/// GPUs that nobody uses: CubeCL keeps a thread for every one that there was.
+/// GPUs that are not in use. They are reused because CubeCL keeps a thread for every GPU that ever existed.
 static IDLE: Mutex<Vec<(Gpu, Client)>> = Mutex::new(Vec::new());
 
-/// A client of a GPU that nobody else uses.
+/// A client of a GPU, for exclusive use.
 pub(crate) struct Lease {
     gpu: Gpu,
     client: Client,
@@ -184,14 +184,14 @@ impl Deref for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // One on which something failed goes on failing.
+        // A GPU on which something failed goes on failing, so it is not reused.
         if !std::thread::panicking() {
             IDLE.lock().unwrap().push((self.gpu, self.client.clone()));
         }
     }
 }
 
-/// A tensor on a GPU of this kind, as Burn makes one of data: with gaps between its rows.
+/// A tensor on a GPU of this kind, in the layout that Burn gives to data: with gaps between rows.
 pub(crate) fn tensor(client: &Client, bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
     let shape = Shape::from(shape);
     let memory = client.create_tensor_from_slice(bytes, shape.clone(), dtype.size());
@@ -200,7 +200,7 @@ pub(crate) fn tensor(client: &Client, bytes: &[u8], shape: &[usize], dtype: DTyp
     CubeTensor::new(client.clone(), memory.memory, layout, device, dtype)
 }
 
-/// The elements of a tensor, however it lies.
+/// The elements of a tensor, in any layout.
 pub(crate) fn elements<const N: usize>(tensor: &CubeTensor) -> Vec<[u8; N]> {
     let bytes = tensor.client.read_one(tensor.handle.clone());
     let bytes = bytes.unwrap_or_else(|error| panic!("{error}"));

@@ -1,4 +1,4 @@
-//! What CubeCL asks of a runtime's server: memory, and kernels.
+//! The server of a runtime that CubeCL requires: memory, and kernels.
 
 use std::{
     collections::HashMap,
@@ -31,7 +31,7 @@ use cubecl_server::{
 use super::{Gpu, nvrtc};
 use crate::ptx::{Argument, Global, Kernel, Launch, TensorMap};
 
-/// What every GPU has run.
+/// The kernels that all GPUs have run.
 pub(super) static LAUNCHES: Mutex<Vec<(ServiceId, String)>> = Mutex::new(Vec::new());
 
 /// The server of one GPU.
@@ -39,9 +39,9 @@ pub(super) static LAUNCHES: Mutex<Vec<(ServiceId, String)>> = Mutex::new(Vec::ne
 pub(super) struct Machine {
     gpu: Gpu,
     global: Global,
-    /// Addresses of allocations.
+    /// The addresses of allocations.
     buffers: HashMap<ManagedMemoryId, u64>,
-    /// What went wrong first: everything that is read from then on.
+    /// The first error, which every later read returns.
     failed: Option<String>,
     utilities: Arc<ServerUtilities>,
 }
@@ -55,7 +55,7 @@ impl DeviceService for Machine {
             gpu.properties(),
             Default::default(),
             Arc::new(ServerLogger::default()),
-            // As CubeCL's CUDA runtime: rows, and tensors of one, end in bytes that are nobody's.
+            // As in CubeCL's CUDA runtime: rows end in padding, even those of tensors with a single row.
             PitchedMemoryLayoutPolicy::new(512),
         );
         Self {
@@ -100,7 +100,7 @@ impl Machine {
                 }
             });
         }
-        // Shapes and strides are a buffer; what comes before them, scalars and lengths, is the last parameter.
+        // Shapes and strides are in a buffer. What precedes them, scalars and lengths, is the last parameter.
         let info = &bindings.info;
         if info.dynamic_metadata_offset < info.data.len() {
             let bytes: &[u8] = bytemuck::cast_slice(&info.data[info.dynamic_metadata_offset..]);
@@ -149,7 +149,7 @@ impl Machine {
     }
 }
 
-/// How rows lie, of a tensor without gaps as one row.
+/// The pitch of a tensor's rows. A tensor without gaps counts as one row.
 fn pitch(descriptor: &CopyDescriptor) -> Pitch {
     let (shape, size) = (&descriptor.shape, descriptor.elem_size);
     Pitch::of(shape, &descriptor.strides, size).unwrap_or_else(|| {
@@ -162,14 +162,14 @@ fn pitch(descriptor: &CopyDescriptor) -> Pitch {
     })
 }
 
-/// A kernel, compiled.
+/// A compiled kernel.
 struct Ready {
     kernel: Kernel,
     threads: [u32; 3],
     shared_memory: usize,
 }
 
-/// Once for each, as CubeCL does.
+/// Compiles a kernel once and keeps it, as CubeCL does.
 fn ready(kernel: &dyn CubeKernel, gpu: Gpu) -> Result<Arc<Ready>, String> {
     type Kernels = HashMap<(KernelId, Gpu), Arc<Ready>>;
     static KERNELS: LazyLock<Mutex<Kernels>> = LazyLock::new(Mutex::default);
@@ -249,7 +249,7 @@ impl Server for Machine {
         for (descriptor, data) in descriptors {
             let (address, pitch) = (self.address(&descriptor.handle), pitch(&descriptor));
             for (row, bytes) in data.chunks(pitch.width_bytes.max(1)).enumerate() {
-                // The rest of the last word as well: whole words are read, of which the rest is not used.
+                // The rest of the last word too, because kernels read whole words, even if the rest is not used.
                 let mut bytes = bytes.to_vec();
                 bytes.resize(bytes.len().next_multiple_of(4), 0xCD);
                 let start = address + (row * pitch.stride_bytes) as u64;

@@ -31,7 +31,7 @@ fn the_record_of_a_linear_loads() {
     assert_eq!(values(layer.weight.val()), values(linear.weight.val()));
 }
 
-/// The state of delayed scaling is what a `Linear` has no use for.
+/// A `Linear` ignores the state of delayed scaling in the record.
 #[test]
 fn a_linear_loads_the_record() {
     let device = Device::flex();

@@ -16,7 +16,7 @@ fn largest(tensor: &Tensor<2>) -> f32 {
     values.iter().fold(0f32, |max, value| max.max(value.abs()))
 }
 
-/// What a layer gives that casts with these scales.
+/// The output of a layer that casts with these scales.
 fn product(
     layer: &Fp8Linear,
     input: &Tensor<2>,
@@ -30,7 +30,7 @@ fn product(
     values(scaled_matmul(&input, &weight, Some(bias), FloatDType::F32).unwrap())
 }
 
-/// Transformer Engine changes the scales when a training pass ends, and an evaluation after it runs with them.
+/// In Transformer Engine the scales change when a training pass ends, and an evaluation after it uses them.
 #[test]
 fn an_evaluation_runs_with_the_scales_of_the_last_step() {
     for device in devices() {
@@ -39,7 +39,7 @@ fn an_evaluation_runs_with_the_scales_of_the_last_step() {
         let recipe = DelayedScaling::new().with_amax_history_len(4);
         let layer = Fp8Linear::from_linear(linear(&mut random, 6, 3, &training), recipe).unwrap();
         let [x, g] = [[5, 6], [5, 3]].map(|shape| random.matrix(shape, &training));
-        // Mostly below the smallest code, with a scale of 1.
+        // With a scale of 1, these are mostly below the smallest code.
         let x = x * 1e-3;
         pass_fp8(&layer, &x, &g);
 
@@ -59,7 +59,7 @@ fn an_evaluation_runs_with_the_scales_of_the_last_step() {
     }
 }
 
-/// They are those of the next training pass, whatever was evaluated before, and evaluating does not change what is trained.
+/// Evaluations use the scales of the next training pass, whatever was evaluated before, and do not change training.
 #[test]
 fn an_evaluation_is_ahead_of_training_and_leaves_it_alone() {
     let device = Device::flex().autodiff();
@@ -88,7 +88,7 @@ fn an_evaluation_is_ahead_of_training_and_leaves_it_alone() {
     }
 }
 
-/// What waits is this rank's alone then.
+/// In this case the waiting amaxes are this rank's alone.
 #[test]
 fn an_evaluation_by_a_rank_keeps_to_what_all_ranks_know() {
     #[derive(Debug)]
@@ -115,7 +115,7 @@ fn an_evaluation_by_a_rank_keeps_to_what_all_ranks_know() {
     assert_eq!(evaluated, product(&layer, &y, scales));
 }
 
-/// A shorter history loses amaxes, and scales that were computed with them do not outlive them.
+/// A shorter history loses amaxes, and the scales that were computed from them are forgotten too.
 #[test]
 fn an_evaluation_follows_a_history_that_was_cut() {
     let device = Device::flex().autodiff();

@@ -9,7 +9,8 @@ use burn_fp8::{Fp8Linear, calibrate, fp8_autocast};
 use super::super::device::{Random, devices, float_dtypes, values};
 use super::{assert_near, linear};
 
-/// An input of another dtype than the parameters', as fp8 takes it: the product is the weight's, the output the input's.
+/// As with fp8, the input may have another dtype than the parameters. The product is in the weight's dtype, and the output has
+/// the input's.
 #[test]
 fn inputs_have_a_dtype_of_their_own() {
     for device in devices() {
@@ -35,7 +36,7 @@ fn inputs_have_a_dtype_of_their_own() {
     }
 }
 
-/// The gradient of either has its own dtype.
+/// The gradients of weight and input have the dtypes of these.
 #[test]
 fn gradients_of_mixed_dtypes_are_those_of_the_products() {
     for device in devices() {
@@ -51,7 +52,7 @@ fn gradients_of_mixed_dtypes_are_those_of_the_products() {
             let weight = layer.weight.val().grad(&gradients).unwrap();
             let input = x.grad(&gradients).unwrap();
             assert_eq!((weight.dtype(), input.dtype()), (DType::F32, dtype.into()));
-            // Of a sum: the sum of each column, and of each row.
+            // The gradients of a sum are the sum of each column and of each row.
             let columns = x.clone().cast(FloatDType::F32).sum_dim(0).transpose();
             let rows = plain.weight.val().sum_dim(1).transpose().cast(dtype);
             assert_near(&values(weight), &values(columns.repeat_dim(1, 3)), 1e-5);
@@ -60,7 +61,7 @@ fn gradients_of_mixed_dtypes_are_those_of_the_products() {
     }
 }
 
-/// Products without terms are the bias, and those without columns are nothing.
+/// Without terms, a product is the bias; without columns, it is empty.
 #[test]
 fn layers_of_no_size_are_linear_layers() {
     let recipes: [Fp8Recipe; 3] = [

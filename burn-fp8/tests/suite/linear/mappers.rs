@@ -1,4 +1,4 @@
-//! What mappers do with a layer's state.
+//! The effect of mappers on a layer's state.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -8,7 +8,7 @@ use burn_fp8::{Fp8Linear, ScalingState};
 use super::super::device::{Random, devices};
 use super::{linear, pass_fp8};
 
-/// After two steps, with these amaxes of the input and of the gradient.
+/// A layer after two steps, with these amaxes of the input and of the gradient.
 fn trained(device: &Device, input: f32, gradient: f32) -> Fp8Linear {
     let mut random = Random::new(61);
     let recipe = DelayedScaling::new().with_amax_history_len(4);
@@ -25,7 +25,7 @@ fn state(layer: &Fp8Linear) -> [ScalingState; 3] {
     layer.scaling_state().unwrap()
 }
 
-/// As burn-train's data parallel strategies do with every float parameter (`ModuleSharder`). Burn has it on CubeCL's devices.
+/// burn-train's data parallel strategies do this with every float parameter (`ModuleSharder`). Burn has it on CubeCL's devices.
 #[cfg(feature = "cpu")]
 #[test]
 fn a_sharder_marks_all_parameters() {
@@ -49,7 +49,7 @@ fn a_sharder_marks_all_parameters() {
     assert!(layer.weight.val().is_distributed());
 }
 
-/// The state is where the parameters are: a mapper that treats all alike finds them alike.
+/// The state has the autodiff of the parameters, so that a mapper can treat both alike.
 #[test]
 fn a_mapper_finds_the_autodiff_of_the_layer() {
     struct Found(Vec<String>);
@@ -66,7 +66,7 @@ fn a_mapper_finds_the_autodiff_of_the_layer() {
         let mut found = Found(vec![]);
         let layer = layer.map(&mut found);
         assert_eq!(found.0, vec![expected; 12]);
-        // And is left as it was.
+        // And the state is left as it was.
         let [scale, ..] = state(&layer);
         assert!(scale.scale > 0.0);
         layer
@@ -82,7 +82,7 @@ fn a_mapper_finds_the_autodiff_of_the_layer() {
     check(Fp8Linear::from(untrained), "None");
 }
 
-/// Scales and amaxes of every day are beyond f16, whose largest number is 65504.
+/// Ordinary scales and amaxes can be beyond f16, whose largest number is 65504.
 #[test]
 fn a_cast_of_the_model_leaves_numbers_in_the_state() {
     struct Cast;
@@ -103,7 +103,7 @@ fn a_cast_of_the_model_leaves_numbers_in_the_state() {
         assert_eq!(after[0].scale, before[0].scale);
         assert_eq!(after[2].history, before[2].history);
         assert_eq!(after[2].amax, before[2].amax);
-        // The gradient's is 0.057.
+        // The gradient's scale is 0.057.
         let f16 = |value: f32| half::f16::from_f32(value).to_f32();
         assert_eq!(after[2].scale, f16(before[2].scale));
         let small = before[0]
@@ -116,7 +116,7 @@ fn a_cast_of_the_model_leaves_numbers_in_the_state() {
     }
 }
 
-/// As a record is loaded that was saved in f16.
+/// This is what loading a record does that was saved in f16.
 #[test]
 fn a_scale_that_no_record_should_have_is_not_loaded() {
     struct Load(f32);
@@ -137,7 +137,7 @@ fn a_scale_that_no_record_should_have_is_not_loaded() {
         let before = scales(&layer);
         assert_eq!(scales(&layer.map(&mut Load(bad))), before, "{bad}");
     }
-    // In e4m3's terms, of which e5m2's are the 128-fold: more than f16 holds.
+    // The recorded scale is for e4m3. For e5m2 it is 128 times as much, which is more than f16 holds.
     let layer = trained(&device, 2.0, 4.0).map(&mut Load(1024.0));
     let [input, _, gradient] = state(&layer);
     assert_eq!((input.scale, gradient.scale), (1024.0, 131072.0));

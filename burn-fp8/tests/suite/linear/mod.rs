@@ -1,4 +1,4 @@
-//! `Fp8Linear`: what its tests share.
+//! `Fp8Linear`: helpers that its tests share.
 
 mod bias;
 mod convert;

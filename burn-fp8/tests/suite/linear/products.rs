@@ -10,7 +10,7 @@ use burn_fp8::{Fp8Cast, Fp8Format, Fp8Linear, Fp8Tensor, Granularity, scaled_mat
 use super::super::device::{Random, compiles_for_long, devices, float_dtypes, sqnr, values};
 use super::{assert_near, linear, pass, pass_fp8};
 
-/// All with their defaults, and then the same with others.
+/// All recipes with their defaults, and then the same with other settings.
 fn recipes() -> [Fp8Recipe; 8] {
     [
         DelayedScaling::new().with_amax_history_len(4).into(),
@@ -31,7 +31,7 @@ enum Distribution {
     Normal,
     /// All positive, as after a relu or a softmax.
     Uniform,
-    /// One in a hundred is thirty times as large.
+    /// One number in a hundred is thirty times as large.
     Outliers,
 }
 
@@ -50,11 +50,11 @@ impl Distribution {
 
 #[test]
 fn signal_to_noise_is_as_torchao_asks() {
-    // torchao test_base.py: y >= 18 dB, weight gradient >= 17 dB; test_numerics: every one above 20.
+    // torchao test_base.py: y >= 18 dB, weight gradient >= 17 dB; test_numerics: all above 20.
     for device in devices() {
         let device = device.autodiff();
         let mut random = Random::new(20);
-        // Where every fused kernel is compiled anew, one shape and distribution will do, and of each recipe its defaults.
+        // Where every fused kernel is compiled anew, one shape and distribution, and the defaults of each recipe, are enough.
         let shapes = [[5, 37, 11], [16, 32, 16], [64, 48, 1], [128, 256, 64]];
         let distributions = [
             Distribution::Normal,
@@ -77,7 +77,7 @@ fn signal_to_noise_is_as_torchao_asks() {
                     let bias = linear.bias.as_ref().unwrap().val();
                     let forward = |x| linear.forward(x);
                     let exact = pass(forward, (&linear.weight.val(), &bias), &input, &gradient);
-                    // Delayed scaling knows its scales from the second step on.
+                    // Delayed scaling has its scales from the second step on.
                     pass_fp8(&layer, &input, &gradient);
                     let actual = pass_fp8(&layer, &input, &gradient);
                     let without_bias = |x: &[f32]| -> Vec<f32> {
@@ -96,7 +96,7 @@ fn signal_to_noise_is_as_torchao_asks() {
                         noise.iter().all(|noise| *noise > 20.0),
                         "{recipe:?} {distribution:?} {noise:?}"
                     );
-                    // The bias never leaves f32.
+                    // The bias always stays in f32.
                     assert!(sqnr(&exact[3], &actual[3]) > 100.0);
                 }
             }
@@ -130,7 +130,7 @@ fn gradients_are_the_products_of_the_quantized_tensors() {
     }
 }
 
-/// Every product of a granular recipe is that of its own casts.
+/// Every product of a recipe with several scales per tensor is the product of its own casts.
 #[test]
 fn granular_gradients_are_the_products_of_their_casts() {
     for power_of_two in [false, true] {
@@ -231,11 +231,11 @@ fn any_leading_dimensions_and_dtypes() {
     }
 }
 
-/// f64 tensors are rounded to f32 first: the products are those of f32, and what the program sees is f64 again.
+/// f64 tensors are rounded to f32 first. The products are those of f32, and the program sees f64 again.
 #[test]
 fn wide_floats_are_rounded_to_f32_first() {
     let mut random = Random::new(41);
-    // Thirds, which f32 does not hold.
+    // Thirds, which f32 cannot hold exactly.
     let mut thirds = |count: usize| -> Vec<f64> {
         let normals = random.normals(count).into_iter();
         normals.map(|value| f64::from(value) / 3.0).collect()
@@ -260,7 +260,7 @@ fn wide_floats_are_rounded_to_f32_first() {
                 let layer = Fp8Linear::from_linear(linear, recipe).unwrap();
                 let (x, g) = (tensor(&x, [7, 9]), tensor(&g, [7, 6]));
                 assert_eq!(layer.forward(x.clone()).dtype(), dtype);
-                // Delayed scaling knows its scales from the second step on.
+                // Delayed scaling has its scales from the second step on.
                 let passes = [(); 2].map(|()| pass_fp8(&layer, &x, &g));
                 (passes, layer.scaling_state())
             });
@@ -274,13 +274,13 @@ fn wide_floats_are_rounded_to_f32_first() {
                 "{recipe:?} {device:?}"
             );
             assert_eq!(wide.1, narrow.1);
-            // Summed in its own type.
+            // Summed in its own dtype.
             assert_near(&wide.0[1][3], &narrow.0[1][3], 1e-4);
         }
     }
 }
 
-/// What is trained beside it does not change a gradient.
+/// A gradient does not depend on which other parameters are trained.
 #[test]
 fn a_frozen_weight_passes_the_gradient_on() {
     for device in devices() {
@@ -304,7 +304,7 @@ fn a_frozen_weight_passes_the_gradient_on() {
     }
 }
 
-/// Nor what is trained before it: the weight of a model's first layer.
+/// Nor does it depend on whether the input has a gradient. In a model's first layer it has none.
 #[test]
 fn an_input_without_gradient_leaves_the_weights() {
     let device = Device::flex().autodiff();
@@ -333,7 +333,7 @@ fn training_and_evaluation_give_the_same_numbers() {
             let x = x.clone().cast(dtype);
             for recipe in recipes().into_iter().take(4) {
                 let layer = Fp8Linear::from_linear(linear.clone(), recipe).unwrap();
-                // With scales of 1, and with those of a step.
+                // With scales of 1, and then with those of a step.
                 for _ in 0..2 {
                     let evaluated = layer.valid().forward(x.clone());
                     let trained = layer.forward(x.clone().to_device(&device.clone().autodiff()));
@@ -345,7 +345,7 @@ fn training_and_evaluation_give_the_same_numbers() {
     }
 }
 
-/// What is computed again for backward is the same, and the layer itself is not.
+/// What is computed again for backward is the same, and the layer itself is not computed again.
 #[test]
 fn gradient_checkpointing_changes_nothing() {
     let mut random = Random::new(39);

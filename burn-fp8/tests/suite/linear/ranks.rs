@@ -1,4 +1,4 @@
-//! What a layer asks of the other ranks, and what it does with the answer.
+//! What a layer asks the other ranks for, and how it uses the answer.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex};
@@ -16,12 +16,12 @@ use super::{linear, pass_fp8};
 
 type Reduced = Result<Tensor<1>, Box<dyn Error + Send + Sync>>;
 
-/// Notes what it is asked, and answers as if another rank had twice as much.
+/// Records the amaxes that it gets, and answers as if another rank had twice as much.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Vec<Vec<f32>>>);
 
 impl Recorder {
-    /// What was asked since the last time.
+    /// The amaxes since the last call.
     fn take(&self) -> Vec<Vec<f32>> {
         core::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -52,12 +52,12 @@ fn a_reducer_sees_every_amax_once() {
     assert_eq!(reducer.take(), [vec![0.0; 3], staged.to_vec()]);
     let [input, ..] = layer.scaling_state().unwrap();
     assert_eq!(input.scale, 448.0 / (2.0 * staged[0]));
-    // Evaluation is each rank's own.
+    // Evaluations are not shared.
     layer.valid().forward(x.without_autodiff());
     assert!(reducer.take().is_empty());
 }
 
-/// A rank whose part of the batch is empty answers the others, and takes what they say.
+/// A rank whose part of the batch is empty still takes part in the call, and uses its result.
 #[test]
 fn a_pass_without_rows_takes_part() {
     let device = Device::flex().autodiff();
@@ -71,7 +71,7 @@ fn a_pass_without_rows_takes_part() {
         .unwrap()
         .with_amax_reducer(Arc::new(Other(other.clone())));
     for _ in 0..5 {
-        // The amaxes that the other rank brings to its next pass are those of its last one.
+        // The other rank brings the amaxes of its last pass to its next one.
         let output = none.forward(Tensor::<2>::zeros([0, 4], &device));
         assert_eq!(output.dims(), [0, 3]);
         let (x, g) = (
@@ -95,7 +95,7 @@ fn a_pass_without_rows_takes_part() {
     assert_eq!(reducer.take(), [[0.0]]);
 }
 
-/// Answers with the amaxes that a layer has ready, which stand for a rank with all of the rows.
+/// Answers with the waiting amaxes of a layer, which stands for a rank with all of the rows.
 #[derive(Debug)]
 struct Other(Arc<Fp8Linear>);
 
@@ -121,7 +121,7 @@ fn current_scaling_asks_for_the_input_only() {
         let scope = Fp8Scope::current().with_microbatch(microbatch);
         let output = scope.run(|| layer.forward(x.clone()));
         assert_eq!(reducer.take(), [[largest]]);
-        // The answer is twice the amax, so the scale is half of the input's own.
+        // The answer is twice the amax, so the scale is half of the input's own scale.
         let scale = Tensor::<1>::from_floats([448.0 / (2.0 * largest)], &Device::flex());
         let (x, _) = Fp8Tensor::quantize_with_device_scale(x.clone(), scale, Fp8Format::E4M3);
         let weight = Fp8Tensor::quantize(linear.weight.val(), Fp8Format::E4M3);
@@ -177,7 +177,7 @@ fn a_model_shares_all_of_its_amaxes_in_one_call() {
     );
 }
 
-/// A group without its second rank.
+/// A group whose second rank is missing.
 #[derive(Debug)]
 struct Broken;
 

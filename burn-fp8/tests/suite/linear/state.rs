@@ -1,4 +1,4 @@
-//! Delayed scaling's state: how it moves, and that it survives a record.
+//! The state of delayed scaling: how it changes, and that records keep it.
 
 use burn::module::{Module, ModuleMapper};
 use burn::optim::{GradientsParams, SgdConfig};
@@ -37,7 +37,7 @@ fn state_follows_the_steps() {
             pass_fp8(&layer, &x, &g);
         }
         let [input, weight, gradient] = layer.scaling_state().unwrap();
-        // Four steps are in: two fit the history beside its free slot, the fifth waits.
+        // After four steps, the history holds two amaxes beside its free slot, and the fifth waits.
         let expected = |seen: &[f32], max: f32| ScalingState {
             history: vec![0.0, seen[2], seen[3]],
             scale: max / seen[1..4].iter().copied().fold(0.0, f32::max),
@@ -49,7 +49,7 @@ fn state_follows_the_steps() {
     }
 }
 
-/// Of several backward passes, the largest amax of a gradient counts, whoever looks at the state between them, or maps it.
+/// Of several backward passes, the largest amax of a gradient counts, even if the state is read or mapped between them.
 #[test]
 fn looking_between_backward_passes_loses_no_amax() {
     struct Nothing;
@@ -97,7 +97,7 @@ fn an_interval_holds_the_scales() {
         pass_fp8(&layer, &x, &random.matrix([2, 4], &device));
         scales.push(layer.scaling_state().unwrap()[0].scale);
     }
-    // The first update is before the second step, then every third.
+    // The first update is before the second step, then one follows every third step.
     for (step, pair) in scales.windows(2).enumerate() {
         assert_eq!(pair[0] != pair[1], step % 3 == 0, "step {step}: {scales:?}");
     }
@@ -127,7 +127,7 @@ fn only_training_moves_the_state() {
 #[test]
 fn a_resumed_run_continues_bit_for_bit() {
     for device in devices() {
-        // Where every pass is compiled anew, the interval that is counted will do.
+        // Where every pass is compiled anew, the interval that needs counting is enough.
         let intervals = if compiles_for_long(&device) {
             2..3
         } else {
@@ -169,7 +169,7 @@ fn a_resumed_run_continues_bit_for_bit() {
     }
 }
 
-/// A history has the length of its recipe in the record too.
+/// In a record, too, a history has the length of its recipe.
 #[test]
 fn a_record_fits_a_layer_of_its_history_length() {
     let device = Device::flex().autodiff();
@@ -204,7 +204,7 @@ fn a_record_fits_a_layer_of_its_history_length() {
     assert!(read.with_recipe(e5m2).is_err());
 }
 
-/// A scale maps the same amax to the end of another format's range, even where it does not change for long.
+/// A scale maps the same amax to the largest value of another format, even if it does not change for a long time.
 #[test]
 fn a_record_fits_a_layer_of_other_formats() {
     let device = Device::flex().autodiff();
@@ -246,7 +246,7 @@ fn calibration_does_not_wait_for_the_interval() {
     assert_eq!(input.scale, 448.0 / 7.0);
 }
 
-/// A layer that runs in fp8 takes its amaxes itself.
+/// A layer that runs in fp8 gathers its amaxes itself.
 #[test]
 fn calibration_is_for_layers_in_high_precision() {
     let device = Device::flex().autodiff();

@@ -1,11 +1,11 @@
-//! What a graph that records a stream has to be told of work that is none of CubeCL's kernels.
+//! What a graph that records a stream has to know about work that is not one of CubeCL's kernels.
 
 use cubecl::server::BufferBinding;
 use cubecl_server::stream::StreamCapture;
 
-/// Has the graph, if one is being recorded, guard the memory of all buffers for as long as it lives: a replay uses their addresses again,
-/// when nobody holds what was only lent to the recorded work, such as a workspace. CubeCL does so for what it gives a kernel, and not for
-/// what it gives others.
+/// Makes the graph that is being recorded, if any, guard the memory of all buffers for as long as the graph lives. A replay uses
+/// their addresses again, when nobody else holds buffers that were only lent to the recorded work, such as a workspace. CubeCL
+/// does this for the arguments of its kernels, but not for those of other work.
 pub(super) fn touch<'a>(
     capture: &mut StreamCapture,
     buffers: impl IntoIterator<Item = &'a BufferBinding>,
@@ -22,11 +22,11 @@ mod tests {
 
     use super::*;
 
-    /// As the seal of a graph asks for them.
+    /// The seal of a graph asks for these pages.
     #[test]
     fn a_graph_knows_the_memory_of_everything() {
         let client = CubeDevice::Cpu(CpuDevice).client();
-        // Small and large ones lie on different pages.
+        // Small and large buffers lie on different pages.
         let handles = [4, 1 << 12, 1 << 22].map(|size| client.create_from_slice(&vec![1; size]));
         client.read(handles.to_vec()).unwrap();
         let buffers = handles.map(|handle| handle.binding());

@@ -1,4 +1,4 @@
-//! What cuBLASLt multiplies codes by.
+//! The factors by which cuBLASLt multiplies codes.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use crate::kernels::buffer;
 
-/// One by each of two scales, by one kernel.
+/// The inverses of two scales, computed by one kernel.
 pub(super) fn factors(lhs_scale: &CubeTensor, rhs_scale: &CubeTensor) -> [CubeTensor; 2] {
     let factors = [lhs_scale, rhs_scale]
         .map(|scale| buffer::empty_floats(scale, Shape::new([1]), DType::F32));

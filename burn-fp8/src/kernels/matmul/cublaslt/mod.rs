@@ -1,6 +1,7 @@
-//! Products on NVIDIA GPUs by cuBLASLt, where it is installed.
+//! Products on NVIDIA GPUs by cuBLASLt, if it is installed.
 //!
-//! They run on CubeCL's own stream, in their turn among its kernels: nobody waits. A graph that the stream records has them too.
+//! They run on CubeCL's own stream, in order with its kernels, so nothing waits. A graph that the stream records contains them
+//! too.
 
 #[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
 mod capture;
@@ -22,7 +23,7 @@ use super::{Outline, Product, Size, accelerated, native, unmeasured};
 use crate::kernels::amax::raise_to;
 use crate::{Granularity, MatmulSpec};
 
-/// Whether a device has it.
+/// Whether a device has cuBLASLt.
 pub(super) fn is_there(device: &CubeDevice) -> bool {
     #[cfg(feature = "cuda")]
     return matmul::library(device).is_some();
@@ -33,7 +34,7 @@ pub(super) fn is_there(device: &CubeDevice) -> bool {
     }
 }
 
-/// Whether it is there and takes a product, as far as is known before it is asked to.
+/// Whether the device has cuBLASLt and this takes the product, as far as is known before trying.
 pub(super) fn takes(product: &Product) -> bool {
     #[cfg(feature = "cuda")]
     return matmul::takes(product);
@@ -44,7 +45,7 @@ pub(super) fn takes(product: &Product) -> bool {
     }
 }
 
-/// Whether it is there and takes products of a size.
+/// Whether the device has cuBLASLt and this takes products of a size.
 pub(super) fn takes_size(
     device: &CubeDevice,
     size: Size,
@@ -60,7 +61,7 @@ pub(super) fn takes_size(
     }
 }
 
-/// Has the log say, once, that a large product is not multiplied in fp8 where cuBLASLt does so with others.
+/// Logs, once, that a large product is not multiplied in fp8 on a device where cuBLASLt does so with other products.
 pub(super) fn tell_of_others(outline: &Outline, device: &CubeDevice) {
     static ONCE: Once = Once::new();
     let size = outline.size;
@@ -74,12 +75,13 @@ pub(super) fn tell_of_others(outline: &Outline, device: &CubeDevice) {
     }
 }
 
-/// The product; by another routine where cuBLASLt turns out not to have it, which [`takes`] knows from then on.
+/// The product. Another routine computes it if cuBLASLt turns out to be unable to. If cuBLASLt has no algorithm for such a
+/// product, [`takes`] knows this from then on.
 pub(super) fn matmul(product: Product) -> CubeTensor {
     #[cfg(feature = "cuda")]
     if let Some(output) = matmul::try_matmul(&product) {
         if let Some(amax) = &product.amax {
-            // The library finds that of fp8 outputs alone.
+            // The library finds the amax only of fp8 outputs.
             raise_to(output.clone(), amax);
         }
         return output;
@@ -171,10 +173,10 @@ mod matmul {
         multiply(&library(&product.lhs.device)?, product)
     }
 
-    /// The product by cuBLASLt; `None` where another routine is to compute it.
+    /// The product by cuBLASLt; `None` if another routine has to compute it.
     pub(super) fn multiply(library: &Arc<Library>, product: &Product) -> Option<CubeTensor> {
         let plan = planned(product)?;
-        // Before anything is copied for it.
+        // Checked before anything is copied.
         if library.has_refused(&plan, product.spec) {
             return None;
         }
@@ -227,7 +229,7 @@ mod matmul {
         })
     }
 
-    /// Once for each problem: a product comes again with every step.
+    /// Warns once for each problem, because the same product returns with every step.
     fn warn(problem: &str, plan: &Plan) {
         static HEARD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         let mut heard = HEARD.lock().unwrap_or_else(PoisonError::into_inner);
@@ -238,7 +240,7 @@ mod matmul {
         }
     }
 
-    /// One matrix; `None` for a batch of several.
+    /// The matrix of a tensor; `None` for a batch of several.
     fn matrix(tensor: &CubeTensor) -> Option<Matrix> {
         let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
         let rank = shape.num_dims();

@@ -1,9 +1,9 @@
-//! How a product is put to cuBLASLt, and which products cannot be.
+//! How a product is given to cuBLASLt, and which products cannot be.
 //!
-//! cuBLASLt counts columns first, and takes fp8 only as "TN": both operands with the inner dimension contiguous. The
-//! product's transpose is what it is asked for, `Dᵀ = Bᵀ Aᵀ`: its first operand is our right side, with the elements of a
-//! column next to each other, its second our left side, with those of a row, and its result, columns first, is ours with
-//! rows first.
+//! cuBLASLt stores matrices by columns, and takes fp8 only as "TN": both operands with the inner dimension contiguous. So it is
+//! asked for the product's transpose, `Dᵀ = Bᵀ Aᵀ`. Its first operand is our right side, with the elements of a column next to
+//! each other. Its second is our left side, with the elements of a row next to each other. Its result by columns is our result by
+//! rows.
 
 use std::fmt::{self, Display};
 
@@ -11,8 +11,8 @@ use burn::tensor::FloatDType;
 
 use crate::{Fp8Format, MatmulSpec};
 
-/// What dimensions along which codes or products lie, and leading dimensions, must be multiples of. How many columns there are, which
-/// are our rows, does not matter.
+/// Dimensions along which codes or products are contiguous, and leading dimensions, must be multiples of this. The number of
+/// columns in cuBLASLt's sense, which are our rows, does not matter.
 const ALIGNMENT: usize = 16;
 
 /// A matrix of codes in memory.
@@ -27,7 +27,7 @@ pub(super) struct Matrix {
 /// Where cuBLASLt finds an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Where it is, its vectors of inner elements `leading` codes apart.
+    /// In place, with the vectors along the inner dimension `leading` codes apart.
     AsIs {
         /// The leading dimension.
         leading: usize,
@@ -52,7 +52,7 @@ pub(super) enum BiasPlan {
     None,
     /// By cuBLASLt, before the product is rounded.
     Epilogue,
-    /// To the product, as cuBLASLt has no f32 bias.
+    /// To the finished product, because cuBLASLt has no f32 bias.
     Afterwards,
 }
 
@@ -72,14 +72,14 @@ pub(super) struct Plan {
     pub(super) bias: BiasPlan,
 }
 
-/// Why a product is none for cuBLASLt.
+/// Why cuBLASLt cannot compute a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It multiplies E5M2 by the other format only.
+    /// E5M2 is multiplied by E4M3 only.
     Formats,
-    /// A dimension that is no multiple of 16.
+    /// A dimension is not a multiple of 16.
     Dimension(usize),
-    /// No such output.
+    /// There is no such output.
     Output(FloatDType),
 }
 
@@ -93,7 +93,7 @@ impl Display for Refusal {
     }
 }
 
-/// How `lhs`, of shape `[m, k]`, times `rhs`, of shape `[k, n]`, is put.
+/// How the product of `lhs` (`[m, k]`) and `rhs` (`[k, n]`) is given to cuBLASLt.
 pub(super) fn plan(
     lhs: Matrix,
     rhs: Matrix,
@@ -128,7 +128,7 @@ pub(super) fn plan(
     })
 }
 
-/// Of an operand whose inner elements are `inner` codes apart, its vectors of them `outer`.
+/// The source of an operand whose elements along the inner dimension are `inner` codes apart, and whose vectors along it `outer`.
 fn source(inner: usize, outer: usize, k: usize) -> Source {
     match inner == 1 && outer >= k && outer.is_multiple_of(ALIGNMENT) {
         true => Source::AsIs { leading: outer },
@@ -145,7 +145,7 @@ mod tests {
         MatmulSpec::new(lhs, rhs, output)
     }
 
-    /// Rows without gaps.
+    /// A matrix by rows without gaps.
     fn by_rows(rows: usize, columns: usize) -> Matrix {
         Matrix {
             rows,
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// The transpose of such a matrix.
+    /// The transpose of a matrix by rows without gaps.
     fn by_columns(rows: usize, columns: usize) -> Matrix {
         Matrix {
             rows,
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn operands_are_copied_unless_the_inner_dimension_is_contiguous() {
         let forward = spec(E4M3, E4M3, FloatDType::BF16);
-        // x W of a linear layer, W as [d_input, d_output]: W has to be turned around.
+        // x W of a linear layer, with W as [d_input, d_output]: W has to be transposed.
         let x_w = plan(by_rows(32, 48), by_rows(48, 64), forward, false).unwrap();
         assert_eq!((x_w.m, x_w.n, x_w.k), (32, 64, 48));
         assert_eq!(
@@ -176,13 +176,13 @@ mod tests {
             (Source::AsIs { leading: 48 }, Source::Copied)
         );
         assert_eq!((x_w.lhs.leading(48), x_w.rhs.leading(48)), (48, 48));
-        // dy Wᵀ: W as it is.
+        // dy Wᵀ: W in place.
         let dy_wt = plan(by_rows(32, 64), by_columns(64, 48), forward, false).unwrap();
         assert_eq!(
             (dy_wt.lhs, dy_wt.rhs),
             (Source::AsIs { leading: 64 }, Source::AsIs { leading: 64 })
         );
-        // xᵀ dy: both.
+        // xᵀ dy: both have to be transposed.
         let xt_dy = plan(by_columns(48, 32), by_rows(32, 64), forward, false).unwrap();
         assert_eq!((xt_dy.lhs, xt_dy.rhs), (Source::Copied, Source::Copied));
     }
@@ -201,7 +201,7 @@ mod tests {
         };
         assert_eq!(lhs(64), Source::AsIs { leading: 64 });
         assert_eq!(lhs(40), Source::Copied);
-        // One row for all: broadcast.
+        // One row for all rows: broadcast.
         assert_eq!(lhs(0), Source::Copied);
     }
 
@@ -226,14 +226,14 @@ mod tests {
             let result = plan(by_rows(m, k), by_rows(k, n), forward, false);
             assert_eq!(result, Err(Refusal::Dimension(wrong)));
         }
-        // Rows are as many as there are.
+        // The number of rows does not matter.
         assert!(plan(by_rows(7, 32), by_rows(32, 16), forward, false).is_ok());
         let (a, b) = small();
         let double = plan(a, b, spec(E4M3, E4M3, FloatDType::F64), false);
         assert_eq!(double, Err(Refusal::Output(FloatDType::F64)));
     }
 
-    /// Gradients may be E4M3 too, so the formats do not tell.
+    /// Gradients may be E4M3 too, so the formats do not say which product it is.
     #[test]
     fn sums_are_fast_where_the_product_says_so() {
         for formats in [(E4M3, E4M3), (E4M3, E5M2)] {
@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// What cuBLASLt makes of a plan, by its documents: `D[i + j ldd] = Σ A[l + i lda] B[l + j ldb]`.
+    /// What cuBLASLt computes by a plan, according to its documentation: `D[i + j ldd] = Σ A[l + i lda] B[l + j ldb]`.
     #[test]
     fn the_transposed_product_is_the_product() {
         let (m, n, k) = (16, 32, 48);
@@ -271,7 +271,7 @@ mod tests {
         let rhs: Vec<i64> = (0..k * n).map(|i| (i as i64 * 5) % 13 - 6).collect();
         let forward = spec(E4M3, E4M3, FloatDType::F32);
         let plan = plan(by_rows(m, k), by_rows(k, n), forward, false).unwrap();
-        // The copy: rows of inner elements.
+        // The copy has rows of elements along the inner dimension.
         assert_eq!(plan.rhs, Source::Copied);
         let turned: Vec<i64> = (0..n * k).map(|i| rhs[i % k * n + i / k]).collect();
         let (lda, ldb, ldd) = (plan.rhs.leading(k), plan.lhs.leading(k), plan.n);

@@ -1,4 +1,4 @@
-//! cuBLASLt against the portable kernel, on an NVIDIA GPU.
+//! cuBLASLt compared with the portable kernel, on an NVIDIA GPU.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! cuBLASLt as it is installed.
+//! The installed cuBLASLt.
 
 use std::{
     collections::HashMap,
@@ -18,24 +18,24 @@ use super::{
 };
 use crate::{Fp8Format, MatmulSpec};
 
-/// The first compute capability with fp8.
+/// The lowest compute capability with fp8.
 const OLDEST: (i32, i32) = (8, 9);
 
 /// cuBLASLt on a device.
 pub(in super::super) struct Library {
     handle: sys::cublasLtHandle_t,
-    /// The device's primary context, which is CubeCL's too.
+    /// The device's primary context, which CubeCL uses too.
     context: Arc<CudaContext>,
-    /// What the heuristics advise, or why there is nothing.
+    /// The algorithms that the heuristics advise, or why there is none.
     algorithms: Mutex<HashMap<Shape, Result<sys::cublasLtMatmulAlgo_t, String>>>,
 }
 
-// SAFETY: cuBLASLt's handles may be used from any thread, by several at a time (its documents, "Thread Safety").
+// SAFETY: cuBLASLt's handles may be used from any thread, and from several at a time (its documentation, "Thread Safety").
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// What an algorithm is chosen by.
+/// What decides on the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     sizes: [usize; 3],
@@ -59,7 +59,7 @@ impl Shape {
     }
 }
 
-/// cuBLASLt for a device, if it can be used there; the log says once why not.
+/// cuBLASLt for a device, if it can be used there. If not, the log says why, once.
 pub(in super::super) fn library(ordinal: usize) -> Option<Arc<Library>> {
     static KNOWN: OnceLock<Mutex<HashMap<usize, Option<Arc<Library>>>>> = OnceLock::new();
     let mut known = KNOWN
@@ -76,13 +76,13 @@ pub(in super::super) fn library(ordinal: usize) -> Option<Arc<Library>> {
 }
 
 impl Library {
-    /// Whether a product of this kind was put to cuBLASLt before, and it has no algorithm for it.
+    /// Whether cuBLASLt was asked for a product of this kind before, and has no algorithm for it.
     pub(in super::super) fn has_refused(&self, plan: &Plan, spec: MatmulSpec) -> bool {
         let algorithms = self.algorithms.lock().expect("no panic under lock");
         matches!(algorithms.get(&Shape::of(plan, spec)), Some(Err(_)))
     }
 
-    /// The algorithm that the heuristics advise for a product, asked for once.
+    /// The algorithm that the heuristics advise for a product. They are asked once for each kind.
     pub(super) fn algorithm(
         &self,
         plan: &Plan,
@@ -97,9 +97,9 @@ impl Library {
     }
 
     fn advice(&self, plan: &Plan, spec: MatmulSpec) -> Result<sys::cublasLtMatmulAlgo_t, String> {
-        // The heuristics are those of the thread's current device.
+        // The heuristics are for the thread's current device.
         self.context.bind_to_thread().map_err(text)?;
-        // Which pointers there are matters, not where they point: as aligned as allocations are.
+        // It matters which pointers there are, not where they point. They are as aligned as allocations are.
         let somewhere = 1 << 9;
         let addresses = Addresses {
             lhs: somewhere,
@@ -112,7 +112,7 @@ impl Library {
         };
         let problem = Problem::new(plan, spec, &addresses)?;
         let preference = Preference::new()?;
-        // SAFETY: all descriptors are alive. The heuristics look at what they say, and read no device memory.
+        // SAFETY: all descriptors are alive. The heuristics read the descriptors, and no device memory.
         let found = unsafe {
             result::get_matmul_algo_heuristic(
                 self.handle,
@@ -127,12 +127,13 @@ impl Library {
         found.map(|found| found.algo).map_err(text)
     }
 
-    /// Puts a product on a stream.
+    /// Enqueues a product on a stream.
     ///
     /// # Safety
     ///
-    /// The stream is one of the library's device, which is the thread's current one. The addresses are of the device too,
-    /// and tensors as the problem says are there when the stream gets to this, until it is done.
+    /// The stream must belong to the library's device, which must be the thread's current device. The addresses must be on that
+    /// device too. From when the stream reaches this product until it is done, they must hold the tensors that the problem
+    /// describes.
     pub(super) unsafe fn enqueue(
         &self,
         problem: &Problem,
@@ -142,8 +143,8 @@ impl Library {
     ) -> Result<(), String> {
         let (alpha, beta) = (1f32, 0f32);
         let pointer = |address: u64| address as *const c_void;
-        // SAFETY: the descriptors live through the call, as do the factors, which are f32 as the description says; the
-        // addresses are as this function's contract says. With a beta of 0, C is not read, and may be D.
+        // SAFETY: the descriptors live through the call, and so do the factors, which are f32 as the description says. The
+        // addresses are valid by this function's contract. With a beta of 0, C is not read, and may be D.
         unsafe {
             result::matmul(
                 self.handle,
@@ -168,7 +169,7 @@ impl Library {
     }
 
     fn open(ordinal: usize) -> Result<Self, String> {
-        // SAFETY: looking for the library loads it, whose initializers touch nothing but its own data.
+        // SAFETY: looking for the library loads it, and its initializers touch nothing but its own data.
         if !unsafe { sys::is_culib_present() } {
             return Err("libcublasLt was not found".into());
         }
@@ -188,7 +189,7 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: the handle was created with this, and nothing uses it afterwards.
+        // SAFETY: the handle was created by this library, and nothing uses it afterwards.
         let destroyed = unsafe { result::destroy_handle(self.handle) };
         if let Err(problem) = destroyed {
             log::debug!("burn-fp8: cuBLASLt: {problem}");

@@ -1,4 +1,4 @@
-//! The edge to cuBLASLt: all that is unsafe about it is in here.
+//! The bindings to cuBLASLt. All its unsafe code is in here.
 
 mod library;
 mod problem;
@@ -14,20 +14,20 @@ use super::plan::Plan;
 use crate::MatmulSpec;
 use problem::{ALIGNMENT, Addresses, Problem, WORKSPACE};
 
-/// The tensors of a product: codes with the inner dimension contiguous, and what codes are multiplied by.
+/// The tensors of a product: codes with the inner dimension contiguous, and the factors by which they are multiplied.
 pub(super) struct Operands {
     pub(super) lhs: CubeTensor,
     pub(super) rhs: CubeTensor,
     pub(super) lhs_factor: CubeTensor,
     pub(super) rhs_factor: CubeTensor,
-    /// In the output's type.
+    /// In the output's dtype.
     pub(super) bias: Option<CubeTensor>,
     pub(super) output: CubeTensor,
 }
 
 impl Operands {
     fn are_aligned(&self) -> bool {
-        // Allocations begin at multiples of more.
+        // Allocations are aligned to more than this.
         let aligned = |tensor: &CubeTensor| {
             let offset = tensor.handle.offset_start.unwrap_or(0);
             offset.is_multiple_of(ALIGNMENT.into())
@@ -39,8 +39,8 @@ impl Operands {
     }
 }
 
-/// Puts the computation of `operands.output` on CubeCL's stream. An error here leaves it to other routines; one that
-/// shows when its turn has come is found by whoever reads the output.
+/// Enqueues the computation of `operands.output` on CubeCL's stream. After an error here, another routine computes the product.
+/// An error that occurs when the stream reaches it is found by the reader of the output.
 pub(super) fn run(
     library: &Arc<Library>,
     plan: &Plan,
@@ -73,10 +73,10 @@ pub(super) fn run(
             output,
         };
         let problem = Problem::new(&plan, spec, &addresses)?;
-        // SAFETY: the addresses are of the stream's device. The tensors there have the plan's shapes: codes of k elements
-        // `leading` apart, one f32 as a factor, n elements as a bias, m times n as the output, and `WORKSPACE` bytes. They
-        // are there when the stream gets to this, and nobody else uses them until it is done, in each replay of a graph too: see
-        // `stream`.
+        // SAFETY: the addresses are of the stream's device. The tensors there have the plan's shapes: codes in vectors of k
+        // elements, `leading` apart, one f32 as each factor, n elements as a bias, m times n as the output, and `WORKSPACE`
+        // bytes. They exist when the stream reaches this, and nobody else uses them until it is done, in each replay of a graph
+        // too: see `stream`.
         unsafe { library.enqueue(&problem, &addresses, &algorithm, stream) }
     };
     stream::enqueue(

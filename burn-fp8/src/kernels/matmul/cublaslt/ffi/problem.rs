@@ -1,4 +1,4 @@
-//! A product in cuBLASLt's words.
+//! A product in cuBLASLt's terms.
 
 use burn::tensor::FloatDType;
 use cudarc::cublaslt::{result, sys};
@@ -6,14 +6,14 @@ use cudarc::cublaslt::{result, sys};
 use super::{super::plan::Plan, text};
 use crate::{Fp8Format, MatmulSpec};
 
-/// Memory that an algorithm may use: what NVIDIA recommends for Hopper.
+/// The memory that an algorithm may use: what NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
-/// Addresses are multiples of this.
+/// All addresses are multiples of this.
 pub(super) const ALIGNMENT: u32 = 16;
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
-/// Where the tensors of a product are on the device.
+/// The device addresses of a product's tensors.
 pub(super) struct Addresses {
     pub(super) lhs: u64,
     pub(super) rhs: u64,
@@ -24,7 +24,8 @@ pub(super) struct Addresses {
     pub(super) output: u64,
 }
 
-/// What is computed, and how matrices lie. Columns first: our right side is the first operand, our left side the second.
+/// What is computed, and the layout of the matrices. They are stored by columns: our right side is the first operand, our left
+/// side the second.
 pub(super) struct Problem {
     pub(super) description: Description,
     pub(super) a: Layout,
@@ -88,7 +89,7 @@ pub(super) fn output_type(dtype: FloatDType) -> sys::cudaDataType {
     }
 }
 
-/// A matrix, columns first.
+/// A matrix, stored by columns.
 pub(super) struct Layout(pub(super) sys::cublasLtMatrixLayout_t);
 
 impl Layout {
@@ -106,12 +107,12 @@ impl Layout {
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        // SAFETY: it was created with this, and nothing uses it afterwards. There is nothing to do about an error.
+        // SAFETY: it was created by this library, and nothing uses it afterwards. An error cannot be handled here.
         let _ = unsafe { result::destroy_matrix_layout(self.0) };
     }
 }
 
-/// What is computed: sums and factors in f32.
+/// What is computed, with sums and factors in f32.
 pub(super) struct Description(pub(super) sys::cublasLtMatmulDesc_t);
 
 impl Description {
@@ -122,14 +123,14 @@ impl Description {
             .map_err(text)
     }
 
-    /// Sets an attribute, whose type must be the one that cuBLASLt's documents say; a wrong size is an error.
+    /// Sets an attribute, whose type must be the one in cuBLASLt's documentation. A wrong size is an error.
     fn set<T: Copy>(
         &self,
         attribute: sys::cublasLtMatmulDescAttributes_t,
         value: &T,
     ) -> Result<(), String> {
         let (value, size) = (std::ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the description is alive, and the value is read in the call, no further than its size.
+        // SAFETY: the description is alive. The value is read during the call, and no further than its size.
         let set = unsafe { result::set_matmul_desc_attribute(self.0, attribute, value, size) };
         set.map_err(|error| format!("{attribute:?}: {error}"))
     }
@@ -142,7 +143,7 @@ impl Drop for Description {
     }
 }
 
-/// What the heuristics may count on.
+/// What the heuristics may rely on.
 pub(super) struct Preference(pub(super) sys::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -170,7 +171,7 @@ impl Preference {
         value: &T,
     ) -> Result<(), String> {
         let (value, size) = (std::ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the preference is alive, and the value is read in the call, no further than its size.
+        // SAFETY: the preference is alive. The value is read during the call, and no further than its size.
         let set = unsafe { result::set_matmul_pref_attribute(self.0, attribute, value, size) };
         set.map_err(|error| format!("{attribute:?}: {error}"))
     }

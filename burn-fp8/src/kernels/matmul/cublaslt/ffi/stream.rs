@@ -1,4 +1,4 @@
-//! Work of another library in its turn among CubeCL's kernels, on CubeCL's own stream.
+//! Runs work of another library on CubeCL's own stream, in order with CubeCL's kernels.
 
 use cubecl::{
     client::Client,
@@ -14,20 +14,22 @@ use super::super::capture;
 
 type Server = <CudaRuntime as Runtime>::Server;
 
-/// Has the device's thread call `work` after all that was submitted before, with the addresses of `inputs` and `output` and
-/// the stream that `output` was made on. What it puts there, and nowhere else, finds the inputs made, and is done before
-/// anyone uses the output, or the memory of the inputs for something else: CubeCL does as for a kernel of its own. While the stream
-/// records a graph, the work goes into the graph, which keeps the memory of all of them for as long as it lives. Returns before
-/// that. In a dry run nothing is called, as no kernel runs.
+/// Makes the device's thread call `work` after everything that was submitted before, with the addresses of `inputs` and `output`,
+/// and the stream that `output` was made on. Returns before that.
 ///
-/// An error of `work` is the output's: whoever reads that gets it.
+/// `work` must enqueue on that stream only. Then the inputs are ready when its work runs, and the work is done before anyone uses
+/// the output, or reuses the memory of the inputs: CubeCL orders it like a kernel of its own. While the stream records a graph,
+/// the work becomes part of the graph, which keeps the memory of all buffers for as long as it lives. In a dry run `work` is not
+/// called, just as no kernel runs.
+///
+/// An error of `work` becomes the output's: whoever reads the output gets it.
 pub(super) fn enqueue(
     client: &Client,
     inputs: Vec<Handle>,
     output: Handle,
     work: impl FnOnce(&[u64], u64, CUstream) -> Result<(), String> + Send + 'static,
 ) {
-    // As with a launch, the thread that asks for it decides; on the device's nobody knows any more.
+    // As with a launch, this is decided on the calling thread. The device's thread does not know.
     if dry_run::launch_mode().is_skipped() {
         return;
     }
@@ -49,7 +51,7 @@ pub(super) fn enqueue(
         let scope = ExecuteScope::over(server, stream, vec![output.clone()]);
         let outcome = scope.execute(|server| {
             let used = inputs.iter().chain([&output]);
-            // Until this goes, memory that was made on other streams stays with this one.
+            // As long as this lives, memory that was made on other streams stays with this one.
             let mut streams = server.write_streams().resolve(stream, used)?;
             let current = streams.current();
             capture::touch(&mut current.capturing, inputs.iter().chain([&output]));
