@@ -22,7 +22,7 @@ impl ProcessGroup {
     ///
     /// # Panics
     ///
-    /// Panics if tensors of that device do not [stay](Self::primitives_stay).
+    /// Panics if tensors of that device do not stay on it.
     pub(crate) fn collective_primitive<B: Backend>(
         &self,
         op: TensorOp,

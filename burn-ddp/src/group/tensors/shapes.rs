@@ -131,7 +131,7 @@ impl ProcessGroup {
     }
 
     /// Refuses tensors after comparing shapes with all ranks. If another rank has other tensors, all get
-    /// [`DdpError::Diverged`] instead.
+    /// `DdpError::Diverged` instead.
     pub(super) fn refuse_shapes(
         &self,
         op: TensorOp,
