@@ -122,7 +122,7 @@ pub(crate) const HEADER: usize = 32;
 /// The version of the message layout.
 pub(crate) const VERSION: u8 = 4;
 const MAGIC: [u8; 4] = *b"BDDP";
-/// The byte of the operator also holds the flaw, shifted left by so many bits (0: no flaw), and the bit `BY_NCCL`.
+/// The byte of the operator also holds the flaw, shifted left by `FLAW` bits (0: no flaw), and the bit `BY_NCCL`.
 const FLAW: u8 = 3;
 const BY_NCCL: u8 = 0x80;
 
