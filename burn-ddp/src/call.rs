@@ -1,4 +1,4 @@
-//! A call as every message carries it, so that ranks notice when they disagree.
+//! The description of a call that every message carries, so that ranks notice when their calls differ.
 
 use std::fmt::{self, Display};
 
@@ -59,29 +59,29 @@ impl CallKind {
     }
 }
 
-/// One call of one rank: what every message of it carries, and what errors show.
+/// One call of one rank, as its messages carry it and errors show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
-    /// The number of the call, counted from 0 within its communicator.
+    /// The number of the call in its communicator, from 0.
     pub sequence: u64,
     /// The operation.
     pub kind: CallKind,
-    /// The elements' type.
+    /// The type of the elements.
     pub dtype: ElementType,
-    /// How they are combined (sum where nothing is).
+    /// How elements are combined (`Sum` for calls that combine nothing).
     pub op: ReduceOp,
-    /// The number of elements of the call; the number of ranks of a subgroup.
+    /// The number of elements; for a subgroup, the number of its ranks.
     pub len: u64,
-    /// The root rank (0 where there is none); a checksum of the ranks of a subgroup. The highest bit is set where
-    /// ranks tell each other the shapes of their tensors.
+    /// The root rank (0 for calls without one); for a subgroup, a checksum of its ranks. The highest bit is set
+    /// while ranks exchange the shapes of their tensors.
     pub root: u32,
-    /// Whether the elements go by NCCL, and the ranks only meet here.
+    /// Whether NCCL moves the elements, and the ranks only meet through the transport.
     pub by_nccl: bool,
-    /// What is wrong with its arguments, where nothing above shows it. Then nothing travels.
+    /// What is wrong with the arguments, if the other fields do not show it. A call with a flaw moves no data.
     pub flaw: Option<Flaw>,
 }
 
-/// Beside the root: what travels are no elements, but shapes.
+/// The bit of `root` that is set while shapes travel instead of elements.
 pub(crate) const ABOUT_SHAPES: u32 = 1 << 31;
 
 impl Display for Call {
@@ -117,18 +117,18 @@ impl Display for Call {
     }
 }
 
-/// Bytes of an encoded [`Call`].
+/// The size of an encoded [`Call`] in bytes.
 pub(crate) const HEADER: usize = 32;
-/// The version of the messages' layout.
+/// The version of the message layout.
 pub(crate) const VERSION: u8 = 4;
 const MAGIC: [u8; 4] = *b"BDDP";
-/// Beside the operator: how far to the left a flaw is, or 0 for none, and whether elements go by NCCL.
+/// The byte of the operator also holds the flaw, shifted left by `FLAW` bits (0: no flaw), and the bit `BY_NCCL`.
 const FLAW: u8 = 3;
 const BY_NCCL: u8 = 0x80;
 
 impl Call {
-    /// Whether ranks of one communicator cannot both be in these: calls of one number are the same call, in which some
-    /// may be at the shapes and some at the elements.
+    /// Whether two ranks of one communicator have diverged if they are in these calls: both have the same number
+    /// but are different calls. It is no difference that one still exchanges shapes and the other already elements.
     pub(crate) fn excludes(&self, other: &Self) -> bool {
         let elements = |call: &Self| Self {
             root: call.root & !ABOUT_SHAPES,
@@ -137,8 +137,8 @@ impl Call {
         self.sequence == other.sequence && elements(self) != elements(other)
     }
 
-    /// Encodes the header that precedes each payload: magic, version, kind, dtype, operator
-    /// (with flaw and way), sequence, length, root, and the CRC-32 of all these; little-endian.
+    /// Encodes the header that precedes each payload: magic, version, kind, dtype, operator (with flaw and NCCL
+    /// bit), sequence, length, root, and the CRC-32 of all these; little-endian.
     pub(crate) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -156,7 +156,7 @@ impl Call {
         bytes
     }
 
-    /// Decodes a header, or says in words why it is none.
+    /// Decodes a header, or describes why it is not valid.
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Result<Self, String> {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));

@@ -1,4 +1,4 @@
-//! Gradients clipped by the norm of all of them together.
+//! Clips gradients by their total norm.
 
 use std::collections::HashSet;
 
@@ -11,14 +11,14 @@ use burn_layer::{MaxNorm, gradient_norm};
 
 use crate::{DdpError, widen::widen};
 
-/// Scales gradients down so that the Euclidean norm of all of them together is at most `max_norm`
-/// (Pascanu et al. 2013), and returns the norm that they had: PyTorch's `clip_grad_norm_`. (Burn's own
-/// clipping takes the norm of each gradient by itself.)
+/// Scales gradients down so that the Euclidean norm of all gradients together is at most `max_norm` (Pascanu et
+/// al. 2013), and returns the norm before scaling, like PyTorch's `clip_grad_norm_`. (Burn's own clipping takes
+/// the norm of each gradient by itself.)
 ///
-/// To be called after [`Ddp::reduce_gradients`](crate::Ddp::reduce_gradients): all ranks then have the same
-/// gradients, so that each finds the same norm without communication. Clipping before would clip what
-/// is not the gradient of the whole batch. It waits for the device once, and for each gradient where the
-/// squares are more or less than `f32` has: finite gradients have a finite norm.
+/// Call it after [`Ddp::reduce_gradients`](crate::Ddp::reduce_gradients): all ranks then have the same
+/// gradients, so that each finds the same norm without communication. Before it, a rank's gradients are not
+/// those of the whole batch. The host waits for the device once, and once more for each gradient if the sum of
+/// squares overflows or underflows `f32`, so that finite gradients always have a finite norm.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
@@ -38,8 +38,8 @@ use crate::{DdpError, widen::widen};
 ///
 /// # Errors
 ///
-/// [`DdpError::Device`] when the norm cannot be read. A norm that is no finite number is no error, and
-/// leaves gradients that are none either: look at it, or use a loss scaler, which skips such steps.
+/// [`DdpError::Device`] when the norm cannot be read. An infinite or NaN norm is not an error, but the returned
+/// gradients are not finite either: check the norm, or use a loss scaler, which skips such steps.
 ///
 /// # Panics
 ///
@@ -58,7 +58,7 @@ pub fn clip_gradient_norm<M: Module>(
     Ok((gradients, norm))
 }
 
-/// The gradients multiplied by a factor.
+/// Multiplies all gradients by a factor.
 pub(crate) fn scale_gradients<M: Module>(
     gradients: GradientsParams,
     model: &M,
@@ -76,7 +76,7 @@ pub(crate) fn scale_gradients<M: Module>(
 struct Scale {
     gradients: GradientsParams,
     factor: f64,
-    /// A parameter that stands in several places of the model is visited in each of them.
+    /// Parameters visited so far: one that is shared by several parts of the model is visited several times.
     seen: HashSet<ParamId>,
 }
 
@@ -85,7 +85,7 @@ impl ModuleVisitor for Scale {
         if self.seen.insert(param.id)
             && let Some(gradient) = self.gradients.remove::<D>(param.id)
         {
-            // In 16 bits, a small factor would be rounded, or be 0.
+            // In 16 bits, a small factor would lose precision or underflow to 0.
             let dtype = gradient.dtype();
             let gradient = widen(gradient).mul_scalar(self.factor).cast(dtype);
             self.gradients.register(param.id, gradient);

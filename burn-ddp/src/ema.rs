@@ -12,10 +12,9 @@ use crate::widen::widen;
 /// The exponential moving average of a model's weights, which often generalizes better than the weights
 /// themselves (Polyak and Juditsky 1992; timm's `ModelEmaV2`, PyTorch's `get_ema_multi_avg_fn`).
 ///
-/// After each step, `average = decay * average + (1 - decay) * weights`, for all float tensors, running
-/// statistics too, as timm does; other tensors are copied, as are quantized ones. Averages of 16-bit weights
-/// are kept in `f32`, where small changes are not lost. Ranks whose weights are equal have equal averages:
-/// nothing is communicated.
+/// After each step, `average = decay * average + (1 - decay) * weights`, for all float tensors including running statistics,
+/// as in timm; quantized tensors and those that are not floats are copied. Averages of 16-bit weights are kept in `f32`,
+/// which does not lose small changes. Ranks with equal weights have equal averages, without communication.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::Device};
@@ -41,7 +40,7 @@ pub struct ModelEma<M> {
 }
 
 impl<M: Module> ModelEma<M> {
-    /// Starts with a model's weights.
+    /// Starts with the weights of `model`.
     ///
     /// # Panics
     ///
@@ -67,15 +66,14 @@ impl<M: Module> ModelEma<M> {
         }
     }
 
-    /// Whether the decay starts small, so that the average soon forgets where it started: update `t`
-    /// (from 0) uses at most `(1 + t) / (10 + t)`, as TensorFlow's `ExponentialMovingAverage` does.
-    /// Default: no.
+    /// Whether the decay starts small, so that the average soon forgets the first weights: update `t` (from 0)
+    /// uses at most `(1 + t) / (10 + t)`, as TensorFlow's `ExponentialMovingAverage` does. Default: no.
     pub fn warm_up(mut self, warm_up: bool) -> Self {
         self.warm_up = warm_up;
         self
     }
 
-    /// Takes in the weights that a step has changed.
+    /// Updates the averages with the model's weights. Call it after each step.
     pub fn update(&mut self, model: &M) {
         let updates = self.updates as f64;
         let decay = match self.warm_up {
@@ -91,10 +89,9 @@ impl<M: Module> ModelEma<M> {
         self.updates
     }
 
-    /// The model with the averages in place of its weights, in their types, ready for evaluation.
+    /// The model with the averages in place of its weights, in the weights' dtypes, ready for evaluation.
     ///
-    /// The model that is being trained stays as it is: going on with it is what other libraries need a
-    /// call of `restore` for.
+    /// `model` itself is unchanged, so training simply goes on with it. (Other libraries need a call of `restore` first.)
     pub fn apply(&self, model: &M) -> M {
         struct Apply(Averages);
 
@@ -111,16 +108,16 @@ impl<M: Module> ModelEma<M> {
         model.valid().map(&mut Apply(Averages::of(&self.average)))
     }
 
-    /// The averages, for a checkpoint; [`updates`](Self::updates) belongs in it too.
+    /// The averages, for a checkpoint. Save [`updates`](Self::updates) with them.
     pub fn record(&self) -> ModuleRecord {
         self.average.clone().into_record()
     }
 
-    /// Goes on with the averages of a checkpoint.
+    /// Continues with the averages and the number of updates of a checkpoint.
     ///
     /// # Errors
     ///
-    /// [`RecordError`] when the record is of another model.
+    /// [`RecordError`] when the record belongs to another model.
     pub fn restore(mut self, record: ModuleRecord, updates: u64) -> Result<Self, RecordError> {
         self.average = self.average.try_load_record(record)?;
         self.updates = updates;
@@ -139,7 +136,7 @@ impl<M: Module> ModelEma<M> {
                 let average = widen(self.averages.next::<D>());
                 param.map(|value| match (value.dtype(), self.decay) {
                     (DType::QFloat(_), _) => value,
-                    // A factor of 0 would make NaN of what is infinite.
+                    // An infinite value times a factor of 0 would be NaN.
                     (_, 0.0) => widen(value),
                     (_, 1.0) => average,
                     (_, decay) => average.mul_scalar(decay) + widen(value).mul_scalar(1.0 - decay),
@@ -152,8 +149,8 @@ impl<M: Module> ModelEma<M> {
     }
 }
 
-/// A model's float tensors in the visitors' order, which does not change when a record is loaded;
-/// their ids do.
+/// A model's float tensors, keyed by their position in the order of visits. Loading a record changes the ids of
+/// parameters, but not this order.
 struct Averages {
     tensors: GradientsParams,
     next: u64,

@@ -1,4 +1,4 @@
-//! What can go wrong in a process group, and whose fault it was.
+//! What can go wrong in a process group, and which rank caused it.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Call, NcclError};
 
-/// An error of a process group, or of what is built on one.
+/// An error of a process group, or of something built on one.
 ///
 /// Errors that concern the whole job ([`is_fault`](Self::is_fault)) reach every rank: the first one
 /// ends the group, and each later call returns it again.
@@ -42,7 +42,7 @@ pub enum DdpError {
     Connect {
         /// The master's address, or the place where it was looked for.
         address: String,
-        /// How long it was tried.
+        /// How long it was attempted.
         after: Duration,
         /// The last failure.
         problem: String,
@@ -110,11 +110,11 @@ pub enum DdpError {
         other: usize,
         /// That rank's call.
         other_call: Call,
-        /// The shapes of the one's tensors and of the other's, where the calls differ in nothing else. `_`
-        /// stands for a dimension in which they may.
+        /// The shapes of the tensors of `rank` and of `other`, if the calls differ in nothing else. `_` stands
+        /// for a dimension that may differ.
         shapes: Option<Box<[String; 2]>>,
     },
-    /// What a rank sent is no message of this protocol.
+    /// A rank sent something that is not a message of this protocol.
     #[error("rank {rank} sent what is no message of this protocol: {problem}")]
     Protocol {
         /// The rank that sent it.
@@ -122,7 +122,7 @@ pub enum DdpError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A rank called the job off.
+    /// A rank aborted the job.
     #[error("rank {rank} aborted: {reason}")]
     Aborted {
         /// The rank that aborted.
@@ -144,7 +144,7 @@ pub enum DdpError {
     /// A tensor could not be read from its device.
     #[error("reading a tensor: {0}")]
     Device(String),
-    /// NCCL was asked for, and a rank cannot use it.
+    /// NCCL was requested, but a rank cannot use it.
     #[error(
         "rank {rank} cannot use NCCL: {reason} (or ask for the backend `host`, which stages tensors \
          through the host)"
@@ -155,14 +155,14 @@ pub enum DdpError {
         /// Why it cannot.
         reason: NcclError,
     },
-    /// NCCL failed in the middle of a call.
+    /// NCCL failed during a call.
     #[error("NCCL failed on rank {rank} in {call}: {problem}")]
     NcclFailed {
         /// The rank.
         rank: usize,
         /// The call.
         call: Call,
-        /// What NCCL says; NCCL_DEBUG=WARN makes it say more.
+        /// NCCL's error message. With NCCL_DEBUG=WARN, NCCL says more.
         problem: String,
     },
     /// A checkpoint could not be written or read.
@@ -173,14 +173,14 @@ pub enum DdpError {
         /// What went wrong.
         problem: String,
     },
-    /// A started process failed.
+    /// A rank's process failed, as its launcher reports.
     #[error("rank {rank} failed: {status}")]
     RankFailed {
         /// The rank.
         rank: usize,
         /// Its exit status or signal, in words.
         status: String,
-        /// Its exit code, when it was not killed by a signal.
+        /// Its exit code, unless a signal killed it.
         code: Option<i32>,
     },
     /// The operating system refused something.
@@ -196,8 +196,8 @@ pub enum DdpError {
 }
 
 impl DdpError {
-    /// Whether the job could not be set up (environment, address, port, NCCL), as opposed to failing
-    /// later on. Programs usually end with exit code 2 then.
+    /// Whether the job could not be set up (environment, address, port, NCCL), rather than failed later.
+    /// Programs usually exit with code 2 in this case.
     pub fn is_setup(&self) -> bool {
         matches!(
             self,
@@ -234,7 +234,7 @@ impl DdpError {
     }
 }
 
-/// The shapes of one of two calls, for an error's text.
+/// The shapes of one of the two calls, for the text of an error.
 fn over(shapes: &Option<Box<[String; 2]>>, which: usize) -> String {
     let shapes = shapes.as_ref().map(|both| format!(" over {}", both[which]));
     shapes.unwrap_or_default()

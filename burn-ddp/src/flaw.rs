@@ -1,13 +1,13 @@
-//! Mistakes in the arguments of a call that its numbers do not show.
+//! Mistakes in the arguments of a call.
 
 use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 
-/// What is wrong with the arguments of a call where neither their number nor their type shows it.
+/// A mistake in the arguments of a call that the number and type of the elements do not show.
 ///
-/// A rank that is asked for such a call tells the others of it instead, so that they need not wait for what
-/// does not come.
+/// A rank that is given such arguments tells the other ranks in place of sending data, so that they do not wait
+/// for data that never comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -18,15 +18,15 @@ pub enum Flaw {
     SeveralTypes = 2,
     /// The tensors are on several devices.
     SeveralDevices = 3,
-    /// The tensors are of a type that no call takes.
+    /// The tensors have a type that no call supports.
     TypeUnsupported = 4,
-    /// The ranks have not settled yet how tensors travel, which two of them cannot do alone.
+    /// The ranks have not agreed yet on how tensors travel, which the two ranks of a message cannot do alone.
     Unsettled = 5,
     /// The list of ranks is empty.
     NoRanks = 6,
-    /// The list of ranks names one that does not exist.
+    /// The list of ranks contains one that does not exist.
     UnknownRank = 7,
-    /// The list of ranks names one twice.
+    /// The list of ranks contains one twice.
     RankTwice = 8,
 }
 

@@ -1,4 +1,4 @@
-//! Scales of fp8 layers, the same on all ranks.
+//! Equal fp8 scales on all ranks.
 
 use std::error::Error;
 
@@ -7,13 +7,13 @@ use burn_fp8::recipe::AmaxReducer;
 
 use crate::{ProcessGroup, ReduceOp, TensorOp};
 
-/// The largest amaxes over the ranks: give a [duplicate](ProcessGroup::duplicate) of the group to the fp8
-/// layers of a model.
+/// Takes the maximum of amaxes over all ranks: give a [duplicate](ProcessGroup::duplicate) of the group to the
+/// fp8 layers of a model.
 ///
-/// Amaxes travel as tensors do ([`collective`](ProcessGroup::collective)): by NCCL they stay on their device. There a NaN
-/// of one rank may lose to a number of another, as in Transformer Engine, while through the host it wins. Either way
-/// all ranks get the same; delayed scaling passes over NaN, and with current scaling a tensor with NaN in it keeps
-/// them by any scale.
+/// Amaxes travel like other tensors ([`collective`](ProcessGroup::collective)): by NCCL they stay on their
+/// device. NCCL may drop a NaN of one rank in favor of another rank's number, as in Transformer Engine, while
+/// through the host a NaN wins. Either way all ranks get the same result. Delayed scaling ignores NaN, and with
+/// current scaling a tensor that contains NaN keeps it whatever the scale.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

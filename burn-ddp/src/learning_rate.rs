@@ -1,19 +1,19 @@
 //! Learning rates for larger batches.
 
-/// How a learning rate grows with the batch.
+/// How a learning rate grows with the batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LrScaling {
-    /// In proportion: for SGD (Goyal et al. 2017, arXiv:1706.02677).
+    /// In proportion to it: for SGD (Goyal et al. 2017, arXiv:1706.02677).
     Linear,
-    /// With the square root, which keeps the variance of steps: for Adam and its like (Krizhevsky 2014,
-    /// arXiv:1404.5997; Malladi et al. 2022, arXiv:2205.10287).
+    /// In proportion to its square root, which keeps the variance of steps: for Adam and similar optimizers
+    /// (Krizhevsky 2014, arXiv:1404.5997; Malladi et al. 2022, arXiv:2205.10287).
     Sqrt,
 }
 
-/// A learning rate that was found good on one rank, for `ranks` ranks with batches of the same size each.
+/// Scales a learning rate that was tuned on one rank for `ranks` ranks, each with the same batch size as that one.
 ///
-/// A large rate needs a warm-up. Goyal et al. start from the rate of one rank, for five epochs; Burn's
-/// schedulers do that:
+/// A large rate needs a warm-up. Goyal et al. start at the rate for one rank and raise it over five epochs;
+/// Burn's schedulers can do this:
 ///
 /// ```
 /// use burn::lr_scheduler::{

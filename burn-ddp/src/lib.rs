@@ -29,7 +29,7 @@ mod transport;
 mod widen;
 
 pub use backend::{Backend, NcclError, NcclVersion};
-// For `to_sync_batch_norm!`, which names it.
+// Exported for `to_sync_batch_norm!`, which names it.
 #[doc(hidden)]
 pub use burn::nn::BatchNorm;
 pub use call::{Call, CallKind};

@@ -14,8 +14,8 @@ use crate::{
 
 /// Makes process groups whose ranks are threads of one process.
 ///
-/// They do all that other process groups do: the same collectives, checks and errors. To train, each thread
-/// makes its own model: clones of one share its running statistics.
+/// They behave like other process groups, with the same collectives, checks and errors. For training, each
+/// thread must create its own model, because clones of a model share their running statistics.
 ///
 /// ```
 /// use burn_ddp::{LocalGroup, ReduceOp};
@@ -34,19 +34,18 @@ use crate::{
 pub struct LocalGroup;
 
 impl LocalGroup {
-    /// One group handle for each of `world_size` ranks, in their order, to be handed to as many
-    /// threads. The time limit of calls is `BURN_DDP_TIMEOUT` (seconds), or 5 minutes;
-    /// [`ProcessGroup::with_timeout`] sets another.
+    /// One group handle for each of `world_size` ranks, in rank order; give each to its own thread. The time limit
+    /// of calls is `BURN_DDP_TIMEOUT` (seconds), or 5 minutes; [`ProcessGroup::with_timeout`] sets another.
     ///
     /// # Panics
     ///
-    /// Panics if `world_size` is 0, or `BURN_DDP_TIMEOUT` is no number of seconds.
+    /// Panics if `world_size` is 0, or if `BURN_DDP_TIMEOUT` is not a valid number of seconds.
     #[allow(clippy::new_ret_no_self)]
     pub fn new(world_size: usize) -> Vec<ProcessGroup> {
         Self::with_backend(world_size, Backend::default())
     }
 
-    /// The same, with a choice of how tensors travel: for several GPUs in one process.
+    /// Like [`new`](Self::new), with a choice of how tensors travel: for several GPUs in one process.
     ///
     /// # Panics
     ///
@@ -74,7 +73,7 @@ impl LocalGroup {
     }
 }
 
-/// A payload, with the call it belongs to.
+/// A payload, and the call that it belongs to.
 struct Message {
     call: Call,
     len: usize,
@@ -95,12 +94,12 @@ impl Message {
     }
 }
 
-/// What goes on in a communicator, until all its members have left it.
+/// The state of a communicator, kept until all its members have left.
 #[derive(Default)]
 struct Communicator {
     /// By sender and receiver.
     messages: HashMap<(usize, usize), VecDeque<Message>>,
-    /// The call that each rank has entered last.
+    /// The latest call that each rank has entered.
     doing: HashMap<usize, Call>,
     left: HashSet<usize>,
 }
@@ -111,7 +110,7 @@ impl Communicator {
     }
 }
 
-/// A communicator's number and its ranks: those of other ranks count for themselves, and may come to the same number.
+/// The id and the ranks of a communicator. Communicators of different ranks may have the same id.
 type Key = (u32, Arc<[usize]>);
 
 #[derive(Default)]
@@ -155,8 +154,8 @@ impl Local {
         }
     }
 
-    /// Which of the ranks that a call waits for are to blame. Messages between two ranks are numbered apart
-    /// from the calls of all, and say nothing of these.
+    /// Which of the ranks that a call waits for are to blame, and why. Messages between two ranks are numbered
+    /// apart from collective calls, so the calls that a rank has made say nothing about its messages.
     fn judge(
         communicator: &Communicator,
         call: &Call,
@@ -173,7 +172,7 @@ impl Local {
         }
     }
 
-    /// Takes in a message, if it is the one that is expected.
+    /// Copies or combines a received message, if it is the expected one.
     fn take_in(
         &self,
         call: &Call,
@@ -229,7 +228,7 @@ impl Transport for Local {
         mut incoming: Vec<Incoming<'_>>,
         deadline: Deadline,
     ) -> Result<(), DdpError> {
-        // Nothing is copied or combined while all others wait for the lock.
+        // Copy outside the lock, on which all other ranks would have to wait.
         let messages = outgoing.into_iter().map(|outgoing| {
             let call = outgoing.call.unwrap_or(*call);
             (outgoing.peer, Message::new(call, outgoing.payload))
@@ -239,7 +238,7 @@ impl Transport for Local {
         let communicator = state.communicator(&self.communicator);
         if call.kind != CallKind::Message {
             communicator.doing.insert(self.rank, *call);
-            // Where all of them receive, no message tells that they disagree.
+            // If all ranks only receive, no message shows that their calls differ.
             let mut others = communicator.doing.iter();
             if let Some((other, theirs)) = others.find(|(_, theirs)| theirs.excludes(call)) {
                 let fault = DdpError::Diverged {

@@ -1,4 +1,4 @@
-//! The one primitive under all collectives: send to some ranks while receiving from some.
+//! The one primitive under all collectives: sending to some ranks while receiving from some.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::{Call, DdpError, Element, ReduceOp, element::combine_slices};
 pub(crate) struct Outgoing<'a> {
     pub(crate) peer: usize,
     pub(crate) payload: &'a [u8],
-    /// What it belongs to, if not to the call of the exchange.
+    /// The call that the payload belongs to, if not that of the exchange.
     pub(crate) call: Option<Call>,
 }
 
@@ -22,17 +22,17 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Combines received bytes into those already there, in one way.
+/// An operator, and a function that combines received bytes into those already there.
 pub(crate) type Fold = (ReduceOp, fn(ReduceOp, &mut [u8], &[u8]));
 
-/// A payload to receive from a rank: copied to `into`, or combined with what is there.
+/// A payload to receive from a rank: it is copied to `into`, or combined with the data there.
 pub(crate) struct Incoming<'a> {
     pub(crate) peer: usize,
     pub(crate) into: &'a mut [u8],
     pub(crate) fold: Option<Fold>,
-    /// Bytes of an element: `fold` gets whole elements.
+    /// The size of an element in bytes: `fold` always gets whole elements.
     pub(crate) size: usize,
-    /// What it must belong to, if not to the call of the exchange.
+    /// The call that the payload must belong to, if not that of the exchange.
     pub(crate) call: Option<Call>,
 }
 
@@ -66,26 +66,26 @@ fn fold_bytes<T: Element>(op: ReduceOp, into: &mut [u8], other: &[u8]) {
 /// A hundred years.
 pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// A time limit: when it ends and how long it was, for the error.
+/// A time limit: when it ends, and how long it is, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) at: Instant,
     pub(crate) after: Duration,
-    /// How long a rank may give no sign of life meanwhile.
+    /// How long a rank may show no sign of life before the limit ends early.
     pub(crate) silence: Duration,
 }
 
 impl Deadline {
     pub(crate) fn after(after: Duration) -> Self {
         Self {
-            // No clock reaches the end of a limit that is none.
+            // An `Instant` cannot be arbitrarily far away, so an endless limit ends after a hundred years.
             at: Instant::now() + after.min(FOREVER),
             after,
             silence: after,
         }
     }
 
-    /// The same limit, that ends earlier where a rank gives no sign of life for so long.
+    /// The same limit, which ends early if a rank shows no sign of life for `silence`.
     pub(crate) fn with_silence(&self, silence: Duration) -> Self {
         Self {
             silence: silence.min(self.after),
@@ -93,7 +93,7 @@ impl Deadline {
         }
     }
 
-    /// The same limit, that much later.
+    /// The same limit, moved later.
     pub(crate) fn later(&self, by: Duration) -> Self {
         Self {
             at: self.at + by,
@@ -101,7 +101,7 @@ impl Deadline {
         }
     }
 
-    /// What is left, or `None` when it is over.
+    /// The remaining time, or `None` if the limit is over.
     pub(crate) fn left(&self) -> Option<Duration> {
         let left = self.at.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
@@ -110,11 +110,11 @@ impl Deadline {
 
 /// Moves the messages of one communicator.
 ///
-/// Calls on one transport are made one at a time. The first fault (see
-/// [`DdpError::is_fault`]) ends it: every later call, on every rank, returns that fault.
+/// Calls on one transport are made one at a time. The first fault (see [`DdpError::is_fault`]) ends the
+/// transport: every later call, on every rank, returns that fault.
 pub(crate) trait Transport: Send + Sync {
-    /// Sends and receives, all at once and in any order. At most one payload goes to and comes
-    /// from each peer. Each received payload must belong to the same `call`, or to the one named with it.
+    /// Sends and receives all payloads at once, in any order: at most one to and one from each peer. Each
+    /// received payload must belong to `call`, or to the call that its `Incoming` names.
     fn exchange(
         &self,
         call: &Call,
@@ -123,8 +123,8 @@ pub(crate) trait Transport: Send + Sync {
         deadline: Deadline,
     ) -> Result<(), DdpError>;
 
-    /// A transport of its own between `members`, of which this rank is one; they keep their
-    /// numbers. `id` is the same on all of them, and higher than any that one of them has had.
+    /// A separate transport between `members`, which include this rank and keep their numbers. `id` is the same
+    /// on all of them, and higher than the ids of all communicators that any of them has had.
     fn duplicate(
         &self,
         id: u32,
@@ -132,23 +132,23 @@ pub(crate) trait Transport: Send + Sync {
         deadline: Deadline,
     ) -> Result<Box<dyn Transport>, DdpError>;
 
-    /// Which ranks, by their numbers in the whole job, hold up a call that waits for these members, and
-    /// what is known of them.
+    /// Which ranks, by their numbers in the whole job, hold up a call that waits for these members, and what is
+    /// known about them.
     fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String);
 
-    /// The fault of a call that waits for a member which has given no sign of life for longer than its deadline has it.
-    /// `None` where all have, or there is no telling.
+    /// The fault of a call that waits for a member which has shown no sign of life for longer than the deadline
+    /// allows. `None` if there is no such member, or if the transport cannot tell.
     fn silent(&self, call: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
         let _ = (call, waited_for, deadline);
         None
     }
 
-    /// A member's number in the whole job, by which faults name it.
+    /// A member's rank in the whole job, which error messages use.
     fn number(&self, member: usize) -> usize {
         member
     }
 
-    /// Ends the group on all ranks; returns the fault that did, which may be an earlier one.
+    /// Ends the group on all ranks. Returns the fault that ended it, which may be an earlier one.
     fn fail(&self, fault: DdpError) -> DdpError;
 
     /// The fault that ended the group, if one did.

@@ -1,4 +1,4 @@
-//! The command `burn-ddp`: starts the ranks of a job, and foretells what more of them would bring.
+//! The command `burn-ddp`: starts the ranks of a job, or predicts how a training scales to more ranks.
 
 use std::{ffi::OsString, process::ExitCode, time::Duration};
 

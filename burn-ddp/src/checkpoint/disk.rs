@@ -1,4 +1,4 @@
-//! Folders on the disk.
+//! Operations on folders.
 
 use std::{
     fs::{self, File},
@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-/// Makes a folder, and those that it is in, where they do not exist. Their names are on the disk too.
+/// Creates a folder and its missing parents, and flushes their names to the disk.
 pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     if folder.is_dir() || folder.as_os_str().is_empty() {
         return Ok(());
@@ -14,7 +14,7 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     let parent = folder.parent().unwrap_or(Path::new(""));
     make_folder(parent)?;
     match fs::create_dir(folder) {
-        // Someone else was faster.
+        // Another process was faster.
         Err(_) if folder.is_dir() => {}
         made => made?,
     }
@@ -25,7 +25,7 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     File::open(parent)?.sync_all()
 }
 
-/// Removes a folder, if it is there.
+/// Removes a folder, if it exists.
 pub(super) fn remove_folder(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -33,7 +33,7 @@ pub(super) fn remove_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes sure that a folder and all in it are on the disk.
+/// Flushes a folder and everything in it to the disk.
 pub(super) fn flush(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -45,7 +45,7 @@ pub(super) fn flush(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// What an error says, or else how it was made: nothing at all is what success says.
+/// The message of an error, or its debug text if the message is empty, because an empty text means success.
 pub(super) fn in_words(error: &io::Error) -> String {
     match error.to_string() {
         words if words.is_empty() => format!("{error:?}"),

@@ -1,4 +1,4 @@
-//! Checkpoints: written by rank 0, all or nothing, and found again by all ranks alike.
+//! Checkpoints: written by rank 0, all or nothing, and read by all ranks alike.
 
 mod disk;
 mod states;
@@ -16,33 +16,33 @@ pub(crate) use self::disk::make_folder;
 use self::disk::{flush, in_words, remove_folder};
 use crate::{DdpError, ProcessGroup};
 
-/// The file that describes a checkpoint, beside what the program wrote.
+/// The file that describes a checkpoint, next to the program's files.
 const DESCRIPTION: &str = "checkpoint.json";
 const PREFIX: &str = "step-";
 const UNFINISHED: &str = ".unfinished-";
-/// Before the name of a checkpoint whose step is being saved again.
+/// The prefix of the old checkpoint's name while its step is being saved again.
 const REPLACED: &str = ".replaced-";
-/// How long the others wait for what rank 0 writes, where no limit is set.
+/// How long the other ranks wait while rank 0 writes, if no limit is set.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Which metric is the best.
+/// Whether the best metric is the lowest or the highest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Best {
-    /// The lowest: a loss.
+    /// The lowest, as for a loss.
     Lowest,
-    /// The highest: an accuracy.
+    /// The highest, as for an accuracy.
     Highest,
 }
 
 /// A checkpoint on disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// The step after which it was made.
+    /// The step after which it was saved.
     pub step: u64,
-    /// The metric by which checkpoints are compared. None where it was not finite.
+    /// The metric by which checkpoints are compared. `None` if there is none, or it was not finite.
     pub metric: Option<f64>,
-    /// Its number among those that were written to its folder, from 1: the highest is the
-    /// [latest](Checkpoints::latest). 0 where the description says nothing of it.
+    /// Its number among the checkpoints that were written to its folder, from 1: the highest is the
+    /// [latest](Checkpoints::latest). 0 if the description does not contain a number.
     #[serde(default)]
     pub number: u64,
     /// The folder with the program's files.
@@ -50,18 +50,18 @@ pub struct Checkpoint {
     pub folder: PathBuf,
 }
 
-/// A folder of checkpoints, each a folder of its own.
+/// A folder of checkpoints, each in its own subfolder.
 ///
-/// A checkpoint is written under another name, flushed to the disk and renamed: at any moment, what
-/// is there is whole. What an interrupted run left unfinished goes with the next [save](Self::save). Until
-/// then, nothing in the folder changes: another program may read it while a training writes.
+/// A checkpoint is written under another name, flushed to the disk, and then renamed, so that every checkpoint
+/// under its own name is whole at any moment. The next [save](Self::save) removes what an interrupted run left
+/// unfinished. Until then, nothing in the folder changes, so another program may read it during a training.
 ///
-/// The order of checkpoints is that in which they were written, whatever their steps. A run that goes on from
-/// step 300, the [best](Self::best), after 500 were made writes 310 behind 500: 310 is then the
-/// [latest](Self::latest), and what was made of the steps after 300 before goes as the oldest do.
+/// Checkpoints are ordered by when they were written, not by step. For example, if a run resumes from step 300,
+/// the [best](Self::best), although step 500 was saved, its step 310 comes after step 500: 310 is then the
+/// [latest](Self::latest), and the earlier checkpoints of steps after 300 are removed like other old ones.
 ///
-/// While rank 0 writes, the others wait for an hour, or for the group's time limit where that is longer:
-/// see [`timeout`](Self::timeout). That rank 0 has died they know at once.
+/// While rank 0 writes, the other ranks wait for up to an hour, or for the group's time limit if it is longer
+/// (see [`timeout`](Self::timeout)). If rank 0 dies, they notice at once.
 ///
 /// ```
 /// use burn_ddp::{Best, Checkpoints, ProcessGroup};
@@ -91,12 +91,11 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Opens a folder of checkpoints, which is made if it does not exist. All ranks call this.
+    /// Opens a folder of checkpoints, and creates it if it does not exist. All ranks call this.
     ///
     /// # Errors
     ///
-    /// [`DdpError::Checkpoint`], on all ranks, when rank 0 cannot use the folder; or a fault of the
-    /// group.
+    /// [`DdpError::Checkpoint`], on all ranks, when rank 0 cannot use the folder; or a fault of the group.
     pub fn new(folder: impl Into<PathBuf>, group: &ProcessGroup) -> Result<Self, DdpError> {
         let checkpoints = Self {
             folder: folder.into(),
@@ -111,8 +110,8 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
-    /// How long the other ranks wait for what rank 0 writes or reads, instead of the time limit of the group's
-    /// other calls. Default: an hour, or the group's limit where that is longer.
+    /// How long the other ranks wait while rank 0 writes or reads, instead of the time limit of the group's
+    /// other calls. Default: an hour, or the group's limit if it is longer.
     ///
     /// # Panics
     ///
@@ -122,29 +121,29 @@ impl Checkpoints {
         self
     }
 
-    /// Keeps only the `count` checkpoints that were written last (at least one). Default: all.
+    /// Keeps only the last `count` checkpoints that were written (at least one). Default: all.
     pub fn keep_last(mut self, count: usize) -> Self {
         self.keep_last = Some(count.max(1));
         self
     }
 
-    /// Keeps the checkpoint with the best metric as well, however old it is.
+    /// Also keeps the checkpoint with the best metric, however old it is.
     pub fn keep_best(mut self, best: Best) -> Self {
         self.keep_best = Some(best);
         self
     }
 
-    /// Saves a checkpoint: `write` gets a folder to write files to, on rank 0. All ranks call this, and
-    /// none returns before the checkpoint is safe on the disk.
+    /// Saves a checkpoint: on rank 0, `write` gets a folder to write files to. All ranks call this, and none
+    /// returns before the checkpoint is safe on the disk.
     ///
-    /// Read the model's state after [`Module::valid`](burn::module::Module::valid) was called: running
-    /// statistics keep their last update back until then, and a record would miss it.
+    /// Read the model's state after a call of [`Module::valid`](burn::module::Module::valid): running
+    /// statistics only apply their last update then, and a record would miss it otherwise.
     ///
     /// # Errors
     ///
-    /// [`DdpError::Checkpoint`], on all ranks, when it could not be written (earlier checkpoints are as
-    /// they were); or a fault of the group. An old one that cannot be removed is no error: the log (`warn`)
-    /// tells of it, and the next save tries again.
+    /// [`DdpError::Checkpoint`], on all ranks, when the checkpoint could not be written (earlier ones are
+    /// unchanged); or a fault of the group. If an old checkpoint cannot be removed, this is no error: the log
+    /// (`warn`) says so, and the next save tries again.
     pub fn save(
         &self,
         step: u64,
@@ -155,7 +154,7 @@ impl Checkpoints {
             let unfinished = self.folder.join(format!("{UNFINISHED}{step}"));
             let result = self.write(&unfinished, step, metric, write);
             if result.is_err() {
-                // The error that matters is the first; the next save will try to remove it again.
+                // Return the first error. The next save tries again to remove the folder.
                 let _ = fs::remove_dir_all(&unfinished);
             }
             result?;
@@ -167,10 +166,10 @@ impl Checkpoints {
         })
     }
 
-    /// The checkpoint that was written last, the same for all ranks. All ranks call this.
+    /// The checkpoint that was written last, the same on all ranks. All ranks call this.
     ///
-    /// A folder that is called like a checkpoint's but has no description is none, nor is one whose description
-    /// is damaged, of which the log (`warn`) tells.
+    /// A folder that is named like a checkpoint's but has no description does not count, nor does one with a
+    /// damaged description, which the log (`warn`) reports.
     ///
     /// # Errors
     ///
@@ -179,7 +178,7 @@ impl Checkpoints {
         self.agree(|mut all| all.pop())
     }
 
-    /// The checkpoint with the best metric, the same for all ranks. All ranks call this.
+    /// The checkpoint with the best metric, the same on all ranks. All ranks call this.
     ///
     /// # Errors
     ///
@@ -195,7 +194,7 @@ impl Checkpoints {
         metric: Option<f64>,
         write: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<()> {
-        // Of a run that was killed.
+        // A run that was killed may have left it.
         remove_folder(unfinished)?;
         fs::create_dir(unfinished)?;
         write(unfinished)?;
@@ -212,12 +211,12 @@ impl Checkpoints {
         flush(unfinished)?;
         let name = format!("{PREFIX}{step:012}");
         let finished = self.folder.join(&name);
-        // Saved again: after a resume, for instance. A folder is not renamed over another; after a kill
-        // between the two renames, the old one is found under its other name.
+        // The step is saved again, for example after a resume. A folder cannot be renamed over another. If the
+        // run is killed between the two renames, the old checkpoint is found under its other name.
         let replaced = self.folder.join(format!("{REPLACED}{name}"));
         let again = finished.exists();
         if again {
-            // One that could not be removed the last time.
+            // It may be left from last time.
             remove_folder(&replaced)?;
             fs::rename(&finished, &replaced)?;
         }
@@ -234,7 +233,7 @@ impl Checkpoints {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
-            // Other files may be there.
+            // The folder may contain other files.
             let name = entry.file_name();
             let name = name.to_string_lossy();
             let replaced = name.strip_prefix(REPLACED);
@@ -248,7 +247,7 @@ impl Checkpoints {
             }
             match describe(entry.path()) {
                 Ok(checkpoint) => all.push(checkpoint),
-                // Not one of ours.
+                // Not one of our checkpoints.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     let folder = entry.path();
@@ -260,14 +259,14 @@ impl Checkpoints {
         Ok(all)
     }
 
-    /// Puts what a kill has left in order.
+    /// Cleans up what a killed run has left.
     fn tidy(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
             match name.strip_prefix(REPLACED).map(|it| self.folder.join(it)) {
-                // The new one had not come to its place.
+                // The new checkpoint did not get its final name.
                 Some(step) if !step.exists() => fs::rename(entry.path(), step)?,
                 Some(_) => remove_folder(&entry.path())?,
                 None if name.starts_with(UNFINISHED) => remove_folder(&entry.path())?,
@@ -277,7 +276,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes what is not to be kept. The one that was written last always is.
+    /// Removes checkpoints that are not to be kept. Always keeps the one that was written last.
     fn prune(&self) -> io::Result<()> {
         let Some(keep_last) = self.keep_last else {
             return Ok(());
@@ -293,8 +292,8 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes a checkpoint. It is renamed first, so that a kill meanwhile leaves no half of one; what is
-    /// left of it then goes with the next save.
+    /// Removes a checkpoint. Renames it first, so that a kill does not leave half a checkpoint; the next save
+    /// removes what is left.
     fn discard(&self, checkpoint: &Path) -> io::Result<()> {
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
         let discarded = self.folder.join(format!("{UNFINISHED}discarded-{name}"));
@@ -302,7 +301,7 @@ impl Checkpoints {
         fs::remove_dir_all(discarded)
     }
 
-    /// Does something on rank 0; its failure is everyone's.
+    /// Runs `body` on rank 0. If it fails, all ranks return the error.
     fn on_main(&self, body: impl FnOnce() -> io::Result<()>) -> Result<(), DdpError> {
         let problem = match self.group.is_main() {
             true => body().err().map(|error| in_words(&error)),
@@ -316,7 +315,7 @@ impl Checkpoints {
         }
     }
 
-    /// Chooses a checkpoint on rank 0, for everyone.
+    /// Chooses a checkpoint on rank 0, for all ranks.
     fn agree(
         &self,
         choose: impl FnOnce(Vec<Checkpoint>) -> Option<Checkpoint>,
@@ -344,7 +343,7 @@ impl Checkpoints {
     }
 }
 
-/// The checkpoint in a folder.
+/// Reads the description of the checkpoint in a folder.
 fn describe(folder: PathBuf) -> io::Result<Checkpoint> {
     let text = fs::read(folder.join(DESCRIPTION))?;
     let checkpoint: Checkpoint = serde_json::from_slice(&text)?;
@@ -354,7 +353,7 @@ fn describe(folder: PathBuf) -> io::Result<Checkpoint> {
     })
 }
 
-/// The best of those that have a metric which is a number; the newest of equals.
+/// The best of the checkpoints that have a metric other than NaN; of equal ones, the last written.
 fn choose(all: &[Checkpoint], best: Best) -> Option<&Checkpoint> {
     let comparable = all
         .iter()

@@ -1,4 +1,4 @@
-//! What differs from rank to rank in a checkpoint.
+//! The part of a checkpoint that differs between ranks.
 
 use std::{fs, io, path::Path};
 
@@ -8,16 +8,15 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{Checkpoint, Checkpoints};
 use crate::DdpError;
 
-/// The file with the states of all ranks, in MessagePack: unlike JSON, it has all floats as they are.
+/// The file with the states of all ranks, in MessagePack, which unlike JSON keeps all floats unchanged.
 const RANKS: &str = "ranks.msgpack";
 
 impl Checkpoint {
-    /// The state of a rank, which it gave to [`Checkpoints::save_with`].
+    /// The state that rank `rank` passed to [`Checkpoints::save_with`].
     ///
     /// # Errors
     ///
-    /// [`DdpError::Checkpoint`] when the checkpoint has no states, none of this rank, or one of another
-    /// type.
+    /// [`DdpError::Checkpoint`] when the checkpoint has no states, none of that rank, or one of a different type.
     pub fn state<T: DeserializeOwned>(&self, rank: usize) -> Result<T, DdpError> {
         let failed = |problem: String| DdpError::Checkpoint {
             path: self.folder.join(RANKS),
@@ -37,9 +36,9 @@ impl Checkpoint {
 }
 
 impl Checkpoints {
-    /// Saves a checkpoint with a state of each rank beside what rank 0 writes: where its sampler and its
-    /// random numbers are, for instance. With the model, the optimizer and what else all ranks have alike
-    /// in the files, all ranks go on as if nothing had happened.
+    /// Saves a checkpoint with a state of each rank in addition to the files that rank 0 writes: for example,
+    /// the positions of its sampler and its random numbers. If the files contain the model, the optimizer and
+    /// everything else that is the same on all ranks, all ranks can continue as if nothing had happened.
     ///
     /// ```
     /// use burn::{module::Module, nn::LinearConfig, optim::SgdConfig, tensor::Device};
@@ -81,8 +80,8 @@ impl Checkpoints {
     /// # }
     /// ```
     ///
-    /// Burn's devices do not tell where their random numbers are: give them a seed of the rank and the step
-    /// (`Device::seed`) at the start and after each checkpoint, as after a resume.
+    /// Burn's devices do not expose the state of their random numbers: seed them (`Device::seed`) from the rank
+    /// and the step at the start and after each checkpoint, and in the same way after a resume.
     ///
     /// # Errors
     ///
@@ -94,7 +93,7 @@ impl Checkpoints {
         state: &T,
         write: impl FnOnce(&Path) -> io::Result<()>,
     ) -> Result<(), DdpError> {
-        // A rank that cannot tell its state tells nothing, so that the others do not wait for it.
+        // A rank that cannot serialize its state sends nothing, so that the others do not wait for it.
         let own = encode(state);
         let told = own.as_deref().unwrap_or_default();
         let states = self.group.all_gather_bytes(told)?;
@@ -114,7 +113,7 @@ impl Checkpoints {
     }
 }
 
-/// A value with the names of its fields, so that a type may get new ones.
+/// Serializes a value with the names of its fields, so that types can get new fields later.
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, encode::Error> {
     let mut bytes = Vec::new();
     let serializer = Serializer::new(&mut bytes).with_struct_map();

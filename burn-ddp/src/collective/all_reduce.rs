@@ -1,5 +1,5 @@
-//! All-reduce: direct for small messages, a tree for small ones of many ranks, a ring for large
-//! ones; 16-bit floats are scattered directly, so that each is rounded once.
+//! All-reduce: direct for small messages, a tree for small messages between many ranks, a ring for large ones.
+//! 16-bit floats that do not go directly are scattered, so that each sum is rounded only once.
 
 use super::Collective;
 use crate::{
@@ -8,11 +8,11 @@ use crate::{
     transport::{Incoming, Outgoing},
 };
 
-/// Up to this many bytes to receive, every rank sends everything to everyone: one step.
+/// If a rank receives at most this many bytes, every rank sends its data to all others, in one step.
 const DIRECT: usize = 64 << 10;
-/// More ranks than these do not talk to everyone for a small message.
+/// With more ranks than this, even small messages are not sent directly.
 const DIRECT_RANKS: usize = 16;
-/// Up to this many bytes, a tree's few steps beat a ring's bandwidth.
+/// Up to this many bytes, the few steps of a tree are faster than a ring with its higher bandwidth.
 const TREE: usize = 64 << 10;
 
 /// The ways to all-reduce.
@@ -24,7 +24,7 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// That of so many bytes, of elements that are summed in their own type.
+    /// The way for `bytes` of elements that are summed in their own type.
     pub(crate) fn of(ranks: usize, bytes: usize) -> Self {
         if ranks <= DIRECT_RANKS && bytes * (ranks - 1) <= DIRECT {
             Self::Direct
@@ -58,7 +58,7 @@ impl Collective<'_> {
         }
     }
 
-    /// Everyone gets everything and reduces it in the order of the ranks.
+    /// Every rank gets the data of all ranks, and reduces them in rank order.
     fn all_reduce_direct<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<(), DdpError> {
         let all = self.all_gather_direct(data)?;
         if !data.is_empty() {
@@ -67,7 +67,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Every rank gets one chunk of all ranks, reduces it, and passes the result around.
+    /// Every rank gets one chunk from all ranks, reduces it, and passes the result around the ring.
     fn all_reduce_scattered<T: Element>(
         &self,
         data: &mut [T],
@@ -83,8 +83,8 @@ impl Collective<'_> {
         self.all_gather_ring(data, self.rank)
     }
 
-    /// Reduce-scatter around the ring, then all-gather around the ring: each rank sends
-    /// 2 (N - 1) / N of the data, which is the least possible (Patarasuk and Yuan 2009).
+    /// Reduce-scatter around the ring, then all-gather around the ring: each rank sends 2 (N - 1) / N of the
+    /// data, the minimum (Patarasuk and Yuan 2009).
     fn all_reduce_ring<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<(), DdpError> {
         let (next, previous) = (self.after(1), self.before(1));
         for step in 0..self.world_size - 1 {
@@ -105,7 +105,7 @@ impl Collective<'_> {
         self.all_gather_ring(data, self.after(1))
     }
 
-    /// Passes the chunks around until everyone has them all; `own` is the one this rank has.
+    /// Passes the chunks around the ring until every rank has all; `own` is the chunk that this rank starts with.
     pub(super) fn all_gather_ring<T: Element>(
         &self,
         data: &mut [T],
@@ -133,7 +133,7 @@ pub(super) fn divide<T: Element>(data: &mut [T], ranks: usize) {
     }
 }
 
-/// Reduces the rows of `all`, one of each rank, in the ranks' order and in the accumulator's type.
+/// Reduces the rows of `all`, one for each rank, in rank order and in the accumulator's type.
 pub(super) fn reduce_rows<T: Element>(all: &[T], op: ReduceOp, ranks: usize, into: &mut [T]) {
     let width = into.len();
     let mut rows = all.chunks_exact(width);

@@ -6,7 +6,7 @@ use crate::{
     transport::{Incoming, Outgoing},
 };
 
-/// From this many bytes on, a broadcast to several ranks is scattered and passed around a ring.
+/// From this many bytes on, and with more than two ranks, a broadcast is a scatter and an all-gather around a ring.
 const SCATTERED: usize = 512 << 10;
 
 impl Collective<'_> {
@@ -39,7 +39,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// The same tree the other way: parents combine what their children send.
+    /// The same tree in the other direction: parents combine the data of their children.
     pub(super) fn reduce_tree<T: Element>(
         &self,
         data: &mut [T],
@@ -71,7 +71,7 @@ impl Collective<'_> {
             .filter(move |child| *child < world_size)
     }
 
-    /// Scatter, then all-gather around the ring (van de Geijn): twice the data per rank at most.
+    /// Scatter, then all-gather around the ring (van de Geijn): each rank sends at most twice the data.
     fn broadcast_scattered<T: Element>(&self, data: &mut [T], root: usize) -> Result<(), DdpError> {
         let own = self.chunk(data.len(), self.rank);
         if self.rank == root {
@@ -86,7 +86,7 @@ impl Collective<'_> {
         self.all_gather_ring(data, self.rank)
     }
 
-    /// Reduces to the root; the other ranks' data stay as they are.
+    /// Reduces the data at the root. The other ranks' data are unchanged.
     pub(crate) fn reduce<T: Element>(
         &self,
         data: &mut [T],

@@ -6,11 +6,11 @@ use crate::{
     transport::{Incoming, Outgoing},
 };
 
-/// From this many bytes of result on, an all-gather goes around the ring.
+/// From this many bytes of result on, an all-gather uses the ring.
 pub(crate) const RING: usize = 256 << 10;
 
 impl Collective<'_> {
-    /// The data of all ranks, of equal length, in the ranks' order.
+    /// The data of all ranks in rank order, equally long on each.
     pub(crate) fn all_gather<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
         if size_of_val(data) * self.world_size < RING {
             return self.all_gather_direct(data);
@@ -38,7 +38,7 @@ impl Collective<'_> {
         Ok(all)
     }
 
-    /// The data of all ranks, of any length each.
+    /// The data of each rank, of any length.
     pub(crate) fn all_gather_uneven<T: Element>(
         &self,
         data: &[T],

@@ -1,7 +1,6 @@
-//! The algorithms, written once over [`Transport::exchange`].
+//! The algorithms of the collective calls, written once on top of [`Transport::exchange`].
 //!
-//! Every algorithm leaves bitwise equal results on all ranks: each element is reduced in one place,
-//! or everywhere in the same order.
+//! All ranks get bitwise equal results: each element is reduced on one rank, or on all in the same order.
 
 mod all_reduce;
 mod broadcast;
@@ -36,15 +35,15 @@ impl Collective<'_> {
             .exchange(&self.call, outgoing, incoming, self.deadline)
     }
 
-    /// The same call where the elements go by NCCL and the ranks only meet here: to one that sends its
-    /// elements here it is another.
+    /// The same call if NCCL moves the elements and the ranks only meet here. It counts as a different call
+    /// from one whose elements travel here.
     #[cfg(any(test, feature = "nccl"))]
     pub(crate) fn by_nccl(mut self) -> Self {
         self.call.by_nccl = true;
         self
     }
 
-    /// The same call with arguments that cannot work, in which nothing travels.
+    /// The same call with invalid arguments, in which no data travel.
     pub(crate) fn flawed(mut self, flaw: Flaw) -> Self {
         self.call.flaw = Some(flaw);
         self
@@ -66,7 +65,7 @@ impl Collective<'_> {
         (self.rank + self.world_size - steps % self.world_size) % self.world_size
     }
 
-    /// The part of `len` elements that rank `index` (counted around the ring) is in charge of.
+    /// The part of `len` elements that rank `index` (modulo the number of ranks) is responsible for.
     fn chunk(&self, len: usize, index: usize) -> Range<usize> {
         let index = index % self.world_size;
         let at = |index: usize| (index as u128 * len as u128 / self.world_size as u128) as usize;

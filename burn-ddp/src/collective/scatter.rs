@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl Collective<'_> {
-    /// Sends every rank its chunk of `data`; `rows` gets, in the ranks' order, everyone's chunk
-    /// for this rank, each `width` long.
+    /// Sends every rank its chunk of `data`. `rows` receives this rank's chunk from each rank, in rank order;
+    /// each chunk is `width` long.
     pub(super) fn scatter_chunks<T: Element>(
         &self,
         data: &[T],
@@ -32,7 +32,7 @@ impl Collective<'_> {
         self.exchange(outgoing, incoming)
     }
 
-    /// Reduces the ranks' data, of which each gets its part.
+    /// Reduces the data of all ranks; each rank gets its part of the result.
     pub(crate) fn reduce_scatter<T: Element>(
         &self,
         data: &[T],
@@ -47,7 +47,7 @@ impl Collective<'_> {
         Ok(own)
     }
 
-    /// Part `i` of this rank's data goes to rank `i`.
+    /// Sends part `i` of this rank's data to rank `i`.
     pub(crate) fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
         let mut rows = vec![T::zeroed(); data.len()];
         self.scatter_chunks(data, &mut rows, data.len() / self.world_size)?;
@@ -58,7 +58,7 @@ impl Collective<'_> {
         self.exchange(vec![Outgoing::new(to, data)], vec![])
     }
 
-    /// Sends and receives at once; `theirs` is what is received.
+    /// Sends and receives at the same time; `theirs` is the call of the received message.
     pub(crate) fn send_receive<T: Element>(
         &self,
         data: &[T],

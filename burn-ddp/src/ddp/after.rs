@@ -1,4 +1,4 @@
-//! Gradients averaged after backward, when all are there.
+//! Averages gradients after backward, when all of them have been computed.
 
 use burn::{
     module::Module,
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{Backend, DdpError, ProcessGroup};
 
-/// Averages gradients on their device, or else on the host.
+/// Averages gradients on their device if possible, else on the host.
 pub(super) struct After {
     reducer: Reducer,
-    /// The device that gradients do not leave.
+    /// The device that gradients stay on, if they do not go through the host.
     device: Option<Device>,
     presence: Presence,
 }
@@ -43,7 +43,7 @@ impl After {
         }
     }
 
-    /// The group over which the model's tensors travel without leaving their device, if they do.
+    /// The group in which the model's tensors travel without leaving their device, if they do.
     pub(super) fn on_device(&self) -> Option<&ProcessGroup> {
         self.device.as_ref().map(|_| self.reducer.group())
     }
@@ -54,13 +54,13 @@ impl After {
         mut gradients: GradientsParams,
     ) -> Result<GradientsParams, DdpError> {
         let taken = step.take(&mut gradients)?;
-        // A gradient that some ranks lack counts as zeros there; one that all lack stays absent.
+        // A gradient that some ranks lack counts as zeros there; one that all ranks lack stays absent.
         let present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
         let anywhere = self.presence.agree(self.reducer.group(), &present)?;
         let slots = taken.into_iter().zip(step.trained).zip(anywhere);
         let places = slots.map(|((gradient, signature), anywhere)| match anywhere {
             0 => Ok(None),
-            // Read as late as it is needed: buckets that are full travel meanwhile.
+            // Read each gradient only when needed: full buckets travel meanwhile.
             _ => Ok(Some(self.reducer.add(self.gradient(gradient, signature)?))),
         });
         let places: Vec<Option<Place>> = places.collect::<Result<_, DdpError>>()?;
@@ -73,7 +73,7 @@ impl After {
         Ok(gradients)
     }
 
-    /// A gradient, or zeros, in the place where it is averaged.
+    /// A gradient, or zeros, on the device or host where it is averaged.
     fn gradient(
         &self,
         gradient: Option<Tensor<1>>,
@@ -93,14 +93,14 @@ impl After {
     }
 }
 
-/// The device of a model whose tensors travel by NCCL, if there is no hook that NCCL cannot stand in for.
+/// The device of a model whose gradients travel by NCCL, unless the hook is one that NCCL cannot replace.
 fn device<M: Module>(
     group: &ProcessGroup,
     config: &DdpConfig,
     trained: &[Signature],
     model: &M,
 ) -> Result<Option<Device>, DdpError> {
-    // A model without tensors has nothing to say.
+    // A model without tensors is on no device.
     let Some(device) = model.devices().into_iter().next() else {
         return Ok(None);
     };

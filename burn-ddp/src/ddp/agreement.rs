@@ -29,8 +29,8 @@ pub(super) fn check_equal<M: Module>(
     Ok(ours)
 }
 
-/// What this rank has, where every rank has its own; else the first rank that has none, and why. All ranks
-/// call this, those that have nothing too, and go on together.
+/// Returns `own` if it is `Ok` on all ranks. Otherwise it is an error on all: this rank's own problem, or that of
+/// the first rank that has one. All ranks call this, also those with a problem, so that they continue together.
 pub(super) fn on_all_ranks<T>(group: &ProcessGroup, own: Result<T, String>) -> Result<T, DdpError> {
     let problem = own.as_ref().err().map_or("", String::as_str);
     let problems = group.all_gather_bytes(problem.as_bytes())?;
@@ -45,8 +45,8 @@ pub(super) fn on_all_ranks<T>(group: &ProcessGroup, own: Result<T, String>) -> R
     }
 }
 
-/// Whether backward has averaged all gradients on all ranks. If so, they must be of the same parameters, and must have
-/// [come](super::step::Step::arrivals) in the same order.
+/// Whether backward has averaged all gradients on all ranks. If so, all ranks must have gradients of the same
+/// parameters, which must have [arrived](super::step::Step::arrivals) in the same order; otherwise the job ends.
 pub(super) fn check_whole(
     group: &ProcessGroup,
     trained: &[Signature],

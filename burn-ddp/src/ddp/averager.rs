@@ -1,4 +1,4 @@
-//! The thread on which buckets travel.
+//! The thread that averages buckets.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -8,11 +8,11 @@ use std::{
 use super::{CommHook, GradientBucket, Values};
 use crate::{DdpError, Pending, ProcessGroup, group::Worker};
 
-/// Averages buckets, one after the other, while the caller goes on.
+/// Averages buckets one after the other, while the caller goes on.
 pub(super) struct Averager {
     pub(super) group: ProcessGroup,
     hook: Arc<dyn CommHook>,
-    /// Not the group's own, so that a hook may make asynchronous calls.
+    /// Separate from the group's own worker, so that a hook may make asynchronous calls.
     worker: Worker,
 }
 
@@ -25,7 +25,7 @@ impl Averager {
         }
     }
 
-    /// Starts to average a bucket; `then` runs when the averages are there.
+    /// Starts to average a bucket. `then` runs when the averages have been computed.
     pub(super) fn start(
         &self,
         bucket: GradientBucket,

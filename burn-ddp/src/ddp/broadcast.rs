@@ -1,4 +1,4 @@
-//! The tensors of rank 0's model to all ranks, through the host, a chunk at a time.
+//! Copies the tensors of rank 0's model to all ranks, through the host, one chunk at a time.
 
 pub(super) mod on_device;
 pub(super) mod optimizer;
@@ -14,20 +14,20 @@ use burn::{
 use super::parameters::Signature;
 use crate::{DdpError, ProcessGroup};
 
-/// Bytes of a chunk, as in PyTorch. A tensor that has more travels alone.
+/// The size of a chunk in bytes, as in PyTorch. A larger tensor travels alone.
 pub(super) const CHUNK: usize = 250 << 20;
 
-/// Which tensors of a model travel.
+/// Which tensors of a model are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     All,
-    /// Those that no optimizer keeps equal: running statistics, for instance.
+    /// Only tensors that no optimizer keeps equal, such as running statistics.
     #[cfg(feature = "train")]
     Untrained,
 }
 
 impl Part {
-    /// The bytes of a tensor that travel. [Quantized](quantized) ones have a way of their own.
+    /// The number of bytes of a tensor that travel in chunks. [Quantized](quantized) tensors travel separately.
     fn bytes(self, signature: &Signature) -> usize {
         match signature.dtype {
             DType::QFloat(_) => 0,
@@ -37,7 +37,7 @@ impl Part {
     }
 }
 
-/// The model with the contents of rank 0's, for one that has been found to
+/// Replaces the tensors of a model by those of rank 0. The model must have been found to
 /// [fit](super::parameters::check_fits) on all ranks.
 pub(super) fn broadcast<M: Module>(
     group: &ProcessGroup,
@@ -57,8 +57,8 @@ fn in_chunks<M: Module>(
 ) -> Result<M, DdpError> {
     let sizes: Vec<usize> = signatures.iter().map(|it| part.bytes(it)).collect();
     for chunk in chunks(&sizes, limit) {
-        // All that waits for other ranks is here: a module may hold a lock while it is looked at, one that it shares
-        // with those of other ranks where ranks are threads.
+        // Wait for other ranks only here, not inside `visit` or `map`: a module may hold a lock during these,
+        // and ranks that are threads may share this lock.
         let mut travel = Travel::new(&sizes, chunk);
         if group.is_main() {
             model.visit(&mut travel);
@@ -72,7 +72,7 @@ fn in_chunks<M: Module>(
     Ok(model)
 }
 
-/// The places of the tensors of each chunk among all: as many as fit, one that travels at least.
+/// The ranges of tensors that travel together: as many as fit into `limit`, but at least one.
 pub(super) fn chunks(sizes: &[usize], limit: usize) -> Vec<Range<usize>> {
     let mut chunks: Vec<Range<usize>> = Vec::new();
     let mut filled = 0;
@@ -89,14 +89,14 @@ pub(super) fn chunks(sizes: &[usize], limit: usize) -> Vec<Range<usize>> {
     chunks
 }
 
-/// Reads the tensors of a chunk from a model that it visits, or puts others in the place of those that it maps.
+/// Reads the tensors of a chunk from a model that it visits, or replaces those of a model that it maps.
 struct Travel<'a> {
     sizes: &'a [usize],
     chunk: Range<usize>,
-    /// Of the next tensor.
+    /// The position of the next tensor.
     place: usize,
     bytes: Vec<u8>,
-    /// Those that were filled, or used up.
+    /// The number of bytes that have been filled or used so far.
     done: usize,
     error: Option<DdpError>,
 }
@@ -113,7 +113,7 @@ impl<'a> Travel<'a> {
         }
     }
 
-    /// The bytes of the next tensor, if it travels.
+    /// The bytes of the next tensor, if it travels in this chunk.
     fn next(&mut self) -> Option<&mut [u8]> {
         let place = self.place;
         self.place += 1;
@@ -218,7 +218,7 @@ mod tests {
         last: Linear,
     }
 
-    /// All numbers are `value`, and `mask` says whether that is 0.
+    /// A model whose numbers are all `value`; `mask` is `true` where this is 0.
     fn model(value: f32) -> Model {
         struct Fill(f32);
         impl ModuleMapper for Fill {
@@ -248,7 +248,7 @@ mod tests {
         model.map(&mut Fill(value))
     }
 
-    /// Of trained parameters, running statistics, and the others.
+    /// The numbers of trained parameters, of running statistics, and of all other tensors.
     fn numbers(model: &Model) -> [Vec<f32>; 3] {
         let floats = |tensors: Vec<Tensor<1>>| {
             let data = Tensor::cat(tensors, 0).into_data();
@@ -283,8 +283,8 @@ mod tests {
         assert!(chunks(&[0, 0], 8).is_empty());
     }
 
-    /// A model sent in chunks of a size, or tensor by tensor as on a device (on one that has no NCCL, which
-    /// changes nothing else).
+    /// Sends a model in chunks of at most `limit` bytes, or, if this is `None`, tensor by tensor as on a device
+    /// (here one without NCCL, which makes no other difference).
     fn sent(group: &ProcessGroup, model: Model, part: Part, limit: Option<usize>) -> Model {
         let signatures = signatures(&model);
         let calls = group.stats().calls;
@@ -322,7 +322,7 @@ mod tests {
             }
         }
     }
-    /// They share the locks of their running statistics.
+    /// Clones share the locks of their running statistics.
     #[test]
     fn clones_of_one_model_do_not_wait_for_each_other() {
         for limit in [Some(1), None] {

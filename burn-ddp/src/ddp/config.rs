@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Average, CommHook, Compression};
 
-/// Settings of [`Ddp`](super::Ddp): the same on all ranks.
+/// Settings of [`Ddp`](super::Ddp). They must be the same on all ranks.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct DdpConfig {
@@ -22,7 +22,7 @@ impl Default for DdpConfig {
 }
 
 impl DdpConfig {
-    /// Buckets of 25 MiB, the first of 1 MiB, no compression: PyTorch's defaults.
+    /// Buckets of 25 MiB, with a first one of 1 MiB, and no compression, as in PyTorch.
     pub fn new() -> Self {
         Self {
             bucket_bytes: 25 << 20,
@@ -33,13 +33,12 @@ impl DdpConfig {
         }
     }
 
-    /// The size of a bucket in bytes. A gradient larger than that has a bucket of its own, and gradients
-    /// of different types have different buckets.
+    /// The size of a bucket in bytes. A gradient that is larger has its own bucket, and gradients of different
+    /// types are in different buckets.
     ///
-    /// With an [`Overlap`](super::Overlap), buckets are filled in the order in which gradients arrive, in
-    /// each step anew, where PyTorch takes the order of the first step. After backward, when all gradients
-    /// are there, they are filled from the last parameter to the first, and nothing is gained by another
-    /// order.
+    /// With an [`Overlap`](super::Overlap), buckets are filled in the order in which gradients arrive, anew in
+    /// each step (PyTorch keeps the order of the first step). Without one, they are filled after backward, from
+    /// the last parameter to the first; the order makes no difference then.
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = bytes;
         self
@@ -57,25 +56,24 @@ impl DdpConfig {
         self
     }
 
-    /// Sends `f32` gradients in a 16-bit type: a [hook](Self::hook) that is often wanted.
+    /// Sends `f32` gradients in a 16-bit type, with the [hook](Self::hook) of that type.
     pub fn compression(self, compression: Compression) -> Self {
         self.hook(compression)
     }
 
-    /// What gradients are divided by while some ranks have run out of batches (see
-    /// [`Ddp::join`](super::Ddp::join)): by the number of all ranks (`true`, the default, as in
-    /// PyTorch), so that every item weighs the same in the whole epoch, or by the number of ranks that
-    /// still have batches, so that the last steps are as long as the others. Gradients that were added up over
-    /// several micro-steps are divided by what the last call of `join` has said
-    /// (`DdpStrategy` divides those of each micro-step by what was said for it).
+    /// What gradients are divided by when some ranks have run out of batches (see [`Ddp::join`](super::Ddp::join)):
+    /// `true`, the default as in PyTorch, divides by the number of all ranks, so that every item has the same weight in
+    /// the whole epoch; `false` divides by the number of ranks that still have batches, so that the last steps are as
+    /// long as the others. Gradients that were accumulated over several micro-steps are divided by the number from the
+    /// last call of `join` (`DdpStrategy` divides those of each micro-step by the number for that micro-step).
     pub fn divide_by_initial_world_size(mut self, divide: bool) -> Self {
         self.divide_by_initial_world_size = divide;
         self
     }
 
-    /// Promises that each step uses the same parameters, whatever that is on which rank: PyTorch's
-    /// `static_graph`. Ranks then tell each other in the first step which gradients they have, and not again,
-    /// which saves a small collective call a step. A rank that breaks the promise ends the job. Default: no.
+    /// Promises that each step uses the same parameters, though not necessarily the same ones on all ranks,
+    /// like PyTorch's `static_graph`. Ranks then exchange which gradients they have in the first step only,
+    /// which saves a small collective call per step. A rank that breaks the promise ends the job. Default: no.
     pub fn static_graph(mut self, static_graph: bool) -> Self {
         self.static_graph = static_graph;
         self

@@ -1,4 +1,4 @@
-//! Gradients averaged while backward still runs, by the layer of an [`Overlap`].
+//! Averages gradients while backward still runs, with the layer of an [`Overlap`].
 
 use burn::{
     module::Module,
@@ -22,24 +22,24 @@ use super::{
 };
 use crate::{DdpError, ProcessGroup};
 
-/// Averages gradients on a layered device.
+/// Averages the gradients of a model on a layered device.
 pub(super) struct During {
     group: ProcessGroup,
     overlap: Overlap,
     device: Device,
-    /// A rank that is alone has none.
+    /// `None` on a rank that is alone.
     server: Option<GradientServer>,
-    /// Whether backward may have run unheard for the gradients to come.
+    /// Whether backward may have run without averaging since the last step.
     unheard: bool,
     warned: bool,
-    /// The gradients of a static graph, once all ranks were found to have the same.
+    /// The arrivals of gradients in a static graph, once all ranks were found to have the same.
     fixed: Option<Vec<u32>>,
-    /// For gradients that backward did not average.
+    /// Tells which gradients any rank has, if backward did not average them.
     presence: Presence,
 }
 
 impl During {
-    /// The device of a model, if it is one with layers.
+    /// The device of a model, if it is a single one with layers.
     pub(super) fn device<M: Module>(model: &M) -> Result<Device, String> {
         let devices = model.devices();
         let [device] = &devices[..] else {
@@ -66,7 +66,7 @@ impl During {
             1 => None,
             _ => Some(GradientServer::take(group, device.clone())?),
         };
-        // Here, where all ranks are: the ops of backward come in an order of each rank's own.
+        // Done here, where all ranks are: in backward, each rank runs its ops in an order of its own.
         if let Some(under) = device_under(&device) {
             overlap.group().tensor_backend(&under)?;
         }
@@ -83,7 +83,7 @@ impl During {
         })
     }
 
-    /// Whether backward averages from now on.
+    /// Sets whether backward averages from now on.
     pub(super) fn listen(&mut self, listen: bool) {
         self.unheard |= !listen;
         if let Some(server) = &mut self.server {
@@ -91,7 +91,7 @@ impl During {
         }
     }
 
-    /// Waits for the averages.
+    /// Waits for the averages, and averages the gradients now if backward did not.
     pub(super) fn average<M: Module>(
         &mut self,
         step: &Step<'_, M>,
@@ -100,10 +100,10 @@ impl During {
         let arrivals = step.arrivals(&gradients);
         let explain = |error: &DdpError| explain(error, step.trained, &arrivals);
         let taken = self.overlap.taken(&self.device)?;
-        // Of one pass, which has averaged all of them.
+        // Backward ran once, and averaged all gradients.
         let whole = (taken.passes, taken.gradients) == (1, gradients.len());
         let heard = !std::mem::take(&mut self.unheard);
-        // First of all: a bucket that other ranks do not have would be waited for in vain.
+        // Compare first: waiting for a bucket that other ranks do not have would be in vain.
         let whole = heard && self.is_whole(step, &arrivals, whole).inspect_err(explain)?;
         self.overlap.finish().inspect_err(explain)?;
         if whole {
@@ -119,13 +119,13 @@ impl During {
                  not marked; pass it through Ddp::broadcast_parameters, again when a record was loaded"
             );
         }
-        // Some or all were made inside `no_sync`, or while a rank had no batch, or in a second pass over the same
-        // parameters. What backward did average is the same on all ranks, and so its own average.
+        // Some or all gradients were computed inside `no_sync`, or while a rank had no batch, or in a second pass over the
+        // same parameters. Those that backward did average are equal on all ranks, so that averaging again changes nothing.
         self.average_now(step, gradients)
     }
 
-    /// Checks that averages may be averaged with what came after them: not so by a hook of the program's own, which may
-    /// make sums.
+    /// Checks that averages may be averaged again together with later gradients. Not so with the program's own
+    /// hook, which may compute sums, for example.
     fn check_repeatable(&self, trained: &[Signature]) -> Result<(), DdpError> {
         let hook = &self.overlap.config().hook;
         match trained.iter().all(|it| hook.plain(it.dtype).is_some()) {
@@ -137,7 +137,7 @@ impl During {
         }
     }
 
-    /// Whether all ranks' gradients are whole averages.
+    /// Whether backward has averaged all gradients of all ranks.
     fn is_whole<M: Module>(
         &mut self,
         step: &Step<'_, M>,
@@ -156,8 +156,8 @@ impl During {
         Ok(whole)
     }
 
-    /// Averages gradients that are all there. They go to the layer as backward's do, so that they travel
-    /// in the same way.
+    /// Averages gradients that have all been computed. They go to the layer as backward's do, so that they
+    /// travel in the same way.
     fn average_now<M: Module>(
         &mut self,
         step: &Step<'_, M>,
@@ -165,7 +165,7 @@ impl During {
     ) -> Result<GradientsParams, DdpError> {
         let taken = step.take(&mut gradients)?;
         let present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
-        // A rank that ran backward once more than the others, where nobody asks, is alone in here.
+        // A rank that ran backward once more than the others would be alone in this call in a static graph.
         self.presence.tell_again();
         let anywhere = self.presence.agree(self.overlap.group(), &present)?;
         let device = self.device.clone().without_autodiff();
@@ -177,7 +177,7 @@ impl During {
                 (anywhere == 1).then(|| all_reduce(gradient(), ReduceOperation::Mean, Vec::new()))
             })
             .collect();
-        // The first that is resolved sends the last bucket.
+        // The first one to be resolved sends the last bucket.
         let averages = started
             .into_iter()
             .map(|it| it.map(|it| Gradient::Device(it.resolve().into())));
@@ -202,8 +202,8 @@ impl During {
     }
 }
 
-/// What may have led to buckets that differ. They travel before a rank knows which gradients it will have, and
-/// afterwards the ranks can tell each other nothing.
+/// Logs what may have led to different buckets. They travel before a rank knows which gradients it will have,
+/// and after the fault the ranks cannot communicate any more.
 fn explain(error: &DdpError, trained: &[Signature], arrivals: &[u32]) {
     if !matches!(error, DdpError::Diverged { .. }) {
         return;

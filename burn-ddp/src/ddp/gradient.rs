@@ -8,7 +8,7 @@ use burn_layer::{FloatView, Reduced};
 use super::Values;
 use crate::{DdpError, group::Location};
 
-/// The numbers of a gradient, or of a bucket of them.
+/// The numbers of a gradient or bucket.
 #[derive(Clone, Debug)]
 pub(super) enum Gradient {
     Host(Values),
@@ -16,7 +16,7 @@ pub(super) enum Gradient {
 }
 
 impl Gradient {
-    /// The gradient behind a view, which stays where it is if it may.
+    /// The gradient behind a view. It stays on its device if `stays`.
     pub(super) fn of_view(view: FloatView<'_>, stays: bool) -> Result<Self, DdpError> {
         #[cfg(feature = "nccl")]
         if stays && let Some(tensor) = crate::nccl::view_tensor(view) {
@@ -46,7 +46,7 @@ impl Gradient {
         matches!(self, Self::Device(_))
     }
 
-    /// Gradients one after the other. All are in one place and of one type; there is one at least.
+    /// Concatenates gradients: at least one, all in the same place and of the same type.
     pub(super) fn join(parts: Vec<Self>, dtype: DType) -> Self {
         let len = parts.iter().map(Self::len).sum();
         let mut values = None;
@@ -68,7 +68,7 @@ impl Gradient {
         }
     }
 
-    /// Some of the numbers.
+    /// A part of the numbers.
     pub(super) fn slice(&self, at: usize, len: usize) -> Self {
         match self {
             Self::Host(values) => Self::Host(values.slice(at, len)),
@@ -90,7 +90,7 @@ impl Gradient {
         }
     }
 
-    /// A tensor of a shape and type.
+    /// A tensor with this shape and type.
     pub(super) fn into_tensor<const D: usize>(
         self,
         shape: Shape,
@@ -105,7 +105,7 @@ impl Gradient {
         }
     }
 
-    /// Makes zeros like this, in the same place.
+    /// Returns a function that creates zeros of the same size, type and place.
     pub(super) fn zeros(&self) -> impl Fn() -> Self + Send + Sync + use<> {
         let (len, dtype, device) = match self {
             Self::Host(values) => (values.len(), values.dtype(), None),
@@ -117,7 +117,8 @@ impl Gradient {
         }
     }
 
-    /// What a layer gives back: the result of `wait`, on the device or on the host, once someone needs it.
+    /// The result that a layer returns for a gradient whose average is still being computed: `wait` is called
+    /// when the value is needed.
     pub(super) fn deferred(
         on_device: bool,
         shape: Shape,
@@ -138,7 +139,7 @@ impl Gradient {
         }
     }
 
-    /// What a layer gives back that changes nothing.
+    /// The result that a layer returns to leave a gradient unchanged.
     pub(super) fn unchanged(self, shape: Shape, dtype: DType) -> Reduced {
         match self {
             Self::Host(values) => Reduced::Ready(values.into_data(shape, dtype)),
@@ -154,7 +155,7 @@ fn host(gradient: Gradient) -> Values {
     }
 }
 
-/// Where the tensor behind a view is.
+/// The location of the tensor behind a view.
 pub(super) fn location(view: FloatView<'_>) -> Location {
     #[cfg(feature = "nccl")]
     if let Some(device) = crate::nccl::view_device(view) {
@@ -164,7 +165,7 @@ pub(super) fn location(view: FloatView<'_>) -> Location {
     Location::elsewhere("a device that is not CubeCL's")
 }
 
-/// Zeros where a gradient cannot be read.
+/// Zeros in place of a gradient that cannot be read.
 pub(super) fn unreadable(shape: Shape, dtype: DType) -> Reduced {
     Reduced::Ready(TensorData::full_dtype(shape, 0.0, dtype))
 }

@@ -1,4 +1,4 @@
-//! How a bucket of gradients is averaged over the ranks: plainly, compressed, or as a program likes.
+//! How a bucket of gradients is averaged over the ranks: plainly, compressed, or by the program's own code.
 
 use std::fmt::Debug;
 
@@ -7,28 +7,26 @@ use burn::tensor::DType;
 use super::Values;
 use crate::{DdpError, ProcessGroup, ReduceOp};
 
-/// A bucket of gradients that is to be averaged.
+/// A bucket of gradients to be averaged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientBucket {
-    /// Its number in this step. The buckets of a step come in the order of their numbers, on all
-    /// ranks alike. Which gradients are in it is the same on all ranks too, and in all steps that use
-    /// the same parameters.
+    /// Its number in this step. The buckets of a step come in this order on all ranks. A bucket contains the
+    /// same gradients on all ranks, and in all steps that use the same parameters.
     pub index: usize,
-    /// The gradients, one after the other.
+    /// The gradients, concatenated.
     pub values: Values,
-    /// The number of elements of each of them.
+    /// The number of elements of each gradient.
     pub lens: Vec<usize>,
 }
 
-/// Averages buckets of gradients over the ranks: PyTorch's communication hooks, for compression and
-/// whatever else should happen to gradients on their way. Give one to
-/// [`DdpConfig::hook`](super::DdpConfig::hook).
+/// Averages buckets of gradients over the ranks: PyTorch's communication hooks, for compression or anything
+/// else that should happen to gradients on their way. Pass it to [`DdpConfig::hook`](super::DdpConfig::hook).
 ///
-/// It runs on a thread of its own, one bucket after the other, while others are being filled. All ranks
-/// must make the same calls on `group`, which nobody else uses. With an [`Overlap`](super::Overlap), several backward passes
-/// of a step belong inside [`no_sync`](super::Ddp::no_sync): where one has been averaged before others came, a hook
-/// that is not [`plain`](Self::plain) ends the job instead of averaging it twice. State that it keeps from step to step
-/// (what a compression left out, for instance) goes in a `Mutex`.
+/// A hook runs on its own thread, one bucket after the other, while further buckets are being filled. All ranks
+/// must make the same calls on `group`, which is used for nothing else. With an [`Overlap`](super::Overlap),
+/// run all backward passes of a step inside [`no_sync`](super::Ddp::no_sync) if there are several: a hook that
+/// is not [`plain`](Self::plain) would otherwise average some gradients twice, and ends the job instead. Keep
+/// state that lasts from step to step (such as the error of a compression) in a `Mutex`.
 ///
 /// ```
 /// use burn_ddp::{CommHook, DdpConfig, DdpError, GradientBucket, ProcessGroup, ReduceOp, Values};
@@ -49,23 +47,23 @@ pub struct GradientBucket {
 /// # let _ = config;
 /// ```
 pub trait CommHook: Debug + Send + Sync + 'static {
-    /// The averages: as many numbers, of the same type, and the same on all ranks.
+    /// Averages a bucket. The result must have the length and type of the bucket's values, and be the same on all ranks.
     ///
     /// # Errors
     ///
-    /// Any error ends the job on all ranks, as does a panic, or a result of another length or type.
+    /// Any error ends the job on all ranks. So does a panic, or a result of another length or type.
     fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError>;
 
-    /// The type in which gradients of type `dtype` travel, if this hook is no more than an average taken
-    /// in that type. Then [`Backend::Nccl`](crate::Backend::Nccl) does the same on the device, and
-    /// [`average`](Self::average) is not called. Default: `None`, which brings every bucket to the host.
+    /// The type in which gradients of type `dtype` travel, if this hook computes nothing but an average in that
+    /// type. With [`Backend::Nccl`](crate::Backend::Nccl), NCCL then computes it on the device, without calling
+    /// [`average`](Self::average). Default: `None`, so that all buckets go through the host.
     fn plain(&self, dtype: DType) -> Option<DType> {
         let _ = dtype;
         None
     }
 }
 
-/// The hook that is used when none is chosen: an all-reduce in the gradients' own type.
+/// The default hook: an all-reduce in the gradients' own type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Average;
 
@@ -81,13 +79,13 @@ impl CommHook for Average {
     }
 }
 
-/// A 16-bit type in which `f32` gradients travel. They are summed in `f32` and rounded once more.
-/// Gradients of other types are averaged as they are.
+/// A 16-bit type in which `f32` gradients travel. Through the host, they are summed in `f32` and rounded once
+/// more; NCCL sums them in the 16-bit type. Gradients of other types are averaged in their own type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
     /// Half precision: 11 bits of precision, values up to 65,504.
     F16,
-    /// Brain floats: 8 bits of precision, the range of `f32`.
+    /// Brain float: 8 bits of precision, the range of `f32`.
     BF16,
 }
 

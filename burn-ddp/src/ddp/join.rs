@@ -1,21 +1,20 @@
-//! Ranks with different numbers of batches.
+//! Training with different numbers of batches on each rank.
 
 use super::Ddp;
 use crate::{DdpError, ReduceOp};
 
 impl Ddp {
-    /// Lets ranks have different numbers of batches: PyTorch's `Join`. Called by all ranks before each
-    /// step, with whether this rank has a batch for it; returns how many ranks have one. The loop ends
-    /// for all ranks together, when that is 0.
+    /// Lets ranks have different numbers of batches, like PyTorch's `Join`. All ranks call this before each
+    /// step, and say whether they have a batch for it. Returns the number of ranks that have one. The loop ends
+    /// on all ranks together, when this is 0.
     ///
-    /// A rank without a batch passes on empty gradients, which count as zeros (see
-    /// [`divide_by_initial_world_size`](crate::DdpConfig::divide_by_initial_world_size)), and applies the
-    /// average as the others do. So parameters and the optimizer's state stay equal on all ranks, and
-    /// nothing has to be copied at the end, as it has in PyTorch, where the ranks that are done stop
-    /// updating. Gradients are averaged after backward while a rank has no batch.
+    /// A rank without a batch passes empty gradients, which count as zeros (see
+    /// [`divide_by_initial_world_size`](crate::DdpConfig::divide_by_initial_world_size)), and applies the average like the
+    /// others. So parameters and optimizer state stay equal on all ranks, and nothing has to be copied at the end, unlike in
+    /// PyTorch, where ranks that are done stop updating. While a rank has no batch, gradients are averaged after backward.
     ///
-    /// A rank without a batch runs no forward pass, so that a model with
-    /// [`SyncBatchNorm`](crate::SyncBatchNorm) needs equally many batches on all ranks, as in PyTorch.
+    /// A rank without a batch runs no forward pass, so a model with [`SyncBatchNorm`](crate::SyncBatchNorm)
+    /// needs the same number of batches on all ranks, as in PyTorch.
     ///
     /// ```
     /// # use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
@@ -57,7 +56,7 @@ impl Ddp {
         Ok(active)
     }
 
-    /// What averages over all ranks are multiplied by.
+    /// The factor that averages over all ranks are multiplied by.
     pub(crate) fn factor(&self) -> f64 {
         match self.divide_by_initial_world_size {
             true => 1.0,
@@ -65,10 +64,10 @@ impl Ddp {
         }
     }
 
-    /// Says how many ranks have a batch for this step, where they have counted already.
+    /// Sets how many ranks have a batch for this step, if they have been counted already.
     pub(crate) fn set_active(&mut self, active: usize) {
         self.active = match active {
-            // The end of this loop: the next starts afresh.
+            // The loop has ended; the next one starts with all ranks.
             0 => self.group.world_size(),
             active => active,
         };

@@ -1,4 +1,4 @@
-//! When gradients are averaged.
+//! The two methods of averaging gradients: after backward, or during it.
 
 use burn::{module::Module, optim::GradientsParams};
 
@@ -6,9 +6,9 @@ use super::{DdpStats, Timeline, after::After, during::During, step::Step};
 use crate::DdpError;
 
 pub(super) enum Method {
-    /// After backward.
+    /// Averages after backward.
     After(After),
-    /// During backward.
+    /// Averages during backward.
     During(During),
 }
 
@@ -24,7 +24,7 @@ impl Method {
         }
     }
 
-    /// What it has cost so far; it counts no steps.
+    /// The cost so far, without the number of steps.
     pub(super) fn stats(&self) -> DdpStats {
         match self {
             Self::After(after) => after.stats(),

@@ -54,20 +54,20 @@ pub use self::{
 };
 use crate::{DdpError, ProcessGroup};
 
-/// What the averaging of gradients has cost so far.
+/// The cost of averaging gradients so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DdpStats {
     /// Calls of [`Ddp::reduce_gradients`] that communicated.
     pub steps: u64,
-    /// Buckets of the last step.
+    /// The number of buckets in the last step.
     pub buckets: usize,
-    /// Bytes given to all-reduces.
+    /// Bytes passed to all-reduces.
     pub bytes_reduced: u64,
-    /// Time spent waiting for averages after the last gradient was handed over.
+    /// Time spent waiting for averages after the last gradient was submitted.
     pub waited: Duration,
 }
 
-/// Keeps the replicas of a model equal over the ranks of a group.
+/// Keeps the replicas of a model equal on all ranks of a group.
 ///
 /// ```
 /// use burn::{
@@ -101,13 +101,13 @@ pub struct Ddp {
     method: Method,
     /// The signatures of all parameters.
     parameters: Vec<Signature>,
-    /// Those of the trained ones, last first: the order in which backward makes gradients.
+    /// The signatures of the trained parameters, last first: the order in which backward computes gradients.
     trained: Vec<Signature>,
     synchronize: bool,
     divide_by_initial_world_size: bool,
     /// The number of ranks that have a batch for this step.
     active: usize,
-    /// Whether the ranks were made equal, or were found to be.
+    /// Whether the ranks' parameters were made equal, or found to be equal.
     equal: AtomicBool,
     steps: u64,
 }
@@ -123,15 +123,13 @@ impl Debug for Ddp {
 }
 
 impl Ddp {
-    /// Prepares for a model, after checking that all ranks' parameters have the same names, shapes
-    /// and types, in the same order. Gradients travel on connections of their own; where the group uses
-    /// NCCL, they stay on their device. (Those of a layered device go through the host; see
-    /// [`Overlap`].)
+    /// Prepares to train a model. Checks that the parameters of all ranks have the same names, shapes and
+    /// types, in the same order. Gradients have their own connections. If the group uses NCCL, they stay on
+    /// their device. (The gradients of a layered device go through the host; see [`Overlap`].)
     ///
     /// # Errors
     ///
-    /// [`DdpError::ModelMismatch`], on every rank, with the first parameter that differs; or a fault of
-    /// the group.
+    /// [`DdpError::ModelMismatch`], on every rank, with the first parameter that differs; or a fault of the group.
     pub fn new<M: Module>(
         group: &ProcessGroup,
         config: DdpConfig,
@@ -154,16 +152,15 @@ impl Ddp {
         })
     }
 
-    /// The same for a model on a layered device with the layer of `overlap`: gradients are averaged
-    /// while backward still runs. The model must then pass through
+    /// The same for a model on a layered device with the layer of `overlap`: gradients are averaged while
+    /// backward still runs. The model must then pass through
     /// [`broadcast_parameters`](Self::broadcast_parameters), which marks its parameters.
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new), and [`DdpError::InvalidArgument`], on all ranks, when a rank's model is not on
-    /// one device with layers, or its process has another overlapped `Ddp`
-    /// of several ranks: Burn has one gradient server a process, so that ranks that are threads of one
-    /// process take [`new`](Self::new).
+    /// Those of [`new`](Self::new). [`DdpError::InvalidArgument`], on all ranks, when a rank's model is not on
+    /// a single device with layers, or its process already has an overlapped `Ddp` of several ranks. Burn has
+    /// one gradient server per process, so ranks that are threads of one process must use [`new`](Self::new).
     pub fn overlapped<M: Module>(
         group: &ProcessGroup,
         overlap: Overlap,
@@ -187,18 +184,19 @@ impl Ddp {
         Ok(ddp)
     }
 
-    /// The model with the parameters and buffers (running statistics too) of rank 0. All ranks call this after [`new`](Self::new). If
-    /// rank 0 has also loaded an optimizer's state, go on with [`broadcast_optimizer`](Self::broadcast_optimizer).
+    /// The model with the parameters and buffers (including running statistics) of rank 0. All ranks call this
+    /// after [`new`](Self::new). If rank 0 has also loaded an optimizer's state, continue with
+    /// [`broadcast_optimizer`](Self::broadcast_optimizer).
     ///
-    /// Parameters then stay equal by themselves. Running statistics do not: each rank goes on with those of its own batches (PyTorch copies
-    /// rank 0's before each forward pass), until this is called again, for instance before an evaluation.
-    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. A parameter in several places (one [`ParamId`](burn::module::ParamId)) with the
-    /// same contents is one tensor afterwards.
+    /// Parameters then stay equal by themselves. Running statistics do not: each rank updates its own from its own batches
+    /// (PyTorch copies rank 0's before each forward pass), until this is called again, for instance before an evaluation.
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. If a parameter (one [`ParamId`](burn::module::ParamId)) is
+    /// in several places of the model with the same contents, these share one tensor afterwards.
     ///
     /// # Errors
     ///
-    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that
-    /// this was made for, or cannot be read.
+    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
+    /// `Ddp` was made for, or cannot be read.
     pub fn broadcast_parameters<M: Module>(&self, model: M) -> Result<M, DdpError> {
         if self.group.world_size() == 1 {
             return Ok(model);
@@ -210,9 +208,9 @@ impl Ddp {
         })
     }
 
-    /// The model with the contents of rank 0's, or a part of them; its parameters are not marked.
+    /// The model with the tensors of rank 0, or a part of them. Does not mark parameters.
     pub(crate) fn receive<M: Module>(&self, model: M, part: Part) -> Result<M, DdpError> {
-        // Running statistics keep their last update back until someone asks for the valid module.
+        // Running statistics only apply their last update when the valid module is requested.
         let _ = model.valid();
         let give_up = |error| self.group.give_up(error);
         parameters::check_fits(&model, &self.parameters).map_err(give_up)?;
@@ -230,9 +228,9 @@ impl Ddp {
         Ok(received)
     }
 
-    /// The optimizer with the state of rank 0's, like Horovod's `broadcast_optimizer_state`. All ranks call this if only rank 0 has
-    /// loaded a checkpoint: Burn files an optimizer's state by parameter id, and each process draws its own ids. (If every rank loads
-    /// the model's record, the ids come with it, and the optimizer's record loads as it is.)
+    /// The optimizer with the state of rank 0's optimizer, like Horovod's `broadcast_optimizer_state`. All ranks call this
+    /// if only rank 0 has loaded a checkpoint: Burn stores an optimizer's state by parameter id, and each process draws its
+    /// own ids. (If every rank loads the model's record, the ids come with it, and the optimizer's record loads as it is.)
     ///
     /// ```
     /// # use burn::{module::Module, nn::LinearConfig, optim::AdamConfig, tensor::Device};
@@ -259,8 +257,8 @@ impl Ddp {
     ///
     /// # Errors
     ///
-    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that
-    /// this was made for, or the state cannot be read.
+    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
+    /// `Ddp` was made for, or the state cannot be read.
     pub fn broadcast_optimizer<M: Module>(
         &self,
         optimizer: ModuleOptimizer,
@@ -276,15 +274,15 @@ impl Ddp {
 
     /// Averages the gradients of all ranks. Every rank calls this in each step.
     ///
-    /// If some ranks lack a gradient, they count as having zeros, and get the average; a gradient that no rank has stays absent. Inside
-    /// [`no_sync`](Self::no_sync), gradients are returned unchanged.
+    /// If only some ranks have a gradient, the others count as having zeros and get the average too. A gradient
+    /// that no rank has stays absent. Inside [`no_sync`](Self::no_sync), gradients are returned unchanged.
     ///
     /// # Errors
     ///
-    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that
-    /// this was made for, or its gradients cannot be read. In the first step without
-    /// [`broadcast_parameters`](Self::broadcast_parameters), [`DdpError::ModelMismatch`], on all ranks, when parameters
-    /// begin with other numbers than rank 0's, by their sums.
+    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
+    /// `Ddp` was made for, or its gradients cannot be read. In the first step without
+    /// [`broadcast_parameters`](Self::broadcast_parameters), [`DdpError::ModelMismatch`], on all ranks, when
+    /// the sums of parameters show that their initial values differ from rank 0's.
     pub fn reduce_gradients<M: Module>(
         &mut self,
         gradients: GradientsParams,
@@ -299,17 +297,18 @@ impl Ddp {
         }
         let averages = Step::new(model, &self.trained, self.factor())
             .and_then(|step| self.method.average(&step, gradients));
-        // What one rank failed of, the others must not wait for.
+        // If one rank fails, the others must not wait for it.
         let gradients = averages.map_err(|error| self.group.give_up(error))?;
         self.steps += 1;
         Ok(gradients)
     }
 
-    /// Runs `body` without averaging. To accumulate gradients over several micro-steps, run all their backward passes in here, and then
-    /// give the sum to [`reduce_gradients`](Self::reduce_gradients), which averages it over the ranks. All ranks do so in the same steps.
+    /// Runs `body` without averaging. To accumulate gradients over several micro-steps, run all their backward
+    /// passes in here, and then pass the sum to [`reduce_gradients`](Self::reduce_gradients), which averages it
+    /// over the ranks. All ranks must do so in the same steps.
     ///
-    /// PyTorch's way, with the last backward pass outside, gives the same result. (With an [`Overlap`] it hides no more communication: the
-    /// sum is averaged after backward.)
+    /// PyTorch's way, with the last backward pass outside, gives the same result. (With an [`Overlap`] it hides
+    /// no more communication, because the sum is averaged after backward.)
     pub fn no_sync<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.synchronize;
         self.set_synchronize(false);
@@ -325,8 +324,8 @@ impl Ddp {
         }
     }
 
-    /// Whether any rank says so: whether a loss scaler found an overflow, for instance, so that all
-    /// skip the step together.
+    /// Whether `value` is `true` on any rank: for example, whether a loss scaler found an overflow, so that all
+    /// ranks skip the step together.
     ///
     /// # Errors
     ///
@@ -340,7 +339,7 @@ impl Ddp {
         &self.group
     }
 
-    /// What the averaging has cost so far.
+    /// The cost of averaging gradients so far.
     pub fn stats(&self) -> DdpStats {
         DdpStats {
             steps: self.steps,
@@ -348,8 +347,8 @@ impl Ddp {
         }
     }
 
-    /// When the last backward pass sent its buckets and when their averages were there, if gradients
-    /// are averaged during backward.
+    /// When the last backward pass sent its buckets and when their averages arrived, if gradients are averaged
+    /// during backward.
     pub fn timeline(&self) -> Option<Timeline> {
         self.method.timeline()
     }

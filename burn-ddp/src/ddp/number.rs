@@ -1,12 +1,12 @@
-//! The numbers of tensors on layered devices.
+//! The ids of tensors on layered devices.
 
 use burn::tensor::Tensor;
 use burn_dispatch::{BackendTensor, DispatchKindConversion, DispatchTensor, backends::Remote};
 use burn_fusion::{FusionRuntime, FusionTensor};
 use burn_router::{RouterClient, RouterTensor};
 
-/// The number of a tensor on a layered device. One that was made later has a higher one: the result of an all-reduce
-/// that backward submitted later, for instance.
+/// The id of a tensor on a layered device. Tensors that were created later have higher ids, such as the result
+/// of an all-reduce that backward submitted later.
 pub(super) fn number<const D: usize>(tensor: Tensor<D>) -> Option<u64> {
     let tensor = tensor.without_autodiff().into_dispatch();
     match <DispatchTensor as DispatchKindConversion<Remote>>::try_into_backend(tensor).ok()? {
@@ -15,7 +15,7 @@ pub(super) fn number<const D: usize>(tensor: Tensor<D>) -> Option<u64> {
     }
 }
 
-/// What Burn's client of a served device makes tensors of: it is another one with its feature `fusion`.
+/// The tensor type of Burn's client of a served device. With Burn's feature `fusion`, it is a different one.
 trait Numbered {
     fn number(&self) -> u64;
 }

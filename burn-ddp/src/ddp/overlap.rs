@@ -1,11 +1,10 @@
-//! Gradients averaged while backward still runs, on a layered device.
+//! Averages gradients while backward still runs, on a layered device.
 //!
-//! Burn's autodiff submits the gradient of a parameter that is marked as distributed the moment it
-//! is final, as an all-reduce operation of the device. On a layered device such operations come to the
-//! layers, in the order in which they were submitted. That order follows from the graph alone (the tape
-//! is run by depth, and within a depth in the order of a traversal; no hash map decides), so that it is
-//! the same on all ranks as long as their graphs are. Buckets are therefore filled as gradients come,
-//! and need no layout made in advance.
+//! As soon as the gradient of a parameter that is marked as distributed is final, Burn's autodiff submits it as
+//! an all-reduce operation of the device. On a layered device, the layers get such operations in the order of
+//! submission. This order follows from the graph alone (the tape is run by depth, and within a depth in the
+//! order of a traversal; no hash map decides), so it is the same on all ranks as long as their graphs are.
+//! Buckets can therefore be filled as gradients arrive, without a layout made in advance.
 
 use std::sync::{Arc, Weak};
 
@@ -28,23 +27,26 @@ use crate::{DdpError, ProcessGroup};
 ///
 /// Put its [layer](Self::layer) over a device, and give it to [`Ddp::overlapped`](super::Ddp::overlapped).
 ///
-/// In each step all ranks must use the same parameters, in the same order; for other models use [`Ddp::new`](super::Ddp::new).
+/// In each step, all ranks must use the same parameters in the same order. For other models use
+/// [`Ddp::new`](super::Ddp::new).
 ///
-/// - A parameter that only some ranks use ends the job. If the ranks' buckets then differ in length, the error is
-///   [`DdpError::Diverged`], and the log (`error`) says which parameters a rank has no gradients of; otherwise the error names the parameter.
-/// - Gradients of several ranks are matched by the order in which backward reaches them. It may differ if the ranks' graphs do: layers whose
-///   order depends on the data, or recurrent layers beside other branches on sequences of different lengths. The step then ends in an error on
-///   all ranks that names the first parameter out of place.
-/// - Each rank needs a process of its own: Burn has one gradient server for all layered devices of a process, which waits for one
-///   backward pass at a time. So a process has one overlapped `Ddp` of several ranks at a time (another is refused), and no other
-///   thread of it may run backward on a layered device meanwhile.
-/// - A parameter that is added to a tensor without broadcasting shares its gradient with that tensor. Burn (0.22.1) may free it before
-///   backward has used it, which ends the job (`Should have handle for tensor`). Add `parameter.val().mul_scalar(1.0)` instead.
+/// - A parameter that only some ranks use ends the job. If the ranks' buckets then differ in length, the error
+///   is [`DdpError::Diverged`], and the log (`error`) says which parameters a rank has no gradients of;
+///   otherwise the error names the parameter.
+/// - The ranks' gradients are matched by the order in which backward reaches them. This order may differ if the ranks'
+///   graphs differ: with layers whose order depends on the data, or recurrent layers beside other branches on sequences
+///   of different lengths. The step then ends in an error on all ranks that names the first parameter out of place.
+/// - Each rank needs its own process: Burn has one gradient server for all layered devices of a process, which
+///   waits for one backward pass at a time. So a process can have one overlapped `Ddp` of several ranks at a
+///   time (another is refused), and no other thread of it may run backward on a layered device meanwhile.
+/// - A parameter that is added to a tensor without broadcasting shares its gradient with that tensor. Burn
+///   (0.22.1) may free the gradient before backward has used it, which ends the job (`Should have handle for
+///   tensor`). Add `parameter.val().mul_scalar(1.0)` instead.
 ///
-/// Gradients reach the layer on the device under all layers, so if that is a CUDA device, they travel by NCCL. This includes gradients that
-/// are averaged after backward: those accumulated inside [`no_sync`](super::Ddp::no_sync); those of a step in which a rank has
-/// [no batch](super::Ddp::join); and those of a second backward pass since the parameters were last updated (several losses, a step that a
-/// loss scaler skipped), since Burn submits gradients only in the first.
+/// The layer gets gradients on the device under all layers, so if that is a CUDA device, they travel by NCCL. This includes
+/// gradients that are averaged after backward: those accumulated inside [`no_sync`](super::Ddp::no_sync); those of a step in
+/// which a rank has [no batch](super::Ddp::join); and those of a second backward pass since the parameters were last updated
+/// (several losses, or a step that a loss scaler skipped), because Burn submits gradients only in the first.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
@@ -72,7 +74,7 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// Prepares for a group, with connections of its own for the gradients. All ranks call this.
+    /// Prepares for a group, with separate connections for gradients. All ranks call this.
     ///
     /// # Errors
     ///
@@ -84,22 +86,22 @@ impl Overlap {
         })
     }
 
-    /// The layer. It goes outermost where there are several: gradients are then averaged in the type
-    /// that the program sees. It works for as long as this lives, or the `Ddp` that took it.
+    /// The layer. If there are several layers, make it the outermost, so that gradients are averaged in the
+    /// type that the program sees. It works as long as this `Overlap`, or the `Ddp` that took it, exists.
     pub fn layer(&self) -> OverlapLayer {
         OverlapLayer {
             reducer: Arc::downgrade(&self.reducer),
         }
     }
 
-    /// Waits until the device has run backward. Returns what it gave to be averaged since the last time.
+    /// Waits until the device has run backward. Returns the counts of what backward submitted since the last call.
     pub(super) fn taken(&self, device: &Device) -> Result<Taken, DdpError> {
         let read = device.sync();
         read.map_err(|error| DdpError::Device(error.to_string()))?;
         Ok(self.reducer.taken())
     }
 
-    /// Waits for the averages of what was [taken](Self::taken).
+    /// Waits for the averages of the [taken](Self::taken) gradients.
     pub(super) fn finish(&self) -> Result<(), DdpError> {
         self.reducer.finish()
     }
@@ -112,7 +114,7 @@ impl Overlap {
         self.reducer.config()
     }
 
-    /// When the buckets of the last backward pass were sent and came back.
+    /// When the buckets of the last backward pass were sent, and when their averages arrived.
     pub(super) fn timeline(&self) -> Timeline {
         self.reducer.timeline()
     }
@@ -125,8 +127,8 @@ impl Overlap {
 /// The layer that averages gradients over the ranks. See [`Overlap`].
 #[derive(Clone, Debug)]
 pub struct OverlapLayer {
-    /// A served device may live as long as the process. The group must not: a rank says goodbye when the last
-    /// of its handles goes.
+    /// Weak, because a served device may live as long as the process, and the group must not: a rank says
+    /// goodbye when its last handle is dropped.
     reducer: Weak<Reducer>,
 }
 
@@ -153,38 +155,37 @@ impl Layer for OverlapLayer {
     }
 }
 
-/// Takes in a gradient that backward submits, and gives what stands for it until its average is there.
+/// Takes a gradient that backward submits. Returns a placeholder for its average.
 fn take_in(reducer: Option<&Arc<Reducer>>, tensor: FloatView<'_>, op: ReduceOperation) -> Reduced {
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
     let gradient = match take(reducer.map(Arc::as_ref), tensor) {
         Ok(gradient) => gradient,
         Err(error) => {
-            // The other ranks must not wait for it; `Ddp` reports it.
+            // The other ranks must not wait for this gradient; `Ddp` reports the error.
             reducer.inspect(|it| drop(it.group().abort(error.to_string())));
             return unreadable(shape, dtype);
         }
     };
-    // `Ddp` asks for means over several ranks; anything else is not ours.
+    // `Ddp` asks for means over several ranks; other all-reduces are not from it.
     let ours = |it: &&Arc<Reducer>| it.group().world_size() > 1 && op == ReduceOperation::Mean;
     let Some(reducer) = reducer.filter(ours) else {
         return gradient.unchanged(shape, dtype);
     };
     let (zeros, on_device) = (gradient.zeros(), gradient.is_on_device());
     let place = reducer.add(gradient);
-    // The gradient may outlive the reducer, which has waited for the average by then.
+    // The gradient may outlive the reducer, but the reducer has then waited for the average.
     let reducer = Arc::downgrade(reducer);
     let average = move || {
         if let Some(reducer) = reducer.upgrade() {
             reducer.hurry(&place);
         }
-        // A fault is for `finish` to report, before anyone uses what is returned here.
+        // `finish` reports faults, before anyone uses the zeros returned here.
         place.average().unwrap_or_else(|_| zeros())
     };
     Gradient::deferred(on_device, shape, dtype, average)
 }
 
-/// A gradient on its way to a bucket: it stays on its device where the group uses NCCL and the hook is one that
-/// NCCL can stand in for.
+/// Takes a gradient for a bucket. It stays on its device if the group uses NCCL and NCCL can replace the hook.
 fn take(reducer: Option<&Reducer>, tensor: FloatView<'_>) -> Result<Gradient, DdpError> {
     let stays = match reducer {
         Some(reducer) if reducer.group().world_size() > 1 => {
@@ -196,7 +197,7 @@ fn take(reducer: Option<&Reducer>, tensor: FloatView<'_>) -> Result<Gradient, Dd
     Gradient::of_view(tensor, stays)
 }
 
-/// Whether a device is one that runs layers.
+/// Whether a device has layers.
 pub(super) fn is_layered(device: &Device) -> bool {
     matches!(
         device.clone().without_autodiff().as_dispatch(),
@@ -211,7 +212,7 @@ pub(super) fn mark<M: Module>(model: M) -> M {
     impl ModuleMapper for Marker {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let id = param.id;
-            // Burn marks no quantized tensors, which have no gradients.
+            // Burn does not mark quantized tensors, which have no gradients.
             let quantized = matches!(param.base().dtype(), DType::QFloat(_));
             match param.is_require_grad() && !quantized {
                 true => param.map(|tensor| tensor.set_distributed(id)),

@@ -1,5 +1,5 @@
-//! A model's parameters in the order in which visitors meet them, which is the same on all ranks;
-//! their ids are not.
+//! A model's parameters in the order in which visitors reach them. This order is the same on all ranks; the
+//! parameters' ids are not.
 
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::DdpError;
 
-/// What must be equal on all ranks.
+/// The properties of a parameter that must be equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Signature {
     pub(super) path: String,
@@ -19,7 +19,7 @@ pub(super) struct Signature {
 }
 
 impl Signature {
-    /// Whether the same numbers fill both. Which of them are trained is another matter.
+    /// Whether both hold the same kind of data (path, shape and type), whether trained or not.
     fn holds_as_much_as(&self, other: &Self) -> bool {
         (&self.path, &self.shape, self.dtype) == (&other.path, &other.shape, other.dtype)
     }
@@ -61,7 +61,7 @@ pub(super) fn signatures<M: Module>(model: &M) -> Vec<Signature> {
     found.map(|parameter| parameter.signature).collect()
 }
 
-/// In words, the first difference between the parameters of rank 0 and ours.
+/// Describes the first difference between the parameters of rank 0 and this rank's.
 pub(super) fn difference(theirs: &[Signature], ours: &[Signature]) -> Option<String> {
     let position = (0..theirs.len().max(ours.len()))
         .find(|position| theirs.get(*position) != ours.get(*position))?;
@@ -75,7 +75,7 @@ pub(super) fn difference(theirs: &[Signature], ours: &[Signature]) -> Option<Str
     ))
 }
 
-/// Checks that a model can take in the contents of another.
+/// Checks that a model has the same tensors as another, apart from which are trained.
 pub(super) fn check_fits<M: Module>(model: &M, other: &[Signature]) -> Result<(), DdpError> {
     let ours = signatures(model);
     let fits = |(ours, other): (&Signature, &Signature)| ours.holds_as_much_as(other);
@@ -110,7 +110,7 @@ impl Visitor {
 impl ModuleVisitor for Visitor {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
-        // A quantized tensor may be left marked as trained, and never has a gradient.
+        // A quantized tensor may still be marked as trained, but never has a gradient.
         let quantized = matches!(value.dtype(), DType::QFloat(_));
         let trained = param.is_require_grad() && !quantized;
         self.add(param.id, value.shape(), value.dtype(), trained);

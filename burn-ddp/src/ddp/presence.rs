@@ -1,17 +1,17 @@
-//! Which gradients there are on any rank: told in each step, or once where a static graph was promised.
+//! Finds out which gradients any rank has: in each step, or once if a static graph was promised.
 
 use crate::{DdpError, ProcessGroup, ReduceOp};
 
-/// What a rank says that breaks its promise.
+/// The reason for which a rank that breaks its promise aborts.
 pub(super) const NOT_STATIC: &str = "it has other gradients than in its first step, or in another order, though a static graph was promised";
 
-/// Finds out which gradients any rank has: a 1 for each that is there, a 0 for each that is not.
+/// Finds out which gradients any rank has: 1 for each that is present, 0 for each that is not.
 pub(super) struct Presence {
     /// See [`DdpConfig::static_graph`](super::DdpConfig::static_graph).
     promised: bool,
-    /// Those that this rank has in each step, once it had some.
+    /// The gradients that this rank has in each step, once it has had any.
     own: Option<Vec<u8>>,
-    /// Those that any rank has, once all ranks had some.
+    /// The gradients that any rank has, once all ranks have had some.
     agreed: Option<Vec<u8>>,
 }
 
@@ -24,7 +24,7 @@ impl Presence {
         }
     }
 
-    /// Has the ranks tell each other once more, in a step in which one cannot be sure that all others do the same.
+    /// Makes the ranks communicate again, in a step in which a rank cannot be sure that the others take the same path.
     pub(super) fn tell_again(&mut self) {
         self.agreed = None;
     }
@@ -40,7 +40,7 @@ impl Presence {
             group.all_reduce(&mut anywhere, ReduceOp::Max)?;
             return Ok(anywhere);
         }
-        // A rank without a batch has no gradients at all, which breaks no promise.
+        // A rank without a batch has no gradients at all, which does not break the promise.
         let idle = !present.contains(&1);
         if !idle && *self.own.get_or_insert_with(|| present.to_vec()) != present {
             return Err(group.abort(NOT_STATIC));

@@ -1,5 +1,5 @@
-//! Fills buckets in the order in which gradients come, and averages them: each as soon as it is full, so
-//! that it travels while the next is being filled.
+//! Fills buckets in the order in which gradients arrive, and averages each as soon as it is full, so that it
+//! travels while the next is being filled.
 
 use std::{
     fmt::{self, Debug},
@@ -19,29 +19,29 @@ use super::{
 };
 use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
 
-/// Takes gradients in, the same on all ranks and in the same order, and averages them bucket by bucket.
+/// Takes gradients, in the same order on all ranks, and averages them bucket by bucket.
 pub(super) struct Reducer {
     averager: Averager,
     config: DdpConfig,
-    /// That of the thread that trains, which last asked for averages.
+    /// The stream of the thread that trains: the one that last waited for averages.
     stream: Mutex<StreamId>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The buckets that are being filled, one of each type, in the order in which they were begun.
+    /// The buckets that are being filled, one for each type, in the order in which they were started.
     open: Vec<Open>,
-    /// The buckets of this pass, or of the last when none has begun since.
+    /// The buckets sent in this pass, or in the last one if none has begun since.
     sent: Vec<Sent>,
-    /// What was taken in since anyone [asked](Reducer::taken).
+    /// The gradients and passes since the last call of [`taken`](Reducer::taken).
     taken: Taken,
     began: Option<Instant>,
     ended: Option<Instant>,
     waited: Duration,
 }
 
-/// Gradients to average, and how often [`Reducer::end`] was called.
+/// The number of gradients to average, and of calls of [`Reducer::end`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Taken {
     pub(super) gradients: usize,
@@ -56,16 +56,16 @@ struct Open {
     averages: Arc<Averages>,
 }
 
-/// A bucket on its way.
+/// A bucket that has been sent.
 struct Sent {
-    /// Until someone has waited for them.
+    /// `None` once someone has waited for the averages.
     averages: Option<Arc<Averages>>,
     bytes: usize,
     launched: Instant,
     finished: Arc<OnceLock<Instant>>,
 }
 
-/// The averages of a bucket, once someone has waited for them.
+/// The averages of a bucket, which are set when someone first waits for them.
 #[derive(Default)]
 struct Averages {
     sent: AtomicBool,
@@ -76,7 +76,7 @@ struct Averages {
 /// Waits for the averages of a bucket.
 type Wait = Box<dyn FnOnce() -> Result<Gradient, DdpError> + Send>;
 
-/// Where the average of a gradient is to be found.
+/// Where to find the average of a gradient.
 pub(super) struct Place {
     averages: Arc<Averages>,
     at: usize,
@@ -127,10 +127,11 @@ impl Reducer {
         }
     }
 
-    /// Runs on the stream of the thread that trains, whichever thread takes gradients in.
+    /// Runs `body` on the stream of the thread that trains, whichever thread takes gradients.
     ///
-    /// CubeCL (0.11.3) orders the work on a tensor behind the stream that made it, and forgets others that have changed it
-    /// since: parameters that the optimizer makes in place of another stream's averages may be stale to whoever reads them elsewhere.
+    /// CubeCL (0.11.3) orders work on a tensor after the stream that created it, and forgets other streams that
+    /// have changed it since: if an optimizer writes parameters in place over averages of another stream, a
+    /// later reader elsewhere may see stale parameters.
     pub(super) fn on_stream<R>(&self, body: impl FnOnce() -> R) -> R {
         let stream = *self.stream.lock().expect("no panic under lock");
         stream.executes(body)
@@ -162,7 +163,7 @@ impl Reducer {
         self.state.lock().expect("no panic under lock")
     }
 
-    /// Puts a gradient in the open bucket of its type; sends the bucket when it is full.
+    /// Adds a gradient to the open bucket of its type. Sends the bucket when it is full.
     pub(super) fn add(&self, gradient: Gradient) -> Place {
         let (len, dtype) = (gradient.len(), gradient.dtype());
         let mut state = self.state();
@@ -205,7 +206,7 @@ impl Reducer {
         place
     }
 
-    /// Sends what is left: there are no more gradients.
+    /// Sends all open buckets at the end of a backward pass.
     pub(super) fn end(&self) {
         let mut state = self.state();
         self.send_all(&mut state);
@@ -213,7 +214,7 @@ impl Reducer {
         state.ended = Some(Instant::now());
     }
 
-    /// Sends what there is if a gradient is needed before the end.
+    /// Sends all open buckets if the average of a gradient is needed before the end.
     pub(super) fn hurry(&self, place: &Place) {
         if !place.averages.sent.load(Ordering::SeqCst) {
             self.send_all(&mut self.state());
@@ -261,7 +262,7 @@ impl Reducer {
         open.averages.sent.store(true, Ordering::SeqCst);
     }
 
-    /// What was taken in since the last time.
+    /// The gradients and passes since the last call.
     pub(super) fn taken(&self) -> Taken {
         std::mem::take(&mut self.state().taken)
     }

@@ -1,4 +1,4 @@
-//! Whether all ranks begin with the same numbers, where nobody made them equal.
+//! Checks that all ranks begin with the same parameters, if nothing has made them equal.
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -8,7 +8,8 @@ use burn::{
 use super::parameters::Signature;
 use crate::{DdpError, ProcessGroup};
 
-/// How far sums may differ, of the sum of magnitudes: devices of different kinds add up in other orders.
+/// The largest accepted difference between sums, relative to the sum of magnitudes: different kinds of devices
+/// add in different orders.
 const TOLERANCE: f32 = 1e-3;
 
 /// Compares the trained parameters of all ranks with those of rank 0, by their sums.
@@ -46,7 +47,7 @@ pub(super) fn check_same<M: Module>(
     Ok(())
 }
 
-/// Whether a parameter's sum and that of its magnitudes are those of another.
+/// Whether a parameter's sum and its sum of magnitudes are close to those of another.
 fn is_close(ours: &[f32], other: &[f32]) -> bool {
     let bound = TOLERANCE * other[1];
     let close = |(ours, other): (&f32, &f32)| (ours - other).abs() <= bound;
@@ -57,7 +58,7 @@ fn is_close(ours: &[f32], other: &[f32]) -> bool {
     }
 }
 
-/// Of each trained parameter, the sum and that of the magnitudes.
+/// For each trained parameter, its sum and its sum of magnitudes.
 #[derive(Default)]
 struct Sums(Vec<Tensor<1>>);
 

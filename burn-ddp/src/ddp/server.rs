@@ -1,6 +1,5 @@
-//! Burn's gradient server, to which backward submits gradients. There is one for all layered devices of
-//! a process, and it waits for each of the devices that it was started with; a second backward pass at
-//! the same time would wait for ever.
+//! Burn's gradient server, to which backward submits gradients. One server handles all layered devices of a process, and
+//! waits for each of the devices that it was started with; a second backward pass at the same time would wait forever.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,23 +13,23 @@ use crate::{DdpError, ProcessGroup};
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The gradient server of this process, which nobody else has meanwhile.
+/// The gradient server of this process, reserved for one owner.
 #[derive(Debug)]
 pub(super) struct GradientServer {
     device: Device,
-    /// While this lives, backward submits gradients.
+    /// While this exists, backward submits gradients.
     context: Option<DistributedContext>,
 }
 
 impl GradientServer {
-    /// The server of each rank's process, for the model's device there. All ranks call this.
+    /// Reserves the server of each rank's process for the model's device there. All ranks call this.
     pub(super) fn take(group: &ProcessGroup, device: Device) -> Result<Self, DdpError> {
         let free = !TAKEN.swap(true, Ordering::SeqCst);
         let own = free.then(|| Self {
             device,
             context: None,
         });
-        // A rank that goes on alone would wait for the others.
+        // A rank that went on alone would wait for the others.
         let own = own.ok_or_else(|| {
             "a process has one overlapped Ddp at a time, and this one has another already: drop it \
              first, start a process for each rank, or use Ddp::new, which averages after backward"
@@ -39,7 +38,7 @@ impl GradientServer {
         on_all_ranks(group, own)
     }
 
-    /// Whether backward submits gradients from now on.
+    /// Sets whether backward submits gradients from now on.
     pub(super) fn listen(&mut self, listen: bool) {
         match listen {
             false => self.context = None,

@@ -1,4 +1,4 @@
-//! The gradients of one step, out of Burn's container and back into it.
+//! Takes the gradients of one step out of Burn's container, and puts averages back.
 
 use std::collections::HashMap;
 
@@ -15,12 +15,12 @@ use super::{
 };
 use crate::DdpError;
 
-/// A model in a step, its trained parameters as slots, last first.
+/// A model in one step. Its trained parameters are numbered as slots, last first.
 pub(super) struct Step<'a, M> {
     model: &'a M,
     pub(super) trained: &'a [Signature],
     slots: HashMap<ParamId, usize>,
-    /// What averages are multiplied by.
+    /// The factor that averages are multiplied by.
     factor: f64,
 }
 
@@ -47,7 +47,7 @@ impl<'a, M: Module> Step<'a, M> {
         })
     }
 
-    /// Takes the gradients out, flat.
+    /// Takes the gradients out, flattened.
     pub(super) fn take(
         &self,
         gradients: &mut GradientsParams,
@@ -66,7 +66,7 @@ impl<'a, M: Module> Step<'a, M> {
         Ok(taker.taken)
     }
 
-    /// Puts the averages in, in their shapes.
+    /// Puts the averages back, in their parameters' shapes.
     pub(super) fn give(&self, gradients: &mut GradientsParams, averages: Vec<Option<Gradient>>) {
         self.model.visit(&mut Giver {
             slots: &self.slots,
@@ -87,8 +87,9 @@ impl<'a, M: Module> Step<'a, M> {
         marked.all
     }
 
-    /// For each slot, as which its gradient came to the layer of an [`Overlap`](super::Overlap), from 1 on; 0 where this rank
-    /// has none. Gradients that the program has made anew since backward come in the order of the slots.
+    /// For each slot, the position at which its gradient arrived at the layer of an
+    /// [`Overlap`](super::Overlap), from 1; 0 if this rank has no such gradient. Gradients that the program
+    /// recomputed after backward come in the order of the slots.
     pub(super) fn arrivals(&self, gradients: &GradientsParams) -> Vec<u32> {
         let mut numbers = Numbers {
             slots: &self.slots,
@@ -105,7 +106,7 @@ impl<'a, M: Module> Step<'a, M> {
     }
 }
 
-/// Checks that a gradient is one of a parameter.
+/// Checks that a gradient has the length and type of its parameter.
 fn check_fits(gradient: &Tensor<1>, parameter: &Signature) -> Result<(), DdpError> {
     let Signature {
         path, shape, dtype, ..

@@ -1,4 +1,4 @@
-//! Parameters that are in several places of a model: an embedding that is the last layer's weight, too.
+//! Parameters that are in several places of a model, such as an embedding that is also the weight of the last layer.
 
 use std::collections::HashSet;
 
@@ -10,8 +10,8 @@ use burn::{
 
 use super::parameters::parameters;
 
-/// The model with one tensor for all places of a parameter that have the same contents. Where each has one of
-/// its own, backward makes a gradient for each, and the optimizer is given one of these instead of their sum.
+/// The model with one shared tensor for all places of a parameter that have the same contents. With a separate tensor in
+/// each place, backward would compute a gradient for each, and the optimizer would get one of them instead of their sum.
 pub(super) fn tie<M: Module>(model: M) -> M {
     let mut seen = HashSet::new();
     let ids = parameters(&model).into_iter().map(|it| it.id);
@@ -26,9 +26,9 @@ pub(super) fn tie<M: Module>(model: M) -> M {
 }
 
 struct Tie {
-    /// Those that are in several places.
+    /// The parameters that are in several places.
     several: HashSet<ParamId>,
-    /// What is in the first of them.
+    /// The tensors in the first of these places.
     first: GradientsParams,
 }
 

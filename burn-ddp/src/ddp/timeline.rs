@@ -1,14 +1,14 @@
-//! How much of the communication backward hides.
+//! Measures how much of the communication is hidden by backward.
 
 use std::time::Duration;
 
-/// When a backward pass sent its buckets, and when their averages were there; all times count from the
-/// pass's first gradient.
+/// When a backward pass sent its buckets, and when their averages arrived. All times count from the first
+/// gradient of the pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
-    /// The buckets, in their order.
+    /// The buckets, in the order in which they were sent.
     pub buckets: Vec<BucketTimes>,
-    /// When the last gradient had been submitted.
+    /// When backward had submitted its last gradient.
     pub backward_end: Duration,
 }
 
@@ -17,19 +17,19 @@ pub struct Timeline {
 pub struct BucketTimes {
     /// Its size in bytes.
     pub bytes: usize,
-    /// When it was full and its all-reduce started, or had to wait for the one before it.
+    /// When it was full and its all-reduce started, or was queued behind the one before.
     pub launched: Duration,
-    /// When the averages were there, if they are.
+    /// When the averages arrived, if they have.
     pub finished: Option<Duration>,
 }
 
 impl Timeline {
-    /// The part of the communication time that backward hid, from 0 to 1.
+    /// The fraction of the communication time that was hidden by backward, from 0 to 1.
     pub fn hidden(&self) -> f64 {
         let (mut hidden, mut total) = (0.0, 0.0);
         let mut free = Duration::ZERO;
         for bucket in &self.buckets {
-            // One all-reduce at a time: a bucket's own begins when the one before it is done.
+            // All-reduces run one at a time: each starts when the one before it is done.
             let start = bucket.launched.max(free);
             let end = bucket.finished.unwrap_or(start).max(start);
             total += (end - start).as_secs_f64();

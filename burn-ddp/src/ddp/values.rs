@@ -1,11 +1,11 @@
-//! A gradient's numbers on the host, in the type in which they travel.
+//! The numbers of a gradient on the host, in the type in which they travel.
 
 use burn::tensor::{DType, Shape, TensorData};
 use half::{bf16, f16};
 
 use crate::{DdpError, ProcessGroup, ReduceOp};
 
-/// The numbers of a gradient, or of a bucket of them.
+/// The numbers of a gradient or of a bucket of gradients.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Values {
@@ -15,7 +15,7 @@ pub enum Values {
     BF16(Vec<bf16>),
 }
 
-/// Runs the same code on whichever type the values have.
+/// Runs the same code for each type of values.
 macro_rules! each {
     ($values:expr, $it:ident => $body:expr) => {
         match $values {
@@ -28,11 +28,11 @@ macro_rules! each {
 }
 
 impl Values {
-    /// The numbers of a float tensor.
+    /// Takes the numbers of a float tensor.
     ///
     /// # Errors
     ///
-    /// [`DdpError::InvalidArgument`] when it holds no floats of 16, 32 or 64 bits.
+    /// [`DdpError::InvalidArgument`] when the data are not floats of 16, 32 or 64 bits.
     pub fn from_data(data: TensorData) -> Result<Self, DdpError> {
         let dtype = data.dtype();
         let unsupported = || DdpError::InvalidArgument(format!("a gradient of type {dtype:?}"));
@@ -46,20 +46,20 @@ impl Values {
         .map_err(|_| unsupported())
     }
 
-    /// Tensor data of a shape and type.
+    /// Converts to tensor data with this shape and type.
     ///
     /// # Panics
     ///
-    /// Panics if the shape has another number of elements.
+    /// Panics if `shape` has a different number of elements.
     pub fn into_data(self, shape: Shape, dtype: DType) -> TensorData {
         each!(self, it => TensorData::new(it, shape)).convert_dtype(dtype)
     }
 
-    /// Zeros of a type.
+    /// `len` zeros of this type.
     ///
     /// # Errors
     ///
-    /// [`DdpError::InvalidArgument`] for types that are no floats of 16, 32 or 64 bits.
+    /// [`DdpError::InvalidArgument`] for types that are not floats of 16, 32 or 64 bits.
     pub fn zeros(len: usize, dtype: DType) -> Result<Self, DdpError> {
         Self::from_data(TensorData::full_dtype([len], 0.0, dtype))
     }
@@ -74,7 +74,7 @@ impl Values {
         self.len() == 0
     }
 
-    /// The elements' type.
+    /// The type of the elements.
     pub fn dtype(&self) -> DType {
         match self {
             Self::F64(_) => DType::F64,
@@ -84,11 +84,11 @@ impl Values {
         }
     }
 
-    /// The same numbers in another type, rounded to nearest.
+    /// Converts the numbers to another type, rounded to nearest.
     ///
     /// # Errors
     ///
-    /// [`DdpError::InvalidArgument`] for types that are no floats of 16, 32 or 64 bits.
+    /// [`DdpError::InvalidArgument`] for types that are not floats of 16, 32 or 64 bits.
     pub fn cast(self, dtype: DType) -> Result<Self, DdpError> {
         match (self, dtype) {
             (values, dtype) if values.dtype() == dtype => Ok(values),
@@ -103,7 +103,7 @@ impl Values {
         }
     }
 
-    /// Combines them over the ranks, as [`ProcessGroup::all_reduce`] does.
+    /// Combines the values over the ranks, as [`ProcessGroup::all_reduce`] does.
     ///
     /// # Errors
     ///
@@ -112,7 +112,7 @@ impl Values {
         each!(self, it => group.all_reduce(it, op))
     }
 
-    /// Multiplies them by a factor.
+    /// Multiplies the values by a factor.
     pub fn scale(&mut self, factor: f64) {
         match self {
             Self::F64(it) => it.iter_mut().for_each(|value| *value *= factor),
@@ -141,7 +141,7 @@ impl Values {
         }
     }
 
-    /// Some of the elements.
+    /// A part of the elements.
     pub(super) fn slice(&self, at: usize, len: usize) -> Self {
         match self {
             Self::F64(it) => Self::F64(it[at..][..len].to_vec()),

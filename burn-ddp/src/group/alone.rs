@@ -1,4 +1,4 @@
-//! The transport of a job of one rank: nothing travels, but the job can be called off.
+//! The transport of a job with one rank: nothing travels, but the job can still be aborted.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,7 +7,7 @@ use crate::{
     transport::{Deadline, Incoming, Outgoing, Transport},
 };
 
-/// What all communicators of the one rank share.
+/// The state that all communicators of the one rank share.
 #[derive(Clone, Default)]
 pub(super) struct Alone {
     fault: Arc<OnceLock<DdpError>>,
@@ -58,7 +58,7 @@ mod tests {
         group::{Settings, TIMEOUT},
     };
 
-    /// A job of one rank that asks for NCCL makes its calls, with nobody.
+    /// A job of one rank that asks for NCCL can make all calls without other ranks.
     #[test]
     fn calls_of_one_rank_need_no_other() {
         let settings = Settings::new(TIMEOUT, Backend::Nccl);

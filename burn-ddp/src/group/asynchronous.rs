@@ -1,7 +1,8 @@
-//! The collective calls on a thread of the group, while the caller goes on.
+//! Asynchronous collective calls, which run on a thread of the group while the caller goes on.
 //!
-//! Each is the call of the same name, made in the order in which it was submitted: asynchronous calls and
-//! others share one queue. They take their data, and give back what the others leave in them.
+//! Each does the same as the synchronous call of its name. Asynchronous and synchronous calls share one queue
+//! and run in the order in which they were submitted. They take ownership of their data, and return them where
+//! the synchronous call changes a slice in place.
 
 use std::sync::MutexGuard;
 
@@ -9,14 +10,14 @@ use super::{Pending, ProcessGroup};
 use crate::{DdpError, Element, ReduceOp};
 
 impl ProcessGroup {
-    /// For as long as a place is taken and its job handed over: the group's thread makes calls in the order in which it
-    /// got them, and would wait for ever for a place that is behind it.
+    /// A lock to hold while taking a place and handing over its job. The group's thread runs jobs in the order
+    /// in which it gets them, so a job that arrived before one with an earlier place would block it.
     pub(super) fn submitting(&self) -> MutexGuard<'_, ()> {
         let submitting = self.inner.submitting.lock();
         submitting.expect("no panic under lock")
     }
 
-    /// Makes one call on the group's thread, at the place in the queue that is next now.
+    /// Makes one call on the group's thread, at the next place in the queue.
     pub(super) fn submit_call<R: Send + 'static>(
         &self,
         call: impl FnOnce(&Self) -> Result<R, DdpError> + Send + 'static,
@@ -47,7 +48,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// Those of the call come from [`Pending::wait`], as they do from every asynchronous call.
+    /// The errors of the call are returned by [`Pending::wait`], for this and every asynchronous call.
     pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
         self.submit_call(move |group| group.all_reduce(&mut data, op).map(|()| data))
     }
@@ -87,26 +88,23 @@ impl ProcessGroup {
         self.submit_call(move |group| group.all_to_all(&data))
     }
 
-    /// Starts a [`barrier`](Self::barrier) and returns at once: what comes of it tells that all ranks have
-    /// come here.
+    /// Starts a [`barrier`](Self::barrier) and returns at once. [`Pending::wait`] returns when all ranks have reached it.
     pub fn barrier_async(&self) -> Pending<()> {
         self.submit_call(|group| group.barrier())
     }
 
-    /// Starts a [`send`](Self::send) and returns at once. Later calls wait until the data are on their way,
-    /// which large data only are when the other rank receives: where two ranks have something for each
-    /// other, [`send_recv`](Self::send_recv) is the call.
+    /// Starts a [`send`](Self::send) and returns at once. Later calls wait until the data are on their way, which for large
+    /// data is when the other rank receives them. If two ranks have data for each other, use [`send_recv`](Self::send_recv).
     pub fn send_async<T: Element>(&self, data: Vec<T>, to: usize) -> Pending<()> {
         self.submit_call(move |group| group.send(&data, to))
     }
 
-    /// Starts a [`recv`](Self::recv) of as many elements as `data` has, which do not matter, and returns
-    /// at once.
+    /// Starts a [`recv`](Self::recv) of as many elements as `data` has (their values do not matter) and returns at once.
     pub fn recv_async<T: Element>(&self, mut data: Vec<T>, from: usize) -> Pending<Vec<T>> {
         self.submit_call(move |group| group.recv(&mut data, from).map(|()| data))
     }
 
-    /// Starts a [`send_recv`](Self::send_recv) and returns at once; it gives back `into`.
+    /// Starts a [`send_recv`](Self::send_recv) and returns at once. The result is `into` with the received data.
     pub fn send_recv_async<T: Element>(
         &self,
         data: Vec<T>,

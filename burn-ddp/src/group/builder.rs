@@ -1,4 +1,4 @@
-//! Settings of a process group, and how it comes about.
+//! The settings of a process group, and how it joins a job.
 
 use std::time::Duration;
 
@@ -61,19 +61,19 @@ impl GroupBuilder {
         self
     }
 
-    /// The secret that all ranks of the job must know. Default: `BURN_DDP_SECRET`, or none. Where there is
-    /// none, [`init`](Self::init) still tells jobs and steps of Slurm, Flux and Open MPI apart, by their numbers.
+    /// The secret that all ranks of the job must know. Default: `BURN_DDP_SECRET`, or none. Without one,
+    /// [`init`](Self::init) still tells jobs and steps of Slurm, Flux and Open MPI apart, by their ids.
     ///
-    /// It keeps strangers out (each side proves that it knows it, and never sends it), but messages
-    /// are not encrypted.
+    /// A secret keeps strangers out: each side proves that it knows the secret without sending it. Messages are
+    /// not encrypted.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
     }
 
-    /// Connections between any two ranks, over which large payloads are striped. Default: 1. More
-    /// help where one connection does not fill the network. All ranks take the same number; one with another
-    /// is [refused](DdpError::Refused).
+    /// The number of connections between any two ranks, over which large payloads are striped. Default: 1. More
+    /// help if one connection does not saturate the network. The number must be the same on all ranks; a rank
+    /// with a different one is [refused](DdpError::Refused).
     ///
     /// # Panics
     ///
@@ -84,16 +84,16 @@ impl GroupBuilder {
         self
     }
 
-    /// This process's number among those on its machine: usually that of the GPU to use. Default: what the
-    /// launcher says; with [`connect`](Self::connect), `LOCAL_RANK`, or the rank where that is not set
-    /// (which is right on one machine).
+    /// This process's number among the ranks on its machine, usually the number of the GPU to use. Default:
+    /// from the launcher; with [`connect`](Self::connect), `LOCAL_RANK`, or the rank if that is not set (which
+    /// is right on one machine).
     pub fn local_rank(mut self, local_rank: usize) -> Self {
         self.local_rank = Some(local_rank);
         self
     }
 
-    /// How tensors travel. Default: `BURN_DDP_BACKEND` (`auto`, `host` or `nccl`), or
-    /// [`Backend::Auto`]: by NCCL where every rank has a GPU of its own. All ranks take the same.
+    /// How tensors travel. Default: `BURN_DDP_BACKEND` (`auto`, `host` or `nccl`), or [`Backend::Auto`]: by
+    /// NCCL if every rank has its own GPU. Must be the same on all ranks.
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = Some(backend);
         self
@@ -186,9 +186,9 @@ impl GroupBuilder {
     }
 }
 
-/// Whether a launcher started this process as a rank of a job, so that
-/// [`ProcessGroup::init`] will find it. A single task of `srun` does not count (though `init` makes it a group
-/// of one), nor does a batch script of Slurm's, or the shell of `salloc`, that starts ranks itself.
+/// Whether a launcher started this process as a rank of a job, so that [`ProcessGroup::init`] will find the
+/// job. `false` for a single task of `srun` (though `init` makes it a group of one), for a Slurm batch script,
+/// and in the shell of `salloc`, which start ranks themselves.
 pub fn is_distributed_env() -> bool {
     environment::process().is_distributed()
 }

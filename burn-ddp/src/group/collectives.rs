@@ -6,7 +6,7 @@ use super::{ProcessGroup, run::message};
 use crate::{CallKind, DdpError, Element, ElementType, ReduceOp};
 
 impl ProcessGroup {
-    /// Combines the ranks' data, element by element; all ranks get the result, to the bit the same.
+    /// Combines the ranks' data, element by element. All ranks get the result, bitwise identical.
     ///
     /// Sums of `f16` and `bf16` are taken in `f32` and rounded once.
     ///
@@ -27,7 +27,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Whether any rank says so.
+    /// Whether `value` is `true` on any rank.
     ///
     /// # Errors
     ///
@@ -38,12 +38,11 @@ impl ProcessGroup {
         Ok(data[0] != 0)
     }
 
-    /// Combines the ranks' data at `root`. The other ranks' data stay as they are.
+    /// Combines the ranks' data at `root`. The other ranks' data are unchanged.
     ///
     /// # Errors
     ///
-    /// A fault of the group, or [`DdpError::InvalidArgument`] for a root that is no rank or the mean
-    /// of integers.
+    /// A fault of the group, or [`DdpError::InvalidArgument`] for a root that is not a rank or for the mean of integers.
     pub fn reduce<T: Element>(
         &self,
         data: &mut [T],
@@ -63,7 +62,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// A fault of the group, or [`DdpError::InvalidArgument`] for a root that is no rank.
+    /// A fault of the group, or [`DdpError::InvalidArgument`] for a root that is not a rank.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<(), DdpError> {
         let len = data.len();
         self.run(
@@ -74,7 +73,7 @@ impl ProcessGroup {
         )
     }
 
-    /// The bytes of `root`, of which the others need not know the number; what they pass is ignored.
+    /// Copies the bytes of `root` to all ranks. The others need not know their number; the bytes they pass are ignored.
     ///
     /// # Errors
     ///
@@ -90,7 +89,7 @@ impl ProcessGroup {
         Ok(all)
     }
 
-    /// The ranks' data one after the other. All ranks pass the same number of elements.
+    /// Concatenates the data of all ranks, in rank order. All ranks pass the same number of elements.
     ///
     /// # Errors
     ///
@@ -104,13 +103,13 @@ impl ProcessGroup {
         )
     }
 
-    /// The data of each rank, which may differ in length.
+    /// Collects the data of each rank, which may differ in length.
     ///
     /// # Errors
     ///
     /// A fault of the group.
     pub fn all_gather_uneven<T: Element>(&self, data: &[T]) -> Result<Vec<Vec<T>>, DdpError> {
-        // The lengths differ, so that the call's own length says nothing.
+        // The lengths differ between ranks, so they cannot be part of the call.
         self.run(
             (CallKind::AllGatherUneven, ReduceOp::Sum, 0, 0),
             T::TYPE,
@@ -119,7 +118,7 @@ impl ProcessGroup {
         )
     }
 
-    /// The bytes of each rank: a serialized value, for instance.
+    /// Collects the bytes of each rank, such as a serialized value.
     ///
     /// # Errors
     ///
@@ -132,8 +131,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// A fault of the group, or [`DdpError::InvalidArgument`] when the number of elements is no
-    /// multiple of the world size, or for the mean of integers.
+    /// A fault of the group, or [`DdpError::InvalidArgument`] when the number of elements is not a multiple of
+    /// the world size, or for the mean of integers.
     pub fn reduce_scatter<T: Element>(&self, data: &[T], op: ReduceOp) -> Result<Vec<T>, DdpError> {
         self.run(
             (CallKind::ReduceScatter, op, data.len(), 0),
@@ -143,12 +142,12 @@ impl ProcessGroup {
         )
     }
 
-    /// Part `i` of the data goes to rank `i`; returns what the ranks sent here, in their order.
+    /// Sends part `i` of the data to rank `i`. Returns the parts that this rank receives, in rank order.
     ///
     /// # Errors
     ///
-    /// A fault of the group, or [`DdpError::InvalidArgument`] when the number of elements is no
-    /// multiple of the world size.
+    /// A fault of the group, or [`DdpError::InvalidArgument`] when the number of elements is not a multiple of
+    /// the world size.
     pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, DdpError> {
         self.run(
             (CallKind::AllToAll, ReduceOp::Sum, data.len(), 0),
@@ -158,7 +157,7 @@ impl ProcessGroup {
         )
     }
 
-    /// Waits until all ranks have come here.
+    /// Waits until all ranks have reached this call.
     ///
     /// # Errors
     ///
@@ -172,14 +171,14 @@ impl ProcessGroup {
         )
     }
 
-    /// Sends data to one rank, which receives them with [`recv`](Self::recv).
+    /// Sends data to one rank, which receives it with [`recv`](Self::recv).
     ///
-    /// Returns when the data are on their way. Large data only are when the other rank receives: two ranks
-    /// that both send first wait for each other, and need [`send_recv`](Self::send_recv).
+    /// Returns when the data are on their way. For large data, this is when the other rank receives: two ranks
+    /// that both send first wait for each other, and need [`send_recv`](Self::send_recv) instead.
     ///
     /// # Errors
     ///
-    /// A fault of the group, or [`DdpError::InvalidArgument`] for a rank that is none or this one.
+    /// A fault of the group, or [`DdpError::InvalidArgument`] if `to` is this rank or not a rank.
     pub fn send<T: Element>(&self, data: &[T], to: usize) -> Result<(), DdpError> {
         self.check_peer(to)?;
         let place = self.inner.order.take();
@@ -189,7 +188,7 @@ impl ProcessGroup {
         .map_or(Ok(()), |(_place, call)| call.send(data, to))
     }
 
-    /// Receives data that a rank sends to this one.
+    /// Receives data that rank `from` sends to this one.
     ///
     /// # Errors
     ///
@@ -203,10 +202,9 @@ impl ProcessGroup {
         .map_or(Ok(()), |(_place, call)| call.receive(data, from))
     }
 
-    /// Sends data to one rank while it receives others from one, the same or another: `MPI_Sendrecv`. Two
-    /// ranks may so exchange large data, and all may pass theirs around a ring at once. What it sends and
-    /// receives are messages like others: the other ranks may as well [`send`](Self::send) and
-    /// [`recv`](Self::recv).
+    /// Sends data to one rank while receiving from the same or another rank, like `MPI_Sendrecv`. With it, two
+    /// ranks can exchange large data, or all ranks pass data around a ring at once. Its messages are ordinary
+    /// ones: the other ranks may also use [`send`](Self::send) and [`recv`](Self::recv).
     ///
     /// ```
     /// use burn_ddp::LocalGroup;

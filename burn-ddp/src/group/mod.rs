@@ -1,4 +1,4 @@
-//! The process group: the ranks of a job, and the collective calls they make together.
+//! The process group: the ranks of a job and the collective calls that they make together.
 
 use std::{
     fmt::{self, Debug},
@@ -32,18 +32,18 @@ use self::{alone::Alone, order::Order, plane::Plane, run::Sequences};
 pub(crate) use self::{pending::Worker, plane::Location};
 use crate::{Backend, DdpError, transport::Transport};
 
-/// The time limit of a call, where none is set.
+/// The default time limit of a call.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The ranks of a job, and this process's place among them.
 ///
-/// Every rank makes the same calls in the same order, with the same shapes; each message carries
-/// what it belongs to, so that a rank that does otherwise is found out. The first fault ends the
-/// group: all ranks get a [`DdpError`] that names the rank, from then on from every call.
+/// Every rank must make the same calls in the same order, with the same shapes. Each message says which call it
+/// belongs to, so that a rank which deviates is noticed. The first fault ends the group: on all ranks, the
+/// current and every later call returns a [`DdpError`] that names the rank at fault.
 ///
-/// Handles are cheap to clone and can be used from any thread. Calls on one communicator are made
-/// one at a time, in the order in which they were submitted; two threads that want to communicate
-/// side by side need communicators of their own ([`duplicate`](Self::duplicate)).
+/// Handles are cheap to clone and can be used from any thread. Calls on one communicator run one at a time, in
+/// the order in which they were submitted. Two threads that communicate at the same time need separate
+/// communicators ([`duplicate`](Self::duplicate)).
 ///
 /// ```
 /// use burn_ddp::{ProcessGroup, ReduceOp};
@@ -69,7 +69,7 @@ pub(crate) struct Inner {
     id: u64,
     rank: usize,
     world_size: usize,
-    /// This rank's number in the whole job, by which faults name it.
+    /// This rank's number in the whole job, which error messages use.
     job_rank: usize,
     local_rank: usize,
     settings: Settings,
@@ -77,20 +77,20 @@ pub(crate) struct Inner {
     order: Order,
     sequences: Mutex<Sequences>,
     worker: Worker,
-    /// Held while a call is handed to the worker.
+    /// Locked while a call is handed to the worker.
     submitting: Mutex<()>,
-    /// How tensors travel, once the ranks have settled that.
+    /// How tensors travel, once the ranks have agreed on it.
     plane: Mutex<Option<Result<Plane, DdpError>>>,
     counters: Counters,
 }
 
-/// What all communicators of a rank share.
+/// Settings that all communicators of a rank share.
 #[derive(Clone)]
 pub(crate) struct Settings {
-    /// The time limit of handles that have none of their own.
+    /// The time limit of handles that do not have their own.
     timeout: Duration,
     backend: Backend,
-    /// The lowest number that no communicator has had.
+    /// The lowest id that no communicator of this rank has had.
     next_communicator: Arc<AtomicU32>,
 }
 
@@ -116,9 +116,9 @@ struct Counters {
 pub struct GroupStats {
     /// Calls made.
     pub calls: u64,
-    /// Bytes of the data given to all-reduces.
+    /// Bytes of data passed to all-reduces.
     pub bytes_reduced: u64,
-    /// Time spent inside calls, waiting for other ranks included.
+    /// Time spent in collective calls, including waiting for other ranks. Messages between two ranks are not included.
     pub time: Duration,
 }
 
@@ -132,21 +132,21 @@ impl Debug for ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Joins the job that the environment describes: that of `burn-ddp run`, torchrun, Open MPI,
-    /// MVAPICH, MPICH or Intel MPI, Flux, or Slurm (tried in this order).
+    /// Joins the job that the environment describes: of `burn-ddp run`, torchrun, Open MPI, MVAPICH, MPICH or
+    /// Intel MPI, Flux, or Slurm (tried in this order).
     ///
-    /// Waits until all ranks are there.
+    /// Waits until all ranks have joined.
     ///
     /// # Errors
     ///
-    /// When a variable is missing or wrong, the port is taken, or ranks do not appear in time: all
-    /// are [setup errors](DdpError::is_setup). [`DdpError::RankDied`] when a rank dies meanwhile.
+    /// [Setup errors](DdpError::is_setup), when a variable is missing or wrong, the port is taken, or ranks do
+    /// not appear in time. [`DdpError::RankDied`] when a rank dies meanwhile.
     pub fn init() -> Result<Self, DdpError> {
         Self::builder().init()
     }
 
-    /// Joins a job at a known place: `tcp://HOST:PORT` (rank 0 listens there), `file:///PATH` (a file
-    /// that all ranks of one machine see), or `env://` (only the place comes from the environment).
+    /// Joins a job at a given address: `tcp://HOST:PORT` (rank 0 listens there), `file:///PATH` (a file that
+    /// all ranks of one machine can access), or `env://` (takes only the address from the environment).
     ///
     /// # Errors
     ///
@@ -155,7 +155,7 @@ impl ProcessGroup {
         Self::builder().connect(url, rank, world_size)
     }
 
-    /// A group of this process alone. All collectives work and move nothing.
+    /// A group of this process alone. All collectives work, but nothing travels.
     pub fn single() -> Self {
         let transport = Box::new(Alone::default());
         Self::new(transport, 0, 1, 0, Settings::new(TIMEOUT, Backend::Auto))
@@ -210,12 +210,12 @@ impl ProcessGroup {
         }
     }
 
-    /// The number by which [`by_id`](Self::by_id) finds this communicator again.
+    /// The number by which [`by_id`](Self::by_id) finds this communicator.
     pub(crate) fn id(&self) -> u64 {
         self.inner.id
     }
 
-    /// The communicator of this process with a number, if a handle of it still lives.
+    /// Finds the communicator with this id in this process, if it still has a handle.
     pub(crate) fn by_id(id: u64) -> Option<Self> {
         registry::find(id).map(Self::from_inner)
     }
@@ -230,7 +230,7 @@ impl ProcessGroup {
         self.inner.world_size
     }
 
-    /// This process's number among those on its machine: usually that of the GPU to use.
+    /// This process's number among the ranks on its machine, usually the number of the GPU to use.
     pub fn local_rank(&self) -> usize {
         self.inner.local_rank
     }
@@ -245,10 +245,10 @@ impl ProcessGroup {
         self.timeout
     }
 
-    /// A handle of the same communicator whose calls have another time limit. What is made from it
-    /// ([`duplicate`](Self::duplicate), [`subgroup`](Self::subgroup)) has that limit too. Ranks may have
-    /// different ones: the first that is over ends the job. A rank that gives no sign of life (it was stopped, or
-    /// its machine is gone) is waited for no longer than the limit of the original.
+    /// A handle of the same communicator with another time limit for its calls. Communicators created from it
+    /// ([`duplicate`](Self::duplicate), [`subgroup`](Self::subgroup)) have that limit too. Ranks may have
+    /// different limits: the first to expire ends the job. A rank that shows no sign of life (it was stopped,
+    /// or its machine is gone) is waited for no longer than the limit of the original handle.
     ///
     /// ```
     /// use burn_ddp::ProcessGroup;
@@ -289,8 +289,8 @@ impl ProcessGroup {
         self.inner.transport.fault()
     }
 
-    /// Ends the job: from now on, every call of every rank returns [`DdpError::Aborted`] with this
-    /// rank and `reason`, unless another fault came first.
+    /// Ends the job: from now on, every call of every rank returns [`DdpError::Aborted`] with this rank and
+    /// `reason`, unless another fault came first.
     pub fn abort(&self, reason: impl Into<String>) -> DdpError {
         self.inner.transport.fail(DdpError::Aborted {
             rank: self.inner.job_rank,
@@ -298,7 +298,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Ends the job for an error that the other ranks do not have, and must not wait for.
+    /// Ends the job because of an error that only this rank has, so that the other ranks do not wait for it.
     pub(crate) fn give_up(&self, error: DdpError) -> DdpError {
         match error.is_fault() {
             true => error,

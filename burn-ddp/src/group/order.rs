@@ -1,4 +1,4 @@
-//! Calls are made one at a time, in the order in which they were submitted.
+//! A queue that runs calls one at a time, in the order in which they were submitted.
 
 use std::{
     cell::Cell,
@@ -26,32 +26,32 @@ struct Turns {
     given: u64,
     /// The place whose turn it is.
     served: u64,
-    /// Whether its call has begun: then that has a time limit of its own.
+    /// Whether the call of that place has begun. From then on, the call's own time limit applies.
     begun: bool,
-    /// Places after that which were given up before their turn.
+    /// Later places that were given up before their turn.
     given_up: BTreeSet<u64>,
 }
 
-/// Why a place's turn does not come.
+/// Why the turn of a place does not come.
 #[derive(Debug)]
 pub(super) enum Obstacle {
     /// The group has a fault.
     Fault(DdpError),
-    /// The call whose turn it is does not begin.
+    /// The call whose turn it is has not begun.
     NotBegun,
 }
 
-/// How often it is looked for faults.
+/// How often a waiting place checks for faults.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A place in the queue. It is given up when dropped, before its turn or after.
+/// A place in the queue. Dropping it gives it up, whether its turn has come or not.
 pub(super) struct Place {
     queue: Arc<Queue>,
     number: u64,
 }
 
 thread_local! {
-    /// The place of the call that this thread was asked to make.
+    /// The place that is reserved for the call that this thread is about to make.
     static RESERVED: Cell<Option<Place>> = const { Cell::new(None) };
 }
 
@@ -62,7 +62,7 @@ impl Queue {
 }
 
 impl Order {
-    /// Takes the place that this thread makes its call at, or the next one.
+    /// Takes the place that is reserved for this thread in this queue, or else the next one.
     pub(super) fn take(&self) -> Place {
         match RESERVED.take() {
             Some(place) if Arc::ptr_eq(&place.queue, &self.queue) => return place,
@@ -80,9 +80,9 @@ impl Order {
 }
 
 impl Place {
-    /// Runs code whose first call is made at this place, though others have been taken since.
+    /// Runs code whose first call takes this place, although later places have been taken since.
     pub(super) fn reserve_for<R>(self, code: impl FnOnce() -> R) -> R {
-        /// The code may have made no call, or panicked.
+        /// The code may make no call, or panic: then the place must be given up.
         struct GiveUp;
 
         impl Drop for GiveUp {
@@ -96,8 +96,7 @@ impl Place {
         code()
     }
 
-    /// Waits until all earlier places were given up. None of them may go without beginning its call for longer
-    /// than the limit.
+    /// Waits until all earlier places have been given up. Fails if the call whose turn it is does not begin within `limit`.
     pub(super) fn wait(
         &self,
         limit: Duration,
@@ -179,7 +178,7 @@ mod tests {
         assert_eq!(second.number, 1);
         let numbers = first.reserve_for(|| [order.take().number, order.take().number]);
         assert_eq!(numbers, [0, 2]);
-        // One that was not used is given up.
+        // A reserved place that is not used is given up.
         second.reserve_for(|| ());
         order.take().wait(LONG, no_fault).unwrap();
     }
@@ -196,7 +195,7 @@ mod tests {
         ));
     }
 
-    /// One that has begun is waited for as long as it takes.
+    /// A call that has begun is waited for as long as it takes.
     #[test]
     fn a_call_that_does_not_begin_is_not_waited_for() {
         let order = Order::default();

@@ -15,7 +15,7 @@ use crate::DdpError;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread that makes asynchronous calls, one after the other. It starts with the first one.
+/// A thread that runs asynchronous calls one after the other. It starts with the first call.
 #[derive(Default)]
 pub(crate) struct Worker {
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
@@ -29,7 +29,8 @@ impl Worker {
         self.submit_on(start, job).unwrap_or_else(Pending::failed)
     }
 
-    /// The same; `start` starts the thread where there is none, and is tried again where it failed.
+    /// The same, with a function that starts the thread. It is called if there is no thread yet; after a
+    /// failure, the next job calls it again.
     fn submit_on<R: Send + 'static>(
         &self,
         start: impl FnOnce() -> io::Result<mpsc::Sender<Job>>,
@@ -37,7 +38,7 @@ impl Worker {
     ) -> Result<Pending<R>, DdpError> {
         let (sender, result) = mpsc::sync_channel(1);
         let job: Job = Box::new(move || {
-            // Nobody may be waiting for it.
+            // The receiver may have been dropped.
             let _ = sender.send(job());
         });
         let mut jobs = self.jobs.lock().expect("no panic under lock");
@@ -54,11 +55,12 @@ impl Worker {
 }
 
 impl ProcessGroup {
-    /// Makes an asynchronous call on a worker. If it cannot be made, or panics, the job ends: the other ranks
-    /// must not wait.
+    /// Makes an asynchronous call on a worker. If the call cannot be submitted, or panics, the job ends, so
+    /// that the other ranks do not wait.
     ///
-    /// The worker is on the stream of the calling thread meanwhile, whose own its results are then: CubeCL orders the work on
-    /// a tensor behind the stream that made it, and forgets others that have changed it since (0.11.3).
+    /// Meanwhile the worker runs on the stream of the calling thread, so that its results belong to that
+    /// stream: CubeCL (0.11.3) orders work on a tensor after the stream that created it, and forgets other
+    /// streams that have changed it since.
     pub(crate) fn submit_to<R: Send + 'static>(
         &self,
         worker: &Worker,
@@ -79,7 +81,7 @@ impl ProcessGroup {
         pending.unwrap_or_else(|error| Pending::failed(self.give_up(error)))
     }
 
-    /// Runs code for an asynchronous call. If it panics, the job ends: the other ranks must not wait.
+    /// Runs the code of an asynchronous call. If it panics, the job ends, so that the other ranks do not wait.
     pub(crate) fn guarded<R>(
         &self,
         code: impl FnOnce() -> Result<R, DdpError>,
@@ -91,7 +93,7 @@ impl ProcessGroup {
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn describe(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
@@ -102,16 +104,16 @@ fn start() -> io::Result<mpsc::Sender<Job>> {
     let (sender, jobs) = mpsc::channel::<Job>();
     let thread = thread::Builder::new().name("ddp-calls".into());
     let run = |job: Job| {
-        // Later jobs are none the worse for it. That it panicked shows in `Pending::wait`.
+        // Later jobs must still run. `Pending::wait` reports the panic.
         let _ = catch_unwind(AssertUnwindSafe(job));
     };
     thread.spawn(move || jobs.into_iter().for_each(run))?;
     Ok(sender)
 }
 
-/// The result of an asynchronous call, once it is there.
+/// The future result of an asynchronous call.
 ///
-/// Dropping it does not take the call back.
+/// Dropping it does not cancel the call.
 #[derive(Debug)]
 #[must_use = "an asynchronous call is only known to have worked when it was waited for"]
 pub struct Pending<R> {
@@ -129,7 +131,7 @@ impl<R> Pending<R> {
     ///
     /// # Errors
     ///
-    /// Those of the call.
+    /// The errors of the call.
     pub fn wait(self) -> Result<R, DdpError> {
         self.result.recv().unwrap_or_else(|_| {
             let problem = "an asynchronous call panicked";
@@ -152,7 +154,7 @@ mod tests {
             fault,
             "rank 0 aborted: an asynchronous call panicked: on purpose"
         );
-        // Its place in the queue is free for the next call.
+        // The place of the call in the queue is free for the next call.
         for group in &groups {
             assert_eq!(group.barrier().unwrap_err().to_string(), fault);
         }
@@ -189,7 +191,7 @@ mod tests {
             "rank 0 aborted: starting the thread of asynchronous calls: too many threads";
         assert_eq!(fault, expected);
         assert_eq!(groups[1].barrier().unwrap_err().to_string(), expected);
-        // The next one is tried anew.
+        // The next job tries again to start the thread.
         assert_eq!(worker.submit(|| Ok(7)).wait().unwrap(), 7);
     }
 }

@@ -1,4 +1,4 @@
-//! How tensors travel: settled by all ranks together, when the first one does.
+//! How tensors travel. All ranks agree on it together, before the first tensor.
 
 #[cfg(feature = "nccl")]
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{
     collective::Collective,
 };
 
-/// The way of a communicator's tensors.
+/// The way in which a communicator's tensors travel.
 #[derive(Clone)]
 pub(crate) enum Plane {
     Host,
@@ -22,10 +22,10 @@ pub(crate) enum Plane {
     Nccl(Arc<Link>),
 }
 
-/// Where a tensor is, as far as that matters here.
+/// Where a tensor is: which CUDA device, if any, and the device's name for errors.
 #[derive(Clone, Debug)]
 pub(crate) struct Location {
-    /// The number of the CUDA device, if it is one.
+    /// The number of the CUDA device, if the tensor is on one.
     #[cfg(feature = "nccl")]
     pub(crate) cuda: Option<usize>,
     name: String,
@@ -46,12 +46,12 @@ impl Location {
         Self::new(device, format!("{device:?}"))
     }
 
-    /// Where NCCL does not reach.
+    /// A place that NCCL cannot reach.
     pub(crate) fn elsewhere(name: &str) -> Self {
         Self::new(&(), name.into())
     }
 
-    /// Whether NCCL reaches it, in some group.
+    /// Whether NCCL may be able to move tensors from there, depending on the group.
     fn may_use_nccl(&self) -> bool {
         #[cfg(feature = "nccl")]
         return self.cuda.is_some();
@@ -70,12 +70,12 @@ impl Location {
 }
 
 impl ProcessGroup {
-    /// How the tensors of a device travel in this communicator: [`Backend::Nccl`] or [`Backend::Host`],
-    /// whichever [`Backend::Auto`] has come to.
+    /// How the tensors of a device travel in this communicator: [`Backend::Nccl`] or [`Backend::Host`], to one of
+    /// which [`Backend::Auto`] has been resolved.
     ///
-    /// All ranks call this together, each with its device, the first time that anything is asked about
-    /// tensors; calls with tensors do so by themselves. What is settled then stays: in a communicator
-    /// with NCCL, tensors of other devices go through the host.
+    /// The first call makes all ranks agree on it, so all of them must call this together, each with its own
+    /// device; calls with tensors do this by themselves. The choice is final. In a communicator with NCCL, a
+    /// rank's tensors on other devices go through the host.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -93,9 +93,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`DdpError::Nccl`] where [`Backend::Nccl`] was asked for and a rank cannot use it: the error says
-    /// which and why, on all ranks. [`DdpError::InvalidArgument`] where ranks ask for different ones. Or a
-    /// fault of the group.
+    /// [`DdpError::Nccl`], on all ranks, if [`Backend::Nccl`] was requested and a rank cannot use it; the error says
+    /// which rank and why. [`DdpError::InvalidArgument`] if ranks request different backends. Or a fault of the group.
     pub fn tensor_backend(&self, device: &Device) -> Result<Backend, DdpError> {
         let location = Location::of_device(device);
         Ok(match self.plane(&location)? {
@@ -105,7 +104,7 @@ impl ProcessGroup {
         })
     }
 
-    /// The way of tensors at a place.
+    /// How tensors at `location` travel.
     pub(crate) fn plane(&self, location: &Location) -> Result<Plane, DdpError> {
         let mut settled = self.inner.plane.lock().expect("no panic under lock");
         let plane = match &*settled {
@@ -121,13 +120,13 @@ impl ProcessGroup {
         Ok(plane)
     }
 
-    /// Whether float tensors at a place can stay there in calls.
+    /// Whether calls leave float tensors at `location` on their device.
     pub(crate) fn stays(&self, location: &Location) -> Result<bool, DdpError> {
         Ok(!matches!(self.plane(location)?, Plane::Host))
     }
 
-    /// The same for a message, before which two of the ranks cannot settle anything: until all have, a
-    /// tensor goes through the host where it never goes any other way, and else there is no telling.
+    /// The same for a message. Its two ranks alone cannot make all ranks agree: until they have, a tensor that
+    /// can only go through the host does so, and for any other tensor the result is `None`.
     pub(super) fn plane_of_message(&self, location: &Location) -> Result<Option<Plane>, DdpError> {
         let settled = self.inner.plane.lock().expect("no panic under lock");
         if settled.is_some() || self.world_size() == 1 {

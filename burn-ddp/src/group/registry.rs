@@ -1,5 +1,5 @@
-//! The communicators of this process, by number: an operation that runs elsewhere in the process
-//! (on a served device) finds its group again.
+//! The communicators of this process by id, so that an operation which runs elsewhere in the process (on a
+//! served device) can find its group.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ pub(super) fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Remembers a communicator for as long as a handle of it lives.
+/// Keeps a communicator findable for as long as a handle of it lives.
 pub(super) fn remember(id: u64, inner: &Arc<Inner>) {
     let mut known = known();
     known.retain(|_, inner| inner.strong_count() > 0);

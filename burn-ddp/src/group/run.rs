@@ -1,4 +1,4 @@
-//! What every call goes through: its turn, its number, its deadline, its counters.
+//! The steps that every call goes through: its turn, its number, its deadline and its counters.
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Instant};
 
@@ -11,7 +11,7 @@ use crate::{
     transport::Deadline,
 };
 
-/// How many calls were made: collectively, and to and from each rank.
+/// The number of calls made: collective ones, and messages to and from each rank.
 #[derive(Default)]
 pub(super) struct Sequences {
     collective: u64,
@@ -20,14 +20,14 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    /// The number of the next message to a rank, which is taken by that.
+    /// Takes the number of the next message to `rank`.
     pub(super) fn next_to(&mut self, rank: usize) -> u64 {
         let sent = self.sent.entry(rank).or_default();
         *sent += 1;
         *sent - 1
     }
 
-    /// The number of the next message from a rank, which is taken by that.
+    /// Takes the number of the next message from `rank`.
     pub(super) fn next_from(&mut self, rank: usize) -> u64 {
         let received = self.received.entry(rank).or_default();
         *received += 1;
@@ -36,13 +36,13 @@ impl Sequences {
 }
 
 impl ProcessGroup {
-    /// Whether there is nobody to talk to. One rank that asks for NCCL is a group like others: it gets NCCL, or an
-    /// error that says what it lacks.
+    /// Whether calls need no communication. A single rank that requests NCCL is treated like a larger group: it
+    /// gets NCCL, or an error that says what is missing.
     pub(super) fn is_alone(&self) -> bool {
         self.inner.world_size == 1 && self.inner.settings.backend != Backend::Nccl
     }
 
-    /// Makes a collective call: `alone` where this is the only rank, `together` with others.
+    /// Makes a collective call: `alone` if this is the only rank, `together` otherwise.
     pub(super) fn run<R>(
         &self,
         what: (CallKind, ReduceOp, usize, usize),
@@ -54,7 +54,7 @@ impl ProcessGroup {
         self.run_at(place, what, dtype, together, alone)
     }
 
-    /// The same, at a place in the queue that was taken before.
+    /// The same, at a place in the queue that was taken earlier.
     pub(super) fn run_at<R>(
         &self,
         place: Place,
@@ -81,8 +81,8 @@ impl ProcessGroup {
             return valid.map(|()| alone());
         };
         if let Err(error) = valid {
-            // What is wrong shows in the call itself: either all ranks are told the same here, or those with
-            // other arguments find out.
+            // The call itself shows the mistake: either all ranks make it and get this error, or ranks with
+            // other arguments notice the difference.
             return call.barrier().and(Err(error));
         }
         let start = Instant::now();
@@ -95,7 +95,7 @@ impl ProcessGroup {
         result
     }
 
-    /// Waits for its turn, numbers the call and starts its clock. `None` when this rank is alone.
+    /// Waits for the place's turn, numbers the call and starts its clock. `None` if this rank is alone.
     pub(super) fn call_at(
         &self,
         place: Place,
@@ -126,7 +126,7 @@ impl ProcessGroup {
         Ok(Some((place, collective)))
     }
 
-    /// Ends the job for a call whose turn does not come.
+    /// Ends the job because of a call whose turn does not come.
     fn stuck(&self, call: Call) -> DdpError {
         self.inner.transport.fail(DdpError::Timeout {
             ranks: vec![self.inner.job_rank],
@@ -158,7 +158,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Checks what a collective call was asked to do, as far as every message of it says.
+    /// Checks the arguments of a collective call that its messages carry.
     fn check_arguments(
         &self,
         kind: CallKind,
@@ -193,7 +193,7 @@ impl ProcessGroup {
     }
 }
 
-/// A message between two ranks, numbered among those from the one to the other.
+/// A message between two ranks, numbered among those from one to the other.
 pub(super) fn message<T: Element>(sequence: u64, len: usize) -> Call {
     message_of(T::TYPE, sequence, len)
 }

@@ -1,4 +1,4 @@
-//! Communicators made from a communicator: of the same ranks, or of some.
+//! Communicators created from another one, with all or some of its ranks.
 
 use std::sync::atomic::Ordering;
 
@@ -10,13 +10,13 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// An independent communicator over the same ranks, as `MPI_Comm_dup` makes: it has its own
-    /// connections, so that another thread can use it at the same time. All ranks call this
-    /// together, and make their communicators from one thread at a time.
+    /// An independent communicator of the same ranks, like `MPI_Comm_dup`: it has its own connections, so that
+    /// another thread can use it at the same time. All ranks call this together. Each rank must create its
+    /// communicators from one thread at a time.
     ///
     /// # Errors
     ///
-    /// Those of any call.
+    /// Those of every collective call.
     pub fn duplicate(&self) -> Result<Self, DdpError> {
         let inner = &self.inner;
         let everyone: Vec<usize> = (0..inner.world_size).collect();
@@ -39,13 +39,12 @@ impl ProcessGroup {
         Ok(self.with_transport(transport, inner.rank, inner.world_size))
     }
 
-    /// A communicator of some of the ranks, with connections of its own: PyTorch's `new_group`.
-    /// `ranks` are numbers of this communicator; the rank named first is rank 0 of the new one, and so
-    /// on. All ranks call this together and with the same list, those that are not in it too: they get
-    /// `None`.
+    /// A communicator of some of the ranks, with its own connections, like PyTorch's `new_group`. `ranks` are
+    /// ranks of this communicator; the first in the list becomes rank 0 of the new one, and so on. All ranks
+    /// call this together with the same list; ranks that are not in it get `None`.
     ///
-    /// Subgroups of subgroups work. A fault ends the whole job, and the errors of faults name ranks
-    /// of the job, as [`init`](Self::init) numbered them.
+    /// Subgroups of subgroups work. A fault ends the whole job, and its error names ranks as
+    /// [`init`](Self::init) numbered them.
     ///
     /// ```
     /// use burn_ddp::{LocalGroup, ReduceOp};
@@ -67,9 +66,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`DdpError::InvalidArgument`] when the list is empty or names a rank twice or one that does not
-    /// exist; or a fault of the group: [`DdpError::Diverged`] where the ranks' lists differ, or another's is such a
-    /// one.
+    /// [`DdpError::InvalidArgument`] when the list is empty, names a rank twice, or names one that does not exist. Or a
+    /// fault of the group: [`DdpError::Diverged`] if the ranks' lists differ, or only another rank's list is invalid.
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>, DdpError> {
         self.check_list(ranks)
             .map_err(|(flaw, error)| self.refuse(CallKind::Subgroup, flaw, error))?;
@@ -101,7 +99,7 @@ impl ProcessGroup {
         Ok(place.map(|(rank, transport)| self.with_transport(transport, rank, ranks.len())))
     }
 
-    /// Checks that each rank of a list is one, and named once.
+    /// Checks that each rank in the list exists and is listed once.
     fn check_list(&self, ranks: &[usize]) -> Result<(), (Flaw, DdpError)> {
         let invalid = |flaw, problem: String| Err((flaw, DdpError::InvalidArgument(problem)));
         if ranks.is_empty() {
@@ -119,10 +117,9 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// A number for a communicator, new to all who take part in the call.
+    /// An id for a new communicator that none of the participating ranks has used yet.
     ///
-    /// Ranks that made subgroups without each other have counted differently, so that the highest
-    /// count decides.
+    /// Ranks that created subgroups without each other have counted differently, so the highest count decides.
     fn agree_on_number(&self, call: &Collective<'_>) -> Result<u32, DdpError> {
         let next = &self.inner.settings.next_communicator;
         let mut number = [next.load(Ordering::SeqCst)];
@@ -152,10 +149,10 @@ impl ProcessGroup {
     }
 }
 
-/// A transport between some of the ranks, which counts them from 0.
+/// A transport between some of the ranks, which numbers them from 0.
 struct Subset {
     inner: Box<dyn Transport>,
-    /// Their numbers in `inner`.
+    /// The numbers of these ranks in `inner`.
     ranks: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Who is blamed, and what is left of a communicator.
+//! Which ranks are blamed, and when a communicator is forgotten.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn messages_say_nothing_of_the_calls_of_all() {
     let hub = Arc::new(Hub::default());
     let ranks = [0, 1, 2].map(|rank| Local::new(&hub, rank, 0, (0..3).collect()));
     let short = Deadline::after(Duration::from_millis(50));
-    // Rank 1 has sent many messages, and made no call of all.
+    // Rank 1 has sent many messages, but made no collective call.
     for sequence in 0..5 {
         let outgoing = vec![Outgoing::new::<u8>(2, &[])];
         let message = call(CallKind::Message, sequence);
@@ -53,7 +53,7 @@ fn a_communicator_is_forgotten_when_all_have_left_it() {
     let outgoing = vec![Outgoing::new(1, &payload)];
     first.exchange(&message, outgoing, vec![], limit).unwrap();
     drop(first);
-    // What it sent before still counts; that it is gone is known at once.
+    // What rank 0 sent before it left is still received; then its absence is noticed at once.
     let mut received = [0u8; 3];
     let incoming = vec![Incoming::copy(0, &mut received)];
     second.exchange(&message, vec![], incoming, limit).unwrap();

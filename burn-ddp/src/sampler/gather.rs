@@ -1,15 +1,15 @@
-//! Results of all ranks, each item's once.
+//! Gathers results from all ranks, one for each item.
 
 use super::{DistributedSampler, Uneven};
 use crate::{DdpError, Element, ProcessGroup};
 
 impl DistributedSampler {
-    /// The results that all ranks computed for their items, in the order in which the items were dealt
-    /// out, without those of items that padding repeated: a metric over them counts nothing twice.
-    /// Accelerate's `gather_for_metrics`. All ranks call this together, at the end of the epoch.
+    /// The results that all ranks computed for their items, in the order in which the items were dealt out.
+    /// Results of items that padding repeated are left out, so that a metric counts nothing twice. Corresponds
+    /// to Accelerate's `gather_for_metrics`. All ranks call this together, at the end of the epoch.
     ///
-    /// `results` are this rank's, in the order of its [`indices`](Self::indices), equally many numbers for
-    /// each item: one label, or the logits of all classes.
+    /// `results` are the results of this rank, in the order of its [`indices`](Self::indices), with the same
+    /// number of values for each item: for example one label, or the logits of all classes.
     ///
     /// ```
     /// use burn_ddp::{DistributedSampler, ProcessGroup};
@@ -26,9 +26,9 @@ impl DistributedSampler {
     ///
     /// # Errors
     ///
-    /// A fault of the group; [`DdpError::InvalidArgument`], on all ranks, when a rank's results do not come
-    /// out even with its items, or the ranks have different numbers of them for an item; and on a rank whose
-    /// sampler is that of another rank, or of another number of ranks, than the group's.
+    /// A fault of the group. [`DdpError::InvalidArgument`], on all ranks, when a rank's number of results is
+    /// not a multiple of its number of items, or ranks have different numbers of results for each item; also on
+    /// a rank whose sampler was made for another rank, or another number of ranks, than the group's.
     pub fn gather_for_metrics<T: Element>(
         &self,
         group: &ProcessGroup,

@@ -1,4 +1,4 @@
-//! A data loader whose batches come in the sampler's order, however many workers make them.
+//! A data loader whose batches come in the sampler's order, however many workers load them.
 
 use std::{
     collections::VecDeque,
@@ -17,15 +17,15 @@ use burn::{
 use super::{DistributedSampler, SamplerState};
 use crate::{Pending, group::Worker};
 
-/// Batches that a worker makes ahead.
+/// How many batches each worker loads ahead.
 const AHEAD: usize = 2;
 
-/// Burn's `DataLoader` over a rank's share of a dataset, for loops of one's own and for burn-train.
+/// Burn's `DataLoader` over a rank's share of a dataset, for your own training loop or for burn-train.
 ///
-/// Each pass ([`iter`](DataLoader::iter)) is an epoch of the sampler; the next pass is the next epoch.
+/// Each pass ([`iter`](DataLoader::iter)) is one epoch of the sampler, and the next pass is the next epoch.
 /// Batches come in the sampler's order whatever the number of workers, so that a run can be repeated and
-/// resumed: worker `w` of `n` makes batches `w`, `w + n`, and so on, and they are taken in turn. (Burn's
-/// own loader with several workers returns batches as they come.)
+/// resumed: worker `w` of `n` loads batches `w`, `w + n`, and so on, and the workers are read in turn. (Burn's
+/// own loader, with several workers, returns batches as they become ready.)
 ///
 /// ```
 /// use burn::{
@@ -55,13 +55,13 @@ pub struct DistributedLoader<I, O> {
     dataset: Arc<dyn Dataset<I>>,
     batcher: Arc<dyn Batcher<I, O>>,
     sampler: Arc<Mutex<DistributedSampler>>,
-    /// The sampler as the pass that was begun last has it.
+    /// The sampler with the epoch and skip of the latest pass.
     begun: Mutex<Option<DistributedSampler>>,
     batch_size: usize,
     device: Device,
-    /// Which of the rank's items to load.
+    /// Which positions among the rank's items to load.
     range: Range<usize>,
-    /// They live as long as the loader: a thread that uses a GPU holds a stream of it.
+    /// The workers live as long as the loader, because a thread that uses a GPU holds a stream of it.
     workers: Vec<Worker>,
 }
 
@@ -70,12 +70,11 @@ where
     I: Send + Sync + Clone + 'static,
     O: Send + 'static,
 {
-    /// A loader of batches of one item on the default device, without workers.
+    /// A loader with batches of one item, on the default device, without workers.
     ///
     /// # Panics
     ///
-    /// Panics if the dataset is not one that the sampler was made for: see
-    /// [`DistributedSampler::shard`].
+    /// Panics if the dataset does not match the sampler: see [`DistributedSampler::shard`].
     pub fn new(
         dataset: impl Dataset<I> + 'static,
         batcher: impl Batcher<I, O> + 'static,
@@ -94,7 +93,7 @@ where
         }
     }
 
-    /// The number of items of a batch. The last of an epoch may have fewer.
+    /// The number of items in a batch. The last batch of an epoch may have fewer.
     ///
     /// # Panics
     ///
@@ -106,33 +105,32 @@ where
         self
     }
 
-    /// The number of threads that load items and make batches. With 0, the caller's own does.
+    /// The number of threads that load items and build batches. With 0, the calling thread does.
     #[must_use]
     pub fn num_workers(mut self, num_workers: usize) -> Self {
         self.workers = (0..num_workers).map(|_| Worker::default()).collect();
         self
     }
 
-    /// The device on which batches are made.
+    /// The device on which batches are created.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
         self
     }
 
-    /// The epoch of the next pass. What was to be [skipped](Self::skip) in that epoch still is.
+    /// Sets the epoch of the next pass. If it already is that epoch, items to be [skipped](Self::skip) still are.
     pub fn set_epoch(&self, epoch: u64) {
         self.sampler().set_epoch(epoch);
     }
 
-    /// Leaves out this rank's first `items` items of the next pass: see
-    /// [`DistributedSampler::skip`].
+    /// Skips this rank's first `items` items of the next pass: see [`DistributedSampler::skip`].
     pub fn skip(&self, items: usize) {
         self.sampler().skip(items);
     }
 
-    /// Where this rank is when it has taken `items` items of the pass that was begun last, as many as its
-    /// [`progress`](DataLoaderIterator::progress) says, and the other ranks as many.
+    /// The state after this rank has taken `items` items of the latest pass (its
+    /// [`progress`](DataLoaderIterator::progress) tells how many), and each other rank as many.
     ///
     /// ```
     /// # use burn::data::{dataloader::{DataLoader, batcher::Batcher}, dataset::InMemDataset};
@@ -169,7 +167,7 @@ where
         }
     }
 
-    /// Goes on, in the next pass, where a [`state`](Self::state) was.
+    /// Makes the next pass continue at a saved [`state`](Self::state).
     pub fn load_state(&self, state: &SamplerState) {
         self.sampler().load_state(state);
     }
@@ -182,7 +180,7 @@ where
         self.range.start.min(items)..self.range.end.min(items)
     }
 
-    /// The same for another device or range.
+    /// The same loader for another device or range.
     fn with(&self, device: &Device, range: Range<usize>) -> Arc<dyn DataLoader<O>> {
         let sampler = Arc::new(Mutex::new(self.sampler().clone()));
         #[cfg(feature = "train")]
@@ -255,18 +253,17 @@ fn make<I, O>(
     Ok(batcher.batch(dataset.get_many(indices)?, device))
 }
 
-/// One pass over the data. A worker gets a few batches of it at a time, and has none for long: other passes
-/// may be under way.
+/// One pass over the data. It gives each worker only a few batches at a time, because other passes may use the same workers.
 struct Pass<'a, I, O> {
     loader: &'a DistributedLoader<I, O>,
     total: usize,
-    /// Those that were not submitted yet still have their items.
+    /// The indices of each batch; emptied when the batch is submitted or loaded.
     batches: Vec<Vec<usize>>,
-    /// What the workers make, in the order of the batches.
+    /// Batches that the workers are loading, in order.
     ahead: VecDeque<Pending<Result<O, DatasetError>>>,
     submitted: usize,
     taken: usize,
-    /// Gone with the pass: nobody wants the rest.
+    /// Dropped with the pass: workers then skip batches that were submitted but not started.
     wanted: Arc<()>,
 }
 
@@ -275,7 +272,7 @@ where
     I: Send + Sync + Clone + 'static,
     O: Send + 'static,
 {
-    /// Gives the next batch to its worker.
+    /// Submits the next batch to its worker.
     fn submit(&mut self) {
         let Some(indices) = self.batches.get_mut(self.submitted).map(std::mem::take) else {
             return;

@@ -1,4 +1,4 @@
-//! Which sampler a loader has that was just made: a `dyn DataLoader` does not say.
+//! Tells which sampler a newly created loader uses, because a `dyn DataLoader` does not.
 
 use std::{
     cell::RefCell,
@@ -7,20 +7,20 @@ use std::{
 
 use super::DistributedSampler;
 
-/// A sampler that a loader takes its items from.
+/// The sampler that a loader takes its items from.
 pub(crate) type SharedSampler = Arc<Mutex<DistributedSampler>>;
 
 thread_local! {
     static LAST: RefCell<Weak<Mutex<DistributedSampler>>> = RefCell::default();
 }
 
-/// Notes that this thread has made a loader with a sampler.
+/// Records that this thread has created a loader with this sampler.
 pub(super) fn note(sampler: &SharedSampler) {
     LAST.set(Arc::downgrade(sampler));
 }
 
-/// What `make` returns, and the sampler of the [`DistributedLoader`](super::DistributedLoader) that it
-/// made last, if it made one that still lives.
+/// What `make` returns, and the sampler of the [`DistributedLoader`](super::DistributedLoader) that it created
+/// last from another one (`to_device`, `slice`), if there is one and it is still alive.
 pub(crate) fn watch<R>(make: impl FnOnce() -> R) -> (R, Option<SharedSampler>) {
     LAST.set(Weak::new());
     let made = make();

@@ -14,14 +14,13 @@ use burn::data::{dataset::Dataset, dataset::transform::SelectionDataset};
 use self::source::Source;
 pub use self::{loader::DistributedLoader, state::SamplerState};
 
-/// Deals the items of a dataset out to the ranks, as PyTorch's `DistributedSampler` does.
+/// Divides the items of a dataset among the ranks, as PyTorch's `DistributedSampler` does.
 ///
-/// The order is the dataset's, or a permutation drawn from `seed + epoch`, the same on all ranks.
-/// Rank `r` of `n` takes items `r`, `r + n`, and so on. Where the length is no multiple of `n`, items
-/// from the front are repeated so that all ranks have equally many ([`drop_last`](Self::drop_last)
-/// leaves the surplus out instead, [`each_once`](Self::each_once) does neither). The items are those of
-/// a whole dataset, some of them ([`subset`](Self::subset)), or drawn by weights
-/// ([`weighted`](Self::weighted)).
+/// The order is that of the dataset, or a permutation drawn from `seed + epoch`, the same on all ranks. Rank
+/// `r` of `n` takes items `r`, `r + n`, and so on. If the length is not a multiple of `n`, items from the front
+/// are repeated so that all ranks have the same number ([`drop_last`](Self::drop_last) leaves the surplus out
+/// instead; [`each_once`](Self::each_once) does neither). The items are a whole dataset, a part of it
+/// ([`subset`](Self::subset)), or random draws by weight ([`weighted`](Self::weighted)).
 ///
 /// ```
 /// use burn_ddp::DistributedSampler;
@@ -47,7 +46,7 @@ pub struct DistributedSampler {
     skip: usize,
 }
 
-/// What to do with the items that do not come out even.
+/// What to do if the number of items is not a multiple of the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Uneven {
     Pad,
@@ -56,8 +55,8 @@ enum Uneven {
 }
 
 impl DistributedSampler {
-    /// A sampler over `items` items, padded, and not shuffled: as Burn's loaders, it [shuffles](Self::shuffle) when it is told
-    /// to, where PyTorch's does unless it is told not to.
+    /// A sampler over `items` items, padded and not shuffled. Like Burn's loaders, and unlike PyTorch's
+    /// sampler, it [shuffles](Self::shuffle) only on request.
     ///
     /// # Panics
     ///
@@ -66,8 +65,8 @@ impl DistributedSampler {
         Self::of(Source::All(items), rank, world_size)
     }
 
-    /// A sampler over some of the items of a dataset: PyTorch's `SubsetRandomSampler`, when shuffled,
-    /// over ranks. Each index counts as often as it is listed.
+    /// A sampler over some of the items of a dataset: with shuffling, PyTorch's `SubsetRandomSampler`
+    /// distributed over ranks. An index counts as often as it is listed.
     ///
     /// ```
     /// use burn_ddp::DistributedSampler;
@@ -88,9 +87,9 @@ impl DistributedSampler {
         Self::of(Source::Subset(indices), rank, world_size)
     }
 
-    /// A sampler that draws `draws` items in each epoch, each with a probability in proportion to its
-    /// weight, independently and with replacement: PyTorch's `WeightedRandomSampler`, over ranks. All
-    /// ranks deal out the same draws. It needs no [shuffling](Self::shuffle).
+    /// A sampler that draws `draws` items in each epoch, independently and with replacement, with probabilities
+    /// proportional to the weights: PyTorch's `WeightedRandomSampler` distributed over ranks. All ranks divide
+    /// the same draws. [Shuffling](Self::shuffle) has no effect.
     ///
     /// ```
     /// use burn_ddp::DistributedSampler;
@@ -104,8 +103,7 @@ impl DistributedSampler {
     ///
     /// # Panics
     ///
-    /// Panics if `rank` is not below `world_size`, or if the weights are no finite numbers of 0 or more,
-    /// of which at least one is positive.
+    /// Panics if `rank` is not below `world_size`, if a weight is negative or not finite, or if no weight is positive.
     pub fn weighted(weights: &[f64], draws: usize, rank: usize, world_size: usize) -> Self {
         Self::of(Source::weighted(weights, draws), rank, world_size)
     }
@@ -127,7 +125,7 @@ impl DistributedSampler {
         }
     }
 
-    /// A sampler over `items` items that deals [each out once](Self::each_once).
+    /// A sampler over `items` items that deals out [each item once](Self::each_once).
     ///
     /// # Panics
     ///
@@ -136,8 +134,8 @@ impl DistributedSampler {
         Self::new(items, rank, world_size).each_once()
     }
 
-    /// Deals each item out exactly once, so that results over all ranks count nothing twice. Some ranks get
-    /// one item less than others. Evaluation wants it, of a whole dataset or of a [subset](Self::subset).
+    /// Deals out each item exactly once, so that results over all ranks count nothing twice. Some ranks may get
+    /// one item fewer than others. For evaluation, of a whole dataset or of a [subset](Self::subset).
     ///
     /// ```
     /// use burn_ddp::DistributedSampler;
@@ -151,20 +149,20 @@ impl DistributedSampler {
         self
     }
 
-    /// Whether to draw a new permutation for each epoch. Training wants one.
+    /// Whether to draw a new permutation for each epoch, as is usual in training.
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
         self
     }
 
-    /// The seed of the permutations: the same on all ranks.
+    /// The seed of the permutations and draws. It must be the same on all ranks.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Whether to leave out the items that do not come out even, instead of repeating some. Has no
-    /// effect on a sampler that deals [each item out once](Self::each_once).
+    /// Whether to leave out surplus items, instead of repeating some. Has no effect on a sampler that deals out
+    /// [each item once](Self::each_once).
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         if self.uneven != Uneven::Keep {
             self.uneven = match drop_last {
@@ -175,9 +173,8 @@ impl DistributedSampler {
         self
     }
 
-    /// Sets the epoch, which selects the permutation. Nothing is [skipped](Self::skip) in another epoch than
-    /// before; in the same, what was to be skipped still is, so that a loop which calls this first goes on where
-    /// a [state](Self::load_state) was.
+    /// Sets the epoch, which selects the permutation. Changing the epoch cancels a [skip](Self::skip). Setting the same
+    /// epoch again keeps it, so that a loop which starts with this call still resumes at a loaded [state](Self::load_state).
     pub fn set_epoch(&mut self, epoch: u64) {
         if epoch != self.epoch {
             self.epoch = epoch;
@@ -185,23 +182,22 @@ impl DistributedSampler {
         }
     }
 
-    /// Leaves out this rank's first `items` items of the epoch: those it has seen before it was
-    /// interrupted.
+    /// Skips this rank's first `items` items of the epoch, which it has seen before an interruption.
     pub fn skip(&mut self, items: usize) {
         self.skip = items;
     }
 
-    /// The number of this rank's items in the epoch, less those skipped.
+    /// The number of this rank's items in the epoch, without skipped ones.
     pub fn len(&self) -> usize {
         self.share(self.rank).saturating_sub(self.skip)
     }
 
-    /// Whether this rank has no items.
+    /// Whether this rank has no items (left) in the epoch.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// This rank's items in their order.
+    /// This rank's items in order.
     pub fn indices(&self) -> Vec<usize> {
         let seed = self.seed.wrapping_add(self.epoch);
         let order = self.source.order(seed, self.shuffle);
@@ -210,14 +206,14 @@ impl DistributedSampler {
             .collect()
     }
 
-    /// This rank's items as a dataset, for Burn's `DataLoaderBuilder` (which must not shuffle
-    /// again). To be made anew for each epoch. With more than one worker, Burn's loader returns batches as
-    /// they come; [`DistributedLoader`] keeps their order.
+    /// This rank's items as a dataset for Burn's `DataLoaderBuilder` (which must not shuffle again). Create a
+    /// new one for each epoch. With more than one worker, Burn's loader returns batches as they become ready;
+    /// [`DistributedLoader`] keeps their order.
     ///
     /// # Panics
     ///
-    /// Panics if the dataset has another length than the sampler was made for, or, for a subset, lacks
-    /// one of its items.
+    /// Panics if the dataset's length is not the one that the sampler was made for, or, for a subset, if it
+    /// lacks one of the items.
     pub fn shard<D, I>(&self, dataset: impl Into<Arc<D>>) -> SelectionDataset<D, I>
     where
         D: Dataset<I>,
@@ -228,7 +224,7 @@ impl DistributedSampler {
         SelectionDataset::from_indices_checked(dataset, self.indices())
     }
 
-    /// The rank whose items these are, and the number of ranks.
+    /// The rank that the items belong to, and the number of ranks.
     #[cfg(feature = "train")]
     pub(crate) fn place(&self) -> (usize, usize) {
         (self.rank, self.world_size)

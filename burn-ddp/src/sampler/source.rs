@@ -1,4 +1,4 @@
-//! The items of an epoch in their order, before they are dealt out.
+//! The items of an epoch in order, before they are divided among ranks.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use rand_chacha::ChaCha8Rng;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Source {
-    /// So many items.
+    /// The whole of a dataset with this many items.
     All(usize),
     /// These items of a dataset.
     Subset(Arc<[usize]>),
-    /// So many draws from the items that have these weights.
+    /// `draws` draws from `items` items with these weights.
     Weighted {
         weights: Arc<WeightedIndex<f64>>,
         items: usize,
@@ -68,7 +68,7 @@ impl Source {
         order
     }
 
-    /// Checks that a dataset has the items.
+    /// Checks that a dataset of `len` items fits.
     ///
     /// # Panics
     ///

@@ -1,23 +1,22 @@
-//! Where a sampler is, for a checkpoint.
+//! The position of a sampler, for a checkpoint.
 
 use serde::{Deserialize, Serialize};
 
 use super::DistributedSampler;
 
-/// Where the ranks are in their epochs: the same on all of them.
+/// The position of the ranks in their epoch, the same on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
     /// The seed of the permutations.
     pub seed: u64,
     /// The epoch.
     pub epoch: u64,
-    /// Items of the epoch that all ranks together have taken.
+    /// The number of items of the epoch that all ranks together have taken.
     pub taken: usize,
 }
 
 impl DistributedSampler {
-    /// Where this sampler is when this rank has taken `items` of the items that
-    /// [`indices`](Self::indices) gives, and the other ranks as many.
+    /// The state after this rank has taken `items` of its [`indices`](Self::indices), and each other rank as many.
     ///
     /// ```
     /// use burn_ddp::DistributedSampler;
@@ -43,9 +42,9 @@ impl DistributedSampler {
         }
     }
 
-    /// Goes on where [`state`](Self::state) was. With another number of ranks, the items that do not come
-    /// out even, fewer than there are ranks, are taken once more. The loop over epochs then starts with
-    /// `state.epoch`: [`set_epoch`](Self::set_epoch) with that changes nothing.
+    /// Continues at a saved [`state`](Self::state). If the number of ranks has changed and does not divide the
+    /// number of items taken, the remainder (fewer items than there are ranks) is taken again. Start the loop
+    /// over epochs with `state.epoch`: [`set_epoch`](Self::set_epoch) with this epoch changes nothing.
     pub fn load_state(&mut self, state: &SamplerState) {
         self.seed = state.seed;
         self.epoch = state.epoch;

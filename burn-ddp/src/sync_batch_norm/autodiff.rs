@@ -1,4 +1,4 @@
-//! The operation on an autodiff backend: one node, whatever the backend below.
+//! The operation on an autodiff backend: a single node of the graph, whatever the inner backend.
 
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend,
@@ -16,14 +16,14 @@ use crate::ProcessGroup;
 #[derive(Debug)]
 struct SyncBatchNormBackward;
 
-/// What the forward pass leaves for the backward pass.
+/// The state that the forward pass saves for the backward pass.
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
     mean: FloatTensor<B>,
     variance: FloatTensor<B>,
-    /// It may be the last handle: the model may be gone when backward runs.
+    /// Keeps the group alive: the model may be gone when backward runs.
     group: ProcessGroup,
     epsilon: f64,
 }
@@ -72,7 +72,7 @@ impl<B: SyncBatchNormOps, C: CheckpointStrategy> SyncBatchNormOps for Autodiff<B
         );
         let (output, mean, variance) =
             B::sync_batch_norm(x.clone(), gamma.clone(), beta, group, epsilon);
-        // Compute bound: never done again in backward, as other ranks would not join in.
+        // Compute bound: must not be computed again in backward, where the other ranks would not take part.
         let output = match SyncBatchNormBackward
             .prepare::<C>(parents)
             .compute_bound()

@@ -21,8 +21,8 @@ pub(super) trait SyncBatchNormOps: Backend {
     /// all ranks of the group with this [id](crate::ProcessGroup::id); gamma and beta have shape
     /// `[channels]`.
     ///
-    /// Returns the output, of `x`'s shape and type, and mean and biased variance, of shape
-    /// `[channels]`, in `f32` or wider. A variance of -1 says that no rank had samples.
+    /// Returns the output, with the shape and type of `x`, and the mean and the biased variance, of shape
+    /// `[channels]`, in `f32` or wider. A variance of -1 means that no rank had samples.
     fn sync_batch_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -33,9 +33,8 @@ pub(super) trait SyncBatchNormOps: Backend {
         compute::forward::<Self>(x, gamma, beta, group, epsilon)
     }
 
-    /// The gradient of `x` over all ranks' batches, and this rank's share of the gradients of gamma
-    /// and beta, given the gradient of the output. `mean` and `variance` are what the forward pass
-    /// returned.
+    /// The gradient of `x`, with the statistics over all ranks' batches, and this rank's share of the gradients of
+    /// gamma and beta, given the gradient of the output. `mean` and `variance` are the results of the forward pass.
     fn sync_batch_norm_backward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,

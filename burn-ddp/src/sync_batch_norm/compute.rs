@@ -1,4 +1,4 @@
-//! The two passes, in the standard operations of any backend and one exchange each.
+//! The forward and the backward pass, in the standard operations of any backend and with one exchange each.
 
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
@@ -8,7 +8,7 @@ use burn::{
 use super::exchange::Exchange;
 use crate::ProcessGroup;
 
-/// The type in which the statistics of inputs of a type are computed.
+/// The type in which statistics are computed for inputs of this type.
 pub(super) fn wide(dtype: DType) -> FloatDType {
     match dtype {
         DType::F64 => FloatDType::F64,
@@ -23,7 +23,7 @@ fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B>
     }
 }
 
-/// `[N, C, ...]` as `[C, N ...]`, flattened.
+/// Reshapes `[N, C, ...]` to `[C, N * ...]`.
 fn by_channel<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let shape = tensor.shape();
     let channels = shape[1];
@@ -31,19 +31,19 @@ fn by_channel<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_reshape(B::float_swap_dims(tensor, 0, 1), flat)
 }
 
-/// `[C]` as `[1, C, 1, ...]`, to go with tensors of `rank` dimensions.
+/// Reshapes `[C]` to `[1, C, 1, ...]`, to broadcast over tensors of `rank` dimensions.
 fn along_channels<B: Backend>(tensor: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
     let mut shape = vec![1; rank];
     shape[1] = tensor.shape().num_elements();
     B::float_reshape(tensor, Shape::from(shape))
 }
 
-/// The group with an id. The layer holds it in forward, the graph until backward has run.
+/// The group with this id. The layer keeps it alive in forward, and the graph until backward has run.
 pub(super) fn known(id: u64) -> ProcessGroup {
     ProcessGroup::by_id(id).expect("a handle of the group lives as long as it is needed")
 }
 
-/// Output, and mean and biased variance over all ranks' batches.
+/// The output, and the mean and biased variance over all ranks' batches.
 pub(super) fn forward<B: Backend>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
@@ -89,7 +89,7 @@ pub(super) fn forward<B: Backend>(
     (cast::<B>(output, output_dtype), mean, variance)
 }
 
-/// Gradients of the input, and this rank's share of those of gamma and beta.
+/// The gradient of the input, and this rank's share of the gradients of gamma and beta.
 pub(super) fn backward<B: Backend>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
@@ -111,7 +111,7 @@ pub(super) fn backward<B: Backend>(
         device: &device,
     };
     if shape.num_elements() == 0 {
-        // The other ranks still count on this one.
+        // The other ranks still expect this one to take part.
         exchange.means(None);
         let zeros = B::float_zeros(Shape::new([channels]), &device, gamma_dtype);
         return (grad, zeros.clone(), zeros);

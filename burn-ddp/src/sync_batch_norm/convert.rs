@@ -1,12 +1,11 @@
-//! Whole models with [`SyncBatchNorm`] in the place of `BatchNorm`.
+//! Converts whole models from `BatchNorm` to [`SyncBatchNorm`].
 
 use burn::{module::Module, nn::BatchNorm, tensor::Tensor};
 
 use super::SyncBatchNorm;
 use crate::ProcessGroup;
 
-/// A batch norm, synchronized or not: what a model is generic over that is to be
-/// [converted](ToSyncBatchNorm).
+/// A batch norm, synchronized or not. A model that is to be [converted](ToSyncBatchNorm) is generic over it.
 pub trait Norm: Module {
     /// Normalizes the input, of shape `[batch, channels, ...]`; the output has the same shape.
     fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D>;
@@ -24,12 +23,11 @@ impl Norm for SyncBatchNorm {
     }
 }
 
-/// A model that can have [`SyncBatchNorm`] in the place of each [`BatchNorm`]: PyTorch's
-/// `convert_sync_batchnorm`.
+/// A model in which each [`BatchNorm`] can be replaced by a [`SyncBatchNorm`], like PyTorch's `convert_sync_batchnorm`.
 ///
-/// Burn's modules are types, so that a converted model is of another type: the model is generic over
-/// its [`Norm`], and [`to_sync_batch_norm!`](crate::to_sync_batch_norm) says which of its fields have one inside.
-/// Parameters, running statistics and their ids stay, and records fit both.
+/// Burn's modules are types, so a converted model has a different type: the model is generic over its [`Norm`],
+/// and [`to_sync_batch_norm!`](crate::to_sync_batch_norm) lists which of its fields contain one. Parameters,
+/// running statistics and their ids are kept, and records fit both.
 ///
 /// ```
 /// use burn::{
@@ -74,7 +72,7 @@ pub trait ToSyncBatchNorm {
     /// The converted model.
     type Synchronized;
 
-    /// Converts the model. `group` is that of [`SyncBatchNorm::new`].
+    /// Converts the model. `group` is passed to [`SyncBatchNorm::new`].
     fn to_sync_batch_norm(self, group: &ProcessGroup) -> Self::Synchronized;
 }
 
@@ -111,9 +109,9 @@ impl<T: ToSyncBatchNorm, const N: usize> ToSyncBatchNorm for [T; N] {
     }
 }
 
-/// Implements [`ToSyncBatchNorm`] for a struct that is generic over its [`Norm`], and over nothing else:
-/// `to_sync_batch_norm!(Block { convert: norm, inner; keep: conv })`, with all fields named. There is an example
-/// at [`ToSyncBatchNorm`].
+/// Implements [`ToSyncBatchNorm`] for a struct that is generic over its [`Norm`] and over nothing else:
+/// `to_sync_batch_norm!(Block { convert: norm, inner; keep: conv })`. All fields must be listed. See
+/// [`ToSyncBatchNorm`] for an example.
 #[macro_export]
 macro_rules! to_sync_batch_norm {
     ($model:ident { convert: $($converted:ident),* $(,)?; keep: $($kept:ident),* $(,)? }) => {

@@ -1,5 +1,5 @@
-//! What ranks tell each other about their batches, and what all know then: on the device where the group
-//! uses NCCL, so that nothing waits for a readback, else on the host, in `f64`.
+//! How ranks exchange statistics of their batches: on the device if the group uses NCCL, so that nothing waits
+//! for a readback; otherwise on the host, in `f64`.
 
 use burn::{
     backend::{
@@ -13,7 +13,7 @@ use burn_std::reader::try_read_sync;
 use super::statistics::{Statistics, sum_over_ranks};
 use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
 
-/// How numbers per channel travel.
+/// Exchanges numbers per channel between ranks.
 pub(super) struct Exchange<'a, B: Backend> {
     pub(super) group: &'a ProcessGroup,
     pub(super) channels: usize,
@@ -22,8 +22,8 @@ pub(super) struct Exchange<'a, B: Backend> {
 }
 
 impl<B: Backend> Exchange<'_, B> {
-    /// Mean and biased variance over all ranks' batches; the variance is -1 where there are no samples. `own` are those of
-    /// this rank's, one behind the other, and its number of samples, if it has any.
+    /// The mean and the biased variance over all ranks' batches. The variance is -1 if there are no samples.
+    /// `own` are this rank's mean and variance, concatenated, and its number of samples, if it has any.
     pub(super) fn statistics(
         &self,
         own: Option<(FloatTensor<B>, usize)>,
@@ -32,7 +32,7 @@ impl<B: Backend> Exchange<'_, B> {
             let row = self.with_count(own);
             let width = 2 * self.channels + 1;
             let row = B::float_reshape(row, Shape::new([1, width]));
-            // A fault is for the group's next call to report: see `SyncBatchNorm`.
+            // The group's next call reports a fault: see `SyncBatchNorm`.
             let rows = self.group.primitive::<B>(TensorOp::AllGather, row.clone());
             return merge::<B>(rows.unwrap_or(row), self.channels);
         }
@@ -52,7 +52,7 @@ impl<B: Backend> Exchange<'_, B> {
         (self.write(&all.mean), self.write(&all.variance))
     }
 
-    /// Sums over all ranks, divided by the number of all samples. `own` are this rank's `2 C` sums, and its
+    /// Sums over all ranks, divided by the total number of samples. `own` are this rank's `2 C` sums and its
     /// number of samples, if it has any.
     pub(super) fn means(&self, own: Option<(FloatTensor<B>, usize)>) -> FloatTensor<B> {
         if self.group.keeps::<B>(self.device) {
@@ -73,7 +73,7 @@ impl<B: Backend> Exchange<'_, B> {
         self.write(&means)
     }
 
-    /// `2 C` numbers and the number of samples, all zero where there are none.
+    /// The `2 C` numbers followed by the number of samples; all zero if there are none.
     fn with_count(&self, own: Option<(FloatTensor<B>, usize)>) -> FloatTensor<B> {
         match own {
             None => self.write(&vec![0.0; 2 * self.channels + 1]),
@@ -100,7 +100,7 @@ fn merge<B: Backend>(rows: FloatTensor<B>, channels: usize) -> (FloatTensor<B>, 
     let means = columns(0..channels);
     let counts = columns(2 * channels..2 * channels + 1);
     let total = B::float_sum_dim(counts.clone(), 0);
-    // Where nobody has samples, all weights are 0, and nothing is normalized: the variance is -1.
+    // If no rank has samples, all weights are 0 and nothing is normalized: the variance is -1.
     let weights = B::float_div(counts, B::float_clamp_min(total.clone(), 1.0.into()));
     let nobody = B::float_add_scalar(
         B::float_neg(B::float_clamp_max(total, 1.0.into())),
@@ -118,9 +118,9 @@ fn merge<B: Backend>(rows: FloatTensor<B>, channels: usize) -> (FloatTensor<B>, 
 }
 
 impl ProcessGroup {
-    /// Whether tensors of a backend's device stay on it.
+    /// Whether calls leave tensors of this device on it.
     fn keeps<B: Backend>(&self, device: &Device<B>) -> bool {
-        // Errors are for `Ddp` to report, which meets the same.
+        // `Ddp` gets the same errors, and reports them.
         self.primitives_stay::<B>(device).unwrap_or(false)
     }
 

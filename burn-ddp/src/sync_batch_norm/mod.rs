@@ -25,21 +25,20 @@ pub use self::{
 };
 use crate::ProcessGroup;
 
-/// Burn's [`BatchNorm`] with the statistics of the batches of all ranks, in training as if they
-/// were one batch (as PyTorch's `SyncBatchNorm`).
+/// Burn's [`BatchNorm`] with statistics over the batches of all ranks: training works as if they were one
+/// batch, as with PyTorch's `SyncBatchNorm`.
 ///
-/// Ranks may have batches of different size, one sample, or none; they all make the same calls. Where none
-/// has a sample, the running statistics stay as they are. Statistics are computed and merged in `f32` or wider,
-/// also for 16-bit inputs, and in evaluation; the output has the input's type. Each direction takes one
-/// collective call. The gradients of gamma and beta are this rank's share, as those of all other
-/// parameters: [`Ddp`](crate::Ddp) averages them. For evaluation, when frozen, and in a group of one,
-/// it is [`BatchNorm`], except that inputs and parameters may be of different types.
+/// Ranks may have batches of different sizes, also of one sample or none, but they all must make the same
+/// calls. If no rank has a sample, the running statistics stay unchanged. Statistics are computed and merged in
+/// `f32` or wider, also for 16-bit inputs and in evaluation; the output has the input's type. Forward and
+/// backward take one collective call each. The gradients of gamma and beta are this rank's share, like those of
+/// all other parameters: [`Ddp`](crate::Ddp) averages them. In evaluation, when frozen, and in a group of one,
+/// this is [`BatchNorm`], except that inputs and parameters may have different types.
 ///
-/// Its records are those of [`BatchNorm`], both ways; the group is no part of them.
+/// Records are compatible with [`BatchNorm`] in both directions; they do not contain the group.
 ///
-/// A fault of the group does not surface here, in the middle of a forward or backward pass (it
-/// goes on with this rank's own statistics), but from the group's next call, which in training is the
-/// one that averages the gradients.
+/// A fault of the group does not show in the forward or backward pass, which goes on with this rank's own
+/// statistics. The group's next call returns it: in training, the one that averages the gradients.
 ///
 /// ```
 /// use burn::{
@@ -65,7 +64,7 @@ pub struct SyncBatchNorm {
     pub training: Param<Flag>,
     /// The running mean.
     pub running_mean: RunningState<Tensor<1>>,
-    /// The running variance, biased as Burn's.
+    /// The running variance, biased as in Burn.
     pub running_var: RunningState<Tensor<1>>,
     /// Momentum used to update the running statistics.
     pub momentum: f64,
@@ -76,11 +75,10 @@ pub struct SyncBatchNorm {
 }
 
 impl SyncBatchNorm {
-    /// Shares the parameters, running statistics and settings of a [`BatchNorm`].
+    /// Takes over the parameters, running statistics and settings of a [`BatchNorm`], and shares them with it.
     ///
-    /// All normalization layers of a model may use one group. When something else communicates at the
-    /// same time (gradients during backward, a layered device), give them a
-    /// [duplicate](ProcessGroup::duplicate) of their own.
+    /// All normalization layers of a model may use the same group. If something else communicates at the same time
+    /// (gradients during backward, or a layered device), give the layers their own [duplicate](ProcessGroup::duplicate).
     pub fn new(norm: &BatchNorm, group: &ProcessGroup) -> Self {
         let BatchNorm {
             gamma,
@@ -103,8 +101,8 @@ impl SyncBatchNorm {
         }
     }
 
-    /// The same norm with the statistics of another group's ranks: what a norm made by [`From`] needs to be
-    /// synchronized.
+    /// The same norm with statistics over the ranks of another group. A norm that was made by [`From`] needs
+    /// this to be synchronized.
     ///
     /// ```
     /// use burn::{nn::BatchNormConfig, tensor::Device};
@@ -125,8 +123,8 @@ impl SyncBatchNorm {
     ///
     /// # Panics
     ///
-    /// Panics if the input has less than two dimensions or another number of channels, or if the
-    /// device's backend is none of those that this crate was built with (see the README).
+    /// Panics if the input has less than two dimensions or another number of channels, or if this crate was
+    /// built without the device's backend (see the README).
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let [num_features] = self.gamma.shape().dims();
         assert_shape!(input, [_, num_features, ..]);
@@ -171,13 +169,13 @@ impl SyncBatchNorm {
             self.epsilon,
         );
         let [mean, variance] = [mean, variance].map(Tensor::from_dispatch);
-        // Where this rank has samples, it is not so, and nothing has to be asked of the device.
+        // If this rank has samples, no channel lacks them, so the device need not be asked.
         let nobody = empty.then(|| variance.clone().lower_elem(0.0));
         self.update(mean, variance, nobody);
         Tensor::from_dispatch(output)
     }
 
-    /// Moves the running statistics towards those of a batch, except in channels of which `nobody` had samples.
+    /// Moves the running statistics towards those of a batch, except in channels in which `nobody` had samples.
     fn update(&self, mean: Tensor<1>, variance: Tensor<1>, nobody: Option<Tensor<1, Bool>>) {
         for (state, value) in [(&self.running_mean, mean), (&self.running_var, variance)] {
             let old = state.value_sync().to_device(&value.device());
@@ -197,8 +195,7 @@ fn is_empty<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.shape().num_elements() == 0
 }
 
-/// The norm in a group of its own, in which it is a [`BatchNorm`]; [`SyncBatchNorm::with_group`] gives it
-/// another.
+/// The norm in a group of its own, where it works like [`BatchNorm`]. [`SyncBatchNorm::with_group`] sets another group.
 impl From<BatchNorm> for SyncBatchNorm {
     fn from(norm: BatchNorm) -> Self {
         Self::new(&norm, &ProcessGroup::single())

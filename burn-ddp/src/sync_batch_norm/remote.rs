@@ -1,7 +1,6 @@
-//! The operation on a served device: it travels by name, and runs on the backend that serves.
+//! The operation on a served device: it is sent by name, and runs on the serving backend.
 //!
-//! The process group is found by its id, so that the server has to be in the client's process, as
-//! it is for layered devices.
+//! The process group is found by its id, so the server must be in the client's process, as it is for layered devices.
 
 use burn::{
     backend::tensor::FloatTensor,
@@ -23,8 +22,7 @@ use crate::ProcessGroup;
 const FORWARD: &str = "ddp::sync_batch_norm";
 const BACKWARD: &str = "ddp::sync_batch_norm_backward";
 
-/// The groups of operations that were sent and have not run: a handle for each, as the model and the graph
-/// may be gone when they do.
+/// A group handle for each operation that was sent but has not run yet: the model and the graph may be gone by then.
 static SENT: Mutex<Vec<ProcessGroup>> = Mutex::new(Vec::new());
 
 fn hold(group: u64) {
@@ -32,7 +30,7 @@ fn hold(group: u64) {
     SENT.lock().expect("no panic under lock").push(group);
 }
 
-/// One of the handles of a group.
+/// Removes and returns one of the handles of a group.
 fn release(group: u64) -> Option<ProcessGroup> {
     let mut sent = SENT.lock().expect("no panic under lock");
     let position = sent.iter().position(|held| held.id() == group)?;
@@ -53,7 +51,7 @@ fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHand
     ]
 }
 
-/// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm), whichever device is underneath.
+/// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm), whichever device is below its layers.
 ///
 /// ```
 /// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};
@@ -224,14 +222,14 @@ mod tests {
                 data.unwrap().unwrap().try_to_vec::<f32>().unwrap()
             })
         };
-        // Means 2 and 10, biased variances 1 and 4.
+        // The means are 2 and 10, the biased variances 1 and 4.
         let x = || TensorData::from([[1f32, 12.0], [3.0, 8.0]]);
         let (gamma, beta) = (TensorData::from([2f32, 1.0]), TensorData::from([0f32, 5.0]));
         let inputs = vec![x(), gamma.clone(), beta];
         let [output, mean, variance] = run(FORWARD, inputs, [[2, 2], [0, 2], [0, 2]]);
         assert_eq!(output, [-2.0, 6.0, 2.0, 4.0]);
         assert_eq!((mean, variance), (vec![2.0, 10.0], vec![1.0, 4.0]));
-        // A gradient that is the same everywhere moves beta alone.
+        // A gradient that is the same everywhere changes only beta.
         let statistics = [
             TensorData::from([2f32, 10.0]),
             TensorData::from([1f32, 4.0]),

@@ -2,7 +2,7 @@
 
 use crate::{DdpError, ProcessGroup, ReduceOp};
 
-/// Mean, biased variance and number of samples, per channel.
+/// Mean and biased variance per channel, and the number of samples.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Statistics {
     pub(super) mean: Vec<f64>,
@@ -11,7 +11,7 @@ pub(super) struct Statistics {
 }
 
 impl Statistics {
-    /// Those of an empty batch.
+    /// The statistics of an empty batch.
     pub(super) fn empty(channels: usize) -> Self {
         Self {
             mean: vec![0.0; channels],
@@ -20,7 +20,7 @@ impl Statistics {
         }
     }
 
-    /// Those of all ranks' batches taken together: one all-gather of 2C + 1 numbers.
+    /// The statistics of all ranks' batches together: one all-gather of 2C + 1 numbers.
     pub(super) fn over_ranks(&self, group: &ProcessGroup) -> Result<Self, DdpError> {
         let own = [&self.mean[..], &self.variance[..], &[self.count]].concat();
         let all = group.all_gather(&own)?;
@@ -40,7 +40,7 @@ impl Statistics {
             ..Self::empty(channels)
         };
         if count == 0.0 {
-            // Nobody has samples, which no variance could say: nothing is normalized.
+            // No rank has samples. A variance of -1 marks this: nothing is normalized.
             merged.variance.fill(-1.0);
             return merged;
         }
@@ -62,8 +62,7 @@ impl Statistics {
     }
 }
 
-/// The sums over all ranks that the backward pass needs, and the number of samples: one all-reduce
-/// of 2C + 1 numbers.
+/// The sums over all ranks that the backward pass needs, and the total number of samples: one all-reduce of 2C + 1 numbers.
 pub(super) fn sum_over_ranks(
     sums: &[f64],
     count: f64,

@@ -1,4 +1,4 @@
-//! burn-train's checkpoints, whole or not there.
+//! burn-train's checkpoints, all or nothing.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,23 +12,23 @@ use burn_train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCh
 
 use crate::{DdpError, ProcessGroup, checkpoint::make_folder};
 
-/// What burn-train's default checkpointers call their files.
+/// The names that burn-train's default checkpointers give their files.
 const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 const UNFINISHED: &str = ".unfinished-";
-/// The file that says that all parts of an epoch are on the disk, while they get their names.
+/// The prefix of the file that marks an epoch whose parts are all on the disk, until they have their final names.
 const WHOLE: &str = ".whole-";
 
-/// A folder of burn-train's checkpoints, in which an epoch is there with its model, optimizer and scheduler,
-/// or not at all.
+/// A folder of burn-train's checkpoints in which each epoch is there with its model, optimizer and scheduler, or not at all.
 ///
-/// burn-train writes, and deletes, these three on threads of their own, in place: a kill or a full disk
-/// leaves half a file, or a new model with an old optimizer. Here, each is written under another name and
-/// flushed to the disk; when all three are, a note says so, and they get their names. What a kill leaves
-/// between is finished, or removed, when the next epoch is written; until then an epoch that is all on the disk
-/// is read where it is, and nothing in the folder changes, so that another program may read it while a training
-/// writes. An epoch is deleted only when another is whole: while one is being written, and when it could not be, older
-/// ones stay, also where burn-train asks for them to be deleted first (as `MetricCheckpointingStrategy` does). The files
-/// are burn-train's: `FileCheckpointer` reads them, and what it wrote is read here.
+/// burn-train writes and deletes these three in place, each on its own thread: a kill or a full disk leaves half a
+/// file, or a new model with an old optimizer. Here, each file is written under another name and flushed to the disk.
+/// When all three are, a marker file says so, and they get their final names. If a run is killed in between, the next
+/// save or deletion of an epoch finishes or removes what is left. Until then, an epoch that is complete on the disk is
+/// read where it is, and nothing in the folder changes, so another program may read it during a training.
+///
+/// An epoch is deleted only when another one is complete: while one is being written, or if it could not be
+/// written, older ones stay, even if burn-train asks for them to be deleted first (as `MetricCheckpointingStrategy`
+/// does). The files are burn-train's: `FileCheckpointer` can read them, and its files can be read here.
 ///
 /// ```
 /// use burn_ddp::{EpochCheckpoints, ProcessGroup};
@@ -67,18 +67,18 @@ pub struct EpochCheckpoints {
 
 #[derive(Debug, Default)]
 struct Writing {
-    /// The parts that are on the disk, of epochs that are not whole yet.
+    /// The parts that are on the disk, for epochs that are not complete yet.
     written: HashMap<usize, HashSet<&'static str>>,
-    /// Epochs of which a part could not be written.
+    /// Epochs with a part that could not be written.
     failed: HashSet<usize>,
-    /// What is to be deleted once another epoch is whole.
+    /// Files to delete once another epoch is complete.
     to_delete: Vec<(&'static str, usize)>,
-    /// Whether what a kill has left is in order.
+    /// Whether the remains of a killed run have been cleaned up.
     tidy: bool,
 }
 
 impl EpochCheckpoints {
-    /// Opens a folder, which is made if it does not exist. All ranks call this.
+    /// Opens a folder, and creates it if it does not exist. All ranks call this.
     ///
     /// # Errors
     ///
@@ -104,23 +104,24 @@ impl EpochCheckpoints {
         })
     }
 
-    /// The last epoch that was there, the same for all ranks: that with the highest number. A run that goes on from
-    /// an earlier one should remove those after it first, or they count as its own until it has come as far.
+    /// The last epoch in the folder when it was opened, the same on all ranks: the one with the highest number.
+    /// A run that resumes from an earlier epoch should remove the later ones first; otherwise they count as its
+    /// own until it gets there.
     pub fn last(&self) -> Option<usize> {
         self.last
     }
 
-    /// Of the model.
+    /// The checkpointer of the model.
     pub fn model(&self) -> AtomicCheckpointer {
         self.part(PARTS[0])
     }
 
-    /// Of the optimizer.
+    /// The checkpointer of the optimizer.
     pub fn optimizer(&self) -> AtomicCheckpointer {
         self.part(PARTS[1])
     }
 
-    /// Of the learning rate's scheduler.
+    /// The checkpointer of the learning rate scheduler.
     pub fn scheduler(&self) -> AtomicCheckpointer {
         self.part(PARTS[2])
     }
@@ -147,7 +148,7 @@ impl AtomicCheckpointer {
         self.writing.lock().expect("no panic under lock")
     }
 
-    /// The same for the one that is about to write or delete: the first puts in order what a kill has left.
+    /// The same, for writing or deleting. The first call cleans up what a killed run has left.
     fn tidied(&self) -> Result<MutexGuard<'_, Writing>, CheckpointerError> {
         let mut writing = self.writing();
         if !writing.tidy {
@@ -179,7 +180,7 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
         let mut writing = self.writing();
         let written = written.and_then(|()| self.refuse_failed(&writing, epoch));
         if written.is_err() {
-            // The error that matters is the first. A part that is still being written then fails, too.
+            // Return the first error. A part that is still being written will then fail, too.
             for part in PARTS {
                 let _ = fs::remove_file(self.folder.join(self::unfinished(part, epoch)));
             }
@@ -215,7 +216,7 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
 
     fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
         let mut writing = self.tidied()?;
-        // It may be the last that is whole, and the one that takes its place still to be written.
+        // This may be the last complete epoch, while the one that replaces it is not written yet.
         let at_rest = writing.written.is_empty() && writing.failed.is_empty();
         let last = last(&self.folder).map_err(CheckpointerError::IOError)?;
         if at_rest && last > Some(epoch) {
@@ -247,7 +248,7 @@ fn whole(epoch: usize) -> String {
     format!("{WHOLE}{epoch}")
 }
 
-/// Gives the parts of an epoch their names, those that do not have them yet.
+/// Gives the parts of an epoch their final names, if they do not have them yet.
 fn finish(folder: &Path, epoch: usize) -> io::Result<()> {
     for part in PARTS {
         match fs::rename(
@@ -269,13 +270,13 @@ fn remove(file: &Path) -> io::Result<()> {
     }
 }
 
-/// The epoch of a part's file.
+/// The epoch in the name of a part's file.
 fn epoch_of(name: &str, part: &str) -> Option<usize> {
     let name = name.strip_prefix(part)?.strip_prefix('-')?;
     name.strip_suffix(".bpk")?.parse().ok()
 }
 
-/// The epoch that a note says is all on the disk.
+/// The epoch that a marker file says is complete on the disk.
 fn noted(name: &str) -> Option<usize> {
     name.strip_prefix(WHOLE)?.parse().ok()
 }
@@ -287,7 +288,7 @@ fn names(folder: &Path) -> io::Result<Vec<String>> {
         .collect()
 }
 
-/// The last epoch that is there, under whichever names.
+/// The last epoch that is complete, under final names or marked.
 fn last(folder: &Path) -> io::Result<Option<usize>> {
     make_folder(folder)?;
     let names = names(folder)?;
@@ -302,7 +303,7 @@ fn last(folder: &Path) -> io::Result<Option<usize>> {
         .max())
 }
 
-/// Finishes what is all on the disk, and removes what is not.
+/// Finishes epochs that are complete on the disk, and removes other unfinished files.
 fn tidy(folder: &Path) -> io::Result<()> {
     for epoch in names(folder)?.iter().filter_map(|name| noted(name)) {
         finish(folder, epoch)?;

@@ -1,4 +1,4 @@
-//! The epochs of a training.
+//! Runs the epochs of a training.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use burn_train::{
 use super::{DdpStrategy, GatherOutput, share::Share};
 use crate::{DdpError, ProcessGroup, ReduceOp, checkpoint::PATIENCE};
 
-/// What all passes over data need.
+/// The state that all passes over the data need.
 pub(super) struct Fit<'a, M: LearnerModel> {
     pub(super) strategy: &'a DdpStrategy,
     pub(super) group: &'a ProcessGroup,
@@ -23,7 +23,7 @@ pub(super) struct Fit<'a, M: LearnerModel> {
     after_epoch: AfterEpoch<M>,
 }
 
-/// What rank 0 does between epochs.
+/// What rank 0 needs between epochs, to write checkpoints and to decide about early stopping.
 struct AfterEpoch<M: LearnerModel> {
     checkpointer: Option<LearningCheckpointer<M>>,
     early_stopping: Option<Box<dyn EarlyStoppingStrategy>>,
@@ -58,7 +58,7 @@ where
         }
     }
 
-    /// Trains until the end, or until something stops it.
+    /// Trains until the last epoch, or until something stops the training.
     pub(super) fn run(
         mut self,
         train: TrainLoader<M>,
@@ -83,7 +83,7 @@ where
         train.starts_with(starting_epoch - 1)?;
         let inner = device.clone().inner();
         let valid = Share::new(valid, self.group, &inner, *dealt)?.each_once(self.group)?;
-        // While rank 0 writes a checkpoint.
+        // For calls in which the others wait while rank 0 writes a checkpoint.
         let patient = self.group.timeout().max(PATIENCE);
         let patient = self.group.with_timeout(patient);
         for epoch in starting_epoch..=self.last_epoch {
@@ -118,13 +118,13 @@ where
                 break;
             }
         }
-        // Waits for the threads that write.
+        // Waits for the threads that write checkpoints.
         self.after_epoch.checkpointer = None;
-        // When any rank returns, the last checkpoint is on the disk.
+        // Makes sure that the last checkpoint is on the disk when any rank returns.
         self.all_go_on(&patient, false).map(drop)
     }
 
-    /// Writes a checkpoint; whether the training has gone on for long enough.
+    /// Writes a checkpoint. Returns whether early stopping ends the training.
     fn after_epoch(&mut self, epoch: usize) -> bool {
         let AfterEpoch {
             checkpointer,
@@ -138,14 +138,14 @@ where
         early_stopping.is_some_and(|it| it.should_stop(epoch, store))
     }
 
-    /// Whether no rank has enough, and none was asked to stop. All ranks call this together.
+    /// Whether no rank has `enough`, and none was asked to stop. All ranks call this together.
     fn all_go_on(&self, group: &ProcessGroup, enough: bool) -> Result<bool, DdpError> {
         let (enough, stopped) = self.ask(group, enough)?;
         Ok(enough == 0 && !stopped)
     }
 
-    /// How many ranks say so, and whether any was asked to stop: then all are. All ranks call this together.
-    /// An error on any rank ends the job.
+    /// The number of ranks with `say`, and whether any rank was asked to stop, in which case all stop. All
+    /// ranks call this together. An error on any rank ends the job.
     pub(super) fn ask(&self, group: &ProcessGroup, say: bool) -> Result<(usize, bool), DdpError> {
         if let Some(error) = self.interrupter.error() {
             return Err(self.group.abort(error.to_string()));
@@ -160,7 +160,7 @@ where
         Ok((say as usize, stopped > 0))
     }
 
-    /// Passes an event on, on rank 0.
+    /// Processes an event, on rank 0 only.
     pub(super) fn train_event(&mut self, event: LearnerEvent<<M as TrainStep>::Output>) {
         if self.group.is_main() {
             self.interrupter
@@ -168,7 +168,7 @@ where
         }
     }
 
-    /// Passes an event on, on rank 0.
+    /// Processes an event, on rank 0 only.
     pub(super) fn valid_event(&mut self, event: LearnerEvent<<M as InferenceStep>::Output>) {
         if self.group.is_main() {
             self.interrupter
@@ -177,7 +177,7 @@ where
     }
 }
 
-/// The seed of a rank in an epoch: one that no other has.
+/// The seed of a rank in an epoch, different for each rank and epoch.
 fn seed_of(seed: u64, rank: usize, epoch: usize) -> u64 {
     let numbers = [seed, rank as u64, epoch as u64].map(u64::to_le_bytes);
     let hash = blake3::hash(numbers.as_flattened());

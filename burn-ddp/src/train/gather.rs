@@ -1,4 +1,4 @@
-//! What ranks compute, sent to rank 0, which alone has metrics.
+//! Sends the outputs of all ranks to rank 0, which alone computes metrics.
 
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use burn_train::{
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DdpError, ProcessGroup};
 
-/// The output of a training or validation step, which travels to rank 0 for its metrics.
+/// The output of a training or validation step. It is sent to rank 0 for its metrics.
 ///
-/// burn-train's outputs are; one's own implements it like this:
+/// burn-train's outputs implement this. Implement it for your own like this:
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, TensorData};
@@ -36,14 +36,14 @@ use crate::{DdpError, ProcessGroup};
 /// }
 /// ```
 pub trait GatherOutput: Sized {
-    /// What is in its tensors.
+    /// Reads the contents of the output's tensors.
     ///
     /// # Errors
     ///
     /// [`DdpError::Device`] when a tensor cannot be read.
     fn into_parts(self) -> Result<Vec<TensorData>, DdpError>;
 
-    /// The output again, on rank 0, from what [`into_parts`](Self::into_parts) gave on another rank.
+    /// Rebuilds the output on rank 0, from the result of [`into_parts`](Self::into_parts) on another rank.
     fn from_parts(parts: Vec<TensorData>, device: &Device) -> Self;
 }
 
@@ -65,7 +65,7 @@ fn int<const D: usize>(data: TensorData, device: &Device) -> Tensor<D, Int> {
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Outputs of burn-train that are a loss, an output and targets.
+/// Implements it for outputs of burn-train that consist of a loss, an output and targets.
 macro_rules! three_tensors {
     ($($output:ty, $targets:ident;)*) => {$(
         impl GatherOutput for $output {
@@ -120,21 +120,21 @@ impl GatherOutput for SequenceOutput {
     }
 }
 
-/// An output, whose it is, and how many items that rank has processed.
+/// An output, the rank that it comes from, and how many items that rank has processed.
 pub(super) struct Gathered<T> {
     pub(super) rank: usize,
     pub(super) output: T,
     pub(super) processed: usize,
 }
 
-/// What precedes the bytes of the tensors.
+/// The header that precedes the bytes of the tensors.
 #[derive(Serialize, Deserialize)]
 struct Header {
     processed: usize,
     tensors: Vec<(Shape, DType)>,
 }
 
-/// The outputs of all ranks that have one, on rank 0, in the ranks' order; nothing on the others.
+/// On rank 0, the outputs of all ranks that have one, in rank order; on the others, nothing.
 pub(super) fn gather<T: GatherOutput>(
     group: &ProcessGroup,
     own: Option<(T, usize)>,
@@ -175,7 +175,7 @@ pub(super) fn gather<T: GatherOutput>(
     Ok(all)
 }
 
-/// The header's length, the header, and the bytes of the tensors.
+/// Encodes the header's length, the header, and the bytes of the tensors.
 fn encode<T: GatherOutput>(output: T, processed: usize) -> Result<Vec<u8>, DdpError> {
     let parts = output.into_parts()?;
     let header = Header {

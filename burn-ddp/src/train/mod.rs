@@ -99,38 +99,33 @@ use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ddp::Part};
 /// }
 /// ```
 ///
-/// **Model.** Compared over the ranks at the start, and made equal to rank 0's. Between `TrainStep::step`
-/// and `TrainStep::optimize`, gradients are averaged as by [`Ddp`], while backward still runs if there is
-/// an [`overlap`](Self::overlap). Gradients that the `Learner` accumulates are added up without dividing,
-/// as burn-train does, and averaged once. Buffers such as running statistics are those of rank 0 at each
-/// validation and in each checkpoint.
+/// **Model.** The models of all ranks are compared at the start, and made equal to rank 0's. Between `TrainStep::step`
+/// and `TrainStep::optimize`, gradients are averaged as by [`Ddp`]; with an [`overlap`](Self::overlap), while backward
+/// still runs. Gradients that the `Learner` accumulates are summed without dividing, as in burn-train, and averaged
+/// once. Each validation and each checkpoint uses the buffers of rank 0, such as running statistics.
 ///
-/// **Data.** A [`DistributedLoader`](crate::DistributedLoader) gives each rank what its sampler deals out;
-/// epoch `n` of the training, counted from 1, is the sampler's epoch `n - 1`, after a resume too. One whose
-/// sampler is in the [middle](crate::DistributedLoader::load_state) of an epoch goes on there, in the training's
-/// first epoch, which must be that one. Of any
-/// other loader, each rank takes a slice of its own, as burn-train's own strategies do: a loader that is
-/// only known as a `dyn DataLoader` can be sliced, but neither asked for its items nor given an order. Ranks
-/// may have different numbers of batches; one without a batch counts as having gradients of zero (see
-/// [`Ddp::join`]).
+/// **Data.** A [`DistributedLoader`](crate::DistributedLoader) gives each rank the items of its sampler. Epoch `n` of
+/// the training, counted from 1, is the sampler's epoch `n - 1`, also after a resume. If the sampler is in the
+/// [middle](crate::DistributedLoader::load_state) of an epoch, the training's first epoch continues there, and must be
+/// that epoch. Of any other loader, each rank takes its own slice, as with burn-train's own strategies: a loader that
+/// is only known as a `dyn DataLoader` can be sliced, but neither asked for its items nor given an order. Ranks may
+/// have different numbers of batches; a rank without a batch counts as having gradients of zero (see [`Ddp::join`]).
 ///
-/// **Metrics.** burn-train's metrics are computed from the outputs of steps, in one place. So outputs travel to
-/// rank 0 ([`GatherOutput`]), whose metrics see those of all ranks, one rank's batch after the other.
-/// In validation each item counts once, whatever the samplers' padding; in training an item that is repeated
-/// to even the ranks out is trained on twice, and counts twice. Metrics of the machine
-/// (memory, temperature) are rank 0's. Where outputs are large,
-/// [`gather_training(false)`](Self::gather_training) turns it off for training, and says what it costs.
+/// **Metrics.** burn-train computes metrics from the outputs of steps, in one place. So outputs are sent to rank 0
+/// ([`GatherOutput`]), whose metrics see the outputs of all ranks, one rank's batch after the other. In validation,
+/// each item counts once, even if samplers pad. In training, an item that is repeated to give all ranks the same number
+/// is trained on twice, and counts twice. Metrics of the machine (memory, temperature) are rank 0's. If outputs are
+/// large, [`gather_training(false)`](Self::gather_training), which describes the cost, turns this off for training.
 ///
 /// **Rank 0** alone renders, logs, writes checkpoints and decides about early stopping; the others wait for its
-/// checkpoints, and stop with it. A stop that is asked for on any rank (`Interrupter::stop`) stops all of them after
+/// checkpoints, and stop with it. A stop that is requested on any rank (`Interrupter::stop`) stops all of them after
 /// the same step. To resume (`SupervisedTraining::checkpoint`), all ranks must see the folder of the checkpoints.
-/// burn-train writes them in place; with [`EpochCheckpoints`] (`SupervisedTraining::with_custom_checkpointers`),
-/// an epoch's three files are there and belong together, or the epoch is not there. A model that draws random numbers
-/// (`Dropout`) needs a [`seed`](Self::seed) to go on as if it had not stopped.
+/// burn-train writes checkpoints in place; with [`EpochCheckpoints`] (`SupervisedTraining::with_custom_checkpointers`),
+/// the three files of an epoch are either all there and belong together, or the epoch is not there. A model that draws
+/// random numbers (`Dropout`) needs a [`seed`](Self::seed) to continue as if it had not stopped.
 ///
-/// **Faults.** A rank that fails makes `launch` return on all others, with the fault in
-/// `LearningResult::error`: see [`fault`](Self::fault). burn-train shows it as a dataset error, which is the only one
-/// that can hold another.
+/// **Faults.** If a rank fails, `launch` returns on all others, with the fault in `LearningResult::error`: see
+/// [`fault`](Self::fault). burn-train shows it as a dataset error, which is the only kind that can contain another error.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct DdpStrategy {
@@ -144,9 +139,9 @@ pub struct DdpStrategy {
 }
 
 impl DdpStrategy {
-    /// Trains on `device`, with gradients averaged after backward. The device decides about autodiff
-    /// and gradient checkpointing (`SupervisedTraining::gradient_checkpointing` is for burn-train's own
-    /// strategies); autodiff is added where it is missing.
+    /// Trains on `device`, with gradients averaged after backward. The device determines autodiff and gradient
+    /// checkpointing (`SupervisedTraining::gradient_checkpointing` is for burn-train's own strategies);
+    /// autodiff is added if it is missing.
     pub fn new(group: &ProcessGroup, device: Device) -> Self {
         Self {
             group: group.clone(),
@@ -162,7 +157,7 @@ impl DdpStrategy {
         }
     }
 
-    /// Settings of the averaging after backward. With an [`overlap`](Self::overlap), its own count.
+    /// Settings for averaging after backward. With an [`overlap`](Self::overlap), that one's settings apply instead.
     pub fn config(mut self, config: DdpConfig) -> Self {
         self.config = config;
         self
@@ -174,15 +169,13 @@ impl DdpStrategy {
         self
     }
 
-    /// Whether the outputs of training steps travel to rank 0. Default: yes, so that the metrics of training are
-    /// those of all items.
+    /// Whether the outputs of training steps are sent to rank 0. Default: yes, so that training metrics cover all items.
     ///
-    /// That costs, in each step, a wait for the device on every rank, and a message of all that
-    /// [`GatherOutput`] has (for a `ClassificationOutput`: the loss, the logits and the targets) from each to
-    /// rank 0, which puts them on its device again and computes the metrics of all ranks. It is little for a
-    /// classifier's logits, and much for logits of a vocabulary at every token. Turned off, the metrics of training
-    /// are those of rank 0's share of the data, and no rank waits for its device to read outputs; validation gathers
-    /// either way.
+    /// In each step, this makes every rank wait for its device, and sends everything that [`GatherOutput`] reads
+    /// (for a `ClassificationOutput`: the loss, the logits and the targets) from each rank to rank 0, which uploads
+    /// it to its device again and computes the metrics of all ranks. This is cheap for a classifier's logits, and
+    /// expensive for logits over a vocabulary at every token. Turned off, training metrics cover rank 0's share of
+    /// the data, and no rank waits for its device to read outputs. Validation gathers in either case.
     ///
     /// ```
     /// # use burn::tensor::Device;
@@ -196,19 +189,19 @@ impl DdpStrategy {
         self
     }
 
-    /// Says that the loaders give each rank its own items already, and are not to be sliced. Needless
-    /// for [`DistributedLoader`](crate::DistributedLoader).
+    /// Declares that the loaders already give each rank its own items, and must not be sliced. Not needed for
+    /// [`DistributedLoader`](crate::DistributedLoader).
     pub fn dealt_already(mut self) -> Self {
         self.dealt = true;
         self
     }
 
-    /// Gives the device its random numbers before each epoch's training, of this seed, the rank and the epoch: the
-    /// ranks drop out (`Dropout`) different activations, and a training that is resumed at an epoch goes on as if it
-    /// had not been interrupted. Default: they go on from where the program has them, of which no checkpoint knows.
+    /// Seeds the device's random numbers before each epoch's training, from this seed, the rank and the epoch: the ranks
+    /// then drop (`Dropout`) different activations, and a training that is resumed at an epoch continues as if it had not
+    /// been interrupted. Default: random numbers continue from the program's state, which no checkpoint contains.
     ///
-    /// Some of Burn's devices have their random numbers in common: where ranks are threads of a process, they are
-    /// not each rank's own.
+    /// Some of Burn's devices share their random numbers: if ranks are threads of one process, the ranks do not
+    /// have their own.
     ///
     /// ```
     /// # use burn::tensor::Device;
@@ -222,8 +215,8 @@ impl DdpStrategy {
         self
     }
 
-    /// Runs a training with this strategy. Other ranks than 0 open no dashboard and no log file, which they
-    /// would if the strategy was only given to `SupervisedTraining::with_training_strategy`.
+    /// Runs a training with this strategy. Ranks other than 0 open no dashboard and no log file; they would if
+    /// the strategy were only passed to `SupervisedTraining::with_training_strategy`.
     pub fn launch<M>(
         self,
         training: SupervisedTraining<M>,
@@ -236,7 +229,7 @@ impl DdpStrategy {
     {
         let training = match self.group.is_main() {
             true => training,
-            // It is told nothing, and so says nothing.
+            // This renderer gets no events, and so prints nothing.
             false => training
                 .renderer(Box::new(CliMetricsRenderer::new()))
                 .with_application_logger(None),
@@ -245,7 +238,7 @@ impl DdpStrategy {
         training.launch(learner)
     }
 
-    /// The fault of the group that ended a training on this rank, if one did.
+    /// The fault of the group that ended a training on this rank, if there was one.
     pub fn fault<M>(result: &LearningResult<M>) -> Option<&DdpError> {
         let error = result.error.as_deref()?;
         let mut next: Option<&(dyn Error + 'static)> = Some(error);
@@ -258,7 +251,7 @@ impl DdpStrategy {
         None
     }
 
-    /// Makes the model equal on all ranks.
+    /// Prepares the learner, and makes the model equal on all ranks.
     fn prepare<M: LearnerModel>(&self, learner: &mut Learner<M>) -> Result<Ddp, DdpError> {
         learner.fork(&self.device);
         let model = learner.model();
@@ -275,13 +268,13 @@ impl DdpStrategy {
         Ok(ddp)
     }
 
-    /// Notes an error for the program, and ends the job on the other ranks if they do not know of it.
+    /// Records an error for the program, and ends the job on the other ranks if they do not know of it.
     fn report(&self, error: DdpError, interrupter: &Interrupter) {
         let known = error.is_fault() || matches!(error, DdpError::ModelMismatch { .. });
         if !known {
             self.group.abort(error.to_string());
         }
-        // What this rank failed of comes before what that led to.
+        // An error of this rank's own takes precedence over a fault that it caused.
         if interrupter.error().is_none() {
             interrupter.fail(TrainingError::Dataset(DatasetError::new(error)));
         }
@@ -305,7 +298,7 @@ where
     <M as TrainStep>::Output: GatherOutput,
     <M as InferenceStep>::Output: GatherOutput,
 {
-    /// As burn-train's on rank 0; without events on the others.
+    /// Like burn-train's on rank 0; without events on the others.
     fn train(
         &self,
         learner: Learner<M>,
@@ -345,7 +338,7 @@ where
     }
 }
 
-/// The same with burn-train's own events before and after.
+/// The same, with burn-train's own events before and after.
 struct Main<'a>(&'a DdpStrategy);
 
 impl<M> SupervisedLearningStrategy<M> for Main<'_>

@@ -1,4 +1,4 @@
-//! One pass over the data: to train, or to validate. All ranks take their steps together.
+//! One pass over the data, for training or validation. All ranks take their steps together.
 
 use burn::{
     data::dataloader::{DataLoaderIterator, Progress},
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{Ddp, DdpError, ProcessGroup, clip::scale_gradients, ddp::Part};
 
-/// How far the ranks have come.
+/// How many items each rank has processed.
 struct Tally {
     processed: Vec<usize>,
     total: usize,
@@ -28,7 +28,7 @@ impl Tally {
         }
     }
 
-    /// What burn-train calls an item.
+    /// Converts an output to burn-train's type for an item.
     fn item<T>(&mut self, gathered: Gathered<T>, iteration: usize) -> TrainingItem<T> {
         self.processed[gathered.rank] = gathered.processed;
         let processed = self.processed.iter().sum();
@@ -53,7 +53,7 @@ where
         let mut tally = Tally::new(self.group, self.items_shown(share));
         let mut accumulator = GradientsAccumulator::new();
         let mut accumulated = 0;
-        // What all ranks know, while this one may be asked to stop at any moment.
+        // What all ranks have agreed on; this rank itself may be asked to stop at any moment.
         let mut stopped = false;
         for iteration in 1.. {
             let batch = self.next(&mut *batches)?;
@@ -76,7 +76,7 @@ where
                 None => self.update(ddp, gradients)?,
                 Some(steps) => {
                     let model = self.learner.model();
-                    // Ranks may run out of batches in the middle of a sum.
+                    // Ranks may run out of batches in the middle of an accumulation.
                     let gradients = match ddp.factor() {
                         1.0 => gradients,
                         factor => scale_gradients(gradients, &model, factor),
@@ -103,7 +103,7 @@ where
         }
     }
 
-    /// How many items of an epoch rank 0 shows when it trains: those of all ranks, or its own.
+    /// The number of items of an epoch that rank 0 shows in training: those of all ranks, or only its own.
     pub(super) fn items_shown(&self, share: &Share<<M as TrainStep>::Input>) -> usize {
         match self.strategy.gather_training {
             true => share.total,
@@ -119,7 +119,7 @@ where
     ) -> Result<(), DdpError> {
         let mut model = self.learner.model();
         if self.group.world_size() > 1 {
-            // Running statistics are each rank's own; those of the learner are the same ones.
+            // Each rank has its own running statistics, which `model` shares with the learner.
             model = ddp.receive(model, Part::Untrained)?;
         }
         let model = model.valid();
@@ -141,7 +141,7 @@ where
         Ok(())
     }
 
-    /// The next batch of this rank. One that cannot be loaded ends the job.
+    /// The next batch of this rank. If it cannot be loaded, the job ends.
     fn next<O>(&self, batches: &mut dyn DataLoaderIterator<O>) -> Result<Option<O>, DdpError> {
         batches.next().transpose().map_err(|error| {
             self.interrupter.fail(error);
@@ -150,7 +150,7 @@ where
         })
     }
 
-    /// A step of the optimizer with the averages over all ranks.
+    /// Takes a step of the optimizer with the averages over all ranks.
     fn update(&mut self, ddp: &mut Ddp, gradients: GradientsParams) -> Result<(), DdpError> {
         let gradients = ddp.reduce_gradients(gradients, &self.learner.model())?;
         self.learner.lr_step();
@@ -158,7 +158,7 @@ where
         Ok(())
     }
 
-    /// The same with gradients that were weighed when they were added up.
+    /// The same with accumulated gradients, which have already been multiplied by their factors.
     fn update_accumulated(
         &mut self,
         ddp: &mut Ddp,
@@ -168,7 +168,7 @@ where
         self.update(ddp, accumulator.grads())
     }
 
-    /// The outputs that rank 0's metrics see: those of all ranks, or only its own.
+    /// The outputs for rank 0's metrics: those of all ranks, or only its own.
     fn collect<T: GatherOutput>(
         &self,
         own: Option<(T, usize)>,

@@ -1,4 +1,4 @@
-//! A rank's share of what a data loader loads.
+//! A rank's share of the items of a data loader.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::{
     sampler::made::{SharedSampler, watch},
 };
 
-/// What this rank loads.
+/// The items that this rank loads.
 pub(super) struct Share<O> {
     pub(super) loader: Arc<dyn DataLoader<O>>,
-    /// Items of all ranks.
+    /// The number of items of all ranks.
     pub(super) total: usize,
     sampler: Option<SharedSampler>,
 }
 
 impl<O> Share<O> {
-    /// This rank's share of a loader: what its sampler deals out to this rank if it is a
-    /// [`DistributedLoader`](crate::DistributedLoader); all of it if it has been `dealt` otherwise; else a
-    /// slice, as many items as the other ranks have or one less.
+    /// This rank's share of a loader: for a [`DistributedLoader`](crate::DistributedLoader), the items that its
+    /// sampler gives this rank; all items if they have been `dealt` otherwise; else a slice, in which ranks
+    /// differ by at most one item.
     pub(super) fn new(
         loader: Arc<dyn DataLoader<O>>,
         group: &ProcessGroup,
@@ -55,7 +55,7 @@ impl<O> Share<O> {
         .count(group)
     }
 
-    /// The same, with no item repeated to even the ranks out.
+    /// The same, without items that are repeated to give all ranks the same number.
     pub(super) fn each_once(self, group: &ProcessGroup) -> Result<Self, DdpError> {
         if let Some(sampler) = &self.sampler {
             let mut sampler = sampler.lock().expect("no panic under lock");
@@ -64,8 +64,8 @@ impl<O> Share<O> {
         self.count(group)
     }
 
-    /// Checks that a sampler which is to go on in the middle of an epoch does so in the one that a training
-    /// starts with, counted from 0.
+    /// Checks the epoch, counted from 0, with which a training starts: a sampler in the middle of an epoch must
+    /// continue in that epoch.
     pub(super) fn starts_with(&self, epoch: usize) -> Result<(), DdpError> {
         let Some(sampler) = &self.sampler else {
             return Ok(());
@@ -81,7 +81,7 @@ impl<O> Share<O> {
         }
     }
 
-    /// Selects the order of an epoch, counted from 0. Other loaders than ours go their own ways.
+    /// Selects the order of an epoch, counted from 0. Has no effect on loaders other than `DistributedLoader`.
     pub(super) fn of_epoch(self, epoch: usize, group: &ProcessGroup) -> Result<Self, DdpError> {
         if let Some(sampler) = &self.sampler {
             let mut sampler = sampler.lock().expect("no panic under lock");

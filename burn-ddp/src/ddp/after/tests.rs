@@ -1,5 +1,4 @@
-//! Averages that are taken on a device, on one that has no NCCL: tensors go through the host, all else is the
-//! same.
+//! Averages on a device that has no NCCL: tensors go through the host, everything else is the same.
 
 use std::thread;
 
@@ -62,7 +61,8 @@ fn trained(model: &Model) -> Vec<Signature> {
     signatures
 }
 
-/// The weights' gradients of `first` are 1 or 2 by rank; only rank 1 uses `second`; nobody uses `never`.
+/// The gradients of the weights of `first` are 1 or 2, depending on the rank. Only rank 1 uses `second`, and no
+/// rank uses `never`.
 fn gradients(model: &Model, rank: usize) -> GradientsParams {
     let device = model.first.weight.val().device();
     let input = Tensor::<2>::full([1, 3], 1.0 + rank as f32, &device);
@@ -138,9 +138,9 @@ fn in_a_static_graph_ranks_tell_each_other_once() {
                     after_first = group.stats().calls;
                 }
             }
-            // The one bucket of each step, and what the ranks told.
+            // One bucket in each step, and the calls in which ranks exchange what they have.
             assert_eq!(group.stats().calls - after_first, 3 + told);
-            // Nobody breaks the promise while another has not its averages yet.
+            // Wait until all ranks have their averages before one breaks the promise.
             group.barrier().unwrap();
             let other = gradients(&model, 1 - group.rank());
             let broken = after.average(&step, other).is_err();

@@ -1,4 +1,4 @@
-//! The same, each tensor by a call of its own: none leaves its device.
+//! The same with a separate call for each tensor, so that no tensor leaves its device.
 
 use std::{any::Any, ops::Range};
 
@@ -13,7 +13,7 @@ use burn::{
 use super::{CHUNK, Part, chunks};
 use crate::{DdpError, ProcessGroup, TensorOp, ddp::parameters::Signature};
 
-/// The model with the tensors of rank 0, or a part of them.
+/// Replaces the tensors of a model, or a part of them, by those of rank 0.
 pub(in crate::ddp) fn broadcast<M: Module>(
     group: &ProcessGroup,
     model: M,
@@ -23,7 +23,7 @@ pub(in crate::ddp) fn broadcast<M: Module>(
     in_chunks(group, model, signatures, part, CHUNK)
 }
 
-/// So many bytes of the model are there twice at a time, or one tensor that has more.
+/// The same, with two copies of at most `limit` bytes of the model, or of one larger tensor, at a time.
 pub(super) fn in_chunks<M: Module>(
     group: &ProcessGroup,
     mut model: M,
@@ -38,7 +38,7 @@ pub(super) fn in_chunks<M: Module>(
             calls: Vec::new(),
         };
         model.visit(&mut sender);
-        // While the model is looked at, nobody waits for another rank: see `super::in_chunks`.
+        // No waiting for other ranks while the model is visited: see `super::in_chunks`.
         let received = sender.calls.into_iter().map(|call| call(group));
         let received = received.collect::<Result<Vec<_>, _>>()?;
         model = model.map(&mut Receiver {
@@ -49,7 +49,7 @@ pub(super) fn in_chunks<M: Module>(
     Ok(model)
 }
 
-/// Which tensors of a model travel in a chunk.
+/// Tells which tensors of a model travel in a chunk.
 struct Places<'a> {
     sizes: &'a [usize],
     chunk: Range<usize>,
@@ -65,7 +65,7 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// Whether the next tensor travels.
+    /// Whether the next tensor travels in this chunk.
     fn next(&mut self) -> bool {
         let place = self.place;
         self.place += 1;
@@ -73,7 +73,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Gets the tensor of rank 0.
+/// A call that returns the tensor of rank 0.
 type Call = Box<dyn FnOnce(&ProcessGroup) -> Result<Box<dyn Any>, DdpError>>;
 
 /// Collects the calls for the tensors of a chunk.
@@ -111,14 +111,14 @@ impl ModuleVisitor for Sender<'_> {
     }
 }
 
-/// Puts rank 0's tensors in the place of others.
+/// Replaces tensors by those of rank 0.
 struct Receiver<'a> {
     places: Places<'a>,
     received: std::vec::IntoIter<Box<dyn Any>>,
 }
 
 impl Receiver<'_> {
-    /// The tensor of rank 0 that comes next, if it is in this chunk.
+    /// Rank 0's version of the next tensor, if it is in this chunk.
     fn next<const D: usize, K: Numeric + 'static>(&mut self) -> Option<Tensor<D, K>> {
         let travels = self.places.next();
         travels.then(|| {
@@ -128,7 +128,7 @@ impl Receiver<'_> {
     }
 }
 
-/// A tensor with the autodiff settings of the one that it is to replace.
+/// `new` with the autodiff settings of `old`.
 fn in_place_of<const D: usize, K: Numeric + Autodiff>(
     old: &Tensor<D, K>,
     new: Tensor<D, K>,

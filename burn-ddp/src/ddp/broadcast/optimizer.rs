@@ -1,4 +1,5 @@
-//! The state of rank 0's optimizer to all ranks. Burn files it by the parameters' ids, which each process draws for itself.
+//! Copies the state of rank 0's optimizer to all ranks. Burn stores it by parameter ids, which each process
+//! draws for itself.
 
 use std::collections::HashMap;
 
@@ -7,7 +8,7 @@ use burn_pack::{Reader, Tensor, Writer};
 
 use crate::{DdpError, ProcessGroup, ddp::parameters::parameters};
 
-/// The optimizer with the state of rank 0's, for a model of which all ranks have the same.
+/// The optimizer with the state of rank 0's optimizer, for a model that is the same on all ranks.
 pub(in crate::ddp) fn broadcast<M: Module>(
     group: &ProcessGroup,
     optimizer: ModuleOptimizer,
@@ -38,7 +39,7 @@ pub(in crate::ddp) fn broadcast<M: Module>(
         .map_err(|error| unusable(&error))
 }
 
-/// The state of parameters that have other ids here: what it is filed by begins with the id.
+/// Translates the state to this rank's parameter ids, with which the names of its entries begin.
 fn translated(state: Vec<u8>, ids: &HashMap<String, u64>) -> Result<Bytes, burn_pack::Error> {
     let name = |name: &str| {
         let (id, rest) = name.split_at(name.find('.').unwrap_or(name.len()));

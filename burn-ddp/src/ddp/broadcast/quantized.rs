@@ -1,5 +1,5 @@
-//! The same for quantized tensors, each by a call of its own: how many bytes one has, with its scales, only
-//! its device knows.
+//! The same for quantized tensors, with a separate call for each: only its device knows how many bytes a tensor
+//! has including its scales.
 
 use burn::{
     module::{Module, ModuleMapper, Param},
@@ -9,7 +9,7 @@ use burn::{
 use super::data;
 use crate::{DdpError, ProcessGroup};
 
-/// The model with the quantized tensors of rank 0.
+/// Replaces the quantized tensors of a model by those of rank 0.
 pub(in crate::ddp) fn broadcast<M: Module>(group: &ProcessGroup, model: M) -> Result<M, DdpError> {
     let mut travel = Travel { group, error: None };
     let model = model.map(&mut travel);
@@ -22,7 +22,7 @@ struct Travel<'a> {
 }
 
 impl Travel<'_> {
-    /// The tensor of rank 0.
+    /// Returns the tensor of rank 0.
     fn exchange<const D: usize>(&self, own: Tensor<D>) -> Result<Tensor<D>, DdpError> {
         if self.group.is_main() {
             let bytes = own.clone().try_into_data()?;

@@ -1,11 +1,11 @@
-//! Ranks of which some go by NCCL and some do not. NCCL itself has no part in it: they meet before.
+//! Some ranks call by NCCL and others through the host. NCCL itself is not involved: the ranks meet before it.
 
 use std::{thread, time::Duration};
 
 use super::*;
 use crate::LocalGroup;
 
-/// Runs `body` on two ranks, within the process and over TCP.
+/// Runs `body` on two ranks, once within the process and once over TCP.
 fn pairs<R: Send>(body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}", folder.path().join("master").display());
@@ -24,7 +24,7 @@ fn pairs<R: Send>(body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     })
 }
 
-/// Checks that all ranks say who called what.
+/// Checks that the errors of all ranks name both calls.
 fn check(errors: Vec<DdpError>, by_nccl: &str, by_host: &str) {
     for error in errors {
         let DdpError::Diverged {
@@ -44,14 +44,14 @@ fn a_call_by_nccl_is_another_than_one_through_the_host() {
     let what = (CallKind::AllReduce, ReduceOp::Sum, 100_000, 0);
     let errors = pairs(|group| {
         let result = match group.rank() {
-            // As a tensor on the device of NCCL does.
+            // Does what a tensor on the NCCL device would do.
             0 => group.run(
                 what,
                 ElementType::F32,
                 |call| call.by_nccl().barrier(),
                 || (),
             ),
-            // As one on another device does.
+            // Does what a tensor on another device would do.
             _ => group.all_reduce(&mut vec![0f32; 100_000], ReduceOp::Sum),
         };
         result.unwrap_err()
@@ -71,7 +71,7 @@ fn so_is_a_message() {
         }
         _ => {
             let sent = group.send(&[0f32; 1000], 0);
-            // It was on its way before the other rank looked at it.
+            // The message may have been on its way before the other rank read it.
             sent.and_then(|()| group.barrier()).unwrap_err()
         }
     });

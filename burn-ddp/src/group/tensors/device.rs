@@ -1,4 +1,4 @@
-//! Tensors by NCCL: they never leave the device.
+//! Collective calls and messages by NCCL: tensors never leave the device.
 
 use std::iter;
 
@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl TensorOp {
-    /// The shape of a rank's result that is to be somewhere else than its own elements, where that is known before the
-    /// ranks have met.
+    /// The shape of the memory to allocate for a rank's result before the call. `None` if the result takes the
+    /// place of the rank's own elements, or for an all-gather, where the ranks must meet before the shape is known.
     pub(super) fn room(self, own: &Shape, rank: usize, ranks: usize) -> Option<Shape> {
         let known = self != Self::AllGather && !Errand::All(self).stays(rank);
         known.then(|| self.result(own, iter::empty(), ranks))
@@ -40,7 +40,7 @@ impl ProcessGroup {
             dtype,
             |call| {
                 let call = call.by_nccl();
-                // Whatever comes of it, all ranks are in the same call now.
+                // Whatever happens now, all ranks are in the same call.
                 let lens = lens(&call, op, &shapes)?;
                 let results = shapes.iter().zip(&lens).map(|(shape, lens)| {
                     let rows = lens.iter().map(|len| len / row(shape).max(1));
@@ -68,8 +68,8 @@ impl ProcessGroup {
         let wire = on_wire(dtype, false).expect("every type can be moved");
         let (_place, call) = self.message_call(dtype, shape.num_elements(), peer, sends)?;
         let call = call.by_nccl();
-        // NCCL is entered once both ranks are in the call. The answer is none that a rank which sends too
-        // would give.
+        // NCCL is entered once both ranks are in the call. The answer has another `root`, so that a message
+        // from a peer that also sends is not taken for an answer.
         let answer = Collective {
             call: Call {
                 root: 1,
@@ -96,7 +96,7 @@ impl ProcessGroup {
     }
 }
 
-/// The elements that each rank brings of each tensor. The ranks meet here, with tensors of the same shapes.
+/// The number of elements that each rank contributes to each tensor. The ranks meet here, and check that their shapes match.
 fn lens(
     call: &Collective<'_>,
     op: TensorOp,

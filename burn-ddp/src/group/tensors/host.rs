@@ -1,12 +1,11 @@
-//! Tensors through the host: their elements are read, travel over the group's connections, and are
-//! written again.
+//! Tensors through the host: their elements are read, sent over the group's connections, and uploaded again.
 
 use burn::tensor::{DType, Shape, Tensor, TensorData, kind::Numeric};
 
 use super::{TensorOp, row, unsupported};
 use crate::{DdpError, Element, ProcessGroup, ReduceOp, group::order::Place};
 
-/// Runs code on the elements of each of several tensors' data, in their common type.
+/// Runs code on the elements of several tensors' data, in their common type.
 macro_rules! with_elements {
     ($data:expr, |$elements:ident| $body:expr) => {{
         let data: Vec<TensorData> = $data;
@@ -39,8 +38,8 @@ macro_rules! with_elements {
 pub(super) use with_elements;
 
 impl ProcessGroup {
-    /// Makes a call over tensors of one type and device, of which there is one at least. Without a place, it takes one
-    /// when they have been read: what makes them may make calls of its own.
+    /// Makes a call over tensors of one type and device, at least one. If `place` is `None`, it takes one after
+    /// the tensors were read, because computing them may involve calls too.
     pub(super) fn through_host<const D: usize, K: Numeric>(
         &self,
         place: Option<Place>,
@@ -74,7 +73,7 @@ impl ProcessGroup {
     ) -> Result<Vec<Vec<T>>, DdpError> {
         let reduction = op.reduction().unwrap_or(ReduceOp::Sum);
         let own: usize = tensors.iter().map(|tensor| size_of_val(&tensor[..])).sum();
-        // Alone, everyone's data are one's own.
+        // With one rank, each result is the rank's own data.
         self.run_at(
             place,
             (op.kind(), reduction, op.len(shapes), op.root()),

@@ -24,10 +24,10 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// A fault of the group. [`DdpError::InvalidArgument`] for a rank that is none or this one, a type that
-    /// is neither integers nor floats, and, where the tensor may go by NCCL, before the ranks have settled
-    /// whether it does (see [`tensor_backend`](Self::tensor_backend)), which two of them cannot do alone.
-    /// The other rank gets [`DdpError::Diverged`], unless it has made the same mistake.
+    /// A fault of the group. [`DdpError::InvalidArgument`] if `to` is this rank or not a rank, for a type that
+    /// is neither integers nor floats, and, for a tensor that may go by NCCL, if the ranks have not agreed yet
+    /// on how tensors travel (see [`tensor_backend`](Self::tensor_backend)), which the two ranks of a message
+    /// cannot do alone. The other rank gets [`DdpError::Diverged`], unless it has made the same mistake.
     pub fn send_tensor<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         tensor: Tensor<D, K>,
@@ -36,11 +36,11 @@ impl ProcessGroup {
         self.message(tensor, to, true)?().map(drop)
     }
 
-    /// Starts to send a tensor, and returns at once. Later calls wait until it is on its way.
+    /// Starts to send a tensor and returns at once. Later calls wait until it is on its way.
     ///
     /// # Errors
     ///
-    /// Those of [`send_tensor`](Self::send_tensor); faults come from [`Pending::wait`].
+    /// Those of [`send_tensor`](Self::send_tensor); [`Pending::wait`] returns the faults.
     pub fn send_tensor_async<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         tensor: Tensor<D, K>,
@@ -50,8 +50,8 @@ impl ProcessGroup {
         Ok(self.submit_call(|_| message().map(drop)))
     }
 
-    /// Receives a tensor that a rank sends to this one. It has the shape, the type and the device of
-    /// `like`, whose elements do not matter; one of another shape or type is a fault.
+    /// Receives a tensor that rank `from` sends to this one. It has the shape, type and device of `like`, whose
+    /// elements do not matter. A tensor of another shape or type is a fault.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -85,11 +85,11 @@ impl ProcessGroup {
         self.message(like, from, false)?()
     }
 
-    /// Starts to receive a tensor, and returns at once.
+    /// Starts to receive a tensor and returns at once.
     ///
     /// # Errors
     ///
-    /// Those of [`recv_tensor`](Self::recv_tensor); faults come from [`Pending::wait`].
+    /// Those of [`recv_tensor`](Self::recv_tensor); [`Pending::wait`] returns the faults.
     pub fn recv_tensor_async<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         like: Tensor<D, K>,
@@ -99,7 +99,7 @@ impl ProcessGroup {
         Ok(self.submit_call(|_| message()))
     }
 
-    /// What is left to do once the tensor has been taken where it was submitted.
+    /// Checks the message and takes the tensor on the calling thread; returns the rest of the work.
     fn message<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         tensor: Tensor<D, K>,

@@ -1,4 +1,4 @@
-//! Collective calls over tensors, on whichever device they are.
+//! Collective calls over tensors on any device.
 
 #[cfg(any(test, feature = "nccl"))]
 mod device;
@@ -26,23 +26,23 @@ use crate::{CallKind, DdpError, ElementType, Flaw, ReduceOp};
 pub enum TensorOp {
     /// Combines them, element by element; all ranks get the result.
     AllReduce(ReduceOp),
-    /// Combines them, element by element; `root` gets the result, the others their own back.
+    /// Combines them, element by element; `root` gets the result, the others get back their own tensors.
     Reduce {
         /// How elements are combined.
         op: ReduceOp,
-        /// Who gets the result.
+        /// The rank that gets the result.
         root: usize,
     },
     /// All ranks get the tensor of `root`.
     Broadcast {
-        /// Whose tensor it is.
+        /// The rank whose tensor it is.
         root: usize,
     },
-    /// All ranks get all tensors, one after the other. They may differ in the first dimension.
+    /// All ranks get all tensors, concatenated. These may differ in the first dimension.
     AllGather,
     /// Combines them, element by element; rank `i` gets part `i` of the result.
     ReduceScatter(ReduceOp),
-    /// Part `i` goes to rank `i`, which puts the parts that it gets one after the other.
+    /// Part `i` goes to rank `i`, which concatenates the parts that it gets.
     AllToAll,
 }
 
@@ -72,7 +72,7 @@ impl TensorOp {
         }
     }
 
-    /// The number of elements that all ranks have to bring, or those of all tensors' rows.
+    /// The number of elements, on which all ranks must agree: of the tensors, or, for an all-gather, of one row of each.
     fn len(self, shapes: &[Shape]) -> usize {
         match self {
             Self::AllGather => shapes.iter().map(row).sum(),
@@ -80,7 +80,7 @@ impl TensorOp {
         }
     }
 
-    /// The shape of the result: `rows` are the first dimensions of all ranks' tensors.
+    /// The shape of the result. `rows` are the first dimensions of the ranks' tensors.
     fn result(self, own: &Shape, rows: impl Iterator<Item = usize>, ranks: usize) -> Shape {
         let mut shape = own.clone();
         match self {
@@ -116,7 +116,7 @@ fn element_type(dtype: DType) -> Result<ElementType, DdpError> {
     })
 }
 
-/// The type of tensors that are to travel in one call: they have one type and are on one device.
+/// The type of the tensors of one call, which must have one type and be on one device.
 fn type_of_all<const D: usize, K: Numeric>(
     tensors: &[Tensor<D, K>],
 ) -> Result<ElementType, (Flaw, DdpError)> {
@@ -140,7 +140,7 @@ fn type_of_all<const D: usize, K: Numeric>(
     element_type(dtype).map_err(|error| (Flaw::TypeUnsupported, error))
 }
 
-/// The inputs of a call, as they go on their way.
+/// The inputs of a call, prepared for the way in which they travel.
 enum Prepared<const D: usize, K: Numeric> {
     Host(Vec<Tensor<D, K>>),
     #[cfg(feature = "nccl")]
@@ -155,9 +155,8 @@ impl ProcessGroup {
     /// Makes a collective call over a tensor, by NCCL or through the host (see
     /// [`Backend`](crate::Backend)). The result is on the same device, without autodiff history.
     ///
-    /// NCCL differs from the host in three points: `f16` and `bf16` are summed in their own type and
-    /// rounded on the way, a NaN need not win a minimum or maximum, and errors of a device show up as
-    /// [`DdpError::NcclFailed`].
+    /// NCCL differs from the host in three ways: `f16` and `bf16` are summed in their own type and rounded along
+    /// the way, a NaN may lose a minimum or maximum, and device errors appear as [`DdpError::NcclFailed`].
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -178,11 +177,11 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// A fault of the group: [`DdpError::Diverged`] where a rank's tensor has another shape, but for the first
-    /// dimension of an all-gather, or where a rank cannot make the call. [`DdpError::InvalidArgument`] for a root that is no rank, the mean of
-    /// integers, a type that is neither integers nor floats of 16, 32 or 64 bits, a first dimension
-    /// that is no multiple of the world size where parts are asked for, or an all-gather of rows without
-    /// elements. Those of [`tensor_backend`](Self::tensor_backend).
+    /// A fault of the group: [`DdpError::Diverged`] if a rank's tensor has another shape (except in the first
+    /// dimension of an all-gather), or if another rank cannot make the call. [`DdpError::InvalidArgument`] for
+    /// a root that is not a rank, the mean of integers, a type that is neither integers nor floats of 16, 32 or
+    /// 64 bits, a first dimension that is not a multiple of the world size if the call divides it into parts,
+    /// or an all-gather of rows without elements. Those of [`tensor_backend`](Self::tensor_backend).
     pub fn collective<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         op: TensorOp,
@@ -192,12 +191,12 @@ impl ProcessGroup {
         Ok(results.pop().expect("a result for each tensor"))
     }
 
-    /// The same, on a thread of the group; returns at once (but the first time, when the ranks settle how
-    /// tensors travel). Calls are made in the order in which they were submitted.
+    /// The same on a thread of the group; returns at once (except for the first time, when the ranks agree on
+    /// how tensors travel). Calls are made in the order in which they were submitted.
     ///
     /// # Errors
     ///
-    /// Those of [`collective`](Self::collective); faults come from [`Pending::wait`].
+    /// Those of [`collective`](Self::collective); [`Pending::wait`] returns the faults.
     pub fn collective_async<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         op: TensorOp,
@@ -224,15 +223,14 @@ impl ProcessGroup {
         }))
     }
 
-    /// The same over several tensors, of one type and on one device, as one call: the ranks compare all shapes
-    /// at once, and NCCL gets the tensors as one group, which costs less than one after the other. All ranks
-    /// pass as many.
+    /// The same over several tensors of one type and on one device, as one call: the ranks compare all shapes at once, and
+    /// NCCL gets the tensors as one group, which is faster than separate calls. All ranks pass the same number of tensors.
     ///
     /// # Errors
     ///
-    /// Those of [`collective`](Self::collective), and [`DdpError::InvalidArgument`] when the tensors
-    /// differ in type or device. Where only one rank's do, or only one passes none, the others get
-    /// [`DdpError::Diverged`], which says so.
+    /// Those of [`collective`](Self::collective), and [`DdpError::InvalidArgument`] when the tensors differ in
+    /// type or device. If only some ranks make this mistake or pass no tensors, the others get a
+    /// [`DdpError::Diverged`] that says so.
     pub fn collective_many<const D: usize, K: Numeric + Autodiff + 'static>(
         &self,
         op: TensorOp,
@@ -276,7 +274,7 @@ impl ProcessGroup {
         Ok(Prepared::Host(tensors))
     }
 
-    /// Makes the call, at a place in the queue that was taken before, or at the next one once the elements are there.
+    /// Makes the call, at a place in the queue that was taken before, or at the next one once the elements have been read.
     fn complete<const D: usize, K: Numeric>(
         &self,
         op: TensorOp,
@@ -308,7 +306,7 @@ impl ProcessGroup {
     }
 }
 
-/// Elements of one index of the first dimension.
+/// The number of elements for each index of the first dimension.
 fn row(shape: &Shape) -> usize {
     shape.iter().skip(1).product()
 }

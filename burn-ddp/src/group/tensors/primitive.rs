@@ -1,4 +1,4 @@
-//! Calls with the tensors of backends, for operations that are made of a backend's own.
+//! Calls with the primitive tensors of a backend, for operations that are built from the backend's own.
 
 use burn::backend::{
     Backend,
@@ -13,16 +13,16 @@ use crate::nccl::{Source, primitive_from_cube, primitive_to_cube};
 use crate::{DdpError, ProcessGroup, group::Location};
 
 impl ProcessGroup {
-    /// Whether the float tensors of a backend's device can stay on it in calls.
+    /// Whether calls leave float tensors of this device on it.
     pub(crate) fn primitives_stay<B: Backend>(&self, device: &Device<B>) -> Result<bool, DdpError> {
         self.stays(&Location::of_primitives::<B>(device))
     }
 
-    /// The call over a tensor that stays on its device.
+    /// Makes a call over a tensor that stays on its device.
     ///
     /// # Panics
     ///
-    /// Panics where tensors of that device do not stay.
+    /// Panics if tensors of that device do not stay on it.
     pub(crate) fn collective_primitive<B: Backend>(
         &self,
         op: TensorOp,

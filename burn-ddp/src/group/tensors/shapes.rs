@@ -1,5 +1,4 @@
-//! Ranks compare the shapes of their tensors before any is sent: the call itself only says how many elements
-//! there are.
+//! Ranks compare the shapes of their tensors before sending any: the call itself only says how many elements there are.
 
 use std::iter;
 
@@ -11,8 +10,7 @@ use crate::{
     collective::Collective, transport::Transport,
 };
 
-/// The numbers of the message that tells a tensor's shape: how many dimensions there are, and the first of
-/// them.
+/// The length of the message that carries a tensor's shape: the number of dimensions, followed by the first of them.
 const FRAME: usize = 16;
 
 fn frame(shape: &Shape) -> [u64; FRAME] {
@@ -24,7 +22,7 @@ fn frame(shape: &Shape) -> [u64; FRAME] {
     frame
 }
 
-/// The shapes that all ranks have to bring to a call, in words.
+/// The shapes on which all ranks must agree for a call, as text.
 fn describe(op: TensorOp, shapes: &[Shape]) -> String {
     let words = shapes.iter().map(|shape| {
         let dims = shape.iter().enumerate().map(|(at, dim)| match (op, at) {
@@ -52,32 +50,32 @@ fn differ(
 }
 
 impl Collective<'_> {
-    /// Meets all ranks, and checks that they bring tensors of the same shapes.
+    /// Meets all ranks, and checks that their tensors have the same shapes.
     pub(super) fn check_shapes(&self, op: TensorOp, shapes: &[Shape]) -> Result<(), DdpError> {
         let own = describe(op, shapes);
         let hash = blake3::hash(own.as_bytes());
         let (digest, _) = hash.as_bytes().as_chunks();
         let [a, b] = [digest[0], digest[1]].map(u64::from_le_bytes);
         let about = self.about_shapes();
-        // The highest digest, and what the lowest lacks: they are of one where all are equal.
+        // The maximum digest, and the complement of the minimum. The two match exactly if all digests are equal.
         let mut highest = [a, b, !a, !b];
         about.all_reduce(&mut highest, ReduceOp::Max)?;
         if highest[..2] == [!highest[2], !highest[3]] {
             return Ok(());
         }
-        // All ranks have come to this.
+        // All ranks have the same maxima, so all get here.
         let all = about.all_gather_uneven(own.as_bytes())?;
         let odd = all.iter().position(|it| *it != all[0]).unwrap_or(0);
         let of = |rank: usize| (rank, String::from_utf8_lossy(&all[rank]).into_owned());
         Err(differ(self.transport, self.call, of(0), of(odd)))
     }
 
-    /// Tells the rank that receives a tensor what shape it has.
+    /// Sends the shape of a tensor to the rank that receives the tensor.
     pub(super) fn send_shape(&self, shape: &Shape, to: usize) -> Result<(), DdpError> {
         self.about_shapes().send(&frame(shape), to)
     }
 
-    /// Checks that a tensor which is to be received has the shape that it is expected to have.
+    /// Checks that the tensor to be received has the expected shape.
     pub(super) fn receive_shape(&self, expected: &Shape, from: usize) -> Result<(), DdpError> {
         let mut theirs = [0u64; FRAME];
         self.about_shapes().receive(&mut theirs, from)?;
@@ -92,7 +90,7 @@ impl Collective<'_> {
         Err(differ(self.transport, self.call, own, theirs))
     }
 
-    /// The same call where shapes travel instead of elements: no rank takes the ones for the others.
+    /// The same call while shapes travel instead of elements, so that ranks do not confuse the two.
     fn about_shapes(&self) -> Self {
         Self {
             call: Call {
@@ -105,7 +103,7 @@ impl Collective<'_> {
 }
 
 impl ProcessGroup {
-    /// Checks what is to be done with tensors of one type.
+    /// Checks the arguments of a call with tensors of one type.
     pub(super) fn check_tensors(
         &self,
         op: TensorOp,
@@ -132,7 +130,8 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Refuses tensors when all ranks have come to the call. Those that have others find out.
+    /// Refuses tensors after comparing shapes with all ranks. If another rank has other tensors, all get
+    /// `DdpError::Diverged` instead.
     pub(super) fn refuse_shapes(
         &self,
         op: TensorOp,

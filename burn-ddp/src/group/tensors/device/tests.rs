@@ -1,4 +1,4 @@
-//! Calls by an NCCL that is made of host memory, between threads with a device each.
+//! Calls by a model of NCCL in host memory, between threads with a device each.
 
 use std::{
     sync::Arc,
@@ -14,7 +14,7 @@ use crate::{
 
 mod faults;
 
-/// A rank with a device of its own.
+/// A rank with its own device.
 #[derive(Clone)]
 struct Rank {
     group: ProcessGroup,
@@ -31,7 +31,7 @@ fn open(group: &ProcessGroup, model: &Model, device: usize) -> Result<Arc<Link>,
         .map(Arc::new)
 }
 
-/// Runs code on each rank and returns what comes of it.
+/// Runs code on each rank and returns the results.
 fn ranks<R: Send>(
     number: usize,
     timeout: Duration,
@@ -50,7 +50,7 @@ fn ranks<R: Send>(
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Communicators end with the last call that has them, which may still be on its thread.
+/// A communicator ends with the last call that uses it, which may still be running on its thread.
 fn all_end(model: &Model) {
     let start = Instant::now();
     while model.alive() > 0 {
@@ -59,7 +59,7 @@ fn all_end(model: &Model) {
     }
 }
 
-/// The same with a link; afterwards no communicator is left.
+/// The same with a link. Checks that no communicator is left afterwards.
 fn linked<R: Send>(
     number: usize,
     timeout: Duration,
@@ -102,7 +102,7 @@ impl Rank {
     }
 }
 
-/// All calls over a tensor of whole numbers, small enough for every type, by NCCL and through the host.
+/// Every call on a tensor of whole numbers, small enough for every type, by NCCL and through the host.
 fn every_call<T: Element + From<u8>>(rank: &Rank, reduces: bool) {
     let (group, ranks) = (&rank.group, rank.group.world_size());
     for rows in [0, 1, 3] {
@@ -114,7 +114,7 @@ fn every_call<T: Element + From<u8>>(rank: &Rank, reduces: bool) {
             let block = block();
             let (shape, before) = (block.shape(), block.address());
             let results = rank.call::<T>(op, vec![block]).unwrap();
-            // Room that is made before the call is what it needs then.
+            // Memory that is allocated before the call has the shape of the result.
             if let Some(room) = op.room(&shape, group.rank(), ranks) {
                 assert_eq!(room, results[0].shape(), "{op:?}");
                 assert_ne!(results[0].address(), before, "{op:?}");
@@ -132,7 +132,7 @@ fn every_call<T: Element + From<u8>>(rank: &Rank, reduces: bool) {
             by_nccl(TensorOp::AllToAll),
             (len / 2, group.all_to_all(&own).unwrap())
         );
-        // Rank r brings r rows of it, and the last rank all; on one of them, that may be none.
+        // Rank r contributes r rows and the last rank all; one of the ranks may contribute none.
         let mine = if group.rank() == root {
             len
         } else {
@@ -189,7 +189,7 @@ fn every_call_of_every_type_does_what_it_does_through_the_host() {
             every_call::<u8>(rank, true);
             every_call::<u32>(rank, true);
             every_call::<u64>(rank, true);
-            // What NCCL does not know travels as bytes.
+            // Types that NCCL does not know travel as bytes.
             every_call::<i16>(rank, false);
             every_call::<u16>(rank, false);
         });
@@ -227,12 +227,12 @@ fn asynchronous_calls_wait_for_their_inputs_and_keep_their_order() {
                 rank.call_async::<f32>(TensorOp::AllReduce(ReduceOp::Sum), block)
             })
             .collect();
-        // One that is made at once comes after them.
+        // A synchronous call comes after them.
         assert_eq!(rank.sum(&[2.0]).unwrap(), [4.0]);
         for (number, sum) in pending.into_iter().enumerate() {
             assert_eq!(sum.wait().unwrap(), [2.0 * number as f32 + 1.0; 5]);
         }
-        // Nobody waits for this one, whose memory stays until it is over.
+        // Nobody waits for this call; its memory must live until the call is over.
         drop(rank.call_async::<f32>(TensorOp::AllGather, rank.block([1], &[1f32])));
         rank.group.barrier().unwrap();
     });

@@ -1,10 +1,10 @@
-//! What goes wrong with NCCL, and what the ranks hear of it.
+//! What goes wrong with NCCL, and which errors the ranks get.
 
 use super::*;
 use crate::{NcclError, nccl::model::Trouble};
 
-/// What every rank gets when something goes wrong in the second call; then, that every later call returns
-/// the same at once, and that all communicators were aborted.
+/// The error of every rank when something goes wrong in the second call, and the number of NCCL launches since
+/// the first. Checks that a later call returns the same error, and that no communicator is left.
 fn faults(
     timeout: Duration,
     second: impl Fn(&Rank, &Model) -> Result<Vec<f32>, DdpError> + Sync,
@@ -39,7 +39,7 @@ fn nccl_is_entered_by_all_ranks_or_none() {
             assert!(matches!(fault, DdpError::Diverged { .. }), "{fault}");
         }
     }
-    // One that does not come.
+    // A rank that comes too late.
     let (faults, launches) = faults(SHORT, |rank, _| match rank.group.rank() {
         1 => {
             thread::sleep(2 * SHORT);
@@ -58,7 +58,7 @@ fn nccl_is_entered_by_all_ranks_or_none() {
 
 #[test]
 fn tensors_of_other_shapes_do_not_enter_nccl() {
-    // Equally many elements in all: of other tensors, of one tensor, and of a message.
+    // The total number of elements is equal: of two tensors, of one tensor, and of a message.
     type Second = fn(&Rank) -> Result<Vec<f32>, DdpError>;
     let mismatches: [(Second, &str); 3] = [
         (
@@ -203,7 +203,7 @@ fn communicators_that_cannot_meet_are_given_up() {
     }
     assert_eq!((model.alive(), model.aborted()), (0, vec![0, 1, 2]));
 
-    // Rank 0 makes no identity: that is no fault, and all know why.
+    // Rank 0 cannot create an identity: this is not a fault, and all ranks learn why.
     let reason = NcclError::Driver {
         problem: "no sockets left".into(),
     };
@@ -219,7 +219,7 @@ fn communicators_that_cannot_meet_are_given_up() {
         assert!(matches!(&error, DdpError::Nccl { rank: 0, reason: theirs } if *theirs == reason));
     }
 
-    // One that shares the identity, and gets no further.
+    // A rank that shares the identity but goes no further.
     let model = Model::new();
     let faults = ranks(3, SHORT, |group| {
         let what = (CallKind::Backend, ReduceOp::Sum, 0, 0);
