@@ -1,12 +1,12 @@
-//! Which routine multiplied.
+//! Finds out which routine computed a product.
 
 use burn_fp8::kernels::MatmulRoutine;
 
 use crate::Launches;
 
-/// The routine whose kernels were launched, told by the kernels: where one cannot compute a product, another does. cuBLASLt's
-/// kernels are not CubeCL's: it launches one for the factors alone. Two routines of tensor cores have one kernel: `tiles` is the
-/// one that the GPU has.
+/// The routine that computed a product, as its launched kernels show: if one routine cannot compute it, another does.
+/// cuBLASLt's own kernels are not launched by CubeCL; its routine is recognized by the CubeCL kernel for the factors. Two
+/// routines for tensor cores share one kernel: `tiles` is the one of them that the GPU supports.
 ///
 /// ```
 /// use benches::{Launches, multiplied_by};
