@@ -84,7 +84,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         })
     }
 
-    /// The same, but srun also counts when it has started a single task.
+    /// Like `launcher`, but srun also counts when it has started a single task.
     fn starter(&self) -> Option<&'static Launcher> {
         LAUNCHERS.iter().find(|launcher| {
             // srun and Flux set PMI's variables too, but not those about machines, which `mpirun` sets.

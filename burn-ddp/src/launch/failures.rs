@@ -14,7 +14,7 @@ impl Failures {
         self.0.is_empty()
     }
 
-    /// Adds the failed ones of some ranks, which ended at the same time as far as the launcher can tell.
+    /// Adds those of the `ended` ranks that failed. As far as the launcher can tell, these ranks ended at the same time.
     pub(super) fn add(&mut self, ended: impl IntoIterator<Item = End>) {
         let failed = ended.into_iter().filter(|(_, status)| !status.success());
         let mut failed: Vec<End> = failed.collect();

@@ -108,7 +108,7 @@ struct Table {
 pub(crate) struct Met {
     pub(crate) acceptor: Acceptor,
     pub(crate) session: u64,
-    /// Where each rank listens. The entry of rank 0 is only right on other ranks.
+    /// Where each rank listens. On rank 0, which calls no other rank, all entries are its own address.
     pub(crate) addresses: Vec<SocketAddr>,
     /// The connections over which the ranks registered: on rank 0 those to all other ranks, on the others the one to rank 0.
     pub(crate) star: HashMap<usize, TcpStream>,
