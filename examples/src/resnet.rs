@@ -230,7 +230,6 @@ mod tests {
             let model = ResNetConfig::new(depth, width).init(&Device::flex().autodiff());
             Parameters::of(&model).count
         };
-        // He et al. 2015, table 6.
         for (depth, millions) in [(20, "0.27"), (32, "0.46"), (44, "0.66"), (56, "0.85")] {
             assert_eq!(
                 format!("{:.2}", count(depth, 16) as f64 / 1e6),
