@@ -1,8 +1,8 @@
-//! How near does an all-reduce over TCP come to what the machine's loopback carries?
+//! How close does an all-reduce over TCP come to the bandwidth of the machine's loopback?
 //!
-//! Two ranks on two threads. An all-reduce of two ranks has to move as many bytes each way as the tensor has; that is
-//! what two raw TCP streams, one each way, do here. One over the ratio is the share of their rate that the
-//! all-reduce reaches, as algorithm and as bus bandwidth (nccl-tests' names; for two ranks they are the same).
+//! Two ranks on two threads. An all-reduce of two ranks has to move as many bytes in each direction as the tensor has. The
+//! baseline moves the same bytes in both directions of a raw TCP connection. One over the ratio is the share of that rate that
+//! the all-reduce reaches, as algorithm and as bus bandwidth (nccl-tests' names; for two ranks they are the same).
 
 use benches::{Comparison, Partner, is_selected, tcp_groups};
 use burn_ddp::ReduceOp;
@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-/// Elements of f32, and in how many rounds they are timed.
+/// The numbers of f32 elements, the rounds in which they are timed, and the names of the sizes.
 const SIZES: [(usize, usize, &str); 4] = [
     (1 << 10, 200, "4 KB"),
     (1 << 16, 100, "256 KB"),

@@ -1,13 +1,13 @@
-//! What does autocast cost and save, op by op? The same program on the plain device, on the autocast device with
-//! everything in f32 (`O0`: the cost of the layer), and in bf16. `steps` asks the same of whole training steps.
+//! What does autocast cost and save, op by op? The same program runs on the plain device, on the autocast device with
+//! everything in f32 (`O0`: the cost of the layer), and in bf16. `steps` asks the same about whole training steps.
 //!
-//! Every job waits for its result, so that what is queued counts. Arguments choose questions by a part of their text.
+//! Every job waits for its result, so that queued work counts. Arguments choose questions by a part of their text.
 
 use benches::{Comparison, Precision, is_selected};
 use burn::tensor::{Device, Distribution, Tensor, activation};
 
-/// Elementwise ops in a row, and on how many elements each. Short chains show what a readback costs, long ones what an op
-/// costs; small tensors show the cost of the layer, large ones that of its lost in-place reuse.
+/// The number of elementwise ops in a row, and their number of elements. Short chains show the cost of a readback, long ones that
+/// of an op. Small tensors show the cost of the layer, large ones that of its lost in-place reuse.
 const CHAINS: [(usize, usize); 6] = [
     (1, 1),
     (10, 1),
@@ -17,7 +17,7 @@ const CHAINS: [(usize, usize); 6] = [
     (100, 65_536),
 ];
 
-/// Products in a row by the same matrix, as a parameter is used.
+/// The number of products in a row with the same matrix, which is used like a parameter.
 const PRODUCTS: usize = 10;
 
 fn main() {
@@ -57,7 +57,7 @@ fn main() {
     }
 }
 
-/// Times the job that `make` makes on each device.
+/// Times the job that `make` returns, on each device.
 fn compare<W: FnMut()>(question: &str, rounds: usize, make: impl Fn(&Device) -> W) {
     if !is_selected(question) {
         return;

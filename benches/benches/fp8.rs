@@ -1,5 +1,5 @@
-//! What do fp8 casts, products and layers cost on Flex, beside Burn's own in f32 and bf16? No kernel there uses fp8 instructions: fp8
-//! can only lose time, and the question is how much. Arguments choose questions by a part of their text.
+//! What do fp8 casts, products and layers cost on Flex, compared with Burn's own in f32 and bf16? No kernel of Flex uses fp8
+//! instructions: fp8 can only lose time, and the question is how much. Arguments choose questions by a part of their text.
 
 use benches::{Comparison, is_selected};
 use burn::{
@@ -31,7 +31,7 @@ fn casts() {
         let x = matrix([1, elements]);
         let scale = Tensor::<1>::ones([1], &Device::flex());
         let codes = Fp8Tensor::quantize(x.clone(), Fp8Format::E4M3);
-        // The scale is at hand; the amax is taken as well.
+        // The scale is given. The amax is computed as well.
         let quantize = |format| {
             let (x, scale) = (&x, &scale);
             move || {

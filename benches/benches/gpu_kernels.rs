@@ -1,6 +1,6 @@
-//! Which kernels does a training step on a GPU launch, how many, and how long do they take? In f32, through the layer alone
-//! (`O0`), with autocast, and with bf16 casts written by hand: what autocast adds to those is here to be seen, kernel by
-//! kernel. Arguments choose models by name.
+//! Which kernels does a training step on a GPU launch, how many, and how long do they take? In every precision, among them f32,
+//! the layer alone (`O0`), autocast, and bf16 casts written by hand. This shows, kernel by kernel, what autocast adds to the
+//! casts by hand. Arguments choose models by name.
 
 use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
 
@@ -9,12 +9,12 @@ use burn::tensor::Device;
 
 const MODELS: [(&str, usize); 3] = [("resnet50", 64), ("vit_b_16", 32), ("gpt2", 2)];
 
-/// Steps before, in which kernels are compiled and tuned, and what is kept from step to step is made.
+/// Warm-up steps, in which kernels are compiled and tuned, and tensors that are kept between steps are created.
 const WARM_UP: usize = 3;
 
 fn main() {
     log_warnings();
-    // Its time counts from here.
+    // The time limit counts from here.
     time_left();
     for (model, batch) in MODELS {
         if !is_selected(&format!("{model}/{batch}")) {
@@ -53,7 +53,7 @@ fn compare(model: &str, batch: usize) {
         .into_iter()
         .map(|name| (name.as_str(), row(name)))
         .collect();
-    // What takes the first way longest comes first.
+    // The kernels that take longest in the first precision come first.
     rows.sort_by_key(|(_, row)| Reverse((row[0].time, row[0].count)));
     rows.insert(0, ("all", ways.each_ref().map(Launches::total)));
     for (name, row) in rows {

@@ -1,7 +1,8 @@
-//! What does an all-reduce of a tensor through a process group cost, beside NCCL called directly?
+//! What does an all-reduce of a tensor through a process group cost, compared with NCCL called directly?
 //!
-//! By one rank, and by two on two threads that share the GPU where `NCCL_MULTI_RANK_GPU_ENABLE=1` lets them (NCCL 2.30 and
-//! newer). The group gives a new tensor each time; directly, NCCL writes where it wrote before. Arguments choose sizes by name.
+//! On one rank, and on two threads as ranks that share the GPU, if `NCCL_MULTI_RANK_GPU_ENABLE=1` allows it (NCCL 2.30 and
+//! newer). The group returns a new tensor each time. Called directly, NCCL writes to the same memory each time. Arguments choose
+//! sizes by name.
 
 use benches::{
     Comparison, Goal, Goals, Partner, is_selected, log_warnings, share_of_time, time_left,
@@ -17,7 +18,7 @@ use cudarc::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// Elements of f32, and in how many rounds they are timed.
+/// The numbers of f32 elements, the rounds in which they are timed, and the names of the sizes.
 const SIZES: [(usize, usize, &str); 4] = [
     (1 << 10, 500, "4 KB"),
     (1 << 18, 500, "1 MB"),
@@ -25,10 +26,10 @@ const SIZES: [(usize, usize, &str); 4] = [
     (1 << 26, 50, "256 MB"),
 ];
 
-/// From this on the bandwidth is judged: below, it is the start of a kernel that is timed.
+/// The smallest number of elements for which the bandwidth is judged. Below, the time is that of launching a kernel.
 const JUDGED: usize = 25 << 18;
 
-/// The first version, as NCCL writes it, that lets ranks share a GPU.
+/// The code of the first NCCL version that allows ranks to share a GPU.
 const SHARING: i32 = 23_000;
 
 const DIRECTLY: &str = "NCCL, directly";
@@ -36,7 +37,7 @@ const GROUP: &str = "process group";
 
 fn main() {
     log_warnings();
-    // Its time counts from here.
+    // The time limit counts from here.
     time_left();
     let version = get_nccl_version().expect("NCCL is there");
     let allowed = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
@@ -91,7 +92,7 @@ fn compare(ranks: usize, elements: usize, rounds: usize, size: &str, limit: Opti
     }
 }
 
-/// A job that `ranks` do together, this thread the first of them.
+/// A job that `ranks` ranks do together. This thread is rank 0.
 fn together<W: FnMut() + 'static>(
     ranks: usize,
     work: impl Fn(usize) -> W + Send + Sync + 'static,
@@ -155,7 +156,7 @@ fn through_group(ranks: usize, elements: usize) -> impl FnMut() {
         let group: ProcessGroup = groups[rank].clone();
         let device = Device::cuda(0);
         let from = Tensor::<1>::from_data(TensorData::ones::<f32, _>([elements]), &device);
-        // It returns when the device is done, as the one that is made directly does.
+        // Returns when the device is done, like the all-reduce by NCCL directly.
         let all_reduce = move || {
             let op = TensorOp::AllReduce(ReduceOp::Sum);
             group.collective(op, from.clone()).expect("all-reduce")

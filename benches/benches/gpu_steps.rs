@@ -1,9 +1,9 @@
 //! What does a training step on a GPU cost in f32, through the layer alone (`O0`), with bf16 autocast, with bf16 casts
-//! written by hand, with linear layers in fp8, with gradient checkpointing, and in PyTorch where it is installed? Time and peak memory.
+//! written by hand, with linear layers in fp8, and in PyTorch, if it is installed? Time and peak memory.
 //!
 //! Burn's ways take turns in one process, which tunes its kernels once for all of them. Arguments choose models by name:
-//! `vit_b_16`, or with a batch, `vit_b_16/32`. Each wants five minutes, most of them for compiling and tuning Burn's kernels: in
-//! less time than 35 minutes, name one or two.
+//! `vit_b_16`, or with a batch size, `vit_b_16/32`. Each needs five minutes, most of them for compiling and tuning Burn's
+//! kernels. With less than 35 minutes, name one or two.
 
 use benches::{
     Precision, is_selected, log_warnings,
@@ -22,11 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often Burn's ways are timed in turn.
+/// The number of rounds in which Burn's ways are timed in turn.
 const ROUNDS: usize = 10;
 
-/// The models and their batches, small ones first, which are there if others do not fit; `torch/steps.py` has the same
-/// models.
+/// The models and their batch sizes. Small ones come first, so that they are measured even if larger ones do not fit.
+/// `torch/steps.py` has the same models.
 const MODELS: [(&str, usize); 7] = [
     ("resnet50", 64),
     ("vit_b_16", 32),
@@ -37,11 +37,11 @@ const MODELS: [(&str, usize); 7] = [
     ("vit_h_14", 32),
 ];
 
-/// The part of a model's time that Burn's ways have, PyTorch's the rest.
+/// The fraction of a model's time for Burn's ways. The rest is for PyTorch's.
 const OURS: f64 = 0.7;
 
-/// The largest model is there for what fp8 gains over bf16; in f32 it may not fit. Gradient checkpointing is left out: it is
-/// Burn's own.
+/// The ways to measure for a model. The largest model is only measured for the gain of fp8 over bf16, and may not fit in f32.
+/// Gradient checkpointing is left out, because it is Burn's own.
 fn ways(model: &str) -> Vec<Precision> {
     use Precision::{Bf16, Bf16Checkpointed, Fp8Current, Fp8Delayed, PlainCheckpointed};
     match model {
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(job) = Job::of_this_process() {
         return Ok(work(&job)?);
     }
-    // Its time counts from here.
+    // The time limit counts from here.
     time_left();
     let cases = MODELS.map(|(model, batch)| (model, batch, format!("{model}/{batch}")));
     let cases: Vec<_> = cases
@@ -95,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a process does that was started for a job.
+/// The program of a process that was started for a job.
 fn work(job: &Job) -> io::Result<()> {
     let client = cubecl::Device::Cuda(CudaDevice::new(0)).client();
     let init = |way| model_training(&job.model, job.batch, way, Device::cuda(0));
@@ -109,7 +109,7 @@ fn work(job: &Job) -> io::Result<()> {
 fn torch(bench: &Bench, limit: Option<Duration>) -> Theirs {
     let mut script = torch_script("steps.py");
     script.args([&bench.model, &bench.batch.to_string()]);
-    // The script times no more steps after this.
+    // After this time, the script times no more steps.
     script.arg(
         limit
             .map_or(f64::MAX, |limit| limit.as_secs_f64())

@@ -1,5 +1,5 @@
-//! How much memory does a training step have in use at most, in bf16 beside f32? On the CPU (Flex), where each tensor is an allocation of
-//! its own; parameters and the batch count. `gpu_steps` asks the same of a GPU.
+//! What is the peak memory of a training step in bf16, compared with f32? On the CPU (Flex), where each tensor is an allocation
+//! of its own. Parameters and the batch count. `gpu_steps` asks the same about a GPU.
 
 use benches::{
     Precision, Training, is_selected,
@@ -11,7 +11,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// At least as many as there are images in a batch.
+/// At least the number of images in a batch.
 const CLASSES: usize = 128;
 
 fn main() {
@@ -40,7 +40,7 @@ fn main() {
     });
 }
 
-/// Measures the steps that `train` makes on each device.
+/// Measures the steps of the training that `train` returns, in each precision.
 fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
     let question = format!("What memory does a step take? {model}");
     if !is_selected(&question) {
@@ -62,7 +62,7 @@ fn compare(model: &str, train: impl Fn(Precision, &Device) -> Training) {
         let device = precision.device(Device::flex()).autodiff();
         let before = ALLOCATOR.current_usage();
         let mut training = train(precision, &device);
-        // The first step sets up what stays.
+        // The first step allocates memory that stays.
         training.step();
         ALLOCATOR.reset_peak_usage();
         training.step();

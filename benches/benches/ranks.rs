@@ -1,5 +1,5 @@
-//! What does a training step of two ranks cost beside that of one with the same batch a rank? The ideal is 1: all of
-//! the communication hidden. Each rank is a process with one thread for its ops, on this machine.
+//! What does a training step of two ranks cost, compared with that of one rank with the same batch per rank? The ideal ratio is
+//! 1: all communication is hidden. Each rank is a process on this machine, with one thread for its ops.
 
 use benches::{Comparison, models::ResNet};
 use burn::{
@@ -16,14 +16,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The file that rank 0 writes what it measured to.
+/// The environment variable with the file to which rank 0 writes its results.
 const RESULT: &str = "RANKS_BENCH_RESULT";
-/// Set where gradients are averaged during backward.
+/// The environment variable that is set if gradients are averaged during backward.
 const OVERLAP: &str = "RANKS_BENCH_OVERLAP";
 
 const WARM_UP: usize = 2;
 const STEPS: usize = 7;
-/// Images of a rank's batch, and their height and width.
+/// The number of images in a rank's batch, and their height and width.
 const BATCH: usize = 8;
 const SIDE: usize = 64;
 
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     Ok(())
 }
 
-/// The median time of a step, and the part of the communication that was hidden, where that is known.
+/// The median time of a step, and the fraction of the communication that was hidden, if it is known.
 fn measure(
     ranks: usize,
     overlap: bool,
@@ -76,7 +76,7 @@ fn measure(
     Ok(serde_json::from_slice(&fs::read(result)?)?)
 }
 
-/// What a rank does.
+/// The program of a rank.
 fn rank() -> Result<(), Box<dyn error::Error>> {
     let group = ProcessGroup::init()?;
     let overlap = match env::var_os(OVERLAP) {

@@ -1,4 +1,5 @@
-//! What does an epoch's order cost? The indices of one of eight ranks; items are those of the data set.
+//! What does it cost to compute an epoch's order? The indices of one of eight ranks are computed. Items are those of the data
+//! set.
 
 use burn_ddp::DistributedSampler;
 use divan::{Bencher, counter::ItemsCount};
@@ -7,7 +8,7 @@ fn main() {
     divan::main();
 }
 
-/// Images of CIFAR-10's training set and of ImageNet's.
+/// The numbers of images in the training sets of CIFAR-10 and ImageNet.
 const SIZES: [usize; 2] = [50_000, 1_281_167];
 
 #[divan::bench(args = SIZES)]

@@ -1,5 +1,5 @@
 //! What does a training step cost on the autocast device, with everything in f32 (`O0`: the cost of the layer) and in
-//! bf16, also with gradient checkpointing, beside the plain device?
+//! bf16, also with gradient checkpointing, compared with the plain device?
 
 use benches::{Comparison, Precision, is_selected, models::ResNet, training_of};
 use burn::{
@@ -38,7 +38,7 @@ fn main() {
     );
 }
 
-/// Times the steps of the model that `init` makes, with how it computes logits `[images, 10]`.
+/// Times the training steps of a model. `init` returns the model and the function that computes its logits `[images, 10]`.
 fn compare<M: Module + 'static>(
     name: &str,
     images: [usize; 4],

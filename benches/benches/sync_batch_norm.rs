@@ -1,5 +1,5 @@
-//! What does SyncBatchNorm cost beside BatchNorm? Forward and backward in f32, two ranks on two threads, TCP between
-//! them, each with a batch of its own.
+//! What does SyncBatchNorm cost, compared with BatchNorm? Forward and backward in f32, on two ranks that are threads connected
+//! by TCP, each with a batch of its own.
 
 use benches::{Comparison, Partner, is_selected, tcp_groups};
 use burn::{

@@ -1,12 +1,12 @@
-//! How many kernels does a training step launch where ops are fused, and how much do they read and write? By what Burn's fusion says
-//! that it makes one kernel of: of large models on a GPU, or of small ones on the CPU. Arguments choose
+//! How many kernels does a training step launch where ops are fused, and how much do they read and write? The answer comes from
+//! the log of Burn's fusion, for large models on a GPU, or for small ones on the CPU. Arguments choose
 //! models by name.
 
 use benches::{FusionLog, Precision, Traffic, is_selected, models::model_training};
 use burn::tensor::Device;
 use std::error::Error;
 
-/// Steps before, in which fusion makes up its mind.
+/// Warm-up steps, in which fusion decides what to fuse.
 const WARM_UP: usize = 3;
 
 const WAYS: [Precision; 6] = [

@@ -1,12 +1,12 @@
-//! Mixed precision as one writes it by hand.
+//! Mixed precision with casts that the program writes by hand.
 
 use burn::{
     module::{Module, ModuleMapper, Param},
     tensor::{FloatDType, Tensor},
 };
 
-/// A model with every float parameter cast to `dtype`; gradients flow back to the parameters of `model`. A program without
-/// autocast may do so at the start of each step, before it casts its input too.
+/// Casts every float parameter of a model to `dtype`. Gradients flow back to the parameters of `model`. A program without
+/// autocast can do so at the start of each step, and cast its input too.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{DType, Device, FloatDType, Tensor}};
@@ -27,7 +27,7 @@ pub fn cast_all<M: Module>(model: M, dtype: FloatDType) -> M {
     })
 }
 
-/// The same with the parameters of products alone: those of linear layers and convolutions, as autocast casts them.
+/// Casts only the parameters of products to `dtype`, like autocast: those of linear layers and convolutions.
 ///
 /// ```
 /// use burn::{nn::{BatchNormConfig, LinearConfig}, tensor::{DType, Device, FloatDType}};
@@ -48,7 +48,7 @@ pub fn cast_products<M: Module>(model: M, dtype: FloatDType) -> M {
 struct Cast {
     dtype: FloatDType,
     products_alone: bool,
-    /// What the parameter is in, outermost first.
+    /// The modules that contain the current parameter, outermost first.
     within: Vec<String>,
 }
 

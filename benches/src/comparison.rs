@@ -1,4 +1,4 @@
-//! Ways to do one job, timed in turn.
+//! Compares ways to do one job, timed in turn.
 
 use std::{
     fmt::{self, Display},
@@ -7,13 +7,13 @@ use std::{
 
 use crate::quartiles;
 
-/// What is started before anything is waited for takes this long at least: waiting takes microseconds.
+/// The least time that jobs queued together should take: waiting for them takes microseconds.
 const QUEUE: Duration = Duration::from_millis(5);
-/// And is no more than this: what is started is kept.
+/// The largest number of jobs that are queued together, because their results are kept.
 const MOST_QUEUED: u32 = 256;
 
-/// Ways to do one job, timed in turn: each round does the job every way once, so that what slows the machine for a
-/// while slows all of them, and only ratios within a round are compared.
+/// Ways to do one job, timed in turn. Each round does the job once in every way, and only times of the same round are compared,
+/// so that a temporary slowdown of the machine affects all ways alike.
 ///
 /// ```
 /// use benches::Comparison;
@@ -31,16 +31,16 @@ pub struct Comparison<'a> {
     limit: Option<Duration>,
 }
 
-/// What a [`Comparison`] found.
+/// The result of a [`Comparison`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// What was asked.
+    /// The question.
     pub question: String,
-    /// How often each way was timed.
+    /// The number of times that each way was timed.
     pub rounds: usize,
-    /// The ways; the first is what the others are compared with.
+    /// The ways. The others are compared with the first.
     pub rows: Vec<Row>,
-    /// What else is known of the ways: a title, and a cell for each of them.
+    /// Additional columns: a title, and a cell for each way.
     pub columns: Vec<(String, Vec<String>)>,
 }
 
@@ -51,14 +51,14 @@ pub struct Row {
     pub name: String,
     /// The median of its times.
     pub median: Duration,
-    /// Its time over that of the first way in the same round: lower quartile, median, upper quartile.
+    /// The ratio of its time to that of the first way in the same round: lower quartile, median, upper quartile.
     pub ratio: [f64; 3],
     /// Its times, round by round, in seconds.
     pub times: Vec<f64>,
 }
 
 impl Row {
-    /// Its time over that of another way in the same round: lower quartile, median, upper quartile.
+    /// The ratio of this way's time to another way's in the same round: lower quartile, median, upper quartile.
     pub fn ratio_to(&self, other: &Self) -> [f64; 3] {
         quartiles(self.times.iter().zip(&other.times).map(|(a, b)| a / b))
     }
@@ -70,12 +70,12 @@ impl Table {
         self.rows.iter().find(|row| row.name == name)
     }
 
-    /// The time of a way over that of another in the same round, where both are there.
+    /// The ratio of a way's time to another's in the same round, if both were measured: lower quartile, median, upper quartile.
     pub fn ratio(&self, of: &str, to: &str) -> Option<[f64; 3]> {
         Some(self.row(of)?.ratio_to(self.row(to)?))
     }
 
-    /// Another column, with a cell for each way.
+    /// Adds a column, with a cell for each way.
     pub fn with_column(mut self, title: &str, cell: impl Fn(&Row) -> String) -> Self {
         let cells = self.rows.iter().map(cell).collect();
         self.columns.push((title.into(), cells));
@@ -84,12 +84,12 @@ impl Table {
 }
 
 impl<'a> Comparison<'a> {
-    /// The question, and the way that the others are compared with.
+    /// A comparison for a question, with the way that others are compared with.
     pub fn new(question: &str, baseline: &str, job: impl FnMut() + 'a) -> Self {
         Self::empty(question).with(baseline, job)
     }
 
-    /// The question alone: the first way that is added is what the others are compared with.
+    /// A comparison for a question. Others are compared with the first way that is added.
     pub fn empty(question: &str) -> Self {
         Self {
             question: question.into(),
@@ -98,13 +98,13 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// No round begins after this time, counted from the first that is timed; one is done in any case.
+    /// Limits the time. No round begins later than this after the first timed one, which runs in any case.
     pub fn within(mut self, limit: Option<Duration>) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Another way.
+    /// Adds a way.
     pub fn with(self, name: &str, mut job: impl FnMut() + 'a) -> Self {
         self.with_time(name, move || {
             let start = Instant::now();
@@ -113,15 +113,15 @@ impl<'a> Comparison<'a> {
         })
     }
 
-    /// Another way, which times itself.
+    /// Adds a way that times itself.
     pub fn with_time(mut self, name: &str, job: impl FnMut() -> Duration + 'a) -> Self {
         self.ways.push((name.into(), Box::new(job)));
         self
     }
 
-    /// Another way, whose job only starts something, as on a GPU. So many are started before `finish` waits for all of them
-    /// that this takes 5 ms or more (found while warming up, 256 at most), and the time is that of one. What they gave is
-    /// handed to `check` afterwards, which is not timed: a device says only then that it failed.
+    /// Adds a way whose job only queues work, as on a GPU. Several jobs are queued before `finish` waits for all of them: enough
+    /// to take 5 ms (found while warming up), but at most 256. The time is that of one job. The results are
+    /// then passed to `check`, which is not timed: a device only reports failures then.
     pub fn with_queue<T>(
         self,
         name: &str,
@@ -140,7 +140,7 @@ impl<'a> Comparison<'a> {
         let mut found = None;
         self.with_time(name, move || {
             let at_once = *found.get_or_insert_with(|| {
-                // The first makes what later ones find ready.
+                // The first job sets up what later ones reuse.
                 batch(1);
                 let mut at_once = 1;
                 while at_once < MOST_QUEUED && batch(at_once) < QUEUE {
@@ -152,7 +152,7 @@ impl<'a> Comparison<'a> {
         })
     }
 
-    /// Does the job every way once, to warm up, and then `rounds` times, or fewer where the time [is up](Self::within).
+    /// Does the job once in every way, to warm up, and then `rounds` times, or fewer if the [time](Self::within) is up.
     pub fn run(mut self, rounds: usize) -> Table {
         let mut times: Vec<Vec<f64>> = vec![Vec::with_capacity(rounds); self.ways.len()];
         let mut start = Instant::now();
@@ -160,7 +160,7 @@ impl<'a> Comparison<'a> {
             if round > 1 && self.limit.is_some_and(|limit| start.elapsed() >= limit) {
                 break;
             }
-            // Another one goes first each time: none always comes after the same.
+            // Each round begins with another way.
             for turn in 0..self.ways.len() {
                 let way = (turn + round) % self.ways.len();
                 let time = (self.ways[way].1)();
@@ -260,7 +260,7 @@ mod tests {
                 || started.set(started.get() + 1),
                 || seen.borrow_mut().push(started.get()),
                 |()| {
-                    // Not before all are finished.
+                    // Only called after all jobs are finished.
                     assert_eq!(seen.borrow().last(), Some(&started.get()));
                     checked.set(checked.get() + 1);
                 },
@@ -271,7 +271,7 @@ mod tests {
         let [.., warm, first, second] = batches[..] else {
             panic!("three rounds")
         };
-        // Jobs that take no time: as many as there may be.
+        // These jobs take no time, so as many as allowed are queued.
         assert!(warm == first && first == second, "{batches:?}");
         assert!(batches[..2] == [1, 1] && second > 1, "{batches:?}");
     }

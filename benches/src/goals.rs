@@ -1,18 +1,18 @@
-//! What ratios are to come to.
+//! Goals for ratios.
 
 use std::fmt::{self, Display};
 
-/// What a ratio is to come to.
+/// The goal for a ratio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
-    /// This or less.
+    /// At most this.
     AtMost(f64),
-    /// This or more.
+    /// At least this.
     AtLeast(f64),
 }
 
 impl Goal {
-    /// Whether a ratio is as it is to be. What is no number is not.
+    /// Whether a ratio meets the goal. NaN does not.
     pub fn is_met(self, ratio: f64) -> bool {
         match self {
             Self::AtMost(most) => ratio <= most,
@@ -30,7 +30,7 @@ impl Display for Goal {
     }
 }
 
-/// Ratios beside what they are to come to, printed as a table.
+/// Ratios and their goals, printed as a table.
 ///
 /// ```
 /// use benches::{Goal, Goals};
@@ -44,14 +44,14 @@ pub struct Goals {
     rows: Vec<Row>,
 }
 
-/// A ratio of times is judged from so many rounds on.
+/// The smallest number of rounds in which a ratio of times is judged.
 const JUDGED: usize = 3;
 
 struct Row {
     name: String,
     ratio: [f64; 3],
     goal: Goal,
-    /// Where it is one of times: in how many rounds they were taken.
+    /// For a ratio of times: the number of rounds in which they were taken.
     rounds: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ impl Row {
 }
 
 impl Goals {
-    /// No goals yet; `subject` is what they are about.
+    /// A table without goals yet. `subject` says what they are about.
     pub fn new(subject: &str) -> Self {
         Self {
             subject: subject.into(),
@@ -76,20 +76,20 @@ impl Goals {
         }
     }
 
-    /// A ratio (lower quartile, median, upper quartile: the median is judged) and its goal.
+    /// Adds a ratio (lower quartile, median, upper quartile) and its goal. The median is judged.
     pub fn add(&mut self, name: &str, ratio: [f64; 3], goal: Goal) {
         self.push(name, ratio, goal, None);
     }
 
-    /// [`add`](Self::add), where there is a ratio.
+    /// Like [`add`](Self::add), if there is a ratio.
     pub fn add_if_known(&mut self, name: &str, ratio: Option<[f64; 3]>, goal: Goal) {
         if let Some(ratio) = ratio {
             self.add(name, ratio, goal);
         }
     }
 
-    /// [`add_if_known`](Self::add_if_known), of times that were taken in so many rounds, 0 where each was taken by itself: a
-    /// ratio of less than 3 is printed, and not judged.
+    /// Like [`add_if_known`](Self::add_if_known), for times that were taken in `rounds` rounds, or 0 if each was taken by itself.
+    /// A ratio of fewer than 3 rounds is printed, but not judged.
     pub fn add_timed(&mut self, name: &str, ratio: Option<[f64; 3]>, rounds: usize, goal: Goal) {
         if let Some(ratio) = ratio {
             self.push(name, ratio, goal, Some(rounds));
@@ -107,7 +107,7 @@ impl Goals {
     }
 }
 
-/// The ratio of two things that were not measured in turn, each as its quartiles: its spread is as wide as theirs together.
+/// The ratio of two measurements that were not taken in turn, both given as quartiles. Its spread combines both of theirs.
 ///
 /// ```
 /// assert_eq!(benches::unpaired_ratio([2.0, 4.0, 6.0], [1.0, 2.0, 4.0]), [0.5, 2.0, 6.0]);

@@ -12,8 +12,8 @@ use cubecl::{
     logging::{LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest},
 };
 
-/// The kernels that some work launched, by name: of all threads and devices of the process, for Burn's streams compute on
-/// threads of their own.
+/// The kernels that some work launched, by name. Kernels of all threads and devices of the process count, because Burn's
+/// streams compute on threads of their own.
 ///
 /// ```
 /// use benches::Launches;
@@ -31,14 +31,14 @@ pub struct Launches(pub BTreeMap<String, Kernel>);
 /// The launches of one kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Kernel {
-    /// How many.
+    /// The number of launches.
     pub count: usize,
-    /// How long they took together, on a device that says so.
+    /// Their total time, if the device measures it.
     pub time: Duration,
 }
 
 impl Launches {
-    /// Of `work`, which waits until everything is computed.
+    /// The launches of `work`, which must wait until everything is computed.
     pub fn of(work: impl FnOnce()) -> Self {
         let observer = Arc::new(Observer::default());
         let observation = LaunchObservation::new(observer.clone());
@@ -60,7 +60,7 @@ impl Launches {
         launches
     }
 
-    /// All kernels together.
+    /// The sum over all kernels.
     pub fn total(&self) -> Kernel {
         let mut total = Kernel::default();
         for kernel in self.0.values() {
@@ -71,7 +71,7 @@ impl Launches {
     }
 }
 
-/// Launches in order, and the times that they took.
+/// Launches (`None`) and times of launches, in the order in which they were reported.
 #[derive(Default)]
 struct Observer(Mutex<Vec<(&'static str, Option<ProfileDuration>)>>);
 
@@ -92,7 +92,7 @@ impl LaunchObserver for Observer {
     }
 
     fn profiled(&self, kernel: &'static str, profile: ProfileDuration) {
-        // Another clock is that of the host, which waits for more than the kernel.
+        // Any other clock is the host's, which also counts more than the kernel.
         if profile.timing_method() == TimingMethod::Device {
             self.push(kernel, Some(profile));
         }

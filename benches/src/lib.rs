@@ -1,4 +1,4 @@
-//! What the benches share.
+//! Code that the benches share.
 
 mod by_hand;
 mod comparison;

@@ -1,4 +1,4 @@
-//! What a program prints, while it runs.
+//! Reads what a program prints while it runs.
 
 use std::{
     io::{self, BufRead, BufReader},
@@ -8,11 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs a program and hands each line that it prints to `hear` at once. One that runs longer than `limit` is ended, and has no
-/// exit status.
+/// Runs a program and passes each line that it prints to `hear` at once. A program that runs longer than `limit` is killed, and
+/// has no exit status.
 ///
 /// # Errors
-/// Where it cannot be started.
+/// If the program cannot be started, killed or waited for.
 ///
 /// ```
 /// let mut lines = Vec::new();
@@ -32,7 +32,7 @@ pub fn lines_of(
     let (send, lines) = channel();
     thread::spawn(move || {
         for line in printed.lines() {
-            // What is no text is skipped.
+            // Lines that are not UTF-8 are skipped.
             if line.is_ok_and(|line| send.send(line).is_err()) {
                 break;
             }

@@ -1,20 +1,20 @@
-//! The memory that work on a device needs.
+//! Measures the memory that work on a device needs.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
-/// What a device says of its memory.
+/// The memory of a device.
 pub trait Memory: Sync {
-    /// The bytes that are in use; free memory that an allocator holds is not.
+    /// The bytes in use, without free memory that an allocator holds.
     fn in_use(&self) -> u64;
 
-    /// Gives back what is free.
+    /// Returns free memory that the allocator holds to the device.
     fn release(&self);
 }
 
-/// A device that says nothing: nothing is in use.
+/// A device that does not report its memory: nothing is in use.
 impl Memory for () {
     fn in_use(&self) -> u64 {
         0
@@ -30,27 +30,27 @@ impl Memory for cubecl::client::Client {
         report.usage().bytes_in_use
     }
 
-    /// Of all streams.
+    /// Releases the free memory of all streams.
     fn release(&self) {
-        // Refused while a graph is recorded, which nothing here does.
+        // Only refused while a graph is recorded, which nothing here does.
         let _ = self.memory_cleanup();
     }
 }
 
-/// The most memory that was seen in use.
+/// The largest amount of memory that was seen in use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
-    /// In bytes.
+    /// The amount in bytes.
     pub bytes: u64,
-    /// How often the device was asked while the work was done once.
+    /// How often the device was polled during one run of the work, on average.
     pub polls: f64,
 }
 
-/// The bytes that work, which is done `times` times, has in use at most. As `torch.cuda.max_memory_allocated` counts, free memory
-/// that the allocator holds does not.
+/// The peak memory of `work`, which runs `times` times. As in `torch.cuda.max_memory_allocated`, free memory
+/// that the allocator holds does not count.
 ///
-/// The device is asked over and over meanwhile, in between its launches, so what is allocated for a moment may be missed,
-/// and the work takes longer. No other work may be going on there.
+/// The device is polled all the while, in between its launches, so a short-lived allocation may be missed,
+/// and the work takes longer. No other work may run on the device.
 ///
 /// ```
 /// use benches::peak_memory;
@@ -76,7 +76,7 @@ pub fn peak_memory(memory: &impl Memory, times: usize, mut work: impl FnMut()) -
             (peak, polls)
         });
         (0..times).for_each(|_| work());
-        // What is kept is seen in any case.
+        // Memory that is kept is always seen.
         let last = memory.in_use();
         done.store(true, Ordering::Release);
         let (peak, polls) = watch.join().expect("the device answers");
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// What is kept counts, and what is there for a while, if only in one of several times.
+    /// Memory that is kept counts, and memory that is in use for a while, even if only in one of several runs.
     #[test]
     fn it_is_what_the_work_holds_at_once() {
         let client = cubecl::Device::Cpu(CpuDevice).client();

@@ -1,4 +1,4 @@
-//! f32 or mixed precision, and whether activations are kept.
+//! The precisions to compare, and whether activations are kept.
 
 use burn::tensor::Device;
 use burn_amp::{
@@ -8,7 +8,7 @@ use burn_amp::{
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How a program is run.
+/// The precision in which a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precision {
     /// In f32 on the plain device.
@@ -17,26 +17,27 @@ pub enum Precision {
     O0,
     /// In bf16 on the autocast device.
     Bf16,
-    /// The same, without [computing again](Autocast::recompute) what is cheap.
+    /// Like [`Bf16`](Self::Bf16), but without [recomputing](Autocast::recompute) cheap activations.
     Bf16Kept,
-    /// As autocast does it, on the plain device by casts that the program itself makes: products in bf16
-    /// ([`cast_products`](crate::cast_products)), norms, softmax and loss in f32. What is summed over rows or several
-    /// products in backward is bf16 here, and f32 with autocast.
+    /// On the plain device, with casts that the program itself makes where autocast would: products in bf16
+    /// ([`cast_products`](crate::cast_products)), norms, softmax and loss in f32. Sums over rows or over several
+    /// products in backward are in bf16 here, and in f32 with autocast.
     Bf16ByHand,
-    /// All but the loss in bf16 on the plain device ([`cast_all`](crate::cast_all)): less work than autocast's, and less exact.
+    /// Everything but the loss in bf16 on the plain device ([`cast_all`](crate::cast_all)). Less work than with autocast, and
+    /// less exact.
     AllBf16,
-    /// Linear layers in fp8, scaled by their own amaxes, the rest in bf16.
+    /// Linear layers in fp8 with current scaling (by the amaxes of the tensors themselves), the rest in bf16.
     Fp8Current,
-    /// The same, scaled by the amaxes of earlier steps.
+    /// Linear layers in fp8 with delayed scaling (by the amaxes of earlier steps), the rest in bf16.
     Fp8Delayed,
-    /// As [`Plain`](Self::Plain), with Burn's gradient checkpointing: what is cheap to compute is computed again in backward.
+    /// Like [`Plain`](Self::Plain), with Burn's gradient checkpointing: cheap activations are recomputed in backward.
     PlainCheckpointed,
-    /// As [`Bf16`](Self::Bf16), with Burn's gradient checkpointing.
+    /// Like [`Bf16`](Self::Bf16), with Burn's gradient checkpointing.
     Bf16Checkpointed,
 }
 
 impl Precision {
-    /// All of them; the first is what the others are compared with.
+    /// All precisions. The others are compared with the first.
     pub const ALL: [Self; 10] = [
         Self::Plain,
         Self::O0,
@@ -50,7 +51,7 @@ impl Precision {
         Self::Bf16Checkpointed,
     ];
 
-    /// `device`, as the program is to see it, which makes it an autodiff one if it trains.
+    /// The device on which the program is to run, made from `device`. To train, the program makes it an autodiff device.
     pub fn device(self, device: Device) -> Device {
         let fp8 = |recipe: Fp8Recipe| Autocast::fp8(recipe).expect("the recipe is valid");
         let autocast = match self {
@@ -110,7 +111,7 @@ mod tests {
         }
     }
 
-    /// The program sees f32; what differs is how it is rounded.
+    /// The program sees f32 in every precision. Only the rounding differs.
     #[test]
     fn each_is_another_device() {
         let linear = LinearConfig::new(16, 16).init(&Device::flex());
@@ -122,7 +123,7 @@ mod tests {
                 let x = Tensor::<2>::full([1, 16], size, &device);
                 x.matmul(weight.clone())
             };
-            // Delayed scales are those of a step before.
+            // A step before, for delayed scales.
             let gradients = output(0.3).sum().backward();
             weight.grad(&gradients).unwrap().into_data();
             let output = output(0.0007);

@@ -1,6 +1,6 @@
 //! Quartiles.
 
-/// Lower quartile, median and upper quartile, with linear interpolation; NaN of nothing.
+/// Lower quartile, median and upper quartile, with linear interpolation. NaN if there are no values.
 ///
 /// ```
 /// assert_eq!(benches::quartiles([5.0, 1.0, 3.0]), [2.0, 3.0, 4.0]);

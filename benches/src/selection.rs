@@ -1,8 +1,8 @@
-//! Which questions are asked.
+//! Selects the questions that a bench asks.
 
 use std::env;
 
-/// Whether a question is asked: all are, or those with one of the arguments in their names.
+/// Whether a question is asked: without arguments, all are; otherwise those whose names contain one of the arguments.
 ///
 /// ```
 /// assert!(benches::is_selected("resnet18"));
@@ -12,7 +12,7 @@ pub fn is_selected(name: &str) -> bool {
 }
 
 fn selects(arguments: impl Iterator<Item = String>, name: &str) -> bool {
-    // cargo passes `--bench`.
+    // Options are skipped, because cargo passes `--bench`.
     let mut filters = arguments
         .filter(|argument| !argument.starts_with('-'))
         .peekable();

@@ -1,16 +1,16 @@
-//! What crates log.
+//! Shows what crates log.
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-/// Writes what crates log to standard error from now on, warnings and errors alone: that a kernel did not compile, or that a
-/// library left a product to another, is said nowhere else.
+/// From now on, writes the warnings and errors that crates log to standard error. Nothing else tells that a kernel did not
+/// compile, or that a library left a product to another.
 ///
 /// ```
 /// benches::log_warnings();
 /// assert!(log::log_enabled!(log::Level::Warn) && !log::log_enabled!(log::Level::Info));
 /// ```
 pub fn log_warnings() {
-    // Another may be there already.
+    // Another logger may already be installed.
     if log::set_logger(&Stderr).is_ok() {
         log::set_max_level(LevelFilter::Warn);
     }

@@ -1,4 +1,4 @@
-//! How long a bench may take.
+//! The time limit of a bench.
 
 use std::{
     env,
@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The variable that says how many seconds a bench has, as `scripts/gpu-run` sets it.
+/// The environment variable with the number of seconds that a bench may take. `scripts/gpu-run` sets it.
 pub const BENCH_SECONDS: &str = "BENCH_SECONDS";
 
-/// Since when this process has been measuring: since it first asked.
+/// When this process began to measure: when it first called [`time_left`].
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// What is left of the seconds that [`BENCH_SECONDS`] gives to this process, counted from the first call: rounds are left out
-/// then, and rows are not. `None` where nothing limits it.
+/// The rest of the seconds that [`BENCH_SECONDS`] gives to this process, counted from the first call. If time is short, a bench
+/// skips rounds, but no rows of its table. `None` if the time is not limited.
 ///
 /// ```
 /// assert_eq!(benches::time_left(), None);
@@ -29,7 +29,7 @@ fn left(seconds: &str, passed: Duration) -> Option<Duration> {
     Some(all.saturating_sub(passed))
 }
 
-/// The part of [`time_left`] for one of `tables` that are still to be measured.
+/// The share of [`time_left`] for each of the `tables` tables that are still to be measured.
 ///
 /// ```
 /// assert_eq!(benches::share_of_time(3), None);

@@ -1,8 +1,8 @@
-//! The same jobs in PyTorch.
+//! Runs the same jobs in PyTorch.
 
 use std::{path::PathBuf, process::Command};
 
-/// The command that runs a script of `benches/torch`; looked for from the working directory, which is the
+/// The command that runs a script of `benches/torch`. The script is found from the working directory, which is the
 /// repository's root or, under cargo, that of this crate.
 ///
 /// ```

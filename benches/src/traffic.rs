@@ -1,4 +1,4 @@
-//! The memory traffic of kernels, as Burn's fusion decides on them.
+//! The memory traffic of kernels, as Burn's fusion forms them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,24 +9,25 @@ use burn_std::config::{BurnConfig, RuntimeConfig};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
-/// What the kernels of some work read and write, each tensor once a kernel, on a backend that fuses ops. What a kernel reads again, as
-/// products do, and the caches that spare it, are left out; so are copies that a kernel asks for, and autotune.
+/// The number of bytes that the kernels of some work read and write, on a backend that fuses ops. Each tensor counts once for
+/// each kernel. Repeated reads within a kernel, as in products, are not counted, nor caches, copies that a kernel asks for, or
+/// autotune.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// How many kernels there are. Views have none.
+    /// The number of kernels. Views have none.
     pub kernels: usize,
-    /// What they read and write.
+    /// The bytes that they read and write.
     pub bytes: u64,
 }
 
-/// Burn's log of what it fuses, in a file.
+/// Burn's log of the ops that it fuses, in a file.
 pub struct FusionLog(NamedTempFile);
 
 impl FusionLog {
-    /// Has Burn write it. `None` if Burn has read its configuration already: this comes before all else.
+    /// Makes Burn write the log. `None` if Burn has already read its configuration: call this before anything else.
     ///
     /// # Errors
-    /// Where there can be no file.
+    /// If the file cannot be created.
     pub fn start() -> io::Result<Option<Self>> {
         let file = NamedTempFile::new()?;
         let config = BurnConfig::from_current_dir().override_from_env();
@@ -36,11 +37,11 @@ impl FusionLog {
         Ok(BurnConfig::try_set(config).then_some(Self(file)))
     }
 
-    /// That of `step`, which waits until everything is computed, and is done twice: what the first time makes and the second takes was
-    /// written.
+    /// The traffic of `step`, which must wait until everything is computed. It runs twice: a tensor that the first run computes
+    /// and the second run uses must have been written to memory.
     ///
     /// # Errors
-    /// Where the log cannot be read.
+    /// If the log cannot be read.
     pub fn of(&self, mut step: impl FnMut()) -> io::Result<Traffic> {
         let before = self.length()?;
         step();
@@ -56,10 +57,10 @@ impl FusionLog {
     }
 }
 
-/// The traffic of what is logged in `log`, of which `after` goes on.
+/// The traffic of the ops in `log`, which `after` continues.
 fn traffic(log: &str, after: &str) -> Traffic {
     let (blocks, after) = (blocks(log), blocks(after));
-    // Where tensors are named last, be it to drop them.
+    // The block that names each tensor last, even if only to drop it.
     let mut last = HashMap::new();
     for (number, block) in blocks.iter().chain(&after).enumerate() {
         let tensors = block.ops.iter().flat_map(|op| &op.inputs);
@@ -88,7 +89,7 @@ fn traffic(log: &str, after: &str) -> Traffic {
     traffic
 }
 
-/// Ops that are one kernel or, unfused, each its own.
+/// Ops that are one fused kernel or, if not fused, one kernel each.
 struct Block {
     fused: bool,
     ops: Vec<Op>,
@@ -106,11 +107,11 @@ struct Tensor {
     bytes: u64,
 }
 
-/// How the log calls the end of a tensor.
+/// The log's name for the end of a tensor.
 const DROP: &str = "Drop";
 
 impl Op {
-    /// Whether it changes the shape alone.
+    /// Whether the op only changes the shape.
     fn is_view(&self) -> bool {
         let name = self.name.rsplit("::").next();
         name.is_some_and(|name| ["Reshape", "SwapDims", "Permute", "Expand"].contains(&name))
@@ -118,7 +119,7 @@ impl Op {
 }
 
 impl Tensor {
-    /// `t12:f32[8,16]`.
+    /// Parses a tensor such as `t12:f32[8,16]`.
     fn read(text: &str) -> Option<Self> {
         let (id, tensor) = text.strip_prefix('t')?.split_once(':')?;
         let (dtype, shape) = tensor.strip_suffix(']')?.split_once('[')?;
@@ -137,7 +138,7 @@ impl Tensor {
     }
 }
 
-/// The tables of the log, one after the other.
+/// The blocks of all tables in the log, in order.
 fn blocks(log: &str) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut columns = None;
@@ -156,7 +157,7 @@ fn blocks(log: &str) -> Vec<Block> {
             columns = None;
             continue;
         };
-        // The title is of letters that are a byte each.
+        // Byte positions in the title are positions of characters here, because the title is ASCII and rows are not.
         let letters: Vec<char> = line.chars().collect();
         let column = |from: usize| {
             let to = columns.get(from + 1).copied().unwrap_or(letters.len());
@@ -206,8 +207,8 @@ idx  block                                op                   inputs           
 5                                         NumericFloat::Sum    t5:f32[128]                 t6:f32[1]
 ";
 
-    /// Of the fused four the square, which the next step drops, the row and the sum of both are in memory, the cast is not. The view is
-    /// no kernel.
+    /// Of the four fused ops, the input, the square (which the next step drops), the row and the sum are in memory, but the cast
+    /// is not. The view is no kernel.
     #[test]
     fn a_kernel_reads_and_writes_what_outlives_it() {
         let next = "\
@@ -219,7 +220,7 @@ idx  block              op    inputs        outputs
         let unfused = 128 * 4 + 4;
         let bytes = fused + unfused;
         assert_eq!(found, Traffic { kernels: 2, bytes });
-        // Not the square, if nothing names it any more.
+        // The square is not written if nothing names it later.
         let found = traffic(STEP, "");
         assert_eq!(found.bytes, bytes - 128 * 4);
     }

@@ -9,35 +9,35 @@ use burn::{
 
 use crate::{Precision, cast_all, cast_products};
 
-/// Steps of SGD.
+/// Training steps with SGD.
 ///
-/// A device may take a kernel that does not compile, or memory that it has not got, without a word, and leave out all that
-/// needs it: very fast steps. What failed is said when the loss is [read](Self::check).
+/// When a kernel does not compile or memory runs out, a device may report nothing at first, and skip all work that
+/// depends on it. Such steps are very fast. The failure is reported when the loss is [read](Self::check).
 pub struct Training {
     step: Box<dyn FnMut() -> Tensor<1>>,
     loss: Option<Tensor<1>>,
     read: Option<f32>,
 }
 
-/// Why steps are no training.
+/// Why steps do not train.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NoTraining {
-    /// The device could not compute it.
+    /// The device could not compute the loss.
     #[error("the loss could not be computed: {0}")]
     Failed(String),
-    /// It is infinite or NaN.
+    /// The loss is infinite or NaN.
     #[error("the loss is {0}")]
     NotFinite(f32),
-    /// Nothing was learned since it was read last.
+    /// The loss is the same as when it was last read.
     #[error("the loss stays {0}: nothing is learned")]
     Still(f32),
-    /// There was no step since it was read last.
+    /// There was no step since the loss was last read.
     #[error("there was no step")]
     NoStep,
 }
 
 impl Training {
-    /// Of steps that wait until everything is computed, and give their loss.
+    /// A training whose steps wait until everything is computed, and return their loss.
     pub fn new(step: impl FnMut() -> Tensor<1> + 'static) -> Self {
         Self {
             step: Box::new(step),
@@ -46,15 +46,15 @@ impl Training {
         }
     }
 
-    /// A step; returns when everything is computed.
+    /// Runs a step. Returns when everything is computed.
     pub fn step(&mut self) {
         self.loss = Some((self.step)());
     }
 
-    /// The loss of the last step.
+    /// Reads the loss of the last step.
     ///
     /// # Errors
-    /// [`NoTraining`], where it is none that training has, or the same as when it was read last.
+    /// [`NoTraining`] if there was no step, or if the loss could not be computed, is not finite, or has not changed.
     pub fn check(&mut self) -> Result<f32, NoTraining> {
         let loss = self.loss.take().ok_or(NoTraining::NoStep)?;
         let loss: f32 = loss
@@ -71,8 +71,8 @@ impl Training {
     }
 }
 
-/// Steps of SGD. `forward` computes logits `[labels, classes]`, with the casts that the program itself is to make in this
-/// precision; those of parameters are made.
+/// Training steps with SGD. `forward` computes logits `[labels, classes]`, and makes the casts of activations that the program
+/// itself has to make in this precision. The casts of parameters are already made.
 ///
 /// ```
 /// use benches::{Precision, training_of};
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Autocast gets the same program as f32; only casts by hand are the program's own.
+    /// With autocast, the program is the same as in f32. Only the precisions with casts by hand cast in the program.
     #[test]
     fn the_program_casts_by_hand_alone() {
         for precision in Precision::ALL {

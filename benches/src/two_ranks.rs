@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-/// A second rank, on a thread of its own, that does its part of a job whenever the first does.
+/// A second rank, on a thread of its own, that does its part of a job whenever the first rank does.
 ///
 /// ```
 /// use benches::Partner;
@@ -26,7 +26,7 @@ impl Partner {
         Self::with(move || work)
     }
 
-    /// A rank whose part is what `make` makes, on the rank's thread.
+    /// A rank whose part is the closure that `make` returns. `make` runs on the rank's thread.
     pub fn with<W: FnMut()>(make: impl FnOnce() -> W + Send + 'static) -> Self {
         let (start, started) = sync_channel::<()>(0);
         let (done, finished) = sync_channel(0);
@@ -42,10 +42,10 @@ impl Partner {
         Self { start, finished }
     }
 
-    /// Does one's own part while the partner does its; both have done it when this returns.
+    /// Runs `work` while the partner does its part. Returns when both are done.
     ///
     /// # Panics
-    /// When the partner panicked.
+    /// If the partner panicked.
     pub fn join_in(&self, work: impl FnOnce()) {
         self.start.send(()).expect("the partner is there");
         work();

@@ -1,4 +1,4 @@
-//! `scripts/gpu-run` with programs that only print, and a driver that only has a name.
+//! Tests `scripts/gpu-run` with programs that only print, and a driver that is only a name.
 
 use serde_json::Value;
 use std::{
@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-/// A checkout with the scripts and a pack of programs, given as what a shell is to run.
+/// A checkout with the scripts, and a pack of programs, which are given as shell scripts.
 struct Machine {
     root: tempfile::TempDir,
 }
@@ -32,12 +32,12 @@ const LIBDEVICE: &str = "cuda/nvvm/libdevice/libdevice.10.bc";
 const PASSES: &str = "echo 'test result: ok. 1 passed; 0 failed'";
 
 impl Machine {
-    /// `None`, with a message, where the script's own tools are missing.
+    /// `None`, with a message, if tools that the script needs are missing.
     fn new(programs: &[(&str, &str)]) -> Option<Self> {
         Self::with_build("llvm", &[LIBDEVICE], programs)
     }
 
-    /// With a pack of that build, which has these files too.
+    /// A machine with a pack of this `build`, which also has the files of `files`.
     fn with_build(build: &str, files: &[&str], programs: &[(&str, &str)]) -> Option<Self> {
         for tool in ["bash", "python3", "tar", "xz", "timeout"] {
             if Command::new(tool).arg("--version").output().is_err() {
@@ -76,7 +76,7 @@ impl Machine {
         Some(machine)
     }
 
-    /// Packs what was built in a checkout that is there.
+    /// Packs the programs as if they were built in the checkout at this path.
     fn pack_of(&self, checkout: &Path) {
         let root = self.root.path();
         fs::write(root.join("pack/gpu/root"), checkout.to_str().unwrap()).unwrap();
@@ -109,7 +109,7 @@ impl Machine {
         script
     }
 
-    /// What was found of a program.
+    /// The results of a program.
     fn program(&self, name: &str) -> Value {
         let results = self.results();
         let programs = results["programs"].as_array().unwrap().iter();
@@ -281,7 +281,7 @@ fn what_was_ended_is_counted_as_far_as_it_came() {
 #[test]
 fn a_time_for_all_is_the_limit_of_each() {
     let programs = [
-        // More than what a bench may take where no time is given.
+        // The first two print how many seconds they get.
         ("bench-gpu_steps", "echo \"- $BENCH_SECONDS s\""),
         ("bench-gpu_fp8", "echo \"- $BENCH_SECONDS s\""),
         ("bench-gpu_kernels", "sleep 60"),
@@ -298,7 +298,7 @@ fn a_time_for_all_is_the_limit_of_each() {
         .iter()
         .map(|p| p["name"].as_str().unwrap())
         .collect();
-    // What matters most first.
+    // The most important programs come first.
     assert_eq!(
         ran,
         ["bench-gpu_steps", "bench-gpu_fp8", "bench-gpu_kernels"]
@@ -319,7 +319,7 @@ fn a_time_for_all_is_the_limit_of_each() {
     let [steps, fp8] = seconds(&[("TIME", "2000")])[..] else {
         panic!("two benches")
     };
-    // The first has half of it, the second what is left.
+    // The first has half of the time, the second what is left.
     assert!(
         (900..=1000).contains(&steps) && (1800..2000).contains(&fp8),
         "{steps}, {fp8}"
@@ -336,7 +336,7 @@ fn a_time_for_all_is_the_limit_of_each() {
 
 #[test]
 fn what_a_program_leaves_is_ended() {
-    // A rank leads a session of its own, and hears no signal but the last.
+    // Like a rank, the process leads a session of its own. It ignores all signals but SIGKILL.
     let leaves = "setsid sh -c \"trap '' TERM; echo \\$\\$; while :; do sleep 1; done\" >left &
         while [ ! -s left ]; do sleep 0.1; done
         echo 'test result: ok. 1 passed; 0 failed'";
@@ -347,7 +347,7 @@ fn what_a_program_leaves_is_ended() {
     assert!(output.status.success());
     let process = machine.read("left").trim().to_owned();
     let state = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // Gone, or waited for by nobody yet.
+    // The process is gone, or a zombie.
     assert!(state.is_empty() || state.contains(") Z "), "{state}");
 }
 
@@ -362,7 +362,7 @@ fn kernels_are_kept_for_another_machine() {
     let gpu = machine.root.path().join(".gpu");
     assert!(machine.run(&[]).status.success());
     assert!(!machine.root.path().join("cubecl.toml").exists());
-    // Another machine has the checkout, the pack and this.
+    // Another machine has the checkout, the pack and the kernels.
     fs::rename(gpu.join("out/kernels.tar.gz"), gpu.join("kernels.tar.gz")).unwrap();
     fs::remove_dir_all(gpu.join("kernels")).unwrap();
     fs::remove_dir_all(gpu.join("out")).unwrap();
@@ -402,8 +402,8 @@ fn every_part_has_its_time() {
         parts,
         ["test", "bench", "sanitizer", "sanitizer", "sanitizer"]
     );
-    // Of 2000 s two fifths at most (half of that, where tests do not run side by side), then two thirds, and what is left, for
-    // three; 15 less each, and what passes until then.
+    // Of 2000 s, the tests get at most two fifths (half of that if they do not run in parallel), then the bench two thirds, and
+    // the three sanitizer runs share the rest. Each gets 15 s less, and less the time that has passed until then.
     for ((part, seconds), most) in told.iter().zip([800, 1333, 666, 1000, 2000]) {
         let least = if *part == "test" { most / 2 } else { most };
         assert!((least - 60..most).contains(seconds), "{told:?}");
@@ -418,7 +418,7 @@ fn an_interrupt_ends_everything() {
         return;
     };
     let mut script = machine.script(&[], &[]);
-    // As a terminal's foreground has it: what `timeout` starts is not of this group.
+    // A process group of its own, like a terminal's foreground. The programs that `timeout` starts are not in it.
     let mut script = script
         .process_group(0)
         .stdout(Stdio::null())
@@ -481,7 +481,7 @@ fn tests_find_their_fixtures_or_are_left_out() {
             root.canonicalize().unwrap()
         );
     }
-    // Nothing can be made there, whoever runs this.
+    // Nobody can create anything there.
     machine.pack_of(Path::new("/proc/nowhere/checkout"));
     let output = machine.run(&["tests"]);
     let printed = String::from_utf8_lossy(&output.stdout);

@@ -1,4 +1,5 @@
-//! What `gpu_steps` does, on Flex: a process that measures a small model, and one that starts it, again where a way fails.
+//! Tests on Flex what `gpu_steps` does: one process measures a small model, and another starts it, and starts it again if a way
+//! fails.
 
 use std::{
     env,
@@ -14,20 +15,20 @@ use benches::{
 };
 use burn::tensor::{Device, Tensor};
 
-/// The ways that are to fail, and how: `Failure way`, in JSON.
+/// The environment variable with the ways that should fail, and how: a list of pairs of `Failure` and `Precision`, in JSON.
 const FAILURES: &str = "GPU_STEPS_FAILURES";
 
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 enum Failure {
-    /// The process is gone, in the steps by itself.
+    /// The process aborts in the steps of the way by itself.
     Aborts,
-    /// The loss is NaN, when ways are timed in turn.
+    /// The loss is NaN when ways are timed in turn.
     LearnsNothingInTurn,
-    /// It never returns from its first step.
+    /// The first step never returns.
     Hangs,
 }
 
-/// Not a test: the process that measures, when it is started for a job.
+/// Not a test, but the process that measures, when it is started for a job.
 #[test]
 fn child() {
     let Some(job) = Job::of_this_process() else {
@@ -37,7 +38,7 @@ fn child() {
     let failures: Vec<(Failure, Precision)> = serde_json::from_str(&failures).unwrap();
     let mut begun = job.in_turn.clone();
     let init = |way| {
-        // By itself first.
+        // The first training of a way is the one by itself.
         let in_turn = begun.contains(&way);
         begun.push(way);
         let failure = failures.iter().find(|(_, failing)| *failing == way);
@@ -60,7 +61,7 @@ fn child() {
         })
     };
     let told = measure(&job, &(), init, |event| {
-        // `print!` is what the test harness takes for itself.
+        // The test harness captures `print!`.
         let mut out = io::stdout().lock();
         writeln!(out, "\n{}", serde_json::to_string(&event)?)?;
         out.flush()
@@ -138,7 +139,7 @@ fn a_way_that_fails_leaves_the_others() {
     let failed: Vec<Precision> = findings.failed.iter().map(|(way, _)| *way).collect();
     assert_eq!(failed, [O0, AllBf16], "{findings:?}");
     assert!(findings.failed[1].1.contains("NaN"), "{findings:?}");
-    // What was known before it failed stays.
+    // Results from before a failure stay.
     assert!(findings.alone(O0).is_none() && findings.alone(AllBf16).is_some());
     for way in [Plain, Bf16] {
         assert_eq!(findings.rounds_of(way), 3, "{way}");
@@ -204,7 +205,7 @@ fn ways_that_share_few_rounds_are_not_judged() {
                 "{printed}"
             );
         }
-        // Each way's memory is found by itself in any case.
+        // The memory is always measured for each way by itself.
         assert!(printed.contains(memory), "{printed}");
         findings.hear(Event::Round(vec![
             (Plain, 1.0),

@@ -1,4 +1,4 @@
-//! What a checkpoint holds.
+//! Saves and loads checkpoints.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -17,16 +17,16 @@ const MODEL: &str = "model.bpk";
 const OPTIMIZER: &str = "optimizer.bpk";
 const STATE: &str = "state.json";
 
-/// What there is to remember beside the model and the optimizer. The order of the images and their crops follow from
-/// the seed, which is one of the settings, and the step.
+/// The state of a run besides the model and the optimizer. The order of the images and their crops need no state: they depend
+/// on the step and the seed, which is one of the settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) settings: Settings,
-    /// With fp16.
+    /// Only with fp16.
     pub(crate) scaler: Option<LossScalerState>,
 }
 
-/// Writes the checkpoint of `step`; called by all ranks.
+/// Writes the checkpoint of `step`. All ranks call this.
 pub(crate) fn save(
     checkpoints: &Checkpoints,
     step: usize,
@@ -36,7 +36,7 @@ pub(crate) fn save(
     state: &State,
 ) -> Result<(), DdpError> {
     checkpoints.save(step as u64, accuracy, |folder| {
-        // `valid` folds the last update of running statistics in, which a record would miss.
+        // `valid` applies the last update of running statistics, which a record would miss.
         let model = model.valid();
         model
             .save_file(folder.join(MODEL))
@@ -48,7 +48,7 @@ pub(crate) fn save(
     })
 }
 
-/// The model and the optimizer as they were, given new ones of the same shapes.
+/// Loads the model and the optimizer of a checkpoint into new ones of the same shapes.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     model: ResNet,
@@ -67,7 +67,7 @@ pub(crate) fn load(
     Ok((model, optimizer))
 }
 
-/// The rest.
+/// Loads the rest of the state.
 pub(crate) fn state(checkpoint: &Checkpoint) -> Result<State, Error> {
     let path = checkpoint.folder.join(STATE);
     let read = || Ok(serde_json::from_slice(&fs::read(&path)?)?);
@@ -77,8 +77,8 @@ pub(crate) fn state(checkpoint: &Checkpoint) -> Result<State, Error> {
     })
 }
 
-/// Makes room for another run: the checkpoints of the last one go to the folder `previous` in theirs, in place of
-/// those that are there. Other files stay as they are.
+/// Makes room for another run: moves the checkpoints of the last run to the subfolder `previous`, and removes
+/// checkpoints that are already there. Other files stay as they are.
 pub(crate) fn set_aside(folder: &Path) -> io::Result<()> {
     let last = checkpoints_in(folder)?;
     if last.is_empty() {

@@ -137,7 +137,7 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// The name by which an option is given on the command line.
+/// Writes the name of a value on the command line.
 fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter) -> fmt::Result {
     f.write_str(
         value
@@ -148,20 +148,20 @@ fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter) -> fmt::Result {
 }
 
 impl Args {
-    /// Where rank 0 keeps the checkpoints.
+    /// The folder where rank 0 keeps the checkpoints.
     pub(crate) fn checkpoint_dir(&self) -> PathBuf {
         self.checkpoint_dir
             .clone()
             .unwrap_or_else(|| self.out.join("checkpoints"))
     }
 
-    /// The network asked for.
+    /// The requested network.
     pub(crate) fn network(&self) -> ResNetConfig {
         ResNetConfig::new(self.depth, self.width)
     }
 }
 
-/// The arguments of this process. A wrong one ends it with one line and exit code 2.
+/// Parses the arguments of this process. An invalid one ends the process with one line and exit code 2.
 pub(crate) fn parse() -> Args {
     Args::try_parse().unwrap_or_else(|error| {
         if matches!(
@@ -175,7 +175,7 @@ pub(crate) fn parse() -> Args {
     })
 }
 
-/// What clap says in a paragraph, less the hints below it.
+/// Clap's error message in one line, without the hints below it.
 fn one_line(message: &str) -> String {
     let lines = message.lines().map(str::trim);
     let hints = ["tip:", "Usage:", "For more information"];

@@ -1,4 +1,4 @@
-//! The device a rank computes on, and the number format of its ops.
+//! The device on which a rank computes, and the number format of its ops.
 
 use burn::tensor::{DType, Device};
 use burn_amp::{Autocast, AutocastDevice, with_fp8_ops};
@@ -10,10 +10,10 @@ use examples::text::thousands;
 use crate::cli::{Args, DeviceKind, Precision};
 use crate::error::Error;
 
-/// The plain Burn device asked for; rank `local_rank` of this machine takes the GPU of that number. Where each rank
-/// has one of its own, gradients travel by NCCL; ranks that have to share take turns, and use TCP.
+/// The requested plain Burn device. With CUDA, rank `local_rank` of this machine gets the GPU of that number, modulo the number
+/// of GPUs. If each rank has a GPU of its own, NCCL moves gradients. Ranks that share a GPU use TCP.
 pub(crate) fn plain(kind: DeviceKind, local_rank: usize) -> Result<Device, Error> {
-    // Unused where no GPU backend is compiled in.
+    // Unused if CUDA is not compiled in.
     let _ = local_rank;
     match kind {
         #[cfg(feature = "flex")]
@@ -37,17 +37,17 @@ pub(crate) fn plain(kind: DeviceKind, local_rank: usize) -> Result<Device, Error
 
 /// A device to train on.
 pub(crate) struct Compute {
-    /// With autodiff.
+    /// The device with autodiff.
     pub(crate) device: Device,
     autocast: Option<AutocastDevice>,
-    /// Where the device averages gradients while backward runs.
+    /// `Some` if the device averages gradients while backward runs.
     overlap: Option<Overlap>,
     precision: Precision,
 }
 
 impl Compute {
-    /// `device` itself for f32. For the other formats, autocast over it, and over that a layer which averages
-    /// gradients while backward still runs (unless those of several batches are to be added up first).
+    /// For f32, `device` itself. For the other formats, `device` with autocast, and with a layer that averages
+    /// gradients while backward still runs (unless gradients of several batches are accumulated first).
     pub(crate) fn new(args: &Args, device: Device, group: &ProcessGroup) -> Result<Self, Error> {
         let autocast = match args.precision {
             Precision::F32 => {
@@ -79,7 +79,7 @@ impl Compute {
         })
     }
 
-    /// What keeps the replicas of `model` equal.
+    /// The DDP that keeps the replicas of `model` equal.
     pub(crate) fn ddp(&mut self, group: &ProcessGroup, model: &ResNet) -> Result<Ddp, Error> {
         Ok(match self.overlap.take() {
             Some(overlap) => Ddp::overlapped(group, overlap, model)?,
@@ -87,7 +87,7 @@ impl Compute {
         })
     }
 
-    /// How many ops ran in which number format.
+    /// The numbers of ops that ran in each number format.
     pub(crate) fn ops(&self) -> String {
         let Some(autocast) = &self.autocast else {
             return "all in f32".to_owned();

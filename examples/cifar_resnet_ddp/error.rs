@@ -1,4 +1,4 @@
-//! What can end a run.
+//! The errors of a run.
 
 use std::io;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ pub(crate) enum Error {
     Unreadable { path: PathBuf, problem: String },
     #[error(transparent)]
     Layer(#[from] LayerError),
-    /// The device could not do what it was asked to, for want of memory for instance.
+    /// The device could not execute an op, for instance because it ran out of memory.
     #[error("the device failed: {0}")]
     Device(#[from] TensorReadError),
     #[error(transparent)]
@@ -70,16 +70,16 @@ pub(crate) enum Error {
     Plot(#[from] PlotError),
     #[error(transparent)]
     Ranks(#[from] DdpError),
-    /// Something went wrong on one of several ranks.
+    /// An error on one of several ranks.
     #[error("rank {rank}: {source}")]
     OnRank { rank: usize, source: Box<Error> },
-    /// A rank that was started has said what went wrong, and ended with this exit code.
+    /// A rank that this process started has printed its error, and ended with this exit code.
     #[error("a rank ended with exit code {0}")]
     Said(u8),
 }
 
 impl Error {
-    /// The error, with the rank that it befell where there are several; it ends the run on all of them.
+    /// Adds the number of this rank, if there are several, and ends the run on all ranks.
     pub(crate) fn on(self, group: &ProcessGroup) -> Self {
         if group.world_size() == 1 {
             return self;
@@ -93,14 +93,14 @@ impl Error {
         }
     }
 
-    /// Prints one line, unless a rank has done it.
+    /// Prints the error in one line, unless a rank has already done so.
     pub(crate) fn say(&self) {
         if !matches!(self, Self::Said(_)) {
             eprintln!("error: {self}");
         }
     }
 
-    /// 2 when the run could not be set up as asked for, 1 when it failed.
+    /// 2 if the run could not be set up as requested, 1 if it failed.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Data(_)

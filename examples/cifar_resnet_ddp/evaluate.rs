@@ -1,4 +1,4 @@
-//! Accuracy on the held-out images, each counted once over all ranks.
+//! Evaluates models on the held-out images, each of which is counted once over all ranks.
 
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::tensor::Device;
@@ -9,22 +9,22 @@ use examples::resnet::ResNet;
 
 use crate::error::Error;
 
-/// Images a rank evaluates at a time.
+/// The number of images that a rank evaluates at a time.
 const BATCH: usize = 128;
 
-/// What the held-out images say of a model.
+/// A model's results on the held-out images.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HeldOut {
     /// The mean loss.
     pub(crate) loss: f64,
-    /// Images classified rightly.
+    /// The number of images that are classified correctly.
     pub(crate) right: usize,
-    /// All images.
+    /// The number of all images.
     pub(crate) images: usize,
 }
 
 impl HeldOut {
-    /// The part classified rightly, 0 to 1.
+    /// The fraction of images that is classified correctly, 0 to 1.
     pub(crate) fn accuracy(&self) -> f64 {
         self.right as f64 / self.images as f64
     }
@@ -63,7 +63,7 @@ impl<'a> Evaluator<'a> {
 
     /// Evaluates a model that is the same on all ranks and not in training.
     pub(crate) fn evaluate(&self, model: &ResNet) -> Result<HeldOut, Error> {
-        // Loss, images classified rightly, images.
+        // The sum of losses, the number of correctly classified images, and the number of images.
         let mut sums = [0.0, 0.0, self.share.len() as f64];
         for indices in self.share.chunks(BATCH) {
             let batch = self.batcher.eval(self.images, indices, &self.device);

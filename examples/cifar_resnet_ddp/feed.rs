@@ -1,4 +1,4 @@
-//! Which images a step takes.
+//! Chooses the images of a step.
 
 use burn::tensor::Device;
 use burn_ddp::{DistributedSampler, ProcessGroup};
@@ -8,8 +8,8 @@ use examples::images::Images;
 use crate::cli::Args;
 use crate::setup::Steps;
 
-/// This rank's share of the training images, step by step. It follows from the seed and the step alone, so that a
-/// run can go on from any step.
+/// This rank's share of the training images, step by step. It depends on the seed and the step alone, so that a
+/// run can resume from any step.
 pub(crate) struct Feed<'a> {
     images: &'a Images,
     batcher: Batcher,
@@ -18,7 +18,7 @@ pub(crate) struct Feed<'a> {
     batch_size: usize,
     accumulate: usize,
     steps_per_epoch: usize,
-    /// An epoch, and this rank's images in its order.
+    /// The current epoch, and this rank's images in the epoch's order.
     order: Option<(usize, Vec<usize>)>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// The batches of `step`, as many as are accumulated.
+    /// The batches of `step`: one, or as many as are accumulated.
     pub(crate) fn batches(&mut self, step: usize) -> impl ExactSizeIterator<Item = Batch> {
         let (epoch, step) = (step / self.steps_per_epoch, step % self.steps_per_epoch);
         if self

@@ -1,4 +1,4 @@
-//! What a run says of itself while it trains.
+//! Logs a run while it trains.
 
 use std::time::Instant;
 
@@ -8,28 +8,28 @@ use examples::progress::{Progress, StepStatus};
 use crate::cli::Args;
 use crate::evaluate::HeldOut;
 
-/// The progress and the metrics of a run; on rank 0.
+/// The progress and the metrics of a run. Only rank 0 has them.
 pub(crate) struct Log {
     metrics: Metrics,
     progress: Progress,
     epochs: usize,
     started: Instant,
-    /// Seconds that a resumed run had taken before.
+    /// The seconds that a resumed run had taken before.
     before: f64,
-    /// Losses of the epoch so far.
+    /// The losses of the epoch so far.
     losses: Vec<f64>,
 }
 
 /// One step, for the log.
 pub(crate) struct Step {
-    /// Steps done.
+    /// The number of steps done.
     pub(crate) done: usize,
     /// The epoch, counted from 1.
     pub(crate) epoch: usize,
     pub(crate) lr: f64,
     pub(crate) loss: f64,
     pub(crate) images_per_second: f64,
-    /// Measured where an epoch ends.
+    /// Measured at the end of an epoch.
     pub(crate) held_out: Option<HeldOut>,
 }
 
@@ -38,7 +38,7 @@ impl Log {
     pub(crate) fn new(args: &Args, first: usize, last: usize) -> Result<Self, MetricsError> {
         let metrics = Metrics::create(&args.out.join("metrics.csv"), first)?;
         let rows = metrics.rows();
-        // The held-out images were looked at where the last epoch ended.
+        // The last row with held-out results is the end of the last epoch.
         let open = rows
             .iter()
             .rev()
@@ -59,7 +59,7 @@ impl Log {
         })
     }
 
-    /// Shows and writes a step, and a line where an epoch ends.
+    /// Shows and writes a step, and prints a line at the end of an epoch.
     pub(crate) fn step(&mut self, step: Step) -> Result<(), MetricsError> {
         let Step {
             done,
@@ -98,7 +98,7 @@ impl Log {
         })
     }
 
-    /// Takes the progress bar away; the metrics stay.
+    /// Removes the progress bar, and returns the metrics.
     pub(crate) fn finish(self) -> Metrics {
         self.progress.finish();
         self.metrics

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Without arguments the program starts two processes of itself, which average their gradients over TCP, and trains
-//! in bf16 on the real digits that come with it. The loop is in `train.rs`, what a step does in `trainer.rs`.
+//! in bf16 on the bundled images of real digits. The training loop is in `train.rs`, and a single step in `trainer.rs`.
 
 mod checkpoint;
 mod cli;
@@ -43,8 +43,8 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Error> {
     match Role::of(args)? {
         Role::Launcher => {
-            // Whatever is wrong with the arguments is said once, before any rank starts. Only a number format
-            // that the device lacks is left to them: asking a GPU would take memory from it for as long as they run.
+            // Errors in the arguments are reported once, before any rank starts. Only the number format is checked by
+            // the ranks: asking a GPU about it here would hold memory of the GPU for as long as they run.
             Setup::new(args, args.ranks, &ProcessGroup::single())?;
             ranks::launch(args)
         }

@@ -1,4 +1,4 @@
-//! The ranks of a run: joined, or started.
+//! Joins or starts the ranks of a run.
 
 use std::time::Duration;
 
@@ -8,19 +8,20 @@ use burn_ddp::{DdpError, ProcessGroup, is_distributed_env};
 use crate::cli::Args;
 use crate::error::Error;
 
-/// How long the ranks that live may take to say what happened when one has failed.
+/// How long the other ranks may take to report errors after one has failed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What this process is.
+/// The role of this process.
 pub(crate) enum Role {
-    /// It starts the ranks and waits for them.
+    /// It starts the ranks, and waits for them.
     Launcher,
-    /// It is one of them.
+    /// It is one of the ranks.
     Rank(ProcessGroup),
 }
 
 impl Role {
-    /// A rank under torchrun, mpirun, Slurm or our own launcher, and where one rank is all; else the launcher.
+    /// A rank, if torchrun, mpirun, Slurm or our own launcher started this process, or if there is only one rank. Otherwise the
+    /// launcher.
     pub(crate) fn of(args: &Args) -> Result<Self, Error> {
         if is_distributed_env() {
             let timeout = Duration::from_secs(args.timeout as u64);
@@ -40,7 +41,7 @@ pub(crate) fn launch(args: &Args) -> Result<(), Error> {
         options = options.master("127.0.0.1", port);
     }
     spawn_self(args.ranks, options).map_err(|error| match error {
-        // The rank has said it.
+        // The rank has already printed its error.
         DdpError::RankFailed {
             code: Some(code), ..
         } => Error::Said(code as u8),

@@ -1,4 +1,4 @@
-//! What a run leaves behind: a table, and the plot of its curves.
+//! The results of a run: a table, and the plot of its curves.
 
 use examples::parameters::Parameters;
 use examples::plot;
@@ -8,7 +8,7 @@ use crate::cli::Args;
 use crate::error::Error;
 use crate::train::Outcome;
 
-/// Draws the curves and prints the table; on rank 0.
+/// Draws the curves and prints the table. Only rank 0 does so.
 pub(crate) fn finish(args: &Args, outcome: &Outcome) -> Result<(), Error> {
     let Some(metrics) = &outcome.metrics else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Everything that can be wrong before the first step: data, device, options, checkpoint.
+//! Checks everything that can be wrong before the first step: data, device, options, checkpoint.
 
 use std::path::Path;
 
@@ -13,30 +13,30 @@ use crate::cli::{Args, Precision};
 use crate::device;
 use crate::error::Error;
 
-/// What a run starts from.
+/// Everything from which a run starts.
 pub(crate) struct Setup {
     pub(crate) data: Split,
     pub(crate) device: Device,
     pub(crate) settings: Settings,
     pub(crate) steps: Steps,
     pub(crate) checkpoints: Checkpoints,
-    /// The checkpoint to go on from, and what it says.
+    /// The checkpoint to resume from, and its state.
     pub(crate) resume: Option<(Checkpoint, State)>,
 }
 
-/// How the steps of a run are counted.
+/// The numbers of images and steps of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Steps {
-    /// Images of a step, over all ranks and accumulated batches.
+    /// The number of images in a step, over all ranks and accumulated batches.
     pub(crate) images: usize,
     pub(crate) per_epoch: usize,
     pub(crate) total: usize,
 }
 
-/// What decides the course of a run: a checkpoint goes on only under the same settings.
+/// The settings that determine the course of a run. A checkpoint can only be resumed with the same settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
-    /// What the images are, not where they lie.
+    /// The name and checksum of the images, not their path.
     pub(crate) data: String,
     pub(crate) depth: usize,
     pub(crate) width: usize,
@@ -51,8 +51,8 @@ pub(crate) struct Settings {
 }
 
 impl Setup {
-    /// Checks and opens everything for a run on `ranks` ranks. All ranks of `group` call this; the launcher, to find
-    /// out whether it is worth starting them, has a group of its own.
+    /// Checks and opens everything for a run on `ranks` ranks. All ranks of `group` call this. The launcher calls it with a group
+    /// of its own, to find out whether the ranks can be started.
     pub(crate) fn new(args: &Args, ranks: usize, group: &ProcessGroup) -> Result<Self, Error> {
         let device = device::plain(args.device, group.local_rank())?;
         let data = match &args.data {
@@ -86,7 +86,7 @@ impl Setup {
     }
 }
 
-/// The newest checkpoint; none when the run to go on from was killed before its first.
+/// The newest checkpoint. `None` if the run to resume was killed before its first checkpoint.
 fn resume(
     checkpoints: &Checkpoints,
     settings: &Settings,
@@ -101,12 +101,12 @@ fn resume(
 
 impl Steps {
     fn new(args: &Args, ranks: usize, train_images: usize) -> Result<Self, Error> {
-        // Too many to count are too many.
+        // A number that saturates is too large anyway.
         let images = args
             .batch_size
             .saturating_mul(ranks)
             .saturating_mul(args.accumulate);
-        // What is left of an epoch when no whole step is, is left out; the shuffle makes it other images each time.
+        // The rest of an epoch that does not fill a step is left out. By the shuffle, these are other images in each epoch.
         let per_epoch = train_images / images;
         if per_epoch == 0 {
             return Err(Error::BatchTooLarge {
@@ -140,7 +140,7 @@ impl Settings {
         }
     }
 
-    /// An error that names the first setting in which the checkpoint's differ.
+    /// Checks that the settings of a checkpoint are the same. The error names the first one that differs.
     fn check_same(&self, checkpoint: &Self, path: &Path) -> Result<(), Error> {
         let fields = |settings: &Self| match serde_json::to_value(settings) {
             Ok(serde_json::Value::Object(fields)) => fields,

@@ -1,4 +1,4 @@
-//! The training loop. What one step does is in `trainer.rs`.
+//! The training loop. A single step is in `trainer.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -18,25 +18,25 @@ use crate::log::{Log, Step};
 use crate::setup::Setup;
 use crate::trainer::Trainer;
 
-/// What came of a run.
+/// The result of a run.
 pub(crate) struct Outcome {
-    /// What the images are called.
+    /// The name of the data set.
     pub(crate) data: String,
     pub(crate) model: ResNet,
     pub(crate) held_out: HeldOut,
-    /// Wall time of the loop.
+    /// The wall time of the loop.
     pub(crate) wall: Duration,
-    /// Training images per second over all ranks, evaluation and checkpoints not counted.
+    /// Training images per second over all ranks, not counting the time of evaluation and checkpoints.
     pub(crate) images_per_second: f64,
     pub(crate) ranks: usize,
     pub(crate) bytes_reduced: u64,
-    /// Ops by the number format they ran in.
+    /// The numbers of ops by number format.
     pub(crate) ops: String,
-    /// On rank 0.
+    /// `None` on ranks other than 0.
     pub(crate) metrics: Option<Metrics>,
 }
 
-/// Trains as `args` say, from the start or from the checkpoint in `setup`.
+/// Trains according to `args`, from the start or from the checkpoint in `setup`.
 pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<Outcome, Error> {
     let mut compute = Compute::new(args, setup.device.clone(), group)?;
     let mut trainer = Trainer::new(args, &setup, &mut compute, group)?;
@@ -108,7 +108,7 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
     }
     let held_out = match held_out {
         Some(held_out) => held_out,
-        // Resumed at its end.
+        // The run was already complete when it was resumed.
         None => evaluator.evaluate(&trainer.valid_model()?)?,
     };
     Ok(Outcome {
@@ -124,7 +124,7 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
     })
 }
 
-/// Images trained on, and the time it took.
+/// The number of images trained on, and the time that it took.
 #[derive(Default)]
 struct Speed {
     images: usize,

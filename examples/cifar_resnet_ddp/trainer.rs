@@ -1,4 +1,4 @@
-//! What one step does: forward, backward, gradients averaged over the ranks, optimizer.
+//! A single training step: forward, backward, averaging of gradients over the ranks, optimizer.
 
 use std::sync::Arc;
 
@@ -19,21 +19,21 @@ use crate::device::Compute;
 use crate::error::Error;
 use crate::setup::{Settings, Setup};
 
-/// A model and what trains it.
+/// A model, and everything that trains it.
 pub(crate) struct Trainer {
     model: ResNet,
     optimizer: ModuleOptimizer,
-    /// With fp16.
+    /// Only with fp16.
     scaler: Option<LossScaler>,
     ddp: Ddp,
     group: ProcessGroup,
-    /// That of the normalization layers, which may communicate while gradients do.
+    /// The group of the normalization layers, which may communicate at the same time as gradients.
     norm_group: ProcessGroup,
     loss: CrossEntropyLoss,
 }
 
 impl Trainer {
-    /// A new model, or that of the checkpoint in `setup`; the same on all ranks.
+    /// Creates a new model, or loads that of the checkpoint in `setup`. It is the same on all ranks.
     pub(crate) fn new(
         args: &Args,
         setup: &Setup,
@@ -75,8 +75,8 @@ impl Trainer {
         })
     }
 
-    /// Takes one step of `lr` down the mean loss of this rank's `batches` and those of the other ranks; returns that
-    /// loss.
+    /// Takes one optimizer step with the learning rate `lr`, on the mean loss of this rank's `batches` and those of the other
+    /// ranks. Returns that loss.
     pub(crate) fn step(
         &mut self,
         batches: impl ExactSizeIterator<Item = Batch>,
@@ -106,8 +106,7 @@ impl Trainer {
         Ok(loss[0])
     }
 
-    /// Steps the optimizer. Where scaled gradients overflowed, the step is skipped, by all ranks: they have the same
-    /// averages.
+    /// Steps the optimizer. If scaled gradients overflowed, all ranks skip the step, because they have the same averages.
     fn update(&mut self, lr: f64, gradients: GradientsParams) {
         let model = self.model.clone();
         self.model = match &mut self.scaler {
@@ -121,13 +120,13 @@ impl Trainer {
         &self.model
     }
 
-    /// The model to evaluate, the same on all ranks: running statistics that are not synchronized are those of rank 0.
+    /// The model to evaluate, which is the same on all ranks: running statistics that are not synchronized are taken from rank 0.
     pub(crate) fn valid_model(&self) -> Result<ResNet, Error> {
         let model = self.model.clone();
         Ok(self.ddp.broadcast_parameters(model)?.valid())
     }
 
-    /// Writes the checkpoint of `step`; called by all ranks.
+    /// Writes the checkpoint of `step`. All ranks call this.
     pub(crate) fn save(
         &self,
         checkpoints: &Checkpoints,
@@ -150,7 +149,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Bytes that were all-reduced so far: gradients, statistics, losses.
+    /// The number of bytes that were all-reduced so far: of gradients, statistics and losses.
     pub(crate) fn bytes_reduced(&self) -> u64 {
         let groups = [&self.group, &self.norm_group];
         let others: u64 = groups.iter().map(|group| group.stats().bytes_reduced).sum();
@@ -158,7 +157,7 @@ impl Trainer {
     }
 }
 
-/// SGD with momentum. Norms and biases are not decayed (Goyal et al. 2017, section 5.3).
+/// SGD with momentum. Norms and biases have no weight decay (Goyal et al. 2017, section 5.3).
 fn sgd(weight_decay: f64) -> ModuleOptimizer {
     let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
     let sgd = SgdConfig::new().with_momentum(Some(momentum));

@@ -1,7 +1,7 @@
-//! From records to tensors: crop and mirror at random, normalize, stack.
+//! Turns records into tensors: crops and mirrors them at random, normalizes them, and stacks them.
 //!
-//! What is drawn for an image depends on the seed, the epoch and the image alone, so that every rank, and a run that
-//! resumes, draws the same.
+//! The random crop of an image depends on the seed, the epoch and the image alone, so that it is the same on every rank, and in
+//! a run that resumes.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::{RngExt, SeedableRng};
@@ -9,10 +9,10 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::images::{CHANNELS, Images, PIXELS, SIDE};
 
-/// Pixels of black around an image before a random crop (He et al. 2015, section 4.2).
+/// The width in pixels of the black border that is added before a random crop (He et al. 2015, section 4.2).
 const PADDING: usize = 4;
 
-/// Mean and standard deviation of each channel, for pixels scaled to 0 to 1.
+/// The mean and standard deviation of each channel, for pixels scaled to the range 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalization {
     /// The means.
@@ -22,12 +22,12 @@ pub struct Normalization {
 }
 
 impl Normalization {
-    /// The statistics of `images`.
+    /// Computes the statistics of `images`.
     ///
-    /// A channel that is the same everywhere keeps its scale: its deviation counts as 1.
+    /// A constant channel keeps its scale: its standard deviation is set to 1.
     ///
     /// # Panics
-    /// When there are no images.
+    /// If there are no images.
     pub fn of(images: &Images) -> Self {
         assert!(!images.is_empty(), "the statistics of no images");
         let count = (images.len() * SIDE * SIDE) as f64;
@@ -82,7 +82,7 @@ pub struct Batcher {
     pub normalization: Normalization,
     /// Whether half of the training images are mirrored.
     pub mirror: bool,
-    /// Decides, with epoch and image, how an image is cropped and mirrored.
+    /// Determines, together with epoch and image, how an image is cropped and mirrored.
     pub seed: u64,
 }
 
@@ -94,10 +94,10 @@ struct View {
 }
 
 impl Batcher {
-    /// The images at `indices`, cropped (and mirrored) at random for `epoch`.
+    /// The images at `indices`, cropped (and, if [`mirror`](Self::mirror), mirrored) at random for `epoch`.
     ///
     /// # Panics
-    /// When there is no such image.
+    /// If there is no such image.
     pub fn train(
         &self,
         images: &Images,
@@ -108,10 +108,10 @@ impl Batcher {
         self.stack(images, indices, device, |index| self.draw(epoch, index))
     }
 
-    /// The images at `indices` as they are.
+    /// The images at `indices`, neither cropped nor mirrored.
     ///
     /// # Panics
-    /// When there is no such image.
+    /// If there is no such image.
     pub fn eval(&self, images: &Images, indices: &[usize], device: &Device) -> Batch {
         self.stack(images, indices, device, |_| View {
             top: PADDING,
@@ -152,7 +152,7 @@ impl Batcher {
         }
     }
 
-    /// Appends one normalized image; what the view takes from outside of it is black.
+    /// Appends one normalized image. Pixels of the view that are outside of the image are black.
     fn append(&self, values: &mut Vec<f32>, pixels: &[u8], view: &View) {
         for (channel, plane) in pixels.chunks(SIDE * SIDE).enumerate() {
             for row in 0..SIDE {
@@ -264,7 +264,7 @@ mod tests {
         let mut windows = std::collections::HashSet::new();
         for epoch in 0..400 {
             let found = values(batcher.train(&images, &[0], epoch, &Device::flex()));
-            // Every window there can be, by brute force; noise fits exactly one.
+            // Tries all possible windows. Noise fits exactly one.
             let fits = (-4..=4_isize)
                 .flat_map(|down| {
                     (-4..=4_isize)
@@ -282,7 +282,7 @@ mod tests {
             assert_eq!(fits.len(), 1, "epoch {epoch}: {fits:?}");
             windows.insert(fits[0]);
         }
-        // 162 windows, 400 draws: a fair draw misses about 14 of them.
+        // Of 162 windows, 400 fair draws miss about 14.
         assert!(windows.len() > 130, "{} windows", windows.len());
         assert!(windows.iter().any(|w| w.2) && windows.iter().any(|w| !w.2));
     }

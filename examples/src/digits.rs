@@ -9,14 +9,14 @@ use flate2::read::GzDecoder;
 
 use crate::images::{CHANNELS, CLASSES, Images, RECORD, SIDE, Split};
 
-/// One line an image: 64 pixels of 0 to 16, then the label.
+/// One line for each image: 64 pixels of 0 to 16, then the label.
 static SOURCE: &[u8] = include_bytes!("../data/optdigits.csv.gz");
-/// Height and width of the source's images.
+/// The height and width of the source's images.
 const SOURCE_SIDE: usize = 8;
 const SOURCE_PIXELS: usize = SOURCE_SIDE * SOURCE_SIDE;
 /// The value of a fully inked source pixel.
 const SOURCE_MAX: f32 = 16.0;
-/// One image in so many of each digit is held out.
+/// Of each digit, one image out of this many is held out.
 const HELD_OUT: usize = 5;
 
 /// The bundled digits in the CIFAR-10 binary layout, every fifth image of each digit held out.
@@ -27,7 +27,7 @@ const HELD_OUT: usize = 5;
 /// ```
 ///
 /// # Panics
-/// When the data compiled into the program is damaged.
+/// If the data compiled into the program is damaged.
 pub fn bundled() -> Split {
     let (mut train, mut test) = (Vec::new(), Vec::new());
     let mut seen = [0; CLASSES];
@@ -51,7 +51,7 @@ pub fn bundled() -> Split {
     }
 }
 
-/// The source's images, in its order.
+/// The source's images, in the source's order.
 fn source() -> Vec<([u8; SOURCE_PIXELS], u8)> {
     let mut text = String::new();
     GzDecoder::new(SOURCE)
@@ -69,7 +69,7 @@ fn source() -> Vec<([u8; SOURCE_PIXELS], u8)> {
         .collect()
 }
 
-/// Appends one CIFAR-10 record: the label, then the enlarged image three times.
+/// Appends one CIFAR-10 record: the label, then the enlarged image once for each channel.
 fn append_record(records: &mut Vec<u8>, pixels: &[u8; SOURCE_PIXELS], label: u8) {
     records.reserve(RECORD);
     records.push(label);
@@ -79,9 +79,10 @@ fn append_record(records: &mut Vec<u8>, pixels: &[u8; SOURCE_PIXELS], label: u8)
     }
 }
 
-/// Bilinear enlargement from 8x8 to 32x32, pixel centres aligned, edges repeated; 0 to 16 becomes 0 to 255.
+/// Enlarges an image from 8x8 to 32x32 by bilinear interpolation, with pixel centers aligned and edges repeated. Scales values
+/// from 0 to 16 to 0 to 255.
 fn enlarge(pixels: &[u8; SOURCE_PIXELS]) -> Vec<u8> {
-    // The two source rows (or columns) beside a target one, and the weight of the second.
+    // The two source rows (or columns) next to a target row (or column), and the weight of the second.
     let neighbours = |target: usize| {
         let centre = (target as f32 + 0.5) * SOURCE_SIDE as f32 / SIDE as f32 - 0.5;
         let centre = centre.clamp(0.0, (SOURCE_SIDE - 1) as f32);
@@ -135,7 +136,7 @@ mod tests {
         let (red, rest) = image.split_at(SIDE * SIDE);
         let (green, blue) = rest.split_at(SIDE * SIDE);
         assert!(red == green && green == blue, "grey in all channels");
-        // A corner of the enlarged image is the corner of the source.
+        // The corners of the enlarged image are those of the source.
         let corner = |row: usize, column: usize| {
             (f32::from(pixels[row * 8 + column]) * 255.0 / 16.0).round() as u8
         };
@@ -143,7 +144,7 @@ mod tests {
             [red[0], red[31], red[31 * 32], red[1023]],
             [corner(0, 0), corner(0, 7), corner(7, 0), corner(7, 7)]
         );
-        // Four target pixels stand around a source pixel's centre: their mean is near the pixel.
+        // Target pixels are symmetric around a source pixel's center, so the mean is about the same.
         let mean =
             |values: &[u8]| values.iter().map(|&v| f64::from(v)).sum::<f64>() / values.len() as f64;
         assert!(
@@ -157,7 +158,7 @@ mod tests {
         assert!(enlarge(&[16; 64]).iter().all(|&v| v == 255));
         let ramp: [u8; 64] = std::array::from_fn(|i| (i % 8 * 2) as u8);
         let plane = enlarge(&ramp);
-        // Column c lies at (c + 0.5) / 4 - 0.5 in the source, whose value is twice that; row by row the same.
+        // Column c is at (c + 0.5) / 4 - 0.5 in the source, where the value is twice that. All rows are the same.
         for (i, &value) in plane.iter().enumerate() {
             let position = (((i % 32) as f32 + 0.5) / 4.0 - 0.5).clamp(0.0, 7.0);
             assert_eq!(value, (position * 2.0 * 255.0 / 16.0).round() as u8);

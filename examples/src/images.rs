@@ -1,26 +1,26 @@
 //! Images in the CIFAR-10 binary layout.
 //!
-//! A record is one byte of label (0 to 9) and 3,072 bytes of pixels: 32x32 red, then green, then blue, row by row
+//! A record is one byte for the label (0 to 9), and 3,072 bytes for the pixels: 32x32 red, then green, then blue, row by row
 //! (<https://www.cs.toronto.edu/~kriz/cifar.html>, "binary version").
 
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Colour channels of an image.
+/// The number of color channels of an image.
 pub const CHANNELS: usize = 3;
-/// Height and width of an image, in pixels.
+/// The height and width of an image, in pixels.
 pub const SIDE: usize = 32;
-/// Bytes of pixels in an image.
+/// The size of an image's pixels, in bytes.
 pub const PIXELS: usize = CHANNELS * SIDE * SIDE;
-/// Bytes of a record: the label, then the pixels.
+/// The size of a record (the label, then the pixels), in bytes.
 pub const RECORD: usize = 1 + PIXELS;
-/// Number of classes; labels lie below it.
+/// The number of classes. Labels are below it.
 pub const CLASSES: usize = 10;
 
-/// Records in each file of the published data.
+/// The number of records in each file of the published data.
 const RECORDS_PER_FILE: usize = 10_000;
-/// The files of the published data: five to train on, then the one held out.
+/// The five files of the published data to train on. `TEST_FILE` is the one held out.
 const TRAIN_FILES: [&str; 5] = [
     "data_batch_1.bin",
     "data_batch_2.bin",
@@ -29,13 +29,13 @@ const TRAIN_FILES: [&str; 5] = [
     "data_batch_5.bin",
 ];
 const TEST_FILE: &str = "test_batch.bin";
-/// The folder the published archive unpacks to.
+/// The folder to which the published archive unpacks.
 const ARCHIVE_FOLDER: &str = "cifar-10-batches-bin";
 
-/// What can be wrong with image data.
+/// What is wrong with image data.
 #[derive(Debug, Error)]
 pub enum DataError {
-    /// The folder does not hold the published files.
+    /// The folder does not have the published files.
     #[error(
         "no CIFAR-10 data in {}: expected {} and the other files of the binary version, there or in {ARCHIVE_FOLDER}/",
         .0.display(), TRAIN_FILES[0]
@@ -46,10 +46,10 @@ pub enum DataError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file has another size than its records need: truncated, or not the binary version.
+    /// A file does not have the size that its records need: it is truncated, or not the binary version.
     #[error(
         "{name} holds {found} bytes, expected {expected} ({records} records of {RECORD} bytes): get the file again"
     )]
@@ -60,10 +60,10 @@ pub enum DataError {
         found: u64,
         /// The size it should have.
         expected: u64,
-        /// The records that makes.
+        /// The number of records of that size.
         records: u64,
     },
-    /// A label is no class.
+    /// A label is not below the number of classes.
     #[error(
         "{name}: record {record} has the label {label}, expected 0 to 9: not the CIFAR-10 binary version"
     )]
@@ -72,7 +72,7 @@ pub enum DataError {
         name: String,
         /// The record, counted from 0.
         record: usize,
-        /// The label found.
+        /// The record's label.
         label: u8,
     },
 }
@@ -96,7 +96,7 @@ pub struct Images {
 /// Images to train on and images held out for evaluation.
 #[derive(Debug, Clone)]
 pub struct Split {
-    /// What the data are, wherever they lie.
+    /// The name of the data set, which does not depend on where it is stored.
     pub name: String,
     /// The images to train on.
     pub train: Images,
@@ -107,10 +107,10 @@ pub struct Split {
 }
 
 impl Images {
-    /// Takes whole records; `name` is what errors call them.
+    /// Creates images from whole records. Errors refer to them by `name`.
     ///
     /// # Errors
-    /// [`DataError::Size`] when the bytes are not a whole number of records, [`DataError::Label`] when a label is
+    /// [`DataError::Size`] if the bytes are not a whole number of records, [`DataError::Label`] if a label is
     /// not below [`CLASSES`].
     pub fn from_records(records: Vec<u8>, name: &str) -> Result<Self, DataError> {
         let whole = records.len().next_multiple_of(RECORD);
@@ -128,7 +128,7 @@ impl Images {
         }
     }
 
-    /// Number of images.
+    /// The number of images.
     pub fn len(&self) -> usize {
         self.records.len() / RECORD
     }
@@ -141,7 +141,7 @@ impl Images {
     /// The class of image `index`.
     ///
     /// # Panics
-    /// When there is no such image.
+    /// If there is no such image.
     pub fn label(&self, index: usize) -> u8 {
         self.records[index * RECORD]
     }
@@ -149,14 +149,14 @@ impl Images {
     /// The pixels of image `index`: `[CHANNELS, SIDE, SIDE]`, 0 to 255.
     ///
     /// # Panics
-    /// When there is no such image.
+    /// If there is no such image.
     pub fn pixels(&self, index: usize) -> &[u8] {
         &self.records[index * RECORD + 1..(index + 1) * RECORD]
     }
 }
 
 impl Split {
-    /// CRC-32 of all records: those to train on, then those held out.
+    /// The CRC-32 of all records: those to train on, then those held out.
     pub fn checksum(&self) -> u32 {
         let mut checksum = crc32fast::Hasher::new();
         checksum.update(&self.train.records);
@@ -165,10 +165,10 @@ impl Split {
     }
 }
 
-/// Reads the CIFAR-10 binary version as published, from `dir` or its folder `cifar-10-batches-bin`.
+/// Reads the published CIFAR-10 binary version, from `dir` or its subfolder `cifar-10-batches-bin`.
 ///
 /// # Errors
-/// [`DataError`]: the files are not there, cannot be read, or have a wrong size or label.
+/// [`DataError`] if the files do not exist, cannot be read, or have a wrong size or label.
 pub fn read_cifar10(dir: &Path) -> Result<Split, DataError> {
     let dir = [dir.to_owned(), dir.join(ARCHIVE_FOLDER)]
         .into_iter()
@@ -191,7 +191,7 @@ fn read_files(dir: &Path, files: &[&str]) -> Result<Images, DataError> {
             source,
         };
         let name = path.display().to_string();
-        // The size first: a wrong file is not read into memory.
+        // The size is checked first, so that a wrong file is not read into memory.
         check_size(
             &name,
             std::fs::metadata(&path).map_err(io)?.len(),
@@ -221,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    /// The published files, all zeros (sparse, so that they cost no disk): every label is class 0.
+    /// Creates the published files with zeros only, so that every label is class 0. They are sparse, and take no disk space.
     fn published(dir: &Path) {
         for name in TRAIN_FILES.iter().chain([&TEST_FILE]) {
             File::create(dir.join(name))

@@ -1,9 +1,9 @@
-//! What the examples of this workspace share: images in the CIFAR-10 binary layout, the CIFAR ResNet, a transformer, a
-//! learning-rate schedule, metrics with a plot and a progress bar.
+//! Code that the examples of this workspace share: images in the CIFAR-10 binary layout, the CIFAR ResNet, a transformer, a
+//! learning-rate schedule, metrics with a plot, and a progress bar.
 //!
-//! The programs themselves lie beside this folder: `cargo run --release --example cifar_resnet_ddp -- --help`.
+//! The programs themselves are next to this folder: `cargo run --release --example cifar_resnet_ddp -- --help`.
 
-/// The samples of the workspace's README, which compile.
+/// The samples of the workspace's README, as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

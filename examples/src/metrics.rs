@@ -1,4 +1,4 @@
-//! `metrics.csv`: one row a step, written as it happens.
+//! `metrics.csv`: one row for each step, written at once.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// One optimizer step; the last step of an epoch also carries what was measured on the held-out images.
+/// One optimizer step. The last step of an epoch also has the results on the held-out images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The step, counted from 1.
@@ -24,11 +24,11 @@ pub struct Row {
     pub seconds: f64,
     /// The mean loss of the held-out images.
     pub held_out_loss: Option<f64>,
-    /// The part of the held-out images classified rightly, 0 to 1.
+    /// The fraction of the held-out images that is classified correctly, 0 to 1.
     pub held_out_accuracy: Option<f64>,
 }
 
-/// `metrics.csv` could not be read or written.
+/// `metrics.csv` could not be written.
 #[derive(Debug, Error)]
 #[error("cannot write {}: {source}", .path.display())]
 pub struct MetricsError {
@@ -36,7 +36,7 @@ pub struct MetricsError {
     source: csv::Error,
 }
 
-/// The rows of a run, in memory and in its file.
+/// The rows of a run, both in memory and in its file.
 ///
 /// ```
 /// use examples::metrics::{Metrics, Row};
@@ -59,11 +59,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Begins the file at `path`, keeping of an earlier one the rows up to `step`: those that a resumed run will
-    /// not write again. The earlier file is there until the new one takes its place.
+    /// Begins the file at `path`. Of an earlier file, it keeps the rows up to `step`, which a resumed run will
+    /// not write again. The earlier file exists until the new one replaces it.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn create(path: &Path, step: usize) -> Result<Self, MetricsError> {
         let mut kept = if step > 0 {
             Self::read(path)
@@ -88,10 +88,10 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Adds a row, and writes it out.
+    /// Adds a row, and writes it to the file.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn push(&mut self, row: Row) -> Result<(), MetricsError> {
         let written = self
             .writer
@@ -110,7 +110,7 @@ impl Metrics {
         &self.rows
     }
 
-    /// The rows of a file, up to the first that is damaged (a run may have been killed while it wrote); none when
+    /// Reads the rows of a file, up to the first damaged one (a run may have been killed while it wrote). Empty if
     /// there is no such file.
     pub fn read(path: &Path) -> Vec<Row> {
         match csv::Reader::from_path(path) {
@@ -170,7 +170,7 @@ mod tests {
             metrics.push(row(step)).unwrap();
         }
         drop(metrics);
-        // Killed in mid-row.
+        // The run was killed while it wrote a row.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, &text[..text.len() - 20]).unwrap();
         let mut metrics = Metrics::create(&path, 3).unwrap();

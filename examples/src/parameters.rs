@@ -1,9 +1,9 @@
-//! How many parameters a model has, and a checksum to compare two models by.
+//! Counts the parameters of a model, and computes a checksum to compare two models by.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
-/// The size and the checksum of a model on an autodiff device.
+/// The number of parameters and the checksum of a model on an autodiff device.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::Device};
@@ -14,19 +14,20 @@ use burn::tensor::Tensor;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameters {
-    /// Numbers that are trained; running statistics are not.
+    /// The number of trained values. Running statistics do not count.
     pub count: usize,
-    /// CRC-32 of the bits of all parameters and running statistics: equal for equal models, whatever their ids.
+    /// The CRC-32 of the bits of all parameters and running statistics. It is equal for equal models, whatever the ids of their
+    /// parameters.
     pub checksum: u32,
 }
 
 impl Parameters {
-    /// Reads all of `model`.
+    /// Counts and reads all parameters of `model`.
     pub fn of<M: Module>(model: &M) -> Self {
         let mut trained = Trained(0);
         model.visit(&mut trained);
         let mut checksum = Checksum(crc32fast::Hasher::new());
-        // `valid` folds the pending update of running statistics in.
+        // `valid` applies the pending update of running statistics.
         model.valid().visit(&mut checksum);
         Self {
             count: trained.0,
@@ -91,7 +92,7 @@ mod tests {
             Parameters::of(&model).checksum,
             crc32fast::hash(&bytes(&model))
         );
-        // The same numbers under other ids.
+        // The same values with other parameter ids.
         let copy = other.load_record(model.clone().into_record());
         assert_eq!(Parameters::of(&model), Parameters::of(&copy));
     }

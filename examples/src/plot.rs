@@ -1,4 +1,4 @@
-//! The curves of a run as a PNG: loss above, held-out accuracy below.
+//! Plots the curves of a run as a PNG: the loss above, the held-out accuracy below.
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -12,11 +12,11 @@ use thiserror::Error;
 use crate::metrics::Row;
 
 const SIZE: (u32, u32) = (1000, 900);
-/// Plotters draws letters with what is registered under this name.
+/// The name under which plotters looks up the font.
 const FONT: &str = "sans-serif";
 const TRAINING: RGBColor = RGBColor(31, 119, 180);
 const HELD_OUT: RGBColor = RGBColor(214, 39, 40);
-/// Weight of the past in the smoothed loss.
+/// The weight of the past in the smoothed loss.
 const SMOOTHING: f64 = 0.8;
 
 /// The plot could not be written.
@@ -28,7 +28,7 @@ pub struct PlotError {
 }
 
 /// Draws the loss of every step, its moving average, the held-out loss and the held-out accuracy. Losses that
-/// are not positive numbers are left out.
+/// are not positive, finite numbers are left out.
 ///
 /// ```
 /// use examples::{metrics::Row, plot};
@@ -43,7 +43,7 @@ pub struct PlotError {
 /// ```
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub fn curves(rows: &[Row], title: &str, path: &Path) -> Result<(), PlotError> {
     use_bundled_font();
     draw(rows, title, path).map_err(|error| PlotError {
@@ -55,7 +55,7 @@ pub fn curves(rows: &[Row], title: &str, path: &Path) -> Result<(), PlotError> {
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 
-/// So that a machine without fonts draws letters too.
+/// Registers a bundled font, so that text can be drawn on a machine without fonts.
 fn use_bundled_font() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -75,14 +75,14 @@ fn draw(rows: &[Row], title: &str, path: &Path) -> Drawn {
 }
 
 fn draw_loss(rows: &[Row], area: &Area) -> Drawn {
-    // What has no place on the axis is left out.
+    // Values that have no place on the logarithmic axis are left out.
     let on_axis = |point: &(f64, f64)| point.1.is_finite() && point.1 > 0.0;
     let training = rows.iter().map(|row| (row.step as f64, row.loss));
     let training: Vec<_> = training.filter(on_axis).collect();
     let mut held_out = held_out(rows, |row| row.held_out_loss);
     held_out.retain(on_axis);
     let values = || training.iter().chain(&held_out).map(|point| point.1);
-    // A factor of room on both sides; one decade when there is nothing to draw.
+    // The range includes 1, with room of a factor of 1.2 on both sides.
     let low = values().fold(f64::INFINITY, f64::min).min(1.0) / 1.2;
     let high = values().fold(0.0, f64::max).max(1.0) * 1.2;
     let mut chart = ChartBuilder::on(area)
@@ -185,7 +185,7 @@ fn held_out(rows: &[Row], value: impl Fn(&Row) -> Option<f64>) -> Vec<(f64, f64)
         .collect()
 }
 
-/// An exponential moving average, free of the bias of its start.
+/// An exponential moving average, without the bias of its start.
 fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let (mut sum, mut weight) = (0.0, 0.0);
     points
@@ -217,7 +217,7 @@ mod tests {
             .collect()
     }
 
-    /// The bytes of the file.
+    /// Plots the rows, and returns the bytes of the file.
     fn png(rows: &[Row]) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("curves.png");
@@ -250,7 +250,7 @@ mod tests {
             let (mut all, mut fewer) = (rows(100), rows(100));
             all[49].held_out_loss = Some(loss);
             fewer[49].held_out_loss = None;
-            // The held-out images are not looked at in these steps.
+            // The held-out images are not evaluated in these steps.
             for row in &mut all[40..43] {
                 row.loss = loss;
             }
@@ -267,7 +267,7 @@ mod tests {
                 .iter()
                 .all(|point| (point.1 - 3.0).abs() < 1e-12)
         );
-        // The second of two: (0.8 * 1 + 2) / 1.8.
+        // The second value is (0.8 * 1 + 2) / 1.8.
         assert!((smoothed(&[(0.0, 1.0), (1.0, 2.0)])[1].1 - 2.8 / 1.8).abs() < 1e-12);
     }
 

@@ -1,17 +1,17 @@
-//! Progress of a run: one live bar on a terminal, plain lines elsewhere.
+//! Shows the progress of a run: a live bar on a terminal, plain lines elsewhere.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often a plain line says where the run stands.
+/// How often a plain line with the progress is printed.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What a step says of itself.
+/// What is shown about a step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepStatus {
-    /// Steps done.
+    /// The number of steps done.
     pub step: usize,
     /// The mean training loss over all ranks.
     pub loss: f64,
@@ -21,7 +21,7 @@ pub struct StepStatus {
     pub images_per_second: f64,
 }
 
-/// Shows where a run stands: a live bar on standard error and lines on standard output.
+/// Shows the progress of a run by a live bar on standard error, and prints lines on standard output.
 ///
 /// ```
 /// use examples::progress::{Progress, StepStatus};
@@ -47,7 +47,7 @@ enum Output {
 }
 
 impl Progress {
-    /// Progress over `total` steps of which `done` are done: a bar when standard error is a terminal, else a plain
+    /// Progress over `total` steps, of which `done` are already done: a bar if standard error is a terminal, otherwise a plain
     /// line now and then.
     pub fn new(total: usize, done: usize) -> Self {
         let output = if std::io::stderr().is_terminal() {
@@ -69,7 +69,7 @@ impl Progress {
         }
     }
 
-    /// Shows nothing at all.
+    /// Progress that shows nothing at all.
     pub fn quiet() -> Self {
         Self {
             output: Output::Quiet,
@@ -114,7 +114,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Output::Bar(bar) = &self.output {
             bar.finish_and_clear();
@@ -132,7 +132,7 @@ fn describe(status: &StepStatus) -> String {
     format!("loss {loss:.4}  lr {lr:.4}  {images_per_second:.0} images/s")
 }
 
-/// The time `left` steps take when `done` steps took `elapsed`, or the longest there is.
+/// The time that `left` steps take if `done` steps took `elapsed`, at most [`Duration::MAX`].
 fn time_left(elapsed: Duration, done: usize, left: usize) -> Duration {
     let seconds = elapsed.as_secs_f64() * left as f64 / done.max(1) as f64;
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)

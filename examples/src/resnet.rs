@@ -29,9 +29,9 @@ use crate::images::{CHANNELS, CLASSES};
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct ResNetConfig {
-    /// Layers with weights: 6n + 2 for n blocks a stage (8, 14, 20, 32, 44, 56, 110).
+    /// The number of layers with weights: 6n + 2 for n blocks per stage (8, 14, 20, 32, 44, 56, 110).
     pub depth: usize,
-    /// Channels of the first stage; the second has twice, the third four times as many.
+    /// The number of channels of the first stage. The second stage has twice as many, the third four times as many.
     pub width: usize,
 }
 
@@ -47,10 +47,10 @@ pub struct Block {
 }
 
 /// A residual network for 32x32 images: one convolution, three stages of blocks with 32x32, 16x16 and 8x8 pixels,
-/// the mean over the pixels, one linear layer.
+/// the mean over the pixels, and one linear layer.
 ///
-/// The shortcuts have no parameters (option A): where a stage begins, every second pixel is taken and the new
-/// channels are zero.
+/// The shortcuts have no parameters (option A): at the start of the second and third stage, a shortcut takes every second
+/// pixel, and the new channels are zero.
 #[derive(Module, Debug)]
 pub struct ResNet {
     conv: Conv2d,
@@ -60,26 +60,26 @@ pub struct ResNet {
     head: Head,
 }
 
-/// Batch normalization, with the statistics of one rank's batch or of all ranks' batches.
+/// Batch normalization, with the statistics of one rank's batch, or of the batches of all ranks.
 #[derive(Module, Debug)]
 pub enum Norm {
-    /// Burn's.
+    /// Burn's batch normalization.
     Local(BatchNorm),
-    /// That of `burn-ddp`.
+    /// The synchronized batch normalization of `burn-ddp`.
     Sync(SyncBatchNorm),
 }
 
-/// The linear layer at the end, in the number format of the device or in fp8.
+/// The linear layer at the end, in the device's number format or in fp8.
 #[derive(Module, Debug)]
 pub enum Head {
-    /// Burn's.
+    /// Burn's linear layer.
     Linear(Linear),
-    /// That of `burn-fp8`.
+    /// The linear layer of `burn-fp8`.
     Fp8(Fp8Linear),
 }
 
 impl ResNetConfig {
-    /// Blocks in each of the three stages, or `None` when no such network has this depth.
+    /// The number of blocks in each of the three stages, or `None` if no such network has this depth.
     pub fn blocks_per_stage(&self) -> Option<usize> {
         (self.depth >= 8 && self.depth % 6 == 2).then(|| (self.depth - 2) / 6)
     }
@@ -87,7 +87,7 @@ impl ResNetConfig {
     /// A network with random weights.
     ///
     /// # Panics
-    /// When the depth is not 6n + 2 or the width is 0.
+    /// If the depth is not 6n + 2, or the width is 0.
     pub fn init(&self, device: &Device) -> ResNet {
         let blocks_per_stage = self
             .blocks_per_stage()
@@ -115,7 +115,7 @@ impl ResNetConfig {
 }
 
 impl ResNet {
-    /// Logits `[images, CLASSES]` of images `[images, CHANNELS, SIDE, SIDE]`.
+    /// Computes logits `[images, CLASSES]` from images `[images, CHANNELS, SIDE, SIDE]`.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = relu(self.norm.forward(self.conv.forward(images)));
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
@@ -126,7 +126,7 @@ impl ResNet {
         }
     }
 
-    /// The same network, normalizing over the batches of all ranks of `group`.
+    /// This network, with batch normalization over the batches of all ranks of `group`.
     pub fn with_sync_batch_norm(mut self, group: &ProcessGroup) -> Self {
         self.norm = self.norm.synchronized(group);
         for block in &mut self.blocks {
@@ -136,10 +136,10 @@ impl ResNet {
         self
     }
 
-    /// The same network with its last layer in fp8. `reducer` makes the scales the same on all ranks.
+    /// This network, with its last layer in fp8. `reducer` keeps the scales the same on all ranks.
     ///
     /// # Errors
-    /// When the recipe makes no sense.
+    /// If the recipe is invalid.
     pub fn with_fp8_head(
         mut self,
         recipe: impl Into<Fp8Recipe>,
@@ -202,7 +202,8 @@ impl Block {
     }
 }
 
-/// A 3x3 convolution without bias that keeps (or, with stride 2, halves) the pixels; He et al. 2015b's weights.
+/// A 3x3 convolution without bias, initialized as in He et al. 2015b, that keeps (or, with stride 2, halves) the height and
+/// width.
 fn conv3x3(from: usize, to: usize, stride: usize, device: &Device) -> Conv2d {
     Conv2dConfig::new([from, to], [3, 3])
         .with_stride([stride, stride])
@@ -229,7 +230,6 @@ mod tests {
             let model = ResNetConfig::new(depth, width).init(&Device::flex().autodiff());
             Parameters::of(&model).count
         };
-        // He et al. 2015, table 6.
         for (depth, millions) in [(20, "0.27"), (32, "0.46"), (44, "0.66"), (56, "0.85")] {
             assert_eq!(
                 format!("{:.2}", count(depth, 16) as f64 / 1e6),
@@ -279,7 +279,7 @@ mod tests {
         let model = ResNetConfig::new(8, 4).init(&device);
         let images = Tensor::random([4, 3, 32, 32], Distribution::Default, &device);
         let grads = model.forward(images).powf_scalar(2.0).mean().backward();
-        // 7 convolutions, as many norms of two parameters, the head's weight and bias.
+        // 7 convolutions, 7 norms with two parameters each, and the head's weight and bias.
         assert_eq!(GradientsParams::from_grads(grads, &model).len(), 7 + 14 + 2);
     }
 }

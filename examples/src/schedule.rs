@@ -1,6 +1,6 @@
-//! The learning rate: a linear warm-up, then half a cosine down to zero.
+//! The learning rate schedule: a linear warm-up, then half a cosine down to zero.
 //!
-//! The warm-up is that of Goyal et al. 2017 (<https://arxiv.org/abs/1706.02677>), the cosine that of Loshchilov and
+//! The warm-up is that of Goyal et al. 2017 (<https://arxiv.org/abs/1706.02677>), and the cosine that of Loshchilov and
 //! Hutter 2016 (<https://arxiv.org/abs/1608.03983>) without restarts.
 
 use std::f64::consts::PI;
@@ -13,16 +13,16 @@ use std::f64::consts::PI;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WarmupCosine {
-    /// The highest learning rate, reached with the last step of the warm-up.
+    /// The highest learning rate, reached in the last step of the warm-up.
     pub peak: f64,
-    /// Steps of warm-up.
+    /// The number of warm-up steps.
     pub warmup: usize,
-    /// All steps, warm-up included.
+    /// The number of all steps, warm-up included.
     pub total: usize,
 }
 
 impl WarmupCosine {
-    /// The learning rate of step `step`, counted from 0; zero from `total` on.
+    /// The learning rate of step `step`, counted from 0. It is zero from `total` on, if the warm-up is over.
     pub fn at(&self, step: usize) -> f64 {
         if step < self.warmup {
             return self.peak * (step + 1) as f64 / self.warmup as f64;
@@ -51,7 +51,7 @@ mod tests {
         for (step, rate) in [0.1, 0.2, 0.3, 0.4].into_iter().enumerate() {
             assert!(near(rates[step], rate));
         }
-        // Half way down the cosine stands at half, a quarter of the way at (1 + sqrt(1/2)) / 2.
+        // Halfway down, the cosine has reached half of the peak; a quarter of the way down, (1 + sqrt(1/2)) / 2 of it.
         assert!(near(rates[4], 0.4) && near(rates[8], 0.2));
         assert!(near(rates[6], 0.4 * (1.0 + 0.5_f64.sqrt()) / 2.0));
         assert!(rates[4..].windows(2).all(|pair| pair[1] < pair[0]));

@@ -1,8 +1,8 @@
-//! Numbers and tables as people read them, and write them.
+//! Formats numbers and tables for people, and parses numbers from them.
 
 use std::fmt::Write;
 
-/// Names and values in two columns, a line each.
+/// Formats names and values in two columns, with one line for each pair.
 ///
 /// ```
 /// let rows = [("Time", "3 s".to_owned()), ("Accuracy", "98 %".to_owned())];
@@ -16,7 +16,7 @@ pub fn table(rows: &[(&str, String)]) -> String {
     })
 }
 
-/// A number with its thousands apart: `1,234,567`.
+/// Formats a number with separated thousands: `1,234,567`.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev();
@@ -26,7 +26,7 @@ pub fn thousands(number: u64) -> String {
         .join(",")
 }
 
-/// A number of bytes in powers of a thousand: `12.3 MB`.
+/// Formats a number of bytes in powers of a thousand: `12.3 MB`.
 pub fn bytes(number: u64) -> String {
     let units = ["kB", "MB", "GB", "TB", "PB", "EB"];
     let mut value = number as f64;
@@ -45,16 +45,16 @@ pub fn bytes(number: u64) -> String {
     }
 }
 
-/// A number of things: `1 rank`, `2 ranks`.
+/// Formats a number of things: `1 rank`, `2 ranks`.
 pub fn count(number: usize, thing: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {thing}{plural}", thousands(number as u64))
 }
 
-/// Reads a rate off a command line: of learning, or of weight decay.
+/// Parses a rate from the command line: a learning rate, or one of weight decay.
 ///
 /// # Errors
-/// When it is not a finite number of 0 or more.
+/// If the text is not a finite number of 0 or more.
 pub fn rate(text: &str) -> Result<f64, String> {
     let rate = text
         .parse()

@@ -12,7 +12,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::images::{CHANNELS, CLASSES, SIDE};
 
-/// Height and width of a patch; an image has 4x4 of them.
+/// The height and width of a patch. An image has 4x4 patches.
 const PATCH: usize = 8;
 const PATCHES: usize = (SIDE / PATCH) * (SIDE / PATCH);
 
@@ -29,17 +29,17 @@ const PATCHES: usize = (SIDE / PATCH) * (SIDE / PATCH);
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct TransformerConfig {
-    /// Layers of the encoder.
+    /// The number of layers of the encoder.
     pub layers: usize,
-    /// Numbers that stand for a patch: a multiple of the heads.
+    /// The size of a patch's embedding: a multiple of the number of heads.
     pub width: usize,
-    /// Heads of the attention.
+    /// The number of attention heads.
     #[config(default = 4)]
     pub heads: usize,
 }
 
 /// A vision transformer for 32x32 images: patches of 8x8 pixels, a learned position for each, an
-/// encoder that normalizes first, the mean over the patches, one linear layer. It has no dropout.
+/// encoder that normalizes first, the mean over the patches, and one linear layer. It has no dropout.
 #[derive(Module, Debug)]
 pub struct Transformer {
     embedding: Conv2d,
@@ -53,7 +53,7 @@ impl TransformerConfig {
     /// A transformer with random weights.
     ///
     /// # Panics
-    /// When the width is not a multiple of the heads.
+    /// If the width is not a multiple of the number of heads.
     pub fn init(&self, device: &Device) -> Transformer {
         let Self {
             layers,
@@ -80,7 +80,7 @@ impl TransformerConfig {
 }
 
 impl Transformer {
-    /// The logits of images: `[images, 3, 32, 32]` to `[images, 10]`.
+    /// Computes logits `[images, 10]` from images `[images, 3, 32, 32]`.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let patches: Tensor<3> = self.embedding.forward(images).flatten(2, 3);
         let x = patches.swap_dims(1, 2) + self.positions.val();
@@ -115,18 +115,18 @@ mod tests {
         let model = TransformerConfig::new(2, 8).init(&device);
         let images = Tensor::random([2, 3, 32, 32], Distribution::Default, &device);
         let grads = model.forward(images).square().mean().backward();
-        // A layer: 4 linear layers of attention, 2 of the feed-forward part, 2 norms; two tensors
-        // each. The ends: convolution, norm and head, two tensors each, and the positions.
+        // Each layer has 4 linear layers of attention, 2 of the feed-forward part, and 2 norms, with two
+        // tensors each. The ends are convolution, norm and head, with two tensors each, and the positions.
         assert_eq!(GradientsParams::from_grads(grads, &model).len(), 2 * 16 + 7);
     }
 
-    /// Without positions the order of the patches makes no difference; with them it does.
+    /// Without positions, the order of the patches makes no difference. With positions, it does.
     #[test]
     fn positions_tell_the_patches_apart() {
         let device = Device::flex();
         let mut model = TransformerConfig::new(1, 8).init(&device);
         let images = Tensor::random([1, 3, 32, 32], Distribution::Default, &device);
-        // The upper and the lower half, each two rows of patches, swapped.
+        // Swaps the upper and the lower half, each of which has two rows of patches.
         let halves = images.clone().chunk(2, 2);
         let swapped = Tensor::cat(vec![halves[1].clone(), halves[0].clone()], 2);
         let both = |model: &Transformer| {

@@ -1,4 +1,4 @@
-//! Drives the built example as a user does.
+//! Runs the built example as a user does.
 
 mod program;
 mod suite;

@@ -1,4 +1,4 @@
-//! Drives the built example as a user does, for a few steps.
+//! Runs the built example as a user does, for a few steps.
 
 mod program;
 
@@ -29,7 +29,7 @@ fn every_precision_begins_with_the_same_weights_and_batches() {
     let output = run(&small.split(' ').collect::<Vec<_>>());
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{table}{output:?}");
-    // Two seeds, their mean, the loss, skipped steps, seconds.
+    // The columns are two seeds, their mean, the loss, skipped steps, and seconds.
     let exact = row(&table, "f32");
     assert_eq!(exact.len(), 6, "{table}");
     assert_eq!(
@@ -39,7 +39,7 @@ fn every_precision_begins_with_the_same_weights_and_batches() {
     );
     let (loss, skipped) = (3, 4);
     assert_eq!(exact[skipped], 0.0);
-    // An untrained classifier of ten classes: ln 10.
+    // The loss of an untrained classifier with ten classes is ln 10.
     assert!((exact[loss] - 10f64.ln()).abs() < 0.5, "{table}");
     // bf16 has 8 significant bits, fp16 has 11, fp8 has 4.
     let tolerances = [
@@ -66,7 +66,7 @@ fn options_that_make_no_sense_are_named() {
         ("--lr", "inf"),
         ("--lr", "-1"),
     ] {
-        // Where such a value is taken, the run is short.
+        // If such a value were accepted, the run would be short.
         let output = run(&[&format!("{option}={value}"), "--max-steps=1"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{stderr}");

@@ -1,12 +1,12 @@
 //! Trains a small vision transformer in f32, bf16, fp16 and fp8, from the same weights on the same
-//! batches, and compares what they learn.
+//! batches, and compares the results.
 //!
 //! ```text
 //! cargo run --release --example transformer_autocast
 //! cargo run --release --example transformer_autocast -- --help
 //! ```
 //!
-//! The model is unmodified Burn code: the device decides about the precision. fp16 has a loss scaler
+//! The model is unmodified Burn code. The device determines the precision. fp16 has a loss scaler
 //! around the optimizer.
 
 mod cli;

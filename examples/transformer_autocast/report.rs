@@ -1,11 +1,11 @@
-//! The table at the end.
+//! The table that is printed at the end.
 
 use std::fmt;
 
 use crate::cli::Precision;
 use crate::train::Outcome;
 
-/// What every precision learned, seed by seed.
+/// The outcomes of every precision, seed by seed.
 pub(crate) struct Report {
     seeds: usize,
     rows: Vec<(Precision, Vec<Outcome>)>,
@@ -19,12 +19,12 @@ impl Report {
         }
     }
 
-    /// Trainings so far.
+    /// The number of trainings so far.
     pub(crate) fn len(&self) -> usize {
         self.rows.iter().map(|(_, outcomes)| outcomes.len()).sum()
     }
 
-    /// The next seed of a precision.
+    /// Adds the outcome of a precision's next seed.
     pub(crate) fn add(&mut self, precision: Precision, outcome: Outcome) {
         match self.rows.last_mut() {
             Some((last, outcomes)) if *last == precision => outcomes.push(outcome),
@@ -33,7 +33,7 @@ impl Report {
     }
 }
 
-/// The mean over the seeds.
+/// The mean of a value over the seeds.
 fn mean(outcomes: &[Outcome], value: impl Fn(&Outcome) -> f64) -> f64 {
     outcomes.iter().map(value).sum::<f64>() / outcomes.len() as f64
 }

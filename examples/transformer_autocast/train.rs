@@ -20,7 +20,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::cli::{Args, Precision};
 
-/// What can end a run.
+/// Why a run fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
@@ -29,12 +29,12 @@ pub(crate) enum Error {
     LossScaler(#[from] LossScalerError),
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
-    /// The device could not do what it was asked to, for want of memory for instance.
+    /// The device could not execute an op, for instance because it ran out of memory.
     #[error("the device failed: {0}")]
     Device(#[from] TensorReadError),
 }
 
-/// What every training has in common.
+/// What all trainings share.
 pub(crate) struct Training<'a> {
     args: &'a Args,
     data: &'a Split,
@@ -42,13 +42,13 @@ pub(crate) struct Training<'a> {
     schedule: WarmupCosine,
 }
 
-/// What came of a training.
+/// The result of a training.
 pub(crate) struct Outcome {
-    /// The mean loss of the last epoch's steps.
+    /// The mean loss over the steps of the last epoch.
     pub(crate) loss: f64,
-    /// The part of the held-out images classified rightly, 0 to 1.
+    /// The fraction of the held-out images that is classified correctly, 0 to 1.
     pub(crate) accuracy: f64,
-    /// Steps that overflowed in fp16.
+    /// The number of steps that were skipped because gradients overflowed in fp16.
     pub(crate) skipped: u64,
     pub(crate) wall: Duration,
 }
@@ -72,14 +72,14 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Steps of a training.
+    /// The number of steps of a training.
     pub(crate) fn steps(&self) -> usize {
         let total = self.schedule.total;
         self.args.max_steps.map_or(total, |max| max.min(total))
     }
 
-    /// Trains from the weights of `seed` on its batches, as the training number `number` that
-    /// `progress` shows.
+    /// Trains in `precision`, with the weights and batches of `seed`. `number` is the number of the training for
+    /// `progress`.
     pub(crate) fn run(
         &self,
         precision: Precision,
@@ -95,7 +95,7 @@ impl<'a> Training<'a> {
             Precision::Fp8 => Some(Autocast::fp8(CurrentScaling::new())?),
             Precision::Fp8Delayed => Some(Autocast::fp8(DelayedScaling::new())?),
         };
-        // A device of its own, which goes with the training.
+        // The training has a device of its own, which is removed at its end.
         let lease = match autocast {
             Some(autocast) => Some(autocast.lease(Device::flex())?),
             None => None,
@@ -112,7 +112,7 @@ impl<'a> Training<'a> {
         let mut model = TransformerConfig::new(layers, width).init(&device);
         let mut optimizer = AdamConfig::new().init();
         let criterion = CrossEntropyLossConfig::new().init(&device);
-        // They fit on the device, all of them, so that a step sends no more than their numbers.
+        // All images fit on the device, so that a step only sends their indices.
         let train = self.all(&self.data.train, &device);
         let mut order = ChaCha8Rng::seed_from_u64(seed);
         let mut indices: Vec<i32> = (0..self.data.train.len() as i32).collect();
@@ -133,7 +133,7 @@ impl<'a> Training<'a> {
             losses.push(f64::from(loss.clone().try_into_scalar::<f32>()?));
             let grads = scaler.scale(loss).backward();
             let grads = GradientsParams::from_grads(grads, &model);
-            // What is skipped, the scaler counts.
+            // The scaler counts skipped steps.
             (model, _) = scaler.step(&mut optimizer, lr, model, grads);
             let images = ((step + 1) * batch_size) as f64;
             progress.step(StepStatus {
@@ -153,7 +153,7 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// All of `images` on the device.
+    /// All of `images` as one batch on the device.
     fn all(&self, images: &Images, device: &Device) -> Batch {
         let indices: Vec<usize> = (0..images.len()).collect();
         self.batcher.eval(images, &indices, device)
@@ -170,7 +170,7 @@ fn select(all: &Batch, indices: &[i32]) -> Batch {
     }
 }
 
-/// The part of the images that `model` classifies rightly, 0 to 1.
+/// The fraction of the images that `model` classifies correctly, 0 to 1.
 fn accuracy(model: &Transformer, images: Batch) -> Result<f64, Error> {
     let count = images.labels.dims()[0];
     let classes = model.forward(images.images).argmax(1).squeeze_dim::<1>(1);
@@ -178,7 +178,7 @@ fn accuracy(model: &Transformer, images: Batch) -> Result<f64, Error> {
     Ok(right.try_into_scalar::<i64>()? as f64 / count as f64)
 }
 
-/// Whole batches only.
+/// The number of whole batches in an epoch.
 fn steps_per_epoch(args: &Args, data: &Split) -> usize {
     data.train.len() / usize::from(args.batch_size)
 }

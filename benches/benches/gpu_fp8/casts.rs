@@ -1,4 +1,4 @@
-//! Casts beside a copy.
+//! Compares casts with a copy.
 
 use benches::{Comparison, Goal, Goals, Table};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
@@ -10,7 +10,7 @@ use super::{distance, flush, is_computed, random, sync};
 
 pub(crate) const SHAPES: [[usize; 2]; 3] = [[8_192, 8_192], [16_384, 16_384], [32_768, 16_384]];
 
-/// Tensors that are quantized in turn: together they are larger than any cache.
+/// The number of tensors that are quantized in turn. Together they are larger than any cache.
 const INPUTS: usize = 4;
 
 const FORMAT: Fp8Format = Fp8Format::E4M3;
@@ -18,7 +18,7 @@ const COPY: &str = "CUDA's own copy";
 const QUANTIZE: &str = "quantize and amax";
 const TRANSPOSE: &str = "quantize, amax and transpose";
 
-/// The ways, and the bytes that each reads and writes for an element.
+/// The ways, and the bytes that each reads and writes per element.
 const BYTES: [(&str, usize); 5] = [
     (COPY, 4),
     ("x + 1", 4),
@@ -73,12 +73,12 @@ pub(crate) fn compare(shape: [usize; 2], device: &Device, limit: Option<Duration
     println!("{goals}");
 }
 
-/// What a way moves in a time, of what the copy does, of which it moves `bytes` times as much.
+/// The ratio of a way's rate, in bytes per second, to that of the copy. The way moves `bytes` times as many bytes.
 fn rate(table: &Table, way: &str, bytes: f64) -> Option<[f64; 3]> {
     Some(table.ratio(COPY, way)?.map(|times| bytes * times))
 }
 
-/// What is quantized is near what it was made of, whichever way, and its amax is that tensor's.
+/// Checks that the quantized values are near those of `x` in every way, and that the amax is that of `x`.
 fn check(
     x: &Tensor<2>,
     known: impl Fn(Tensor<2>) -> (Fp8Tensor<2>, Tensor<1>),
@@ -100,7 +100,7 @@ fn check(
         ("its transpose", values(transposed).transpose()),
     ] {
         let distance = distance(found, x.clone()).expect("the device computes");
-        // Three bits of mantissa: half a unit in the last is a sixteenth at most.
+        // With three bits of mantissa, half a unit in the last place is at most a sixteenth.
         assert!(distance < 0.0625, "{way}: {distance} off");
     }
 }
@@ -128,14 +128,14 @@ fn queued<'a, T: 'a>(
     table.with_queue(name, next, move || sync(&device), check)
 }
 
-/// Copies some bytes on the device, by the driver: the time of one of several. The bytes are those of numbers: zeros may be
-/// copied faster.
+/// Copies `bytes` bytes on the device by the driver, several times in a row, and returns the time of one copy. The bytes are
+/// random, because zeros may be copied faster.
 fn copy(bytes: usize) -> impl FnMut() -> Duration {
     let context = CudaContext::new(0).expect("a GPU");
     let stream = context.new_stream().expect("a stream");
     let mut state = 1u64;
     let mut noise = || {
-        // Knuth's MMIX.
+        // The generator of Knuth's MMIX.
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
@@ -151,7 +151,7 @@ fn copy(bytes: usize) -> impl FnMut() -> Duration {
             .expect("both are alive");
     }
     let mut into = stream.alloc_zeros::<u8>(bytes).expect("memory");
-    // As many as take 5 ms at 5 TB/s.
+    // As many copies as take 5 ms at 5 TB/s, but at least 4.
     let at_once = (25_000_000_000 / (2 * bytes)).max(4) as u32;
     move || {
         stream.synchronize().expect("the device copies");

@@ -1,4 +1,4 @@
-//! Training steps of a layer.
+//! Compares training steps of a layer.
 
 use benches::{Comparison, Goal, Goals, Precision, Training};
 use burn::{
@@ -12,13 +12,13 @@ use std::{cell::RefCell, time::Duration};
 
 use super::sync;
 
-/// Rows, and the columns of input and output.
+/// The numbers of rows, and of columns of input and output.
 pub(crate) const SHAPES: [[usize; 3]; 2] = [[8_192, 4_096, 14_336], [8_192, 1_280, 5_120]];
 
 const BF16: &str = "Linear, autocast bf16";
 const FP8: &str = "Fp8Linear, delayed scaling";
 
-/// Steps of one layer by SGD, so that its weight is another each time and its casts are made again.
+/// Training steps of one layer with SGD, so that its weight changes in each step and must be cast again.
 fn steps<M: Module + 'static>(
     model: M,
     device: Device,
@@ -28,10 +28,10 @@ fn steps<M: Module + 'static>(
     let x = Tensor::<2>::random([rows, from], Distribution::Default, &device).require_grad();
     let mut optimizer: ModuleOptimizer = SgdConfig::new().init();
     let mut model = Some(model);
-    // The gradient of a mean is small: the rate is one that is seen in the loss.
+    // The gradient of a mean is small, so the learning rate is large enough to change the loss.
     Training::new(move || {
         let before = model.take().expect("the model is put back");
-        // Another tensor each time, as inputs are.
+        // A new tensor in each step, like real inputs.
         let loss = forward(&before, x.clone() * 1.0).mean();
         let gradients = GradientsParams::from_grads(loss.backward(), &before);
         model = Some(optimizer.step(1.0, before, gradients));

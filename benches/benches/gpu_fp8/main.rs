@@ -1,5 +1,5 @@
-//! What do fp8 casts, products and layers cost on a GPU, beside a copy, Burn's products in bf16, and PyTorch's
-//! `torch._scaled_mm` (cuBLASLt) where it is installed? Arguments choose questions by name.
+//! What do fp8 casts, products and layers cost on a GPU, compared with a copy, Burn's products and layers in bf16, and PyTorch's
+//! `torch._scaled_mm` (cuBLASLt), if it is installed? Arguments choose questions by name.
 
 mod casts;
 mod layers;
@@ -15,7 +15,7 @@ use std::{
 
 fn main() -> ExitCode {
     log_warnings();
-    // Its time counts from here.
+    // The time limit counts from here.
     time_left();
     let device = Device::cuda(0);
     let shapes = selected(&casts::SHAPES, |shape| format!("quantize {shape:?}"));
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let torch = products::torch(&sizes);
     let mut left = shapes.len() + sizes.len() + layers.len();
     let mut failed = false;
-    // One that fails leaves the others, with what is left of the time.
+    // If one question fails, the others are still asked, and share the time that is left.
     let mut ask = |question: &dyn Fn(Option<Duration>)| {
         let share = share_of_time(left);
         left -= 1;
@@ -63,15 +63,16 @@ fn sync(device: &Device) {
     device.sync().expect("the device computes");
 }
 
-/// Hands what was started to the device, so that fusion makes nothing of it and what comes next together.
+/// Submits queued ops to the device, so that they are not fused with later ones.
 fn flush(device: &Device) {
     device.flush().expect("the device computes");
 }
 
-/// How far a tensor is from what it should be, of that: 0 where both are the same, NaN where one is none.
+/// The norm of the difference between two tensors, relative to the norm of `expected`: 0 if they are the same, NaN if a
+/// value is NaN.
 ///
 /// # Errors
-/// Where the device could not compute one of them: it does not say so before it is asked for values.
+/// If the device could not compute one of them, which it only reports when values are read.
 fn distance(found: Tensor<2>, expected: Tensor<2>) -> Result<f32, String> {
     let [found, expected] = [found, expected].map(|x| x.cast(FloatDType::F32));
     let norm = |x: Tensor<2>| {
@@ -81,7 +82,7 @@ fn distance(found: Tensor<2>, expected: Tensor<2>) -> Result<f32, String> {
     Ok(norm(found - expected.clone())? / norm(expected)?)
 }
 
-/// Panics where the device could not compute a tensor.
+/// Panics if the device could not compute a tensor.
 fn is_computed(x: Tensor<2>) {
     let corner = x.slice([0..1, 0..1]).try_into_data();
     corner.expect("the device computes");

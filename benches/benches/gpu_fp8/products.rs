@@ -1,4 +1,4 @@
-//! Products beside Burn's in bf16 and PyTorch's.
+//! Compares fp8 products with Burn's in bf16 and with PyTorch's.
 
 use benches::{
     Comparison, Goal, Goals, Launches, lines_of, multiplied_by, quartiles, time_left, torch_script,
@@ -15,7 +15,7 @@ use std::{cell::Cell, collections::BTreeMap, process::Command, time::Duration};
 
 use super::{distance, is_computed, random, sync};
 
-/// M, K and N: squares, and the layers of a language model of width 4,096 over 8,192 tokens.
+/// M, K and N, for square matrices, and for the layers of a language model of width 4,096 over 8,192 tokens.
 pub(crate) const SIZES: [[usize; 3]; 7] = [
     [2_048, 2_048, 2_048],
     [4_096, 4_096, 4_096],
@@ -30,18 +30,18 @@ const BF16: &str = "bf16, Burn";
 const DECODED: &str = "e4m3, decoded";
 const PICKED: &str = "e4m3, as it is picked";
 
-/// PyTorch's products of one size: a line of `torch/scaled_mm.py`.
+/// PyTorch's products of one size: a line that `torch/scaled_mm.py` prints.
 #[derive(Clone, Deserialize)]
 pub(crate) struct Torch {
     size: [usize; 3],
-    /// Seconds of each, round by round.
+    /// The seconds that a product takes, round by round.
     bf16: Vec<f64>,
-    /// By `torch._scaled_mm`, with precise sums, as ours are, and with fast ones.
+    /// The seconds of `torch._scaled_mm` with precise sums, like ours. `fast` has those with fast sums.
     e4m3: Vec<f64>,
     fast: Vec<f64>,
 }
 
-/// PyTorch's products of some sizes, where it is installed, in a quarter of the time at most.
+/// Times PyTorch's products of some sizes, if it is installed, in at most a quarter of the time that is left.
 pub(crate) fn torch(sizes: &[[usize; 3]]) -> Vec<Torch> {
     let mut found: Vec<Torch> = Vec::new();
     if sizes.is_empty() {
@@ -63,8 +63,7 @@ pub(crate) fn torch(sizes: &[[usize; 3]]) -> Vec<Torch> {
     found
 }
 
-/// Operands of one product: as they are, and quantized; the right one as a weight's gradient has it, and as fp8 hardware wants
-/// it, with the inner dimension contiguous.
+/// The operands of one product, in bf16 and quantized. The right one has a contiguous inner dimension, as fp8 hardware needs it.
 struct Operands {
     high: [Tensor<2>; 2],
     low: [Fp8Tensor<2>; 2],
@@ -93,7 +92,8 @@ impl Operands {
     }
 }
 
-/// How many operands are multiplied in turn: in fp8 they are larger than a GPU's cache. `torch/scaled_mm.py` has as many.
+/// The number of sets of operands that are multiplied in turn. In fp8, all sets together are larger than a GPU's cache.
+/// `torch/scaled_mm.py` has as many.
 fn sets([m, k, n]: [usize; 3]) -> usize {
     ((128 << 20) / (m * k + k * n)).clamp(2, 16)
 }
@@ -142,7 +142,7 @@ pub(crate) fn compare(
         let rate = 2.0 * (m * k * n) as f64 / row.median.as_secs_f64() / 1e12;
         format!("{rate:.1}")
     });
-    // The decoded product's is from the one in bf16.
+    // The distance of the decoded product is that from the product in bf16.
     table = table.with_column("off the decoded product", |row| {
         let off = looked.off.get(&row.name);
         off.map_or(String::new(), |off| format!("{off:.4}"))
@@ -192,15 +192,15 @@ fn name(routine: MatmulRoutine) -> String {
     format!("e4m3, {routine}")
 }
 
-/// What a look at one product each way gave.
+/// The result of `look`.
 struct Looked {
-    /// How far each is from the decoded one, and that from the product in bf16.
+    /// The distance of each product from the decoded one, and of the decoded one from the product in bf16.
     off: BTreeMap<String, f32>,
     notes: Vec<String>,
 }
 
-/// Computes one product each way, and looks at its values and at the kernels that compute it: where a routine cannot,
-/// another does. The ways that are wrong, or not what they are called, are left out.
+/// Computes one product in each way, and checks its values and the kernels that computed it, because another routine steps in
+/// where one cannot compute it. Ways that are wrong, or computed by another routine, are removed.
 fn look(
     operands: &Operands,
     ways: &mut Vec<(String, MatmulPolicy)>,
@@ -215,7 +215,7 @@ fn look(
         };
         let distance = distance(operands.by(*policy), expected)?;
         off.insert(name.clone(), distance);
-        // Each factor has an error of a sixteenth at most, and sums of random ones are no worse. Tensor cores add with 14 bits.
+        // Each factor has an error of at most a sixteenth, and sums of random errors are no worse. Tensor cores add with 14 bits.
         if distance.is_nan() || distance > if name == DECODED { 0.09 } else { 0.05 } {
             return Err(format!("it is {distance} off"));
         }
@@ -251,8 +251,8 @@ fn look(
     Looked { off, notes }
 }
 
-/// The routines that multiply fp8 itself on this GPU: where they are compiled in those for its tensor cores (others would be
-/// emulated), and cuBLASLt (another, as it is picked, where that is not installed).
+/// The routines that multiply fp8 natively on this GPU: those for its tensor cores, if they are compiled in (others would be
+/// emulated), and cuBLASLt (if it is not installed, another routine is used, and `look` removes it).
 fn native_routines() -> Vec<MatmulRoutine> {
     let query = ["--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"];
     let output = Command::new("nvidia-smi").args(query).output();

@@ -12,7 +12,7 @@ use burn::{
 
 use super::transformer::{blocks, blocks_by_hand};
 
-/// A language model whose last layer has the weights of its first.
+/// A language model whose last layer shares the weights of its token embedding.
 ///
 /// ```
 /// use benches::models::Gpt2;
@@ -36,7 +36,7 @@ impl Gpt2 {
         Self::new(12, 768, 50_257, 1_024, device)
     }
 
-    /// `layers` of `width`.
+    /// A model with `layers` layers of width `width`, `vocabulary` kinds of tokens, and texts of up to `context` tokens.
     pub fn new(
         layers: usize,
         width: usize,
@@ -58,7 +58,7 @@ impl Gpt2 {
         }
     }
 
-    /// Logits `[texts, length, vocabulary]` of tokens `[texts, length]`.
+    /// Computes logits `[texts, length, vocabulary]` from tokens `[texts, length]`.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [texts, length] = tokens.dims();
         let mask = generate_autoregressive_mask(texts, length, &tokens.device());
@@ -70,8 +70,9 @@ impl Gpt2 {
         self.norm.forward(x).matmul(weights)
     }
 
-    /// The same with casts written by hand: products in `low`, to which [`cast_products`](crate::cast_products) cast their
-    /// parameters, norms, softmax and what is added to the residuals in f32.
+    /// [`forward`](Self::forward) with casts written by hand. Products compute in `low`, to which
+    /// [`cast_products`](crate::cast_products) has cast their parameters. Norms, softmax and the additions to the residuals
+    /// compute in f32.
     pub fn forward_by_hand(&self, tokens: Tensor<2, Int>, low: FloatDType) -> Tensor<3> {
         let [texts, length] = tokens.dims();
         let mask = generate_autoregressive_mask(texts, length, &tokens.device());
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn parameters_are_as_many_as_gpt2_has() {
-        // transformers' gpt2: 124,439,808. Built without the work of drawing them.
+        // The gpt2 of transformers has 124,439,808. A smaller model saves the work of initializing them all.
         let [width, vocabulary, context] = [768, 50_257, 1_024];
         let model = Gpt2::new(1, width, 10, 8, &Device::flex());
         let rest = (vocabulary - 10) * width + (context - 8) * width;

@@ -11,7 +11,7 @@ use burn::{
     tensor::{Device, FloatDType, Tensor, activation::relu},
 };
 
-/// A residual network for large images: a 7x7 convolution, four stages of blocks, the mean over the pixels, one
+/// A residual network for large images: a 7x7 convolution, four stages of blocks, the mean over the pixels, and one
 /// linear layer.
 ///
 /// ```
@@ -35,7 +35,7 @@ pub struct ResNet {
 #[derive(Module, Debug)]
 struct Block {
     layers: Vec<ConvNorm>,
-    /// Where the shape changes.
+    /// `None` if the block keeps the shape.
     shortcut: Option<ConvNorm>,
 }
 
@@ -51,7 +51,7 @@ impl ResNet {
         Self::new([2, 2, 2, 2], false, classes, device)
     }
 
-    /// Bottleneck blocks, with the stride in the 3x3 convolution as torchvision has it: 25.6 million parameters with
+    /// Bottleneck blocks, with the stride in the 3x3 convolution as in torchvision: 25.6 million parameters with
     /// 1,000 classes.
     pub fn resnet50(classes: usize, device: &Device) -> Self {
         Self::new([3, 4, 6, 3], true, classes, device)
@@ -85,20 +85,20 @@ impl ResNet {
         }
     }
 
-    /// Logits `[images, classes]` of images `[images, 3, height, width]`.
+    /// Computes logits `[images, classes]` from images `[images, 3, height, width]`.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = self.features(images, None);
         self.head.forward(x)
     }
 
-    /// The same with the casts of autocast written by hand: all in `low`, to which [`cast_products`](crate::cast_products) cast
-    /// the parameters of products, but norms, which compute in f32.
+    /// [`forward`](Self::forward) with the casts of autocast written by hand. Everything computes in `low`, to which
+    /// [`cast_products`](crate::cast_products) has cast the parameters of products, except norms, which compute in f32.
     pub fn forward_by_hand(&self, images: Tensor<4>, low: FloatDType) -> Tensor<2> {
         let x = self.features(images.cast(low), Some(low));
         self.head.forward(x).cast(FloatDType::F32)
     }
 
-    /// Where `low` is given, all but norms computes in it.
+    /// If `low` is given, everything but norms computes in it.
     fn features(&self, images: Tensor<4>, low: Option<FloatDType>) -> Tensor<2> {
         let x = self.max_pool.forward(relu(self.stem.forward(images, low)));
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x, low));
@@ -143,7 +143,7 @@ impl Block {
 }
 
 impl ConvNorm {
-    /// A convolution without bias that keeps the pixels, or divides them by `stride`, and a normalization.
+    /// A convolution without bias that keeps the height and width, or divides them by `stride`, and a normalization.
     fn new(from: usize, to: usize, kernel: usize, stride: usize, device: &Device) -> Self {
         let padding = kernel / 2;
         let conv = Conv2dConfig::new([from, to], [kernel, kernel])
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn parameters_are_as_many_as_torchvision_has() {
-        // torchvision.models: 11,689,512 and 25,557,032, and as buffers 9,600 and 53,120 running statistics.
+        // torchvision.models have 11,689,512 and 25,557,032, and 9,600 and 53,120 running statistics as buffers.
         let device = Device::flex();
         let count = |model: ResNet| model.num_params();
         assert_eq!(count(ResNet::resnet18(1000, &device)), 11_689_512 + 9_600);

@@ -1,4 +1,4 @@
-//! The training of the models.
+//! Training steps of the models.
 
 use burn::{
     module::Module,
@@ -8,18 +8,18 @@ use burn::{
 use super::{Gpt2, ResNet, VisionTransformer};
 use crate::{Precision, Training, training_of};
 
-/// What the models for images tell apart.
+/// The number of classes of the models for images.
 const CLASSES: usize = 1000;
-/// The tokens of a text, and how many kinds there are.
+/// The number of tokens of a text, and the number of kinds of tokens.
 const GPT2: [usize; 2] = [1_024, 50_257];
 const GPT_TINY: [usize; 2] = [32, 256];
 
 /// The [training](Training) of a model that papers report on, over a batch of random images of 224x224 or of
-/// texts: `resnet50`, `vit_b_16`, `vit_h_14` or `gpt2`; or of one that is small enough for tests: `vit_tiny` (2 layers of width
-/// 64 over images of 32x32) or `gpt_tiny` (2 layers of width 64 over 32 tokens of 256 kinds).
+/// texts: `resnet50`, `vit_b_16`, `vit_h_14` or `gpt2`; or of a model that is small enough for tests: `vit_tiny` (2 layers of
+/// width 64 over images of 32x32) or `gpt_tiny` (2 layers of width 64 over 32 tokens of 256 kinds).
 ///
 /// # Panics
-/// If no model is called so.
+/// If no model has this name.
 ///
 /// ```
 /// use benches::{Precision, models::model_training};
@@ -60,14 +60,14 @@ pub fn model_training(model: &str, batch: usize, precision: Precision, device: D
     }
 }
 
-/// How a model computes logits of images, and how it does with casts written by hand.
+/// How a model computes logits from images, and how it does so with casts written by hand.
 pub type Forward<M> = (
     fn(&M, Tensor<4>) -> Tensor<2>,
     fn(&M, Tensor<4>, FloatDType) -> Tensor<2>,
 );
 
-/// The [training](Training) of a model over a batch of random images of `shape`, `[images, channels, height, width]`. There are as many
-/// labels as images, and 1,000 at most.
+/// The [training](Training) of a model over a batch of random images of `shape`, `[images, channels, height, width]`. The label
+/// of an image is its number modulo 1,000.
 ///
 /// ```
 /// use benches::{Precision, models::{VisionTransformer, on_images}};
@@ -99,7 +99,7 @@ pub fn on_images<M: Module + 'static>(
     })
 }
 
-/// The [training](Training) of a GPT over texts of `shape`, `[texts, tokens]`, of `vocabulary` kinds of tokens.
+/// The [training](Training) of a GPT over texts of `shape`, `[texts, tokens]`, with `vocabulary` kinds of tokens.
 ///
 /// ```
 /// use benches::{Precision, models::{Gpt2, on_text}};
@@ -117,7 +117,7 @@ pub fn on_text(
 ) -> Training {
     let device = &model.devices()[0];
     let places = Tensor::<1, Int>::arange(0..(shape[0] * shape[1]) as i64, device);
-    // Far from one another, as those of a text are.
+    // Successive tokens are far from one another, as in real texts.
     let labels = (places * 7_919).remainder_scalar(vocabulary as i64);
     let tokens = labels.clone().reshape(shape);
     training_of(precision, model, labels, move |model, precision| {
@@ -146,7 +146,7 @@ mod tests {
             for precision in Precision::ALL {
                 let mut training = model_training(model, 2, precision, Device::flex());
                 training.step();
-                // Neither labels nor weights are known to it yet: about the logarithm of how many kinds there are.
+                // Before it learns, the loss is about the logarithm of the number of classes.
                 let kinds: f32 = if model == "vit_tiny" { 1000.0 } else { 256.0 };
                 let loss = training.check().unwrap();
                 assert!(
@@ -157,8 +157,8 @@ mod tests {
         }
     }
 
-    /// With casts to f32, what is written by hand is Burn's own model; with bf16 it is what autocast makes of that, bit for bit,
-    /// in inference and in training. Gives the gradients of both, by hand first.
+    /// Checks that `by_hand` with casts to f32 gives the same as `forward`, and with bf16 the same as `forward` with autocast,
+    /// bit for bit, in inference and in training. Returns the gradients of both in mixed precision, by hand first.
     fn compare<M: Module, const D: usize>(
         model: M,
         forward: impl Fn(&M, &Device) -> Tensor<D>,
@@ -186,7 +186,7 @@ mod tests {
         gradients
     }
 
-    /// The gradients of all parameters for those of the mean square of `logits`.
+    /// The gradients of the mean square of `logits` with respect to all parameters.
     fn gradients<M: Module, const D: usize>(model: &M, logits: Tensor<D>) -> Vec<f32> {
         struct Flat(GradientsParams, Vec<f32>);
         impl ModuleVisitor for Flat {
@@ -203,8 +203,8 @@ mod tests {
         flat.1
     }
 
-    /// Autocast sums in f32 what is summed in bf16 by hand: the gradients of a bias, and those that the queries, keys and
-    /// values have for their input. Other gradients differ by these alone: by a few roundings, of 2^-9 each.
+    /// Two sums in backward are in f32 with autocast and in bf16 by hand: the gradient of a bias, and the gradient of an input
+    /// that queries, keys and values share. Other gradients only differ as a consequence, by a few roundings of 2^-9 each.
     #[test]
     fn casts_by_hand_are_those_of_autocast() {
         let device = &Device::flex().autodiff();

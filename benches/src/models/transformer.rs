@@ -1,4 +1,4 @@
-//! What the transformers share: blocks that normalize first, as GPT-2 and ViT have them.
+//! What the transformers share: blocks that normalize first, as in GPT-2 and ViT.
 
 use burn::{
     nn::{
@@ -9,7 +9,7 @@ use burn::{
     tensor::{Bool, Device, FloatDType, Tensor, activation::softmax},
 };
 
-/// `layers` blocks of `width`, with heads of 64 and an inner layer four times as wide; no dropout.
+/// `layers` blocks of width `width`, with heads of 64, an inner layer four times as wide, and no dropout.
 pub(super) fn blocks(layers: usize, width: usize, device: &Device) -> TransformerEncoder {
     TransformerEncoderConfig::new(width, 4 * width, (width / 64).max(1), layers)
         .with_norm_first(true)
@@ -17,8 +17,8 @@ pub(super) fn blocks(layers: usize, width: usize, device: &Device) -> Transforme
         .init(device)
 }
 
-/// What `blocks` do, with casts written by hand: products in `low`, to which their parameters were cast; norms, softmax and
-/// the residuals in f32. `mask` is `[1, 1, length, length]` where a token sees only some.
+/// The forward of `blocks` with casts written by hand. Products compute in `low`, to which their parameters were cast. Norms,
+/// softmax and the residuals are in f32. `mask` is `[batch, 1, length, length]`, if tokens see only some others.
 pub(super) fn blocks_by_hand(
     blocks: &TransformerEncoder,
     x: Tensor<3>,

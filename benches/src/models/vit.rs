@@ -39,12 +39,12 @@ impl VisionTransformer {
         Self::new(12, 768, 16, 224, classes, device)
     }
 
-    /// ViT-H/14 for images of 224x224: 32 layers of width 1,280. With heads of 64, where the paper has 80.
+    /// ViT-H/14 for images of 224x224: 32 layers of width 1,280. Heads have width 64, where the paper has 80.
     pub fn huge(classes: usize, device: &Device) -> Self {
         Self::new(32, 1_280, 14, 224, classes, device)
     }
 
-    /// `layers` of `width` for images of height and width `side`, cut into patches of height and width `patch`.
+    /// `layers` layers of width `width`, for images of height and width `side`, cut into patches of height and width `patch`.
     pub fn new(
         layers: usize,
         width: usize,
@@ -70,15 +70,16 @@ impl VisionTransformer {
         }
     }
 
-    /// Logits `[images, classes]` of images `[images, 3, side, side]`.
+    /// Computes logits `[images, classes]` from images `[images, 3, side, side]`.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = self.embed(self.patches.forward(images));
         let x = self.encoder.forward(TransformerEncoderInput::new(x));
         self.head.forward(self.norm.forward(class_token(x)))
     }
 
-    /// The same with casts written by hand: products in `low`, to which [`cast_products`](crate::cast_products) cast their
-    /// parameters, norms, softmax and what is added to the residuals in f32.
+    /// [`forward`](Self::forward) with casts written by hand. Products compute in `low`, to which
+    /// [`cast_products`](crate::cast_products) has cast their parameters. Norms, softmax and the additions to the residuals
+    /// compute in f32.
     pub fn forward_by_hand(&self, images: Tensor<4>, low: FloatDType) -> Tensor<2> {
         let patches = self.patches.forward(images.cast(low)).cast(FloatDType::F32);
         let x = blocks_by_hand(&self.encoder, self.embed(patches), None, low);
@@ -86,7 +87,7 @@ impl VisionTransformer {
         self.head.forward(class.cast(low)).cast(FloatDType::F32)
     }
 
-    /// Tokens of patches `[images, width, height, width]`, a class token first.
+    /// The tokens `[images, tokens, width]` of patches `[images, width, height, width]`, the class token first.
     fn embed(&self, patches: Tensor<4>) -> Tensor<3> {
         let x = patches.flatten::<3>(2, 3).swap_dims(1, 2);
         let [images, _, width] = x.dims();
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn parameters_are_as_many_as_torchvision_has() {
-        // torchvision.models: vit_b_16 and vit_h_14. Built without the work of drawing them.
+        // The vit_b_16 and vit_h_14 of torchvision.models. A single layer saves the work of initializing them all.
         for (layers, width, patch, expected) in
             [(12, 768, 16, 86_567_656), (32, 1_280, 14, 632_045_800)]
         {

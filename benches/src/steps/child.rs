@@ -8,21 +8,21 @@ use std::{
 use super::{Event, Job};
 use crate::{Memory, NoTraining, Precision, Training, peak_memory};
 
-/// Steps before anything is measured, in which kernels are compiled and tuned.
+/// Warm-up steps, in which kernels are compiled and tuned.
 const WARM_UP: usize = 5;
-/// Steps of a way by itself: timed, then watched for their memory.
+/// Steps of a way by itself: first steps that are timed, then steps whose memory is watched.
 const ALONE: usize = 3;
 const WATCHED: usize = 8;
-/// Steps of a way in one round, after one in which it gets its memory back.
+/// Timed steps of a way in one round, after one step in which it allocates its memory again.
 const IN_TURN: u32 = 2;
 
-/// Does a job: trains by what `init` makes for each way, on a device with this memory, and hands what is found to `tell`.
-/// First each way by itself, then all of them in turn.
+/// Does a job: runs the training that `init` returns for each way, on a device with this memory, and passes what is found to
+/// `tell`. First each way runs by itself, then all ways in turn.
 ///
-/// Memory that is free is given back before each turn, for what six ways hold together may be more than there is.
+/// Free memory is released before each turn, because all ways together may hold more than the device has.
 ///
 /// # Errors
-/// What `tell` fails with, which ends the job, as does a way that [trains nothing](Event::Failed).
+/// The error of `tell`, which ends the job. A way that [does not train](Event::Failed) ends the job too, without an error.
 pub fn measure(
     job: &Job,
     memory: &impl Memory,
@@ -38,7 +38,7 @@ pub fn measure(
             Ok(found) => tell(found)?,
             Err(why) => return tell(failed(way, why)),
         }
-        // Layered devices hear a little later of what was dropped.
+        // Layered devices release dropped tensors a little later.
         thread::sleep(Duration::from_millis(200));
     }
 
@@ -57,7 +57,7 @@ pub fn measure(
     let mut rounds = 0;
     while rounds < job.rounds && (rounds == 0 || start.elapsed().as_secs_f64() < job.seconds) {
         let mut round = Vec::new();
-        // Another one goes first each time: none always comes after the same.
+        // Each round begins with another way.
         for turn in 0..trainings.len() {
             let next = (turn + rounds) % trainings.len();
             let (way, training) = &mut trainings[next];

@@ -1,4 +1,4 @@
-//! What the process that measures is told, and what it tells, as lines of JSON.
+//! The job that the measuring process gets, and the events that it reports, as lines of JSON.
 
 use std::env;
 
@@ -6,28 +6,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::Precision;
 
-/// What a process is to measure.
+/// What a process should measure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// As [`model_training`](crate::models::model_training) calls it.
+    /// The model's name in [`model_training`](crate::models::model_training).
     pub model: String,
-    /// Of that many images or texts.
+    /// The number of images or texts in a batch.
     pub batch: usize,
-    /// Ways that are to be measured by themselves first: does one train, and in how much memory?
+    /// The ways to measure by themselves first: does the way train, and in how much memory?
     pub alone: Vec<Precision>,
-    /// Ways that are to be timed in turn with those, and were measured by themselves before.
+    /// The ways to time in turn with those of `alone`. They were measured by themselves before.
     pub in_turn: Vec<Precision>,
-    /// How many rounds of that.
+    /// The number of rounds in which ways are timed in turn.
     pub rounds: usize,
-    /// No round begins so many seconds after the job, but for the first.
+    /// The seconds after the start of the job from which on no further round begins. The first always runs.
     pub seconds: f64,
 }
 
 impl Job {
-    /// The variable that a job is handed over in.
+    /// The environment variable that passes a job.
     pub const VARIABLE: &'static str = "GPU_STEPS_JOB";
 
-    /// The job of this process, if it was started for one.
+    /// This process's job, if it was started for one.
     ///
     /// ```
     /// assert_eq!(benches::steps::Job::of_this_process(), None);
@@ -38,35 +38,35 @@ impl Job {
     }
 }
 
-/// What a process tells while it measures.
+/// What a process reports while it measures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
-    /// What comes next is of this way: if the process ends, it is to blame.
+    /// The process begins to work on this way. If the process ends, this way is to blame.
     Begins(Precision),
-    /// A way, by itself.
+    /// The result of a way by itself.
     Alone {
-        /// Which.
+        /// The way.
         way: Precision,
-        /// What each step took.
+        /// The seconds that each step took.
         seconds: Vec<f64>,
-        /// In use at most; 0 where the device does not say.
+        /// The peak memory in bytes; 0 if the device does not report it.
         bytes: u64,
-        /// How often the device was asked in a step.
+        /// How often the device was polled in a step.
         polls: f64,
     },
-    /// What a step of each way took in one round.
+    /// The seconds that a step of each way took in one round.
     Round(Vec<(Precision, f64)>),
-    /// A way that trains nothing; the process ends.
+    /// A way does not train. The process ends.
     Failed {
-        /// Which.
+        /// The way.
         way: Precision,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
 impl Event {
-    /// What a line tells. Programs print other lines too.
+    /// Parses a line. `None` for other lines, which programs print too.
     pub(super) fn read(line: &str) -> Option<Self> {
         serde_json::from_str(line).ok()
     }

@@ -1,34 +1,34 @@
-//! What was found of all ways.
+//! The results of all ways.
 
 use super::Event;
 use crate::{Precision, quartiles, unpaired_ratio};
 
-/// What was found of the ways of a model.
+/// The results of all ways to train a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
-    /// Of ways by themselves.
+    /// The results of ways by themselves.
     pub alone: Vec<Alone>,
-    /// What a step of each way took, round by round.
+    /// The seconds that a step of each way took, round by round.
     pub rounds: Vec<Vec<(Precision, f64)>>,
-    /// The ways that failed, and why.
+    /// The ways that failed, and the reasons.
     pub failed: Vec<(Precision, String)>,
 }
 
-/// A way by itself.
+/// The result of a way by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alone {
-    /// Which.
+    /// The way.
     pub way: Precision,
-    /// What each step took.
+    /// The seconds that each step took.
     pub seconds: Vec<f64>,
-    /// In use at most.
+    /// The peak memory in bytes; 0 if the device does not report it.
     pub bytes: u64,
-    /// How often the device was asked in a step.
+    /// How often the device was polled in a step.
     pub polls: f64,
 }
 
 impl Findings {
-    /// Adds what an event tells.
+    /// Adds what an event reports.
     pub fn hear(&mut self, event: Event) {
         match event {
             Event::Begins(_) => {}
@@ -48,7 +48,7 @@ impl Findings {
         }
     }
 
-    /// A way by itself, if it was measured.
+    /// The result of a way by itself, if it was measured.
     pub fn alone(&self, way: Precision) -> Option<&Alone> {
         self.alone.iter().find(|alone| alone.way == way)
     }
@@ -58,17 +58,18 @@ impl Findings {
         self.failed.iter().any(|(failed, _)| *failed == way)
     }
 
-    /// In how many rounds a way was timed.
+    /// The number of rounds in which a way was timed.
     pub fn rounds_of(&self, way: Precision) -> usize {
         self.times(way).count()
     }
 
-    /// In how many rounds two ways were timed together.
+    /// The number of rounds in which both ways were timed.
     pub fn rounds_of_both(&self, way: Precision, other: Precision) -> usize {
         self.pairs(way, other).count()
     }
 
-    /// What a step takes, in seconds: lower quartile, median and upper quartile, in turn with others or else by itself.
+    /// The seconds that a step takes (lower quartile, median, upper quartile), timed in turn with others or, if it was not, by
+    /// itself.
     pub fn seconds(&self, way: Precision) -> Option<[f64; 3]> {
         if self.rounds_of(way) > 0 {
             return Some(quartiles(self.times(way)));
@@ -77,7 +78,8 @@ impl Findings {
         Some(quartiles(alone.seconds.iter().copied()))
     }
 
-    /// The time of a step over that of another way: in the same round, or where they share none, of all that is known of each.
+    /// The ratio of a way's time to another's (lower quartile, median, upper quartile): within rounds or, if they share none, of
+    /// their [`seconds`](Self::seconds).
     pub fn ratio(&self, of: Precision, to: Precision) -> Option<[f64; 3]> {
         if self.rounds_of_both(of, to) == 0 {
             return Some(unpaired_ratio(self.seconds(of)?, self.seconds(to)?));
@@ -85,13 +87,13 @@ impl Findings {
         Some(quartiles(self.pairs(of, to)))
     }
 
-    /// The memory of a way over that of another, where the device tells it.
+    /// The ratio of a way's peak memory to another's, if the device reports it.
     pub fn memory_ratio(&self, of: Precision, to: Precision) -> Option<f64> {
         let bytes = |way| Some(self.alone(way)?.bytes).filter(|bytes| *bytes > 0);
         Some(bytes(of)? as f64 / bytes(to)? as f64)
     }
 
-    /// The time of a way over that of another, of each round that has both.
+    /// The ratio of a way's time to another's, in each round that has both.
     fn pairs(&self, of: Precision, to: Precision) -> impl Iterator<Item = f64> {
         let rounds = self.rounds.iter();
         rounds.filter_map(move |round| Some(time(round, of)? / time(round, to)?))

@@ -1,7 +1,7 @@
-//! Training steps of a model in several precisions and in PyTorch: timed in turn, each in spite of what became of the others.
+//! Training steps of a model in several precisions, timed in turn, and in PyTorch. A way is measured even if others fail.
 //!
-//! A way that fails may take its process along, or leave the GPU to no other use. So [one process](measure) measures, and
-//! prints what it [finds](Event) as soon as it has found it; [another](Bench) starts it, keeps what arrives, and starts it
+//! A way that fails may end its process, or leave the GPU unusable for it. So [one process](measure) measures, and
+//! prints what it [finds](Event) at once. [Another](Bench) starts it, keeps what it prints, and starts it
 //! again without the way that failed.
 
 mod child;

@@ -1,4 +1,4 @@
-//! The process that has others measure.
+//! The process that starts others to measure.
 
 use std::{
     io,
@@ -9,25 +9,26 @@ use std::{
 use super::{Event, Findings, Job};
 use crate::{Precision, lines_of};
 
-/// Ways to train a model that are to be measured.
+/// The ways to train a model that should be measured.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// As [`model_training`](crate::models::model_training) calls it.
+    /// The model's name in [`model_training`](crate::models::model_training).
     pub model: String,
-    /// Of that many images or texts.
+    /// The number of images or texts in a batch.
     pub batch: usize,
-    /// The ways; each has a chance, whatever becomes of the others.
+    /// The ways. Each is measured even if others fail.
     pub ways: Vec<Precision>,
-    /// How often they are timed in turn.
+    /// The number of rounds in which ways are timed in turn.
     pub rounds: usize,
 }
 
 impl Bench {
-    /// Has them measured by processes that `command` starts, which [do the job](super::measure) that [is theirs](Job::of_this_process),
-    /// each the ways that are left. By this time the last is ended; rounds end somewhat before.
+    /// Measures the ways in processes that `command` starts, which [do](super::measure) the job that they
+    /// [get](Job::of_this_process): to measure the ways that are left. The last process is killed after `limit`; no round begins
+    /// after 80 % of it.
     ///
     /// # Errors
-    /// Where a process cannot be started, or ends without having begun with a way. What was found before is in the findings.
+    /// If a process cannot be started, or ends before it begins with a way. Earlier results are in the findings.
     pub fn run(
         &self,
         findings: &mut Findings,
@@ -62,7 +63,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What is still to be measured.
+    /// The job with everything that is still to be measured.
     fn left_of(&self, findings: &Findings) -> Option<Job> {
         let alive = self.ways.iter().filter(|way| !findings.has_failed(**way));
         let (in_turn, alone): (Vec<_>, Vec<_>) =

@@ -1,4 +1,4 @@
-//! What was found, as tables.
+//! Prints the results as tables.
 
 use std::fmt::{self, Display};
 
@@ -6,14 +6,14 @@ use super::{Bench, Findings, Theirs};
 use crate::{Goal, Goals, Precision, unpaired_ratio};
 use Precision::{Bf16, Bf16ByHand, Fp8Delayed, O0, Plain};
 
-/// What was found of a model, printed as tables of Markdown: what a step costs in Burn, what it costs in PyTorch where that was
-/// measured, and which goals are met.
+/// The results of a model, printed as Markdown tables. Without `theirs`, they show what a step costs in Burn; with `theirs`, what
+/// it costs in PyTorch, how both compare, and which goals are met.
 pub struct Report<'a> {
-    /// What was to be measured.
+    /// What should be measured.
     pub bench: &'a Bench,
-    /// What was found.
+    /// The results in Burn.
     pub findings: &'a Findings,
-    /// And in PyTorch.
+    /// The results in PyTorch.
     pub theirs: Option<&'a Theirs>,
 }
 
@@ -99,7 +99,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// Our times over theirs, which were not measured in turn.
+    /// The ratios of our times to theirs, which were not measured in turn.
     fn beside(&self, theirs: &Theirs, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ours = self.findings;
         let pairs = [
@@ -145,9 +145,9 @@ impl Report<'_> {
         writeln!(f)
     }
 
-    /// Ways are judged by rounds that they share: by themselves they were timed minutes apart.
+    /// Ways are judged by the rounds that they share, because by themselves they were timed minutes apart.
     ///
-    /// What bf16 gains is judged beside PyTorch's gain over TF32: Burn's tuner takes TF32 for f32 where that is faster.
+    /// The gain by bf16 is compared with PyTorch's gain over TF32, because Burn's tuner uses TF32 for f32 where that is faster.
     fn goals(&self) -> Goals {
         let found = self.findings;
         let time = |of: Precision, to: Precision| {

@@ -1,4 +1,4 @@
-//! The same steps in PyTorch.
+//! Runs the same steps in PyTorch.
 
 use std::{process::Command, time::Duration};
 
@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use crate::{lines_of, quartiles};
 
-/// PyTorch's ways, as `torch/steps.py` calls them: f32 alone, PyTorch's defaults (convolutions in TF32), TF32, and autocast. The
-/// last is for models with convolutions.
+/// The names of PyTorch's ways in `torch/steps.py`: f32 alone, PyTorch's defaults (convolutions in TF32), TF32, and autocast. The
+/// last way is for models with convolutions.
 pub const TORCH_WAYS: [&str; 5] = [
     "f32",
     "defaults",
@@ -16,23 +16,23 @@ pub const TORCH_WAYS: [&str; 5] = [
     "bf16 autocast, channels last",
 ];
 
-/// What `torch/steps.py` found.
+/// The results of `torch/steps.py`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Theirs {
     /// The ways that were measured.
     pub costs: Vec<Cost>,
-    /// What became of the others.
+    /// What went wrong with the others.
     pub problems: Vec<String>,
 }
 
-/// What a way of PyTorch's takes.
+/// What a way of PyTorch costs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Cost {
-    /// Which.
+    /// The way.
     pub way: String,
-    /// What each step took.
+    /// The seconds that each step took.
     pub seconds: Vec<f64>,
-    /// In use at most.
+    /// The peak memory in bytes.
     pub bytes: u64,
 }
 
@@ -45,7 +45,7 @@ enum Line {
 }
 
 impl Theirs {
-    /// Of what the script tells.
+    /// Runs the script, and collects the results that it prints.
     pub fn of(script: &mut Command, limit: Option<Duration>) -> Self {
         let mut theirs = Self::default();
         let end = lines_of(script, limit, |line| match serde_json::from_str(line) {
@@ -62,19 +62,19 @@ impl Theirs {
         theirs
     }
 
-    /// What a step of a way takes, in seconds: lower quartile, median and upper quartile.
+    /// The seconds that a step of a way takes: lower quartile, median and upper quartile.
     pub fn seconds(&self, way: &str) -> Option<[f64; 3]> {
         Some(self.cost(way)?.quartiles())
     }
 
-    /// A way, if it was measured.
+    /// The costs of a way, if it was measured.
     pub fn cost(&self, way: &str) -> Option<&Cost> {
         self.costs.iter().find(|cost| cost.way == way)
     }
 }
 
 impl Cost {
-    /// What a step takes, in seconds: lower quartile, median and upper quartile.
+    /// The seconds that a step takes: lower quartile, median and upper quartile.
     pub fn quartiles(&self) -> [f64; 3] {
         quartiles(self.seconds.iter().copied())
     }

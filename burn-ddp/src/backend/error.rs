@@ -11,7 +11,7 @@ pub enum NcclError {
     /// The rank asks for [`Backend::Host`](crate::Backend::Host).
     #[error("it asks for the backend `host`")]
     NotAsked,
-    /// The program was built without it.
+    /// The program was built without NCCL support.
     #[error("the program was built without it; enable the feature `nccl` or `cuda` of burn-ddp")]
     NotCompiledIn,
     /// The tensors are not on a CUDA device.
@@ -23,24 +23,24 @@ pub enum NcclError {
         /// The device.
         device: String,
     },
-    /// There is no library.
+    /// No NCCL library was found.
     #[error(
         "no NCCL library was found (looked for {}); install it (NVIDIA's package libnccl2, or \
          `pip install nvidia-nccl-cu13`), or set BURN_DDP_NCCL to the path of libnccl.so.2",
         searched.join(", ")
     )]
     NotFound {
-        /// Where it was looked for.
+        /// The places that were searched.
         searched: Vec<String>,
     },
-    /// The library is there, but does not work.
+    /// A library was found, but does not work.
     #[error(
         "{library} does not work: {problem}; install another, or set BURN_DDP_NCCL to its path"
     )]
     NotUsable {
         /// The library's file.
         library: String,
-        /// What the loader or NCCL says.
+        /// The error message of the loader or of NCCL.
         problem: String,
     },
     /// The library is too old.
@@ -52,7 +52,7 @@ pub enum NcclError {
         library: String,
         /// Its version.
         version: NcclVersion,
-        /// The oldest version that would do.
+        /// The oldest version that is supported.
         oldest: NcclVersion,
     },
     /// Rank 0 has another version.
@@ -78,10 +78,10 @@ pub enum NcclError {
         /// The GPU.
         gpu: String,
     },
-    /// The CUDA driver refused something.
+    /// The CUDA driver is missing, or returned an error.
     #[error("the CUDA driver says: {problem}")]
     Driver {
-        /// What it says.
+        /// What is wrong.
         problem: String,
     },
 }

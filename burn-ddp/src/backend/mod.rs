@@ -1,4 +1,4 @@
-//! Which way tensors travel between ranks: as they are, by NCCL, or staged through the host.
+//! How tensors travel between ranks: from GPU to GPU by NCCL, or by way of the host.
 
 mod error;
 mod offer;
@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::offer::{Choice, Gpu, Offer, choose};
 pub use self::{error::NcclError, version::NcclVersion};
 
-/// How a group moves tensors. The group's own connections (TCP, or memory shared by threads) carry
-/// everything else in any case: rendezvous, checks, slices of host memory, faults.
+/// How a group moves tensors. The group's own connections (TCP, or memory shared by threads) always carry
+/// everything else: rendezvous, checks, slices of host memory, faults.
 ///
-/// All ranks ask for the same. PyTorch's `backend` argument: `"nccl"` is [`Nccl`](Self::Nccl), `"gloo"`
-/// is [`Host`](Self::Host).
+/// All ranks must ask for the same backend. This is PyTorch's `backend` argument: `"nccl"` is [`Nccl`](Self::Nccl),
+/// `"gloo"` is [`Host`](Self::Host).
 ///
 /// ```
 /// use burn_ddp::{Backend, ProcessGroup};
@@ -29,14 +29,13 @@ pub use self::{error::NcclError, version::NcclVersion};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Backend {
-    /// NCCL where every rank can use it, else through the host; the log says which, and why. This is the
-    /// default.
+    /// NCCL if every rank can use it, otherwise the host. The log says which, and why. This is the default.
     #[default]
     Auto,
-    /// Tensors are copied to the host and go over the group's connections. Works with any device.
+    /// Tensors are copied to the host and sent over the group's connections. Works with any device.
     Host,
-    /// NCCL moves tensors from GPU to GPU. Where a rank cannot use it, calls with tensors are an error
-    /// on all ranks: [`DdpError::Nccl`](crate::DdpError::Nccl).
+    /// NCCL moves tensors from GPU to GPU. If a rank cannot use it, calls with tensors return
+    /// [`DdpError::Nccl`](crate::DdpError::Nccl) on all ranks.
     Nccl,
 }
 

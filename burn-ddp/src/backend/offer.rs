@@ -1,4 +1,4 @@
-//! What each rank tells the others before tensors travel, and what all conclude from it.
+//! What each rank tells the others before tensors travel, and the backend that all ranks derive from it.
 
 use std::fmt::{self, Display};
 
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use super::{Backend, NcclError, NcclVersion, version::SHARING};
 use crate::DdpError;
 
-/// A GPU, wherever it is.
+/// A GPU of any rank, on this machine or another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Gpu {
-    /// Its number in the rank's process.
+    /// Its CUDA ordinal in the rank's process.
     pub(crate) ordinal: usize,
-    /// Its identity in the world.
+    /// Its globally unique identity.
     pub(crate) uuid: [u8; 16],
 }
 
@@ -20,7 +20,7 @@ impl Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GPU-")?;
         for (position, byte) in self.uuid.iter().enumerate() {
-            // As nvidia-smi writes it: 4, 2, 2, 2 and 6 bytes.
+            // Groups of 4, 2, 2, 2 and 6 bytes, as nvidia-smi prints it.
             let dash = if matches!(position, 4 | 6 | 8 | 10) {
                 "-"
             } else {
@@ -32,25 +32,25 @@ impl Display for Gpu {
     }
 }
 
-/// What one rank could do.
+/// What one rank asks for, and what it can do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Offer {
     pub(crate) asked: Backend,
-    /// Its GPU and its NCCL, or why it cannot use them.
+    /// The rank's GPU and its NCCL version, or why it cannot use NCCL.
     pub(crate) nccl: Result<(Gpu, NcclVersion), NcclError>,
-    /// Whether its environment lets ranks share a GPU.
+    /// Whether the rank's environment allows ranks to share a GPU.
     pub(crate) shares_gpus: bool,
 }
 
-/// What all ranks do.
+/// The backend that all ranks use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Nccl,
-    /// Through the host, and why.
+    /// By way of the host, and the reason.
     Host(String),
 }
 
-/// The same on all ranks, as they all see the same offers.
+/// Chooses the backend. All ranks choose the same, because they all see the same offers.
 pub(crate) fn choose(offers: &[Offer]) -> Result<Choice, DdpError> {
     let asked = offers[0].asked;
     if let Some(rank) = offers.iter().position(|offer| offer.asked != asked) {
@@ -69,7 +69,7 @@ pub(crate) fn choose(offers: &[Offer]) -> Result<Choice, DdpError> {
     }
 }
 
-/// The first rank that keeps the group from using NCCL, and why.
+/// The first rank that prevents the group from using NCCL, and the reason.
 fn obstacle(offers: &[Offer]) -> Option<(usize, NcclError)> {
     let mut usable = Vec::with_capacity(offers.len());
     for (rank, offer) in offers.iter().enumerate() {

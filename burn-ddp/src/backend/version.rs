@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 
-/// The first version that lets ranks share a GPU.
+/// The first version that allows ranks to share a GPU.
 pub(super) const SHARING: NcclVersion = NcclVersion {
     major: 2,
     minor: 30,
@@ -29,8 +29,8 @@ pub struct NcclVersion {
 }
 
 impl NcclVersion {
-    /// The version that `ncclGetVersion` means by a number (`NCCL_VERSION` in nccl.h): since 2.9 ten
-    /// thousands are the major version, before that thousands were.
+    /// Decodes the number that `ncclGetVersion` returns (`NCCL_VERSION` in nccl.h). The major version is multiplied by 10,000
+    /// since 2.9, and was multiplied by 1,000 before.
     pub fn from_code(code: u32) -> Self {
         let unit = if code < 10_000 { 1_000 } else { 10_000 };
         Self {

@@ -1,10 +1,10 @@
-//! Addresses as users and Slurm write them.
+//! Parses addresses as users and Slurm write them.
 
 use std::{net::IpAddr, path::PathBuf};
 
 use crate::{DdpError, tcp::Place};
 
-/// Reads a rendezvous address; `None` for `env://`.
+/// Parses a rendezvous URL. `None` for `env://`.
 pub(crate) fn parse_url(url: &str) -> Result<Option<Place>, DdpError> {
     let wrong = |problem: &str| DdpError::Url {
         url: url.into(),
@@ -32,8 +32,8 @@ pub(crate) fn parse_url(url: &str) -> Result<Option<Place>, DdpError> {
     }
 }
 
-/// Whether a host is the loopback address, literally. A host's own name says nothing, though it often is a name
-/// of the loopback address on that host.
+/// Whether a host is literally `localhost` or a loopback address. A machine's own name does not count, though it often
+/// resolves to a loopback address on that machine.
 pub(super) fn is_loopback(host: &str) -> bool {
     let address: Result<IpAddr, _> = host.parse();
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())

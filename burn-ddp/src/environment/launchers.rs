@@ -1,16 +1,16 @@
-//! The variables of each launcher.
+//! The environment variables that each launcher sets.
 
-/// Variables by which one launcher describes a rank.
+/// The variables by which one launcher describes a rank.
 pub(super) struct Launcher {
     pub(super) name: &'static str,
     pub(super) rank: &'static str,
-    /// The first that is set counts.
+    /// The first of these that is set counts. The same holds for the other lists, except `job`.
     pub(super) world_size: &'static [&'static str],
     pub(super) local_rank: &'static [&'static str],
     pub(super) local_size: &'static [&'static str],
     /// The number of machines.
     pub(super) machines: &'static [&'static str],
-    /// What together tells its job from all others, on every rank alike.
+    /// Variables that together identify the job, and have the same values on all its ranks.
     pub(super) job: &'static [&'static str],
 }
 
@@ -64,7 +64,7 @@ pub(super) const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: SLURM,
         rank: "SLURM_PROCID",
-        // An interactive step's shell has the job's number of tasks in the second.
+        // In the shell of an interactive step, `SLURM_NTASKS` is the job's number of tasks.
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: &["SLURM_LOCALID"],
         local_size: &["SLURM_NTASKS_PER_NODE"],
@@ -79,12 +79,12 @@ pub(super) const SLURM: &str = "Slurm";
 
 pub(super) const SLURM_JOB: &str = "SLURM_JOB_ID";
 
-/// The number of a step within a Slurm job. Slurm sets it in the tasks that srun starts, and not in the
+/// The number of a step within a Slurm job. Slurm sets it in the tasks that srun starts, but not in the
 /// batch script, whose step has no number (slurmstepd's `setup_env`).
 pub(super) const SLURM_STEP: &str = "SLURM_STEP_ID";
 
-/// From here on, numbers stand for what is no step of tasks: the shell of `salloc` (`SLURM_INTERACTIVE_STEP` of
-/// slurm.h), the batch script, what came in by ssh.
+/// Step numbers from here on do not stand for tasks of srun, but for the shell of `salloc` (`SLURM_INTERACTIVE_STEP` of
+/// slurm.h), the batch script, or processes that were started by ssh.
 pub(super) const SLURM_NO_STEP: u32 = 0xFFFF_FFF0;
 
 /// A task's number among all tasks of its Flux job.

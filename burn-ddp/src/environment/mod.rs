@@ -1,8 +1,8 @@
-//! What launchers tell a rank through environment variables.
+//! The environment variables by which launchers describe a rank.
 //!
-//! Launchers are tried in the order of [`LAUNCHERS`]: the names of torchrun (which our own launcher
-//! sets too), then those of MPI, then Flux and Slurm. MPI comes before these because `mpirun` inside one of
-//! their jobs leaves their variables, which describe the job and not the rank, in the environment.
+//! Launchers are tried in the order of [`LAUNCHERS`]: first the variables of torchrun (which our own launcher
+//! sets too), then those of MPI, then those of Flux and Slurm. MPI comes before Flux and Slurm because `mpirun` inside one
+//! of their jobs leaves their variables in the environment, where they describe the job and not the rank.
 
 mod address;
 mod launchers;
@@ -21,7 +21,7 @@ use self::{
 };
 use crate::{Backend, DdpError, tcp::Place};
 
-/// The port where nobody names one, as in PyTorch.
+/// The default port, as in PyTorch.
 const DEFAULT_PORT: u16 = 29500;
 
 /// Set by [`launch`](crate::launch): where the ranks meet.
@@ -34,9 +34,9 @@ pub(crate) const TIMEOUT: &str = "BURN_DDP_TIMEOUT";
 pub(crate) const BACKEND: &str = "BURN_DDP_BACKEND";
 /// Set by [`launch`](crate::launch): the process that a rank must not outlive.
 pub(crate) const PARENT: &str = "BURN_DDP_PARENT";
-/// Set by [`launch`](crate::launch): the folder in which a rank says whom it blames for its end.
+/// Set by [`launch`](crate::launch): the folder in which a rank notes which other rank made it fail.
 pub(crate) const BLAME: &str = "BURN_DDP_BLAME";
-/// Set by [`launch`](crate::launch): how often the job was started again.
+/// Set by [`launch`](crate::launch): how often the job was restarted.
 pub(crate) const RESTARTS: &str = "RESTART_COUNT";
 
 /// A rank's place in the job.
@@ -47,7 +47,7 @@ pub(crate) struct Ranks {
     pub(crate) local_rank: usize,
 }
 
-/// Environment variables, real or made up by a test.
+/// Environment variables: those of the process, or those of a test.
 pub(crate) struct Environment<F: Fn(&str) -> Option<String>> {
     get: F,
 }
@@ -66,8 +66,8 @@ fn environment(variable: &str, problem: impl Into<String>) -> DdpError {
     }
 }
 
-/// A port that Slurm's jobs which share a machine do not share, nor steps of one job that run side by side: the
-/// steps are a prime apart.
+/// A port that differs between Slurm jobs on the same machine, and between steps of one job that run at the same time:
+/// the ports of successive steps are a prime apart.
 fn slurm_port(job: usize, step: u32) -> u16 {
     const PORTS: u64 = 15_000;
     let number = job as u64 % PORTS + u64::from(step) * 7919;
@@ -75,19 +75,19 @@ fn slurm_port(job: usize, step: u32) -> u16 {
 }
 
 impl<F: Fn(&str) -> Option<String>> Environment<F> {
-    /// The launcher that started this process as one of several, or as the one rank of its job.
+    /// The launcher that started this process as a rank. A job of one rank counts, except with srun.
     fn launcher(&self) -> Option<&'static Launcher> {
-        // Ordinary programs are run by `srun -n 1`, too.
+        // `srun -n 1` is also how ordinary programs are run.
         self.starter().filter(|launcher| {
             let world_size = self.first(launcher.world_size);
             launcher.name != SLURM || world_size.as_deref() != Some("1")
         })
     }
 
-    /// The same, and srun where it has started one task.
+    /// Like `launcher`, but srun also counts when it has started a single task.
     fn starter(&self) -> Option<&'static Launcher> {
         LAUNCHERS.iter().find(|launcher| {
-            // srun and Flux speak PMI too, which then says nothing of machines, as it does under `mpirun`.
+            // srun and Flux set PMI's variables too, but not those about machines, which `mpirun` sets.
             let in_own_names = || {
                 let is_task = self.slurm_step().is_some() || self.has_any(&[FLUX_RANK]);
                 !self.has_any(launcher.local_size) && is_task
@@ -95,7 +95,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
             self.has_any(&[launcher.rank])
                 && self.has_any(launcher.world_size)
                 && match launcher.name {
-                    // A batch script and the shell of `salloc` have these variables too, as if they were task 0.
+                    // A batch script and the shell of `salloc` have Slurm's variables too, as if they were task 0.
                     SLURM => self.slurm_step().is_some(),
                     PMI => !in_own_names(),
                     _ => true,
@@ -103,7 +103,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         })
     }
 
-    /// The number of the step in which srun has started this task.
+    /// The number of the step in which srun started this task.
     fn slurm_step(&self) -> Option<u32> {
         let step = (self.get)(SLURM_STEP)?.parse().ok()?;
         (step < SLURM_NO_STEP).then_some(step)
@@ -148,14 +148,14 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         })
     }
 
-    /// The number among the ranks of this machine, where the launcher does not tell it.
+    /// The rank's number among those of this machine, if the launcher does not set it.
     fn guess_local_rank(&self, launcher: &Launcher, rank: usize) -> Result<usize, DdpError> {
         let set = self.local_rank()?;
         let by_hand = launcher.name == TORCHRUN;
         match (set, self.spans_machines(launcher)?) {
             (Some(local_rank), _) => Ok(local_rank),
             (None, Some(false)) => Ok(rank),
-            // As with `connect`: a launcher of torchrun's kind says how many ranks a machine has.
+            // As with `connect`: a launcher that works like torchrun would set the number of ranks on a machine.
             (None, None) if by_hand => Ok(rank),
             (None, _) => Err(environment(
                 LOCAL_RANK,
@@ -225,9 +225,9 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                         "missing; set it to a free port of MASTER_ADDR",
                     ));
                 }
-                // Jobs that share a machine should not share a port.
+                // Jobs on the same machine should not share a port.
                 _ => match self.number(SLURM_JOB)? {
-                    // Under mpirun, only some ranks are in a step.
+                    // Under mpirun, only some ranks are in a Slurm step.
                     Some(job) => {
                         let step = self.slurm_step().filter(|_| is_slurm);
                         slurm_port(job, step.unwrap_or(0))
@@ -236,9 +236,9 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                 },
             },
         };
-        // As URLs have addresses of version 6.
+        // IPv6 addresses may be in brackets, as in URLs.
         let host = host.trim_matches(['[', ']']).to_owned();
-        // Kubeflow gives rank 0 `localhost`, and the others, on other machines, its name.
+        // Kubeflow sets `localhost` on rank 0, and rank 0's host name on the others, which are on other machines.
         let local = is_loopback(&host) && self.is_one_machine()?;
         let agent = (self.get)("TORCHELASTIC_USE_AGENT_STORE");
         if agent.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
@@ -254,8 +254,8 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         Ok(Place::Address { host, port, local })
     }
 
-    /// The secret, or where there is none, what tells the launcher's job from others of this user's: then
-    /// their ranks do not meet by mistake.
+    /// The secret. If none is set, a text that identifies the launcher's job, so that the ranks of two jobs of the same
+    /// user do not meet by mistake.
     pub(crate) fn secret_of_job(&self) -> String {
         let job = self.launcher().and_then(|launcher| {
             let parts = launcher.job.iter().map(|name| (self.get)(name));
@@ -293,7 +293,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
             .transpose()
     }
 
-    /// The number among the ranks of this machine, where one is set in torchrun's way.
+    /// The rank's number among those of this machine, if torchrun's variable for it is set.
     pub(crate) fn local_rank(&self) -> Result<Option<usize>, DdpError> {
         self.number(LOCAL_RANK)
     }
@@ -302,12 +302,12 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         self.number(PARENT)
     }
 
-    /// Where a rank says whom it blames.
+    /// The folder in which a rank notes which other rank made it fail.
     pub(crate) fn blame(&self) -> Option<PathBuf> {
         (self.get)(BLAME).map(PathBuf::from)
     }
 
-    /// Whether the launcher says that all ranks are on this machine.
+    /// Whether the launcher's variables say that all ranks are on this machine.
     fn is_one_machine(&self) -> Result<bool, DdpError> {
         match self.launcher() {
             Some(launcher) => Ok(self.spans_machines(launcher)? == Some(false)),
@@ -315,14 +315,15 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         }
     }
 
-    /// Whether the ranks are on several machines, if the launcher tells: a missing variable says nothing.
+    /// Whether the ranks are on several machines. `None` if the launcher's variables do not tell: nothing is inferred from a
+    /// missing variable.
     fn spans_machines(&self, launcher: &Launcher) -> Result<Option<bool>, DdpError> {
         let world_size = self.first_number(launcher.world_size)?.unwrap_or(1);
         let local_size = self.first_number(launcher.local_size)?;
         let machines = self.first_number(launcher.machines)?;
         Ok(match (world_size, machines, local_size) {
             (1, ..) => Some(false),
-            // Slurm's local size is the most that a machine may have.
+            // Slurm's local size is the largest number of tasks that a machine may have.
             (_, Some(machines), _) => Some(machines > 1),
             (.., local_size) => local_size.map(|local_size| local_size < world_size),
         })

@@ -1,4 +1,4 @@
-//! Each launcher's variables, made up.
+//! Tests with made-up variables of each launcher.
 
 use super::*;
 
@@ -123,12 +123,12 @@ fn a_slurm_job_of_one_task_is_not_distributed_and_a_group_of_one() {
         assert!(!with(&variables).is_distributed());
         assert_eq!(with(&variables).ranks().unwrap(), alone);
     }
-    // A batch script of one task is started by no launcher.
+    // Without a step, this is a batch script, which no launcher has started.
     assert!(with(&variables[..6]).ranks().is_err());
 }
 
-/// What an interactive step's shell has (`salloc -n 4` with `LaunchParameters=use_interactive_step`), and what srun
-/// makes of that there.
+/// The variables in the shell of an interactive step (`salloc -n 4` with `LaunchParameters=use_interactive_step`), and
+/// those of a task that srun starts from there.
 #[test]
 fn the_shell_of_salloc_is_no_task() {
     let shell = [
@@ -142,14 +142,14 @@ fn the_shell_of_salloc_is_no_task() {
     ];
     assert!(!with(&shell).is_distributed());
     assert!(with(&shell).ranks().is_err());
-    // Without the number of the step's tasks, the step's own says it.
+    // Without the step's number of tasks, the number of the step suffices.
     let mut older = shell;
     older[4].0 = "OTHER";
     assert!(!with(&older).is_distributed());
-    // MPICH's mpiexec starts ranks there.
+    // MPICH's mpiexec can start ranks from this shell.
     let mpiexec = [&shell[..], &[("PMI_RANK", "1"), ("PMI_SIZE", "2")]].concat();
     assert!(with(&mpiexec).is_distributed());
-    // `srun -n 2` keeps the job's number of tasks where it is told to.
+    // In a task of `srun -n 2`, SLURM_NTASKS may still be the job's number of tasks.
     let mut task = shell;
     task[0].1 = "1";
     task[4].1 = "2";
@@ -175,11 +175,11 @@ fn steps_of_a_slurm_job_do_not_meet() {
         assert!((15_000..30_000).contains(port));
         for (other_port, other_secret) in &steps[..at] {
             assert_ne!(secret, other_secret);
-            // There are so many ports.
+            // Steps 0 and 15000 share a port, because there are 15,000 ports.
             assert!(port != other_port || at == 3);
         }
     }
-    // The next job's first step is not this one's second.
+    // The port of the next job's first step is not that of this job's second step.
     let mut next = SRUN;
     next[5].1 = "123457";
     let Place::Address { port, .. } = with(&next).place().unwrap() else {
@@ -200,21 +200,21 @@ fn a_jobs_own_name_stands_in_for_a_secret() {
     assert!(name.contains("prterun-node07-17@1"), "{name}");
     let secret = [&open_mpi[..], &[(SECRET, "s")]].concat();
     assert_eq!(with(&secret).secret_of_job(), "s");
-    // Which of a job's ranks are in a step of Slurm's is none of mpirun's business.
+    // Under mpirun, only some ranks are in a Slurm step, so that the step does not count.
     let mut both = [&open_mpi[..], &SRUN].concat();
     both[10].1 = "4";
     assert_eq!(with(&both).secret_of_job(), name);
     assert_eq!(both[10].0, "SLURM_STEP_ID");
     let without_step = with(&both[..10]).place().unwrap();
     assert_eq!(without_step, with(&both).place().unwrap());
-    // One `srun` for each machine's launcher: the steps differ, the job is the same.
+    // With one `srun` for each machine's torchrun, the ranks of one job are in different steps.
     let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2")];
     let torchrun = [&torchrun[..], &SRUN].concat();
     assert_eq!(with(&torchrun).secret_of_job(), "");
     assert_eq!(with(&[]).secret_of_job(), "");
 }
 
-/// Kubeflow's PyTorchJob: the pod of rank 0 has MASTER_ADDR=localhost, the others its name.
+/// In Kubeflow's PyTorchJob, MASTER_ADDR is `localhost` in the pod of rank 0, and the name of that pod in the others.
 #[test]
 fn a_loopback_address_is_one_machine_where_the_launcher_says_so() {
     let master = [
@@ -236,7 +236,7 @@ fn a_loopback_address_is_one_machine_where_the_launcher_says_so() {
             assert_eq!(local, expected, "{variables:?}");
         }
     }
-    // Slurm's number of tasks for each node is the most that one has.
+    // Slurm's number of tasks per node is the largest that any node has.
     let slurm = |machines| {
         let mut variables = [&SRUN[..], &[("MASTER_ADDR", "localhost")]].concat();
         variables[3].1 = "8";
@@ -249,7 +249,7 @@ fn a_loopback_address_is_one_machine_where_the_launcher_says_so() {
 
 #[test]
 fn a_batch_script_is_no_task_of_srun() {
-    // What Slurm puts into the environment of `sbatch --ntasks 8`: everything but the step.
+    // The variables of `sbatch --ntasks 8`: all of srun's but the step.
     let mut variables = SRUN;
     variables[0].1 = "0";
     assert!(with(&variables).is_distributed());
@@ -315,7 +315,7 @@ fn mpi_on_one_machine_needs_no_address_but_on_several_it_does() {
     }
 }
 
-/// What srun sets with `--mpi=pmi2` (Slurm's `p_mpi_hook_slurmstepd_task`), and Flux (flux-environment(7)).
+/// The variables that srun with `--mpi=pmi2` (Slurm's `p_mpi_hook_slurmstepd_task`) and Flux (flux-environment(7)) set.
 const PMI_OF_OTHERS: [(&str, &str); 2] = [("PMI_RANK", "5"), ("PMI_SIZE", "8")];
 
 #[test]
@@ -330,7 +330,7 @@ fn srun_that_speaks_pmi_tells_more_in_its_own_names() {
         with(&variables).place().unwrap(),
         with(&SRUN).place().unwrap()
     );
-    // Hydra's ranks inherit the variables of the step that starts them on each machine.
+    // Ranks that Hydra starts inherit the variables of the step that starts Hydra on each machine.
     variables.extend([("MPI_LOCALRANKID", "2"), ("MPI_LOCALNRANKS", "4")]);
     assert_eq!(with(&variables).ranks().unwrap().local_rank, 2);
 }
@@ -360,7 +360,7 @@ fn flux() {
         local: true,
     };
     assert_eq!(with(&on("1")).place().unwrap(), expected);
-    // `mpirun` inside a job of Flux's.
+    // `mpirun` inside a Flux job.
     let mut variables = on("1");
     variables[4].1 = "3";
     variables.extend([("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "8")]);
@@ -378,14 +378,14 @@ fn one_machine_is_not_inferred_from_what_is_missing() {
     );
     let error = with(&variables).place().unwrap_err().to_string();
     assert!(error.contains("MASTER_ADDR"), "{error}");
-    // What the errors say to do.
+    // Do what the errors say.
     variables.extend([("LOCAL_RANK", "1"), ("MASTER_ADDR", "node07")]);
     assert_eq!(with(&variables).ranks().unwrap().local_rank, 1);
     assert!(with(&variables).place().is_ok());
-    // One rank is on one machine.
+    // A single rank is always on one machine.
     let alone = [("PMI_RANK", "0"), ("PMI_SIZE", "1")];
     assert_eq!(with(&alone).ranks().unwrap().local_rank, 0);
-    // Set by hand, for one machine or with a rank that nobody takes for a GPU's number.
+    // Variables set by hand: either all ranks are on one machine, or nothing uses the local rank as a GPU's number.
     let by_hand = [("RANK", "5"), ("WORLD_SIZE", "8")];
     assert_eq!(with(&by_hand).ranks().unwrap().local_rank, 5);
     let several = [&by_hand[..], &[("LOCAL_WORLD_SIZE", "4")]].concat();

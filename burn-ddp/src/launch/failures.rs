@@ -1,4 +1,4 @@
-//! Which of the ranks that failed is the one to name.
+//! Decides which of the ranks that failed is reported.
 
 use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
 
@@ -14,19 +14,19 @@ impl Failures {
         self.0.is_empty()
     }
 
-    /// Adds those that failed, of ranks which have ended at the same time as far as can be told.
+    /// Adds those of the `ended` ranks that failed. As far as the launcher can tell, these ranks ended at the same time.
     pub(super) fn add(&mut self, ended: impl IntoIterator<Item = End>) {
         let failed = ended.into_iter().filter(|(_, status)| !status.success());
         let mut failed: Vec<End> = failed.collect();
-        // A rank that was killed explains the errors of the others.
+        // A rank that was killed by a signal comes first: it explains the errors of the others.
         failed.sort_by_key(|(_, status)| status.signal().is_none());
         self.0.extend(failed);
     }
 
-    /// The rank that failed first. One that blames another which failed, too, comes after that one.
+    /// The rank that failed first. A rank that blames another failed rank counts as failing after it.
     pub(super) fn first(&self, blamed_by: impl Fn(usize) -> Option<usize>) -> Option<End> {
         let mut first = *self.0.first()?;
-        // Ranks that blame each other would lead round in a circle.
+        // Bounded, because ranks that blame each other form a cycle.
         for _ in &self.0 {
             let blamed = blamed_by(first.0);
             match self.0.iter().find(|(rank, _)| Some(*rank) == blamed) {
@@ -42,7 +42,7 @@ impl Failures {
 mod tests {
     use super::*;
 
-    /// As the system encodes an exit code, and a signal.
+    /// A status with this exit code, as the system encodes it.
     fn exit(code: i32) -> ExitStatus {
         ExitStatus::from_raw(code << 8)
     }
@@ -80,7 +80,7 @@ mod tests {
         let ends: [&[End]; 2] = [&[(0, exit(1)), (3, exit(1))], &[(2, exit(1)), (1, exit(7))]];
         assert_eq!(first(&ends, &[(0, 1), (3, 1), (2, 1)]), Some(1));
         assert_eq!(first(&ends, &[(0, 2), (2, 3)]), Some(3));
-        // One of another machine, or one that has not failed.
+        // Rank 8 is on another machine, or has not failed.
         assert_eq!(first(&ends, &[(0, 8)]), Some(0));
         assert!(first(&ends, &[(0, 1), (1, 0)]).is_some());
     }

@@ -1,6 +1,6 @@
-//! Starting the ranks of a job as processes of this machine.
+//! Starts the ranks of a job as processes on this machine.
 //!
-//! A program can start itself several times:
+//! A program can start itself once for each rank:
 //!
 //! ```no_run
 //! use burn_ddp::{DdpError, launch::{self, LaunchOptions}};
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! The ranks of one machine find each other through a file in a temporary folder, so that no port has to be
-//! chosen in advance; a random secret keeps strangers out.
+//! chosen in advance. A random secret keeps other processes out.
 
 mod blame;
 mod failures;
@@ -57,7 +57,7 @@ impl Default for LaunchOptions {
 }
 
 impl LaunchOptions {
-    /// One machine, this program's own arguments, output as it comes.
+    /// The defaults: one machine, no prefix before output, no restarts.
     pub fn new() -> Self {
         Self {
             arguments: None,
@@ -71,28 +71,28 @@ impl LaunchOptions {
         }
     }
 
-    /// The program's arguments. Default for [`spawn_self`]: those this process was started with.
+    /// The program's arguments. Default: none, or with [`spawn_self`] those that this process was started with.
     pub fn arguments<S: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
         self.arguments = Some(arguments.into_iter().map(Into::into).collect());
         self
     }
 
-    /// An environment variable for all ranks.
+    /// Sets an environment variable for all ranks.
     pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
         self
     }
 
-    /// The host and port where rank 0 listens (MASTER_ADDR, MASTER_PORT), instead of a port of its
-    /// own choice. Needed on several machines.
+    /// The host and port where rank 0 listens (MASTER_ADDR, MASTER_PORT). Default: rank 0 chooses a port. Required on
+    /// several machines.
     pub fn master(mut self, host: impl Into<String>, port: u16) -> Self {
         self.master = Some((host.into(), port));
         self
     }
 
-    /// The number of machines and this machine's number among them. Each starts equally many ranks.
-    /// All must have the same `BURN_DDP_SECRET` in the environment, or none: a random one is only made where
-    /// there is one machine.
+    /// The number of machines and this machine's number among them. Each machine starts the same number of ranks.
+    /// All must have the same `BURN_DDP_SECRET` in the environment, or none: a random secret is only generated for
+    /// a single machine.
     ///
     /// # Panics
     ///
@@ -104,42 +104,42 @@ impl LaunchOptions {
         self
     }
 
-    /// Whether to put the rank before each line of output.
+    /// Whether to put the rank's number before each line of output.
     ///
-    /// Without that, what ranks write to stdout still goes through this process where it goes to a terminal: a
-    /// program that takes over its terminal, as burn-train's dashboard does, would be stopped there. burn-train
+    /// Even without the prefix, the ranks' stdout is piped through this process if it would be a terminal: the system
+    /// would stop a program that takes over its terminal, as burn-train's dashboard does. With the pipe, burn-train
     /// prints its progress instead.
     pub fn prefix_output(mut self, prefix: bool) -> Self {
         self.prefix = prefix;
         self
     }
 
-    /// How long the other ranks may go on when one has failed, to report their own errors, and
-    /// again from the request to end until they are killed. Default: 5 seconds.
+    /// How long the other ranks may continue after one has failed, to report their own errors, and also
+    /// how long they have between SIGTERM and SIGKILL. Default: 5 seconds.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// How often to start all ranks again after one has failed, as torchrun does: they have ended by
-    /// then, find `RESTART_COUNT` (0 at first) in the environment, and resume from their last
+    /// How often to restart all ranks after one has failed, as torchrun does. All have ended before the restart.
+    /// The new ranks find `RESTART_COUNT` (0 at first) in the environment, and resume from their last
     /// [checkpoint](crate::Checkpoints). Default: 0.
     ///
-    /// On several machines, each counts for itself, and the new ranks wait at the master for one another
-    /// as the first did: give them time by [`grace`](Self::grace), the same on all machines.
+    /// On several machines, each launcher counts its own restarts, and the new ranks wait for one another at the master, as
+    /// the first ones did. Give them time by the same [`grace`](Self::grace) on all machines.
     pub fn max_restarts(mut self, restarts: usize) -> Self {
         self.max_restarts = restarts;
         self
     }
 }
 
-/// Runs `body` on `ranks` ranks, which are processes of this program: PyTorch's
-/// `torch.multiprocessing.spawn` for programs that start their own ranks.
+/// Runs `body` on `ranks` ranks, each of which is a process of this program. This is the counterpart of PyTorch's
+/// `torch.multiprocessing.spawn`, for programs that start their own ranks.
 ///
 /// A process that was started as a rank, by this function or by any launcher, joins its group and runs
-/// `body`. Any other starts the ranks and waits for them to end. As a closure cannot travel to another
-/// process, each rank runs the program from its beginning: this call is best the first thing in `main`,
-/// with arguments read from the command line.
+/// `body`. Any other process starts the ranks and waits for them to end. Because a closure cannot be sent to another
+/// process, each rank runs the program from its beginning: make this call first in `main`,
+/// and read arguments from the command line.
 ///
 /// ```
 /// use burn_ddp::{DdpError, ReduceOp, launch::{self, LaunchOptions}};
@@ -156,7 +156,7 @@ impl LaunchOptions {
 ///
 /// # Errors
 ///
-/// On a rank, those of [`ProcessGroup::init`] and of `body`; in the process that starts the ranks, those of
+/// On a rank, the errors of [`ProcessGroup::init`] and of `body`; in the process that starts the ranks, the errors of
 /// [`spawn`].
 pub fn run<E: From<DdpError>>(
     ranks: usize,
@@ -169,8 +169,8 @@ pub fn run<E: From<DdpError>>(
     }
 }
 
-/// Starts this program `ranks` times and waits for all to end. See [`spawn`], and [`run`] for programs
-/// whose ranks differ from what starts them in nothing else.
+/// Starts this program `ranks` times and waits for all to end. See [`spawn`], and [`run`], which also runs the code of
+/// the ranks.
 ///
 /// # Errors
 ///
@@ -185,28 +185,28 @@ pub fn spawn_self(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> 
     spawn(program, ranks, options)
 }
 
-/// Starts a program `ranks` times, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-/// (with [`LaunchOptions::master`]) MASTER_PORT, RESTART_COUNT, and what our own rendezvous needs, and
-/// waits for all to end. Unless RAYON_NUM_THREADS is set, the ranks share the machine's cores evenly.
+/// Starts a program `ranks` times and waits for all to end. The environment of each rank has RANK, WORLD_SIZE, LOCAL_RANK,
+/// LOCAL_WORLD_SIZE, MASTER_ADDR, (with [`LaunchOptions::master`]) MASTER_PORT, RESTART_COUNT, and the variables of our own
+/// rendezvous. Unless RAYON_NUM_THREADS is set, the ranks share the machine's cores evenly.
 ///
-/// Each rank leads a process group of its own, so that what a script starts ends with it, and a Ctrl-C at
-/// the terminal reaches this process alone. It passes on to the groups of all ranks the signals that ask it to
+/// Each rank leads a process group of its own, so that the processes that a script starts end with it, and a Ctrl-C at
+/// the terminal reaches this process alone. This process forwards to the groups of all ranks the signals that ask it to
 /// end (SIGINT, SIGTERM, SIGQUIT, and SIGHUP unless that is ignored, as under nohup), and SIGUSR1 and SIGUSR2,
-/// by which Slurm tells that the time is nearly over; afterwards, these do what they did before. When a rank fails,
-/// the others are ended, and all are started again where that was [asked for](LaunchOptions::max_restarts).
-/// What a rank leaves running has the same [grace](LaunchOptions::grace). The ranks end with this process,
-/// however it ends ([`ProcessGroup::init`] sees to it).
+/// by which Slurm can announce that the time is nearly over. Before it returns, it restores the previous signal handlers.
+/// When a rank fails, the others are ended, and all are restarted if [`max_restarts`](LaunchOptions::max_restarts) allows it.
+/// Processes that the ranks leave running are ended after the same [grace](LaunchOptions::grace). The ranks end with this
+/// process, however it ends ([`ProcessGroup::init`] ensures it).
 ///
-/// A second Ctrl-C (or SIGTERM, or another that asks to end), from a fifth of a second after the first on, kills the
-/// ranks at once.
+/// A second Ctrl-C (or SIGTERM, or another signal that asks to end), at least a fifth of a second after the first, kills
+/// the ranks at once.
 ///
-/// Ranks have no terminal: no input from one, and one that wants to set it up (by /dev/tty) is stopped by the system.
-/// Whatever stops a rank, stderr says so once (on Linux).
+/// Ranks have no terminal: they get no input from one, and a rank that tries to set it up (by /dev/tty) is stopped by the
+/// system. When a signal stops a rank, a message on stderr says so once (on Linux).
 ///
 /// # Errors
 ///
-/// [`DdpError::RankFailed`] with the rank that failed first, in the last attempt (a rank whose group ended by the fault
-/// of another one of this machine comes after that one), or [`DdpError::Io`] when a process could not be started.
+/// [`DdpError::RankFailed`] with the rank that failed first, in the last attempt, or [`DdpError::Io`] when a process could
+/// not be started. A rank that failed because of another rank of this machine counts as failing after it.
 pub fn spawn(
     program: impl AsRef<OsStr>,
     ranks: usize,
@@ -222,7 +222,7 @@ pub fn spawn(
             "several machines need the master's host and port".into(),
         ));
     }
-    // Registered before the first process starts: no signal is lost.
+    // Registered before the first process starts, so that no signal is lost.
     let mut signals =
         Signals::watch().map_err(|error| DdpError::io("watching for signals", error))?;
     let mut restarts = 0;
@@ -238,7 +238,7 @@ pub fn spawn(
         restarts += 1;
         if let Err(error) = result {
             let most = options.max_restarts;
-            // Not in the log, which the command has none of.
+            // Not logged, because the `burn-ddp` command has no logger.
             eprintln!("burn-ddp: {error}; starting all ranks again ({restarts} of {most})");
         }
     }

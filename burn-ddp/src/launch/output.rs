@@ -1,5 +1,5 @@
-//! What a rank writes, copied as it comes, or line by line, each after the rank's number. A progress bar's lines end
-//! where it begins anew.
+//! Copies the output of a rank, either as it comes, or line by line with the rank's number before each. A carriage return,
+//! with which progress bars begin anew, also ends a line.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a pipe may be silent when the ranks have ended. A process that left its group may hold one open
-/// for ever.
+/// How long a pipe may be silent after the ranks have ended. A process that left its group may hold a pipe open
+/// forever.
 const SILENCE: Duration = Duration::from_secs(1);
-/// As many bytes as a pipe can hold by the time that the ranks have ended. What comes after these is not theirs.
+/// The largest number of bytes that a pipe can hold when the ranks have ended. Later bytes are not from the ranks.
 const PIPE: u64 = 1 << 20;
 
 /// One pipe of a rank, and the thread that copies it.
@@ -25,7 +25,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// With a rank, that is put before each line.
+    /// Starts to copy `output` to `sink`. If `rank` is given, it is put before each line.
     pub(super) fn copy(
         rank: Option<usize>,
         output: impl Read + Send + 'static,
@@ -36,7 +36,7 @@ impl Output {
         let thread = thread::spawn(move || {
             let mut from = BufReader::new(output);
             let mut piece = Vec::new();
-            // Whether the last line ended where it is to begin anew.
+            // Whether the last line ended with a carriage return.
             let mut returned = false;
             while let Ok(bytes @ 1..) = read_piece(&mut from, &mut piece, rank.is_some()) {
                 counts.0.fetch_add(bytes as u64, Ordering::SeqCst);
@@ -46,8 +46,8 @@ impl Output {
                 }
                 let mut sink = sink();
                 let written = sink.write_all(&piece);
-                // Stdout keeps back what does not end a line, as the state of a progress bar. A closed output is the
-                // reader's wish.
+                // Stdout buffers text that does not end a line, such as the state of a progress bar. Errors are ignored:
+                // whoever reads the output may close it.
                 let _ = written.and_then(|()| sink.flush());
                 piece.clear();
                 counts.1.fetch_add(bytes as u64, Ordering::SeqCst);
@@ -60,7 +60,7 @@ impl Output {
         }
     }
 
-    /// To be asked for the rest, when the ranks have ended.
+    /// What to poll for the rest of the output, after the ranks have ended.
     pub(super) fn finish(self) -> Rest {
         let written = self.written.load(Ordering::SeqCst);
         Rest {
@@ -72,7 +72,8 @@ impl Output {
     }
 }
 
-/// A line after the rank's number. What ends one that was to begin anew is no line of its own.
+/// The line with the rank's number before it. A newline right after a carriage return (`returned`) ends that line, and
+/// gets no number.
 fn numbered(rank: usize, line: &[u8], returned: bool) -> Vec<u8> {
     let mut whole = match returned && line == b"\n" {
         true => Vec::new(),
@@ -85,7 +86,7 @@ fn numbered(rank: usize, line: &[u8], returned: bool) -> Vec<u8> {
     whole
 }
 
-/// Reads what there is, or to the end of a line, or to where it begins anew; returns the number of bytes.
+/// Reads the bytes that are available or, if `line`, up to a newline or carriage return. Returns the number of bytes.
 fn read_piece(from: &mut impl BufRead, into: &mut Vec<u8>, line: bool) -> io::Result<usize> {
     let mut read = 0;
     loop {
@@ -106,17 +107,17 @@ fn read_piece(from: &mut impl BufRead, into: &mut Vec<u8>, line: bool) -> io::Re
     }
 }
 
-/// What is left in a pipe.
+/// The output that is left in a pipe.
 pub(super) struct Rest {
     output: Output,
-    /// Bytes when someone asked last.
+    /// The bytes written by the last call of [`is_coming`](Self::is_coming).
     written: u64,
     end: u64,
     heard: Instant,
 }
 
 impl Rest {
-    /// Whether more of it may come. A reader who takes a line slowly is waited for.
+    /// Whether more output may come. A reader that takes a line slowly is waited for.
     pub(super) fn is_coming(&mut self) -> bool {
         let written = self.output.written.load(Ordering::SeqCst);
         let has_more = self.output.read.load(Ordering::SeqCst) > written;
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
     use std::{io::LineWriter, sync::Mutex};
 
-    /// What is there of a rank's output that came in these pieces, before its writer ends.
+    /// The copied output of a rank that writes these pieces.
     fn copied(rank: Option<usize>, pieces: &[&str]) -> String {
         struct Pieces(Vec<Vec<u8>>);
 
@@ -148,7 +149,7 @@ mod tests {
             }
         }
 
-        /// A writer that keeps lines back until they end, as stdout does.
+        /// A line-buffered writer, like stdout.
         #[derive(Clone)]
         struct Sink(Arc<Mutex<LineWriter<Vec<u8>>>>);
 
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(copied(Some(3), &[]), "");
     }
 
-    /// Nothing waits for the end of a bar, which is a line of hours.
+    /// The line of a progress bar may take hours to end, and must not be held back until then.
     #[test]
     fn progress_bars_move() {
         let bar = ["10 %\r", "20 %\r"];

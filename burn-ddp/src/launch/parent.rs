@@ -1,4 +1,4 @@
-//! Ranks end with their launcher.
+//! Makes ranks end with their launcher.
 
 use std::{sync::Once, thread, time::Duration};
 
@@ -10,7 +10,7 @@ use nix::{
 
 use crate::{DdpError, environment};
 
-/// How often a rank looks after a launcher that is not its parent.
+/// How often a rank checks its launcher, where the system does not report the launcher's end.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Makes this process end when its launcher ends.
@@ -22,7 +22,7 @@ pub(crate) fn die_with(parent: usize) -> Result<(), DdpError> {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
             .map_err(|error| DdpError::io("tying this process to its launcher", error.into()))?;
     }
-    // It may have ended before.
+    // The launcher may have ended before the call above.
     if getppid() != pid && has_ended(pid) {
         return Err(DdpError::Environment {
             variable: environment::PARENT.into(),
@@ -30,13 +30,14 @@ pub(crate) fn die_with(parent: usize) -> Result<(), DdpError> {
         });
     }
     if !(is_parent && is_told_for_good()) {
-        // Where a script lies between, the system would tell us of the script's end.
+        // If this process was started by a script, the system reports the script's end and not the launcher's.
         watch(pid, is_parent)?;
     }
     Ok(())
 }
 
-/// Whether the system tells of the parent's end for as long as the process lives: Linux forgets it with the thread that asked.
+/// Whether the system reports the parent's end for as long as this process lives. On Linux, the request ends with the thread
+/// that made it.
 fn is_told_for_good() -> bool {
     #[cfg(target_os = "linux")]
     return nix::unistd::gettid() == Pid::this();
@@ -48,18 +49,18 @@ fn has_ended(pid: Pid) -> bool {
     kill(pid, None) == Err(Errno::ESRCH)
 }
 
-/// Looks after the launcher from a thread.
+/// Starts a thread that watches the launcher.
 fn watch(launcher: Pid, is_parent: bool) -> Result<(), DdpError> {
     static STARTED: Once = Once::new();
     let mut result = Ok(());
     STARTED.call_once(|| {
         let thread = thread::Builder::new().name("ddp-launcher".into());
         let started = thread.spawn(move || {
-            // A parent that has ended is none any more, even if nobody has asked for its exit code yet.
+            // A process loses its parent when that ends, even if nobody has asked for the parent's exit code yet.
             while !(has_ended(launcher) || (is_parent && getppid() != launcher)) {
                 thread::sleep(LOOK);
             }
-            // As the system does it where the launcher is the parent. A process can kill itself.
+            // The same signal as from `set_pdeathsig`. A process is always allowed to kill itself.
             let _ = kill(Pid::this(), Signal::SIGKILL);
         });
         result = started.map(drop);

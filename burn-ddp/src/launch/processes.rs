@@ -1,7 +1,7 @@
 //! The processes of the ranks, from their start to their end.
 //!
-//! Each rank leads a process group of its own, so that a signal reaches whatever a script has started
-//! too, and a rank has ended when its whole group has.
+//! Each rank leads a process group of its own, so that a signal also reaches the processes that a script has started.
+//! A rank has ended when its whole group has.
 
 use std::{
     io::{self, IsTerminal},
@@ -26,10 +26,10 @@ use super::{
 };
 use crate::{DdpError, transport::FOREVER};
 
-/// How often the launcher looks after its processes.
+/// How often the launcher checks its processes.
 const LOOK: Duration = Duration::from_millis(10);
-/// Signals that ask to end count as one for so long: `timeout` and some shells send theirs to a process and to its
-/// group.
+/// Signals that ask to end count as one if they come within this time: `timeout` and some shells send their signal both to
+/// a process and to its group.
 const ONE: Duration = Duration::from_millis(200);
 
 /// The processes of the ranks. They are killed when this is dropped.
@@ -38,16 +38,16 @@ pub(super) struct Processes {
     output: Vec<Output>,
     /// When a signal first asked the job to end.
     interrupted: Option<Instant>,
-    /// Where they meet, and say whom they blame.
+    /// The folder where the ranks meet, and note which rank made them fail.
     folder: TempDir,
 }
 
 struct Rank {
     number: usize,
     child: Child,
-    /// The child has ended, but not yet all that it has started.
+    /// The child has ended. Processes that it has started may still run.
     ended: bool,
-    /// A signal has stopped it, and the user knows.
+    /// A signal has stopped the rank, and the user was told.
     stopped: bool,
 }
 
@@ -57,7 +57,7 @@ impl Rank {
     }
 
     fn signal(&self, signal: Signal) {
-        // One that has just ended needs no signal.
+        // Fails if the group has just ended, which then needs no signal.
         let _ = killpg(self.group(), signal);
     }
 
@@ -90,10 +90,10 @@ impl Processes {
     ) -> io::Result<()> {
         command.process_group(0);
         if io::stdin().is_terminal() {
-            // A group in the background that reads from a terminal is stopped.
+            // The system stops a background group that reads from a terminal.
             command.stdin(Stdio::null());
         }
-        // Programs that find a terminal there may want to set it up, which stops a group in the background, too.
+        // A program that finds a terminal on stdout may try to set it up, for which the system stops a background group, too.
         if prefix || io::stdout().is_terminal() {
             command.stdout(Stdio::piped());
         }
@@ -119,7 +119,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Looks after the processes until the last has ended.
+    /// Supervises the processes until the last has ended.
     pub(super) fn supervise(
         &mut self,
         signals: &mut Signals,
@@ -134,14 +134,14 @@ impl Processes {
             }
             let ended = self.ended()?;
             self.tell_of_stops();
-            // Those that were ended are no failures.
+            // Ranks that end after the launcher has sent SIGTERM are no failures, if others failed before.
             let on_their_own = !matches!(next, Some((_, Signal::SIGKILL)));
             if on_their_own || failures.is_empty() {
                 failures.add(ended);
             }
             let is_ending = self.interrupted() || !failures.is_empty();
             if is_ending || self.running.iter().all(|rank| rank.ended) {
-                // Whoever is left has this long.
+                // The remaining ranks have this long to end.
                 next.get_or_insert((Instant::now() + grace, Signal::SIGTERM));
             }
             if let Some((at, signal)) = next
@@ -177,7 +177,7 @@ impl Processes {
         Ok(ended)
     }
 
-    /// Says on stderr which ranks a signal has stopped. Not in the log, which the command has none of.
+    /// Says on stderr which ranks a signal has stopped. Not logged, because the `burn-ddp` command has no logger.
     fn tell_of_stops(&mut self) {
         for rank in self.running.iter_mut().filter(|rank| !rank.ended) {
             if let Some(signal) = stops::stopped_by(rank.group())
@@ -190,7 +190,7 @@ impl Processes {
         }
     }
 
-    /// Hands a signal that has come to the ranks. Who asks for the end once more wants it at once.
+    /// Forwards a signal to the ranks. A second signal that asks to end becomes SIGKILL.
     fn pass_on(&mut self, signal: Signal) {
         let signal = match self.interrupted {
             Some(at) if ends(signal) && at.elapsed() >= ONE => Signal::SIGKILL,
@@ -205,12 +205,12 @@ impl Processes {
     fn signal(&mut self, signal: Signal) {
         self.running.iter().for_each(|rank| rank.signal(signal));
         if signal == Signal::SIGKILL {
-            // A zombie that nobody waits for keeps its group for ever.
+            // A zombie that nobody waits for would keep its group alive forever.
             self.running.retain(|rank| !rank.ended);
         }
     }
 
-    /// Waits for the last lines, unless a signal asks this process to end.
+    /// Waits for the last output, unless a signal asks this process to end.
     fn finish_output(&mut self, signals: &mut Signals) {
         let mut outputs: Vec<_> = self.output.drain(..).map(Output::finish).collect();
         loop {
@@ -231,7 +231,7 @@ impl Drop for Processes {
     fn drop(&mut self) {
         for rank in &mut self.running {
             rank.signal(Signal::SIGKILL);
-            // Nothing is left to do when it cannot be waited for.
+            // Nothing can be done if waiting fails.
             let _ = rank.child.wait();
         }
     }

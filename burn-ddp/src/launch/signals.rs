@@ -1,4 +1,4 @@
-//! Signals to the launcher while it looks after its ranks. Afterwards, they do what they did before.
+//! Watches the signals to the launcher while its ranks run. Afterwards, the previous handlers are restored.
 
 use std::{
     io, ptr,
@@ -22,10 +22,10 @@ const WATCHED: [Signal; 6] = [
     Signal::SIGUSR2,
 ];
 
-/// How often each of them has come.
+/// How often each watched signal has come.
 static CAME: [AtomicU32; WATCHED.len()] = [const { AtomicU32::new(0) }; WATCHED.len()];
 
-/// What they did before anyone watched them.
+/// The signals' actions before anyone watched them.
 struct Before {
     watchers: usize,
     actions: Vec<(Signal, SigAction)>,
@@ -40,7 +40,7 @@ fn before() -> MutexGuard<'static, Before> {
     BEFORE.lock().expect("no panic under lock")
 }
 
-/// Takes note of a signal.
+/// The signal handler: counts a signal.
 extern "C" fn note(number: c_int) {
     for (signal, came) in WATCHED.iter().zip(&CAME) {
         if *signal as c_int == number {
@@ -50,18 +50,18 @@ extern "C" fn note(number: c_int) {
 }
 
 fn set(signal: Signal, action: &SigAction) -> io::Result<SigAction> {
-    // SAFETY: the action is one that the process had, the system's, or `note`, which only adds to atomic numbers, as a
-    // handler may.
+    // SAFETY: the action is one that the process had, the system's default, or `note`, which only adds to atomic numbers,
+    // as a signal handler may.
     Ok(unsafe { sigaction(signal, action) }?)
 }
 
-/// Whether a signal asks a job to end. The others mean what the ranks make of them: Slurm's `--signal=USR1`,
-/// when the time is nearly over.
+/// Whether a signal asks a job to end. The meaning of the others is up to the ranks: with `--signal=USR1`, for instance,
+/// Slurm announces that the time is nearly over.
 pub(super) fn ends(signal: Signal) -> bool {
     !matches!(signal, Signal::SIGUSR1 | Signal::SIGUSR2)
 }
 
-/// A watch over the signals of this process. Several may be kept at a time, and each is told of all.
+/// A watch over the signals of this process. There may be several at a time, and each sees all signals.
 pub(super) struct Signals {
     seen: [u32; WATCHED.len()],
 }
@@ -78,17 +78,17 @@ impl Signals {
             let ours = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
             let kept = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
             let watched = WATCHED.map(|signal| (signal, &ours));
-            // Where it is ignored, as by some supervisors, the system keeps no child that has ended to be asked for its exit code.
+            // If SIGCHLD is ignored, as under some supervisors, the system does not keep the exit codes of children.
             for (signal, ours) in watched.into_iter().chain([(Signal::SIGCHLD, &kept)]) {
                 match set(signal, ours) {
-                    // A program under nohup stays when the terminal goes.
+                    // A program under nohup keeps running when its terminal is closed.
                     Ok(old) if signal == Signal::SIGHUP && is_ignored(&old) => {
-                        // It was set a moment ago.
+                        // This action was set a moment ago, so that setting it again works.
                         let _ = set(signal, &old);
                     }
                     Ok(old) => before.actions.push((signal, old)),
                     Err(error) => {
-                        // Puts back what was changed.
+                        // Dropping `signals` restores the actions that were changed.
                         drop(before);
                         drop(signals);
                         return Err(error);
@@ -120,7 +120,7 @@ impl Drop for Signals {
             return;
         }
         for (signal, old) in before.actions.drain(..) {
-            // What could be set can be set back. An action that the program has set since stays.
+            // An action that could be set can be restored. An action that the program has set in the meantime stays.
             if let Ok(current) = set(signal, &old)
                 && !is_ours(signal, &current)
             {

@@ -1,13 +1,13 @@
-//! Ranks that a signal has stopped: nothing else would say why a job stands still.
+//! Detects ranks that a signal has stopped. Nothing else would tell the user why a job stands still.
 
 use nix::{sys::signal::Signal, unistd::Pid};
 
-/// The signal that has stopped a child of this process, if one has since the last time.
+/// The signal that has stopped a child of this process since the last call, if one has.
 #[cfg(target_os = "linux")]
 pub(super) fn stopped_by(child: Pid) -> Option<Signal> {
     use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 
-    // Leaves its end to those who wait for that.
+    // Does not ask for the child's end, which `try_wait` reports.
     let stops = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
     match waitid(Id::Pid(child), stops) {
         Ok(WaitStatus::Stopped(_, signal)) => Some(signal),
@@ -15,13 +15,13 @@ pub(super) fn stopped_by(child: Pid) -> Option<Signal> {
     }
 }
 
-/// There is no asking for stops alone.
+/// Not available: these systems cannot report stops alone.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn stopped_by(_: Pid) -> Option<Signal> {
     None
 }
 
-/// What the launcher says of it.
+/// The launcher's message about a stopped rank.
 pub(super) fn describe(rank: usize, child: Pid, signal: Signal) -> String {
     let what_to_do = match signal {
         Signal::SIGTTIN | Signal::SIGTTOU => {

@@ -1,4 +1,4 @@
-//! Tensors of Burn as CubeCL's, and back.
+//! Converts Burn's tensors to CubeCL's, and back.
 
 use std::any::Any;
 
@@ -16,7 +16,7 @@ use burn_fusion::{Fusion, FusionBackend, NoOp, custom::StreamId};
 use burn_ir::{InitOperationIr, OperationIr, OperationOutput};
 use burn_layer::FloatView;
 
-/// A backend whose tensors are CubeCL's, or will be once what was put off is done.
+/// A backend whose tensors are CubeCL's, or become CubeCL's once deferred ops are executed.
 trait Resolve: Backend {
     fn resolve(tensor: FloatTensor<Self>) -> CubeTensor;
     fn wrap(tensor: CubeTensor) -> FloatTensor<Self>;
@@ -37,7 +37,7 @@ where
     B: FusionBackend<FloatTensorPrimitive = CubeTensor>,
 {
     fn resolve(tensor: FloatTensor<Self>) -> CubeTensor {
-        // Tensors of all kinds are the same to CubeCL.
+        // CubeCL does not distinguish kinds of tensors, so that this works for all.
         let client = tensor.client.clone();
         client.resolve_tensor_float::<B>(tensor)
     }
@@ -61,7 +61,7 @@ fn device_of<B: Backend>(tensor: &FloatTensor<B>) -> B::Device {
     tensor.device()
 }
 
-/// The number of a CUDA device; `device` is any backend's.
+/// The ordinal of a CUDA device. `None` for the device of another backend.
 pub(crate) fn cuda_ordinal<T: 'static>(device: &T) -> Option<usize> {
     match (device as &dyn Any).downcast_ref()? {
         CubeDevice::Cuda(device) => Some(device.index),
@@ -69,19 +69,19 @@ pub(crate) fn cuda_ordinal<T: 'static>(device: &T) -> Option<usize> {
     }
 }
 
-/// The tensor of whatever backend, if that is CubeCL's.
+/// The CubeCL tensor behind a backend's primitive. `None` if the backend is not CubeCL's.
 pub(crate) fn primitive_to_cube<P: Clone + 'static>(primitive: &P) -> Option<CubeTensor> {
     let primitive = (primitive as &dyn Any).downcast_ref::<FloatTensor<Cube>>()?;
     Some(Cube::resolve(primitive.clone()))
 }
 
-/// The same tensor as one of backend `P`'s, if that is CubeCL's.
+/// A CubeCL tensor as the primitive type `P`. `None` if `P` does not belong to CubeCL's backend.
 pub(crate) fn primitive_from_cube<P: 'static>(tensor: CubeTensor) -> Option<P> {
     let primitive: Box<dyn Any> = Box::new(Cube::wrap(tensor));
     primitive.downcast().ok().map(|primitive| *primitive)
 }
 
-/// A tensor without its autodiff history, if it is CubeCL's.
+/// The CubeCL tensor behind a tensor, without its autodiff history. `None` if it is not CubeCL's.
 pub(crate) fn tensor_to_cube<const D: usize, K: Autodiff>(
     tensor: Tensor<D, K>,
 ) -> Option<CubeTensor> {
@@ -94,11 +94,11 @@ pub(crate) fn tensor_to_cube<const D: usize, K: Autodiff>(
     }
 }
 
-/// A tensor on its plain device.
+/// A CubeCL tensor as a tensor on the plain device.
 ///
 /// # Panics
 ///
-/// Panics if kind or number of dimensions are others.
+/// Panics if the kind or the number of dimensions differs.
 pub(crate) fn tensor_from_cube<const D: usize, K: Numeric>(tensor: CubeTensor) -> Tensor<D, K> {
     let is_float = tensor.dtype.is_float();
     let primitive = Cube::wrap(tensor);
@@ -109,13 +109,13 @@ pub(crate) fn tensor_from_cube<const D: usize, K: Numeric>(tensor: CubeTensor) -
     Tensor::from_dispatch(DispatchTensor::from_backend(tensor))
 }
 
-/// The device of the tensor behind a view, if it is CubeCL's.
+/// The device of the tensor behind a view. `None` if the tensor is not CubeCL's.
 pub(crate) fn view_device(view: FloatView<'_>) -> Option<CubeDevice> {
     let primitive = view.downcast_ref::<FloatTensor<Cube>>()?;
     Some(primitive.device())
 }
 
-/// The tensor behind a view, flat, if it is CubeCL's.
+/// The tensor behind a view, reshaped to one dimension. `None` if the tensor is not CubeCL's.
 pub(crate) fn view_tensor(view: FloatView<'_>) -> Option<Tensor<1>> {
     let primitive = view.downcast_ref::<FloatTensor<Cube>>()?.clone();
     let len = primitive.shape().num_elements();
@@ -123,11 +123,11 @@ pub(crate) fn view_tensor(view: FloatView<'_>) -> Option<Tensor<1>> {
     Some(Tensor::from_primitive::<Cube>(flat))
 }
 
-/// A tensor of CubeCL's, in another shape, as its backend's primitive.
+/// A CubeCL tensor, reshaped to `shape`, as its backend's primitive.
 ///
 /// # Panics
 ///
-/// Panics if it is none of CubeCL's.
+/// Panics if the tensor is not CubeCL's.
 pub(crate) fn boxed_primitive(tensor: Tensor<1>, shape: Shape) -> Box<dyn Any> {
     let primitive = tensor
         .try_into_primitive::<Cube>()

@@ -1,5 +1,5 @@
-//! A call of NCCL from its start to its end, within a time limit: nothing that NCCL does may hold a rank
-//! up for ever.
+//! Drives an NCCL call from its start to its end, within a time limit: nothing that NCCL does may hold up a rank
+//! forever.
 
 use std::{
     thread,
@@ -9,22 +9,22 @@ use std::{
 use super::plan::Move;
 use crate::{DdpError, collective::Collective, transport::Deadline};
 
-/// What a communicator of NCCL can do, none of which waits. Errors are in NCCL's words.
+/// An NCCL communicator. None of these functions waits, except that `abort` may take a while. Errors are NCCL's messages.
 pub(super) trait Communicator {
-    /// Hands over calls, as one group.
+    /// Hands calls to NCCL, as one group.
     fn enqueue(&mut self, moves: &[Move]) -> Result<(), String>;
 
-    /// Whether NCCL has taken in all that it was handed (`ncclCommGetAsyncError`).
+    /// Whether NCCL has accepted all calls that it was handed (`ncclCommGetAsyncError`).
     fn accepted(&mut self) -> Result<bool, String>;
 
-    /// Whether the device has done all that NCCL was handed.
+    /// Whether the device has completed all calls that NCCL was handed.
     fn finished(&mut self) -> Result<bool, String>;
 
-    /// Stops what is going on. Nothing else is called afterwards.
+    /// Stops all calls in progress. No other function is called afterwards.
     fn abort(&mut self);
 }
 
-/// Why a call came to no good end. The communicator has been aborted.
+/// Why a call failed. The communicator has been aborted.
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// The group has a fault.
@@ -36,7 +36,7 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    /// The group's fault that follows from trouble in a call that waits for some ranks.
+    /// Fails the group because of trouble in a call that waits for the ranks of `waited_for`. Returns the group's fault.
     pub(super) fn fault(self, call: &Collective<'_>, waited_for: &[usize]) -> DdpError {
         let fault = match self {
             Self::Fault(fault) => return fault,
@@ -59,8 +59,7 @@ impl Trouble {
     }
 }
 
-/// Makes calls and waits until the device has done them. `fault` tells of faults of the group
-/// meanwhile.
+/// Makes calls and waits until the device has done them. `fault` is polled meanwhile for a fault of the group.
 pub(super) fn drive(
     communicator: &mut impl Communicator,
     moves: &[Move],
@@ -71,7 +70,7 @@ pub(super) fn drive(
         communicator.enqueue(moves).map_err(Trouble::Failed)?;
         wait(deadline, &fault, || communicator.accepted())?;
         wait(deadline, &fault, || {
-            // A peer's trouble shows in the communicator's state, while kernels spin.
+            // A peer's trouble shows in the communicator's state, while the kernels spin.
             communicator.accepted()?;
             communicator.finished()
         })
@@ -90,11 +89,11 @@ pub(super) fn meet(
     end(communicator, result, fault)
 }
 
-/// How long a rank's death may take to show on the control plane, where NCCL was the first to notice.
+/// How long to wait until the control plane reports a rank's death that NCCL may have noticed first.
 const HEARSAY: Duration = Duration::from_millis(300);
 
-/// Aborts the communicator if there was trouble. NCCL does not say which rank is gone; the control plane will,
-/// if that is what NCCL failed of.
+/// Aborts the communicator if there was trouble. If NCCL failed because a rank is gone, it does not say which. The control
+/// plane soon will.
 fn end(
     communicator: &mut impl Communicator,
     result: Result<(), Trouble>,
@@ -119,7 +118,7 @@ fn end(
     }
 }
 
-/// How long a wait keeps the processor before it sleeps: most calls are over by then.
+/// How long a wait spins before it sleeps. Most calls are over by then.
 const AWAKE: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
 
@@ -154,7 +153,7 @@ pub(super) mod tests {
         transport::{Incoming, Outgoing, Transport},
     };
 
-    /// A control plane that knows who is to blame, and has nobody to talk to.
+    /// A control plane that knows which rank to blame, and has no connections.
     pub(in crate::nccl) struct Knowing(pub(in crate::nccl) usize);
 
     impl Transport for Knowing {
@@ -183,7 +182,7 @@ pub(super) mod tests {
         }
 
         fn silent(&self, _: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
-            // A rank that is alone waits for nobody.
+            // A single rank waits for nobody.
             waited_for.first()?;
             assert!(waited_for.contains(&self.0) && deadline.silence < deadline.after);
             Some(DdpError::RankDied { rank: self.0 })
@@ -232,7 +231,7 @@ pub(super) mod tests {
         );
     }
 
-    /// A communicator that needs some looks before it has taken in and done what it was handed.
+    /// A communicator that must be polled several times before it has accepted and done its calls.
     #[derive(Default)]
     struct Fake {
         takes: usize,

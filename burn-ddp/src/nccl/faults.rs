@@ -1,4 +1,4 @@
-//! What ends a call of NCCL from outside: faults of the group, and ranks that say nothing.
+//! What ends an NCCL call from outside: faults of the group, and ranks that send no sign of life.
 
 use std::{
     cell::Cell,
@@ -7,10 +7,11 @@ use std::{
 
 use crate::{DdpError, collective::Collective};
 
-/// How often it is looked who says nothing.
+/// How often to check for ranks that send no sign of life.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Tells of faults of the group while NCCL is at work, ranks that say nothing among them.
+/// A function that returns the group's fault, if there is one, while NCCL is at work. That a rank sends no sign of life is a
+/// fault too.
 pub(super) fn faults<'a>(
     call: &'a Collective<'_>,
     waited_for: &'a [usize],
@@ -45,7 +46,7 @@ mod tests {
             deadline: patient.with_silence(Duration::from_millis(1)),
         };
         let faults = faults(&call, &[1, 2]);
-        // NCCL is asked many times meanwhile.
+        // At first it is too early to check for silent ranks: faults are polled far more often.
         assert!(faults().is_none());
         thread::sleep(2 * LOOK);
         let fault = faults().unwrap();

@@ -1,4 +1,4 @@
-//! NCCL as it was found on this machine, looked for once.
+//! Finds NCCL on this machine, once for each process.
 
 use std::{
     fs,
@@ -12,21 +12,21 @@ use super::{
 };
 use crate::{NcclError, NcclVersion};
 
-/// The oldest version that is used: the first with communicators that do not block.
+/// The oldest version that is supported: the first with nonblocking communicators.
 const OLDEST: NcclVersion = NcclVersion {
     major: 2,
     minor: 14,
     patch: 0,
 };
 
-/// The library, and what is known of it.
+/// The library, its file and its version.
 pub(super) struct Found {
     library: Library,
     file: String,
     pub(super) version: NcclVersion,
 }
 
-/// NCCL, or why there is none that can be used. It is loaded at the first call.
+/// NCCL, or why none can be used. It is loaded at the first call.
 pub(super) fn nccl() -> Result<&'static Found, NcclError> {
     static FOUND: OnceLock<Result<Found, NcclError>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
@@ -41,7 +41,7 @@ fn folders(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// The first of the candidates that can be loaded.
+/// Loads the first of the candidates that can be loaded.
 fn load(candidates: Vec<Candidate>) -> Result<Found, NcclError> {
     let mut searched = Vec::new();
     let mut broken = None;
@@ -49,7 +49,7 @@ fn load(candidates: Vec<Candidate>) -> Result<Found, NcclError> {
         let file = candidate.to_string();
         match open(&candidate) {
             Some(Ok(library)) => return check(library, file),
-            // A library that is there says more than one that is not.
+            // The error of a library that exists is more useful than that of a missing one.
             Some(Err(problem)) if !is_absent(&file, &problem) => {
                 broken.get_or_insert(NcclError::NotUsable {
                     library: file,
@@ -72,7 +72,7 @@ fn open(candidate: &Candidate) -> Option<Result<Library, String>> {
     }
 }
 
-/// Whether the loader's words mean that this very file is not there, and not one that it needs.
+/// Whether the loader's message means that this very file is missing, and not another file that it needs.
 fn is_absent(file: &str, problem: &str) -> bool {
     problem.contains(file) && problem.contains("No such file")
 }
@@ -95,7 +95,7 @@ fn check(library: Library, file: String) -> Result<Found, NcclError> {
     })
 }
 
-/// The version of this code, if it is not too old.
+/// The version that a code of NCCL stands for, if it is not too old.
 fn supported(code: u32, file: &str) -> Result<NcclVersion, NcclError> {
     let version = NcclVersion::from_code(code);
     match version >= OLDEST {
@@ -132,7 +132,7 @@ impl Found {
 mod tests {
     use super::*;
 
-    /// With a library (`pip download nvidia-nccl-cu13` has one; `BURN_DDP_NCCL` names it), no GPU needed.
+    /// Needs a library (`pip download nvidia-nccl-cu13` has one; `BURN_DDP_NCCL` names it), but no GPU.
     #[test]
     fn the_real_library_tells_its_version_and_makes_identities() {
         let found = match nccl() {
@@ -153,7 +153,7 @@ mod tests {
         assert_ne!(one, [0; 128]);
     }
 
-    /// Where cudarc finds nothing, as on a machine without NVIDIA's packages for developers, it panics if it is asked to load.
+    /// If cudarc finds no library, as on a machine without NVIDIA's developer packages, it panics when asked to load one.
     #[cfg(feature = "nccl")]
     #[test]
     fn what_cudarc_finds_is_used_and_what_it_does_not_find_is_listed() {
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(library, name);
         assert!(!problem.is_empty());
 
-        // What the system's loader looks for by its bare name, and what that lacks.
+        // A bare name that the system's loader cannot find is absent. A library that lacks a dependency is not.
         let name = "libnccl-of-another-name.so.2";
         let problem = Library::open(Path::new(name)).err().unwrap();
         assert!(is_absent(name, &problem), "{problem}");

@@ -1,4 +1,4 @@
-//! A GPU of this machine, through CUDA's driver.
+//! A GPU of this machine, by way of the CUDA driver.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{DdpError, NcclError, NcclVersion, backend::Gpu, collective::Collective};
 
-/// The GPU of this number and this machine's NCCL.
+/// The GPU with this ordinal, and the version of this machine's NCCL.
 pub(crate) fn offer(ordinal: usize) -> Result<(Gpu, NcclVersion), NcclError> {
     let version = nccl()?.version;
     if !has_driver() {
@@ -31,7 +31,7 @@ pub(crate) fn offer(ordinal: usize) -> Result<(Gpu, NcclVersion), NcclError> {
     Ok((gpu, version))
 }
 
-/// Meets the other ranks, which call this too. `call` is theirs as well.
+/// Opens this rank's link. All ranks call this, for the same `call`.
 pub(crate) fn open(call: &Collective<'_>, ordinal: usize) -> Result<Link, DdpError> {
     let found = nccl().map_err(|reason| DdpError::Nccl {
         rank: call.rank,
@@ -55,7 +55,7 @@ fn text(error: DriverError) -> String {
     error.to_string()
 }
 
-/// A stream of a GPU, in the device's primary context, which is CubeCL's as well.
+/// A stream of a GPU, in the device's primary context, which CubeCL uses too.
 struct GpuStream {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -65,7 +65,7 @@ struct GpuStream {
 impl GpuStream {
     fn new(ordinal: usize) -> Result<Self, DriverError> {
         let context = CudaContext::new(ordinal)?;
-        // `new_stream` would first wait, without a limit, for all that the device is doing.
+        // `new_stream` would first wait, without a time limit, for all work of the device.
         let stream = context.default_stream().fork()?;
         Ok(Self {
             context,

@@ -1,4 +1,4 @@
-//! A rank's end of a communicator of NCCL.
+//! A rank's end of an NCCL communicator.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{DdpError, NcclError, collective::Collective};
 
-/// A communicator of NCCL over the ranks of a group. Its calls end: with success, or within the group's
+/// An NCCL communicator over the ranks of a group. Each of its calls ends, either with success, or within the group's
 /// time limit with a fault of the group.
 pub(crate) struct Link {
     ordinal: usize,
@@ -18,8 +18,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Meets the other ranks, which call this too. `call` is theirs as well. Rank 0 makes the identity of
-    /// the communicator; `side` is this rank's NCCL and a stream of its device.
+    /// Opens this rank's link. All ranks call this, for the same `call`. Rank 0 calls `identity` to create the identity of
+    /// the communicator. `side` returns this rank's NCCL and a stream of its device.
     pub(super) fn open(
         call: &Collective<'_>,
         ordinal: usize,
@@ -41,18 +41,18 @@ impl Link {
         })
     }
 
-    /// The number of the device.
+    /// The ordinal of the device.
     pub(crate) fn ordinal(&self) -> usize {
         self.ordinal
     }
 
-    /// The communicator, for one call.
+    /// Locks the communicator, for one call.
     pub(super) fn communicator(&self) -> MutexGuard<'_, DeviceCommunicator> {
         self.communicator.lock().expect("no panic under lock")
     }
 }
 
-/// What rank 0 makes, or on all ranks why it has none.
+/// Sends the identity that rank 0 creates to all ranks. If it cannot create one, all ranks get the reason.
 fn share(
     call: &Collective<'_>,
     identity: impl FnOnce() -> Result<UniqueId, NcclError>,
@@ -77,7 +77,7 @@ fn share(
         .map_err(|_| protocol(format!("{len} bytes")))
 }
 
-/// Makes calls of NCCL that belong to a call of some ranks, and waits until this device has done its part.
+/// Makes the NCCL calls that belong to a call of the group, and waits until this device has done its part.
 pub(super) fn run(
     communicator: &mut DeviceCommunicator,
     call: &Collective<'_>,

@@ -1,9 +1,9 @@
-//! NCCL: tensors go from GPU to GPU.
+//! NCCL: moves tensors from GPU to GPU.
 //!
-//! The group's own transport remains the control plane. Before anything moves, all ranks show each other
-//! on it that they make the same call, so that NCCL is never entered by some ranks alone; and while NCCL
-//! works, it tells at once when a rank dies. What touches CUDA is behind two traits, one for a device's
-//! stream and one for tensors; all else runs in tests, over an NCCL made of host memory.
+//! The group's own transport remains the control plane. Before anything moves, all ranks check over it
+//! that they make the same call, so that NCCL is never entered by some ranks alone. While NCCL
+//! works, the transport reports at once when a rank dies. The code that touches CUDA is behind two traits, one for a device's
+//! stream and one for tensors. Everything else runs in tests too, over a model of NCCL in host memory.
 
 mod drive;
 mod faults;

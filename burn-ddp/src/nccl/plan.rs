@@ -1,11 +1,11 @@
-//! Which calls of NCCL make up a collective call: addresses and counts, no device.
+//! Plans which NCCL calls make up a call of the group. Only computes addresses and counts, without a device.
 
 use std::ffi::c_int;
 
 use super::wire::{Wire, operator};
 use crate::{TensorOp, collective::Collective};
 
-/// One call of NCCL. Addresses are on the device, counts are of items.
+/// One NCCL call. Addresses are on the device. Counts are in items, as [`Wire`] has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Move {
     AllReduce {
@@ -37,7 +37,7 @@ pub(super) enum Move {
     ReduceScatter {
         from: u64,
         into: u64,
-        /// Items of a part.
+        /// The number of items in the part of one rank.
         count: usize,
         op: c_int,
     },
@@ -56,7 +56,7 @@ pub(super) enum Move {
 /// What a rank does in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Errand {
-    /// What all ranks do.
+    /// All ranks make this call.
     All(TensorOp),
     Send {
         to: usize,
@@ -67,7 +67,7 @@ pub(crate) enum Errand {
 }
 
 impl Errand {
-    /// The ranks without whom this one cannot end it.
+    /// The ranks that this rank depends on to end the call.
     pub(super) fn waits_for(self, call: &Collective<'_>) -> Vec<usize> {
         match self {
             Self::All(_) => call.peers().collect(),
@@ -75,7 +75,7 @@ impl Errand {
         }
     }
 
-    /// Whether a rank's own elements are its result, and stay where they are.
+    /// Whether the result of this rank is its own tensor, so that no other is needed.
     pub(crate) fn stays(self, rank: usize) -> bool {
         match self {
             Self::All(TensorOp::Broadcast { root }) => root == rank,
@@ -86,11 +86,11 @@ impl Errand {
     }
 }
 
-/// A rank's share of a call.
+/// One rank's part in a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share<'a> {
     pub(super) rank: usize,
-    /// Elements that each rank brings; the same number except for an all-gather.
+    /// The number of elements of each rank. It may differ between ranks in an all-gather only.
     pub(super) lens: &'a [usize],
     /// Where this rank's elements are.
     pub(super) from: u64,
@@ -104,13 +104,13 @@ impl Share<'_> {
         elements * self.wire.items
     }
 
-    /// The address `elements` behind another.
+    /// The address of the element `elements` positions after `address`.
     fn at(&self, address: u64, elements: usize) -> u64 {
         address + self.wire.bytes(elements) as u64
     }
 }
 
-/// The calls, to be made as one group. A call that moves nothing is none.
+/// The NCCL calls to make, as one group. Empty if there are no elements to move.
 pub(super) fn moves(errand: Errand, share: &Share<'_>) -> Vec<Move> {
     let Share {
         rank,
@@ -193,7 +193,7 @@ pub(super) fn moves(errand: Errand, share: &Share<'_>) -> Vec<Move> {
     }
 }
 
-/// NCCL gathers equal parts only: each rank broadcasts its own.
+/// NCCL only gathers parts of the same size. For others, each rank broadcasts its own part.
 fn uneven_gather(share: &Share<'_>) -> Vec<Move> {
     let mut place = share.into;
     let mut moves = Vec::new();

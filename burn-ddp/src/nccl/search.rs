@@ -1,22 +1,22 @@
-//! Where the library may be.
+//! The places where the library may be.
 
 use std::{
     fmt,
     path::{Path, PathBuf},
 };
 
-/// The variable that names the library's file.
+/// The environment variable that names the library's file.
 pub(super) const VARIABLE: &str = "BURN_DDP_NCCL";
 
-/// The library in a Python wheel of NVIDIA's, below `site-packages`.
+/// The library in NVIDIA's Python wheel, below `site-packages`.
 const WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
 
 /// A place to look in.
 #[derive(Debug, PartialEq)]
 pub(super) enum Candidate {
-    /// Where cudarc finds it, and so CubeCL: by the name that comes with an installation for developers.
+    /// Where cudarc, and with it CubeCL, finds the library: under the name that developer packages install.
     Cudarc,
-    /// A file, or a name that the system's loader knows.
+    /// A path, or a name that the system's loader looks up.
     File(PathBuf),
 }
 
@@ -29,8 +29,9 @@ impl fmt::Display for Candidate {
     }
 }
 
-/// Places to try, in this order: the file that `BURN_DDP_NCCL` names and no other; where cudarc looks, so that a process has one
-/// NCCL; what every installation comes with; the wheel in a Python environment, the user's or the system's packages.
+/// The places to try. If `BURN_DDP_NCCL` is set, only the file that it names. Otherwise, in this order: where cudarc looks, so
+/// that a process has one NCCL; the name that every installation has; NVIDIA's wheel in a Python environment, in the user's
+/// packages, and in the system's packages.
 ///
 /// `variable` reads the environment, `folders` lists the folders in a folder.
 pub(super) fn candidates(

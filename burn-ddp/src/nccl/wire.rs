@@ -1,23 +1,23 @@
-//! Element types and operators by NCCL's numbers (nccl.h; they have not changed since 2.0, and are part
+//! NCCL's numbers for element types and operators (nccl.h; they have not changed since 2.0, and are part
 //! of its binary interface).
 
 use std::ffi::c_int;
 
 use crate::{ElementType, ReduceOp};
 
-/// How elements of a type travel.
+/// How elements of a type are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wire {
     /// `ncclDataType_t`.
     pub(super) code: c_int,
-    /// Bytes of one such item.
+    /// The size of one item, in bytes.
     pub(super) size: usize,
-    /// Items of one element.
+    /// The number of items that make up one element.
     pub(super) items: usize,
 }
 
 impl Wire {
-    /// Bytes of so many elements.
+    /// The size of `elements` elements, in bytes.
     pub(crate) fn bytes(&self, elements: usize) -> usize {
         elements * self.items * self.size
     }
@@ -25,8 +25,8 @@ impl Wire {
 
 const UINT8: c_int = 1;
 
-/// As what elements travel: as themselves, or as bytes where NCCL does not know the type. It cannot
-/// reduce those: `None`.
+/// How elements of a type are sent: as themselves, or as bytes if NCCL does not know the type. `None` if `reduces` and NCCL
+/// does not know the type, because it cannot reduce bytes as elements of that type.
 pub(crate) fn on_wire(dtype: ElementType, reduces: bool) -> Option<Wire> {
     let (code, size) = match dtype {
         ElementType::I8 => (0, 1),
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// Against the bindings made of NVIDIA's header.
+    /// Compares the numbers with the bindings that were generated from NVIDIA's header.
     #[cfg(feature = "nccl")]
     #[test]
     fn numbers_are_those_of_the_header() {

@@ -1,48 +1,48 @@
-//! Alpha and beta of this machine, and how well they foretell an all-reduce.
+//! Measures alpha and beta of this machine, and how well they predict an all-reduce.
 
 use std::{thread, time::Instant};
 
 use super::{AllReduce, Network};
 use crate::{DdpError, ProcessGroup, ReduceOp, collective::RING};
 
-/// Bytes of the messages that are timed: from those of which only the latency counts to those of which only the
-/// bandwidth does.
+/// The sizes in bytes of the messages that are timed, from sizes where only the latency counts to sizes where only the
+/// bandwidth counts.
 const MESSAGES: [usize; 6] = [64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20];
 
-/// What was measured between so many ranks of one machine.
+/// What was measured between the ranks of one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
     /// The number of ranks.
     pub ranks: usize,
-    /// The network that fits messages best which all ranks send at once, as those of a ring.
+    /// The network that best fits messages which all ranks send at once, as in a ring.
     pub network: Network,
-    /// The one that fits those best which two ranks send in turn while the others have nothing to do, as those of a tree are. Where
-    /// each rank has a machine of its own, it is the same.
+    /// The network that best fits messages which two ranks send in turn while the others are idle, as in a tree. If
+    /// each rank has a machine of its own, this is the same as `network`.
     pub quiet: Network,
-    /// All-reduces, which were not fitted to.
+    /// The all-reduces. The networks were not fitted to them.
     pub cases: Vec<Case>,
 }
 
-/// An all-reduce, measured and foretold.
+/// An all-reduce, as measured and as predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
-    /// Its bytes of `f32`.
+    /// The size in bytes, of `f32` elements.
     pub bytes: u64,
-    /// The algorithm that [`ProcessGroup::all_reduce`] took.
+    /// The algorithm that [`ProcessGroup::all_reduce`] used.
     pub algorithm: AllReduce,
-    /// The seconds that it took.
+    /// The measured time, in seconds.
     pub measured: f64,
-    /// The seconds that the model says.
+    /// The time that the model predicts, in seconds.
     pub predicted: f64,
 }
 
 /// Times messages between `ranks` threads of this process, over TCP on the loopback interface, fits
-/// [`Network`]s to them, and times all-reduces of `sizes` bytes beside what the model says of them.
+/// [`Network`]s to them, and times all-reduces of `sizes` bytes to compare them with the model.
 ///
-/// The messages are those of all-gathers, in which all ranks send at the same time, as they do in a ring and where everyone
-/// sends to everyone; so what the ranks of one machine take from each other is in the network that comes out. Up and down a tree
-/// few ranks send at a time, so trees are foretold by messages that go to and fro between two. Adding up
-/// is not in the model. Each time is the median of `repetitions`.
+/// Most messages are those of all-gathers, in which all ranks send at the same time, as they do in a ring or where each rank
+/// sends to all others. The fitted network therefore includes how much the ranks of one machine slow each other down. In a
+/// tree, few ranks send at a time, so trees are predicted from messages that go to and fro between two ranks. The model
+/// does not include the time for additions. Each time is the median of `repetitions`.
 ///
 /// ```
 /// use burn_ddp::simulate::calibrate;
@@ -55,8 +55,8 @@ pub struct Case {
 ///
 /// # Errors
 ///
-/// [`DdpError::InvalidArgument`] for fewer than 2 ranks or no repetitions, and what
-/// [`ProcessGroup::connect`] may return.
+/// [`DdpError::InvalidArgument`] for fewer than 2 ranks or no repetitions, and the errors of
+/// [`ProcessGroup::connect`].
 pub fn calibrate(ranks: usize, sizes: &[u64], repetitions: usize) -> Result<Calibration, DdpError> {
     if ranks < 2 || repetitions == 0 {
         return Err(DdpError::InvalidArgument(format!(
@@ -79,11 +79,11 @@ pub fn calibrate(ranks: usize, sizes: &[u64], repetitions: usize) -> Result<Cali
         let join = |rank: thread::ScopedJoinHandle<'_, _>| rank.join().expect("no panic");
         ranks.into_iter().map(join).collect::<Vec<_>>()
     });
-    // Rank 0's clock.
+    // The times are those of rank 0's clock.
     results.swap_remove(0)
 }
 
-/// A call that is timed, with its bytes.
+/// A call to time, and its size in bytes.
 #[derive(Clone, Copy, Debug)]
 enum Timed {
     AllGather(usize),
@@ -112,7 +112,7 @@ fn measure(
     })
 }
 
-/// A message from rank 0 to rank 1 and one back.
+/// Sends a message from rank 0 to rank 1 and one back.
 fn to_and_fro(group: &ProcessGroup, data: &mut [u8]) -> Result<(), DdpError> {
     match group.rank() {
         0 => group.send(data, 1).and_then(|()| group.recv(data, 1)),
@@ -121,7 +121,7 @@ fn to_and_fro(group: &ProcessGroup, data: &mut [u8]) -> Result<(), DdpError> {
     }
 }
 
-/// The networks that fit the seconds of all-gathers and of messages to and fro, and what they say of all-reduces.
+/// Fits networks to the seconds of all-gathers and of messages to and fro, and predicts all-reduces by them.
 fn fit(
     ranks: usize,
     sizes: &[u64],
@@ -166,9 +166,9 @@ fn fit(
     })
 }
 
-/// The median of the times that a call takes, of `repetitions` one after the other, after one that does not count.
+/// The median time of `repetitions` successive calls, after one call that does not count.
 ///
-/// No barrier comes between two of them: where a call is short because another rank was ahead, the next is long.
+/// There is no barrier between two calls: where a call is short because another rank was ahead, the next is long.
 fn time(
     repetitions: usize,
     mut call: impl FnMut() -> Result<(), DdpError>,
@@ -188,8 +188,8 @@ fn time(
 mod tests {
     use super::*;
 
-    /// A machine whose calls take what their messages take, sent one after the other: those of a rank that
-    /// are under way at the same time share its link and one latency. Where all ranks send at once, each is slower.
+    /// A machine on which a call takes as long as its messages, one after the other. Messages that a rank sends at the same time
+    /// share its link and one latency. Where all ranks send at once, each message is slower.
     struct Machine {
         alpha: f64,
         beta: f64,

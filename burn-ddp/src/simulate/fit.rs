@@ -1,13 +1,13 @@
-//! Alpha and beta from measured messages.
+//! Fits alpha and beta to measured messages.
 
 use super::Network;
 
 impl Network {
-    /// The network that fits measured messages best, given as bytes and seconds: the one with the least sum of
-    /// squares of relative errors, so that short messages, which tell alpha, count as much as long ones, which
-    /// tell beta. Neither is ever below 0.
+    /// The network that best fits measured messages, given as bytes and seconds. It has the smallest sum of
+    /// squares of relative errors, so that short messages, which determine alpha, count as much as long ones, which
+    /// determine beta. Neither is ever below 0.
     ///
-    /// `None` for messages of fewer than two different sizes, or without a positive time.
+    /// `None` if the messages have fewer than two different sizes, or if a time is not positive.
     ///
     /// ```
     /// use burn_ddp::simulate::Network;
@@ -22,11 +22,11 @@ impl Network {
         if !differ || !messages.iter().all(|(_, seconds)| *seconds > 0.0) {
             return None;
         }
-        // In units of the mean size, in which the equations are well conditioned.
+        // Sizes are in units of the mean size, so that the equations are well conditioned.
         let unit = messages.iter().map(|(bytes, _)| bytes).sum::<f64>() / messages.len() as f64;
         let [mut n, mut x, mut xx, mut y, mut xy] = [0.0; 5];
         for (bytes, seconds) in messages {
-            // Divided by its time, a message's error is relative.
+            // Dividing by a message's time makes its error relative.
             let (one, size) = (1.0 / seconds, bytes / unit / seconds);
             n += one * one;
             x += one * size;
@@ -37,7 +37,7 @@ impl Network {
         let determinant = n * xx - x * x;
         let latency = (xx * y - x * xy) / determinant;
         let rate = (n * xy - x * y) / determinant;
-        // Where the best is outside, the best inside is on the border.
+        // If the optimum has a negative alpha or beta, the best allowed solution has that value at 0.
         let (latency, rate) = match (latency < 0.0, rate < 0.0) {
             (true, _) => (0.0, xy / xx),
             (_, true) => (y / n, 0.0),

@@ -1,10 +1,10 @@
-//! What data parallel training would cost on more machines than there are: the alpha-beta model, by which
+//! Predicts the cost of data parallel training on more machines than are at hand, by the alpha-beta model, in which
 //! a message of `S` bytes takes `alpha + S / B` seconds.
 //!
-//! [`Network::fit`] finds alpha and beta from measured messages, and [`calibrate()`] measures them on this machine.
+//! [`Network::fit`] fits alpha and beta to measured messages, and [`calibrate()`] measures them on this machine.
 //!
-//! The model knows nothing of congestion, of stragglers, or of a fabric that has less bandwidth in its middle than
-//! at its edges: real jobs are slower. `burn-ddp simulate` prints its tables.
+//! The model ignores congestion, stragglers, and fabrics that have less bandwidth in the middle than
+//! at the edges: real jobs are slower. `burn-ddp simulate` prints tables of its predictions.
 //!
 //! ```
 //! use burn_ddp::simulate::{AllReduce, Network, Step};
@@ -31,33 +31,33 @@ use crate::collective::Way;
 /// A network between ranks, each of which sends and receives at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Network {
-    /// Seconds that a message takes, however short: alpha.
+    /// Alpha: the seconds that even the shortest message takes.
     pub latency: f64,
-    /// Bytes that a rank sends in a second: the inverse of beta.
+    /// The bytes that a rank sends in a second: the inverse of beta.
     pub bandwidth: f64,
 }
 
 impl Network {
-    /// The seconds of one message.
+    /// The seconds that one message takes.
     pub fn message(self, bytes: f64) -> f64 {
         self.latency + bytes / self.bandwidth
     }
 }
 
-/// How ranks add up what they have.
+/// The algorithm of an all-reduce of `S` bytes over `N` ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AllReduce {
-    /// Everyone sends everything to everyone: `alpha + (N - 1) S / B`. For the smallest messages of few ranks.
+    /// Every rank sends everything to all others: `alpha + (N - 1) S / B`. For the smallest messages of few ranks.
     Direct,
     /// Around a ring, a share at a time: `2 (N - 1) alpha + 2 (N - 1) / N S / B` (Patarasuk and Yuan
-    /// 2009). The least traffic, but a latency that grows with the number of ranks.
+    /// 2009). Has the least traffic, but its latency grows with the number of ranks.
     Ring,
     /// Up a binomial tree and down again: `2 ceil(log2 N) (alpha + S / B)`. For small messages.
     Tree,
-    /// A reduce-scatter within each machine, rings over the machines, one for each share, and an all-gather
+    /// A reduce-scatter within each machine, then one ring over the machines for each share, then an all-gather
     /// within each machine. The network between machines is that of a whole machine, which its ranks share.
     Hierarchical {
-        /// Ranks of a machine.
+        /// The number of ranks on a machine.
         per_machine: usize,
         /// The network within a machine.
         inside: Network,
@@ -65,7 +65,7 @@ pub enum AllReduce {
 }
 
 impl AllReduce {
-    /// What [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce) does with so many bytes of `f32`.
+    /// The algorithm that [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce) uses for `bytes` bytes of `f32`.
     ///
     /// # Panics
     ///
@@ -83,7 +83,7 @@ impl AllReduce {
     ///
     /// # Panics
     ///
-    /// Panics if there are no ranks, or if a hierarchy's machines do not come out even.
+    /// Panics if there are no ranks, or if `ranks` is no multiple of a hierarchy's `per_machine`.
     pub fn seconds(self, network: Network, ranks: usize, bytes: u64) -> f64 {
         assert!(ranks > 0, "at least one rank");
         let bytes = bytes as f64;
@@ -104,7 +104,7 @@ impl AllReduce {
                     "{ranks} ranks are no multiple of {per_machine} a machine"
                 );
                 let machines = ranks / per_machine;
-                // The shares of a machine's ranks travel side by side and make up the whole.
+                // The ranks of a machine send their shares at the same time. Together, these are the whole.
                 2.0 * half_ring(inside, per_machine, bytes)
                     + 2.0 * half_ring(network, machines, bytes)
             }
@@ -112,7 +112,7 @@ impl AllReduce {
     }
 }
 
-/// A reduce-scatter or an all-gather around a ring.
+/// The seconds of a reduce-scatter or an all-gather around a ring.
 fn half_ring(network: Network, ranks: usize, bytes: f64) -> f64 {
     (ranks - 1) as f64 * network.message(bytes / ranks as f64)
 }

@@ -1,8 +1,8 @@
-//! A training step, of which part of the communication hides behind backward.
+//! A training step that overlaps part of its communication with backward.
 
 use std::time::Duration;
 
-/// A training step as one rank alone would take it, and how its gradients are sent.
+/// A training step: how long it takes on a single rank, and how its gradients are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct Step {
@@ -14,10 +14,10 @@ pub struct Step {
 }
 
 impl Step {
-    /// A step that computes for so long and makes gradients of so many bytes, sent in buckets as
-    /// [`DdpConfig`](crate::DdpConfig) has them by default, while backward still runs.
+    /// A step that computes for `compute` and produces `gradient_bytes` bytes of gradients. They are sent while backward
+    /// still runs, in buckets of the default sizes of [`DdpConfig`](crate::DdpConfig).
     ///
-    /// Backward takes two thirds of the time, and makes gradients at a steady rate.
+    /// Backward takes two thirds of the time, and produces gradients at a steady rate.
     pub fn new(compute: Duration, gradient_bytes: u64) -> Self {
         Self {
             compute: compute.as_secs_f64(),
@@ -28,7 +28,7 @@ impl Step {
         }
     }
 
-    /// The sizes of the first bucket and of the others.
+    /// Sets the sizes in bytes of the first bucket and of the others.
     ///
     /// # Panics
     ///
@@ -39,13 +39,13 @@ impl Step {
         self
     }
 
-    /// Whether buckets are sent while backward still runs, or all after it.
+    /// Whether buckets are sent while backward still runs. If not, all are sent after it.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// The seconds of the step, with `all_reduce` giving those of an all-reduce of so many bytes. Buckets
+    /// The seconds that the step takes. `all_reduce` returns the seconds of an all-reduce of the given number of bytes. Buckets
     /// are sent one after the other, each as soon as it is full.
     pub fn seconds(&self, all_reduce: impl Fn(u64) -> f64) -> f64 {
         let forward = self.compute / 3.0;
@@ -68,7 +68,7 @@ impl Step {
         free.max(self.compute)
     }
 
-    /// The part of the time that is spent computing: 1 is perfect scaling, where each rank keeps its batch.
+    /// The fraction of the step's time that is spent computing. 1 is perfect weak scaling (each rank keeps its batch size).
     pub fn efficiency(&self, all_reduce: impl Fn(u64) -> f64) -> f64 {
         match self.seconds(all_reduce) {
             seconds if seconds > 0.0 => self.compute / seconds,

@@ -1,5 +1,5 @@
-//! The listening side of a rank: a thread that answers handshakes and keeps the connections
-//! until they are asked for.
+//! The listening side of a rank: a thread that accepts connections, answers their handshakes, and keeps the connections
+//! until they are taken.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{DdpError, transport::Deadline};
 
-/// Callers who have not proved yet that they know the job's secret. The job's own do so at once, so that
-/// where more come, the one who has been here longest has to go.
+/// The largest number of callers that have not proved yet that they know the job's secret. The job's own ranks do so at once,
+/// so that the oldest caller is cut off when more come.
 const STRANGERS: usize = 256;
 
 /// A rank that registered at the master.
@@ -37,7 +37,7 @@ pub(crate) struct Registered {
 struct Arrivals {
     registered: HashMap<usize, Registered>,
     links: HashMap<(usize, u32, u32), TcpStream>,
-    /// Why nobody can be let in at present.
+    /// Why no caller can be let in at present.
     failed: Option<DdpError>,
 }
 
@@ -49,7 +49,7 @@ struct Shared {
     strangers: Mutex<Strangers>,
 }
 
-/// Callers who have proved nothing yet, those who came first in front.
+/// Callers that have not proved yet that they know the job's secret, oldest first.
 #[derive(Default)]
 struct Strangers {
     next: u64,
@@ -57,12 +57,12 @@ struct Strangers {
 }
 
 impl Strangers {
-    /// Takes in a caller, by a second handle of its connection; returns its number.
+    /// Adds a caller, by a second handle of its connection, and returns its number.
     fn take_in(&mut self, caller: TcpStream) -> u64 {
         if self.callers.len() == STRANGERS
             && let Some((_, oldest)) = self.callers.pop_front()
         {
-            // Its handshake fails by this. Only fails itself when the caller has gone.
+            // This makes its handshake fail. An error only means that the caller has gone.
             let _ = oldest.shutdown(Shutdown::Both);
         }
         let number = self.next;
@@ -80,7 +80,7 @@ impl Strangers {
 pub(crate) struct Acceptor {
     shared: Arc<Shared>,
     port: u16,
-    /// Closed to end the thread, which may be waiting for callers.
+    /// Closed to end the thread, even while it waits for callers.
     life: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
@@ -113,7 +113,7 @@ impl Acceptor {
         self.port
     }
 
-    /// Sets the run of the job that links must belong to.
+    /// Sets the number of the job's run, to which links must belong.
     pub(crate) fn set_session(&self, session: u64) {
         self.shared.session.store(session, Ordering::SeqCst);
     }
@@ -128,7 +128,7 @@ impl Acceptor {
         loop {
             let left = deadline.left();
             if arrivals.registered.len() == wanted || left.is_none() {
-                // Those that have died since do not count, and may come again.
+                // Ranks that have died since do not count, and may register again.
                 arrivals.registered.retain(|_, it| is_open(&it.stream));
                 if arrivals.registered.len() == wanted {
                     return Ok(std::mem::take(&mut arrivals.registered));
@@ -155,13 +155,13 @@ impl Acceptor {
         }
     }
 
-    /// Ranks that have registered so far are told by closing their connections.
+    /// Takes the ranks that have registered so far.
     pub(crate) fn take_registered(&self) -> HashMap<usize, Registered> {
         let mut arrivals = self.shared.arrivals.lock().expect("no panic under lock");
         std::mem::take(&mut arrivals.registered)
     }
 
-    /// Waits for the link of a rank; in time's lack there is none.
+    /// Waits for the link of a rank. `None` if the time is over, or when `interrupted`.
     pub(crate) fn wait_link(
         &self,
         rank: usize,
@@ -201,15 +201,15 @@ impl Drop for Acceptor {
     }
 }
 
-/// Takes in callers until the pipe `end` is closed.
+/// Accepts callers until the pipe `end` is closed.
 fn accept(listener: &TcpListener, end: &PipeReader, shared: &Arc<Shared>) {
-    // Since when there have been no descriptors.
+    // Since when there have been no file descriptors left.
     let mut used_up: Option<Instant> = None;
     loop {
         let wanted = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut wanted = [wanted(listener.as_fd()), wanted(end.as_fd())];
         if poll(&mut wanted, PollTimeout::NONE).is_err() {
-            // A signal came, or the system is short of memory.
+            // Interrupted by a signal, or the system is short of memory.
             thread::sleep(Duration::from_millis(1));
             continue;
         }
@@ -222,14 +222,14 @@ fn accept(listener: &TcpListener, end: &PipeReader, shared: &Arc<Shared>) {
         let (caller, stream, address) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Strangers that hold descriptors are gone after a handshake's time.
+                // After the time of a handshake, strangers no longer hold file descriptors.
                 if descriptors::are_used_up(&error) {
                     let since = *used_up.get_or_insert_with(Instant::now);
                     if since.elapsed() > HANDSHAKE {
                         shared.set_failed(Some(descriptors::used_up(error)));
                     }
                 }
-                // Or else the caller went away: others may still come.
+                // With any other error, the caller went away. Others may still come.
                 thread::sleep(Duration::from_millis(10));
                 continue;
             }
@@ -263,7 +263,7 @@ impl Shared {
     }
 }
 
-/// Answers one caller, and keeps its connection if it is one of the job's.
+/// Answers one caller, and keeps its connection if it belongs to the job.
 fn welcome(stream: TcpStream, address: SocketAddr, number: u64, shared: &Shared) {
     let ready = stream
         .set_nonblocking(false)
@@ -277,7 +277,7 @@ fn welcome(stream: TcpStream, address: SocketAddr, number: u64, shared: &Shared)
     let hello = match answer {
         Ok(Ok(hello)) => hello,
         Ok(Err(verdict)) => {
-            // Who comes too early, or while another run ends, calls again.
+            // A rank that comes too early, or while another run is ending, calls again.
             let level = match verdict {
                 Verdict::Session | Verdict::Begun => log::Level::Debug,
                 _ => log::Level::Warn,
@@ -331,7 +331,7 @@ fn judge(hello: &Hello, shared: &Shared) -> Verdict {
         Purpose::Register { .. } => {
             let arrivals = shared.arrivals.lock().expect("no panic under lock");
             match arrivals.registered.get(&(hello.rank as usize)) {
-                // One that registered and died may come again.
+                // A rank that registered and died may register again.
                 Some(earlier) if is_open(&earlier.stream) => Verdict::DuplicateRank,
                 _ => Verdict::Welcome,
             }
@@ -343,7 +343,7 @@ fn judge(hello: &Hello, shared: &Shared) -> Verdict {
     }
 }
 
-/// Whether the other side still holds the connection. It has nothing to say while it waits.
+/// Whether the other side still holds the connection. It sends nothing while it waits.
 fn is_open(stream: &TcpStream) -> bool {
     let mut byte = [0];
     let seen = stream

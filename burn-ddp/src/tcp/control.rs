@@ -1,7 +1,7 @@
 //! The control plane of a job: one connection between any two ranks, watched by a thread.
 //!
-//! It tells at once that a rank died (its connection ends without a goodbye), carries the first
-//! fault to everyone, and knows from heartbeats who is stopped and who is merely late.
+//! It notices at once when a rank dies (its connection ends without a goodbye), carries the first
+//! fault to all ranks, and distinguishes by heartbeats ranks that are stopped from ranks that are merely late.
 
 use std::{
     collections::HashMap,
@@ -28,28 +28,28 @@ use self::{
 };
 use crate::{Call, CallKind, DdpError, launch, transport::Deadline};
 
-/// How often a rank tells that it lives.
+/// How often a rank sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_millis(250);
-/// A rank not heard of for this long is stopped or unreachable.
+/// A rank that has sent nothing for this long is considered stopped or unreachable.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// What is told of a fault in words is cut to so many bytes. Escapes make up to six of one.
+/// The number of bytes to which the text of a fault is cut. In JSON, one byte may become six by escaping.
 const WORDS: usize = 64 << 10;
 
-/// What is known of ranks that say nothing.
+/// The explanation of a timeout by ranks that send nothing.
 pub(super) const NO_SIGN: &str = "no sign of life: stopped or unreachable";
 
 struct State {
     peers: HashMap<usize, Peer>,
-    /// The communicators that this rank is in.
+    /// The communicators that this rank belongs to.
     joined: HashMap<u32, Joined>,
-    /// The lowest number that no communicator of this rank has had.
+    /// The lowest number above those of all communicators that this rank has ever joined.
     next: u32,
-    /// All that had come by then has been heard.
+    /// Everything that had arrived by this time has been read.
     looked: Instant,
     fault: Option<DdpError>,
 }
 
-/// A communicator that this rank is in.
+/// A communicator that this rank belongs to.
 #[derive(Debug, PartialEq)]
 struct Joined {
     members: Vec<usize>,
@@ -61,7 +61,7 @@ struct Shared {
     rank: usize,
     state: Mutex<State>,
     stop: AtomicBool,
-    /// Closed when a fault occurs, so that `fault_end` becomes readable for everyone who polls it.
+    /// Closed when a fault occurs, so that `fault_end` becomes readable for all threads that poll it.
     fault_start: UnixStream,
     fault_end: UnixStream,
     wake: UnixStream,
@@ -106,7 +106,7 @@ impl Control {
         })
     }
 
-    /// Notes that this rank is in a communicator now. Others of the same number may have other members.
+    /// Notes that this rank has joined a communicator. Communicators with other members may have the same number.
     pub(crate) fn join(&self, communicator: u32, members: Vec<usize>) {
         let mut state = self.shared.state();
         let doing = None;
@@ -129,8 +129,8 @@ impl Control {
         }
     }
 
-    /// Notes that this rank enters a call. Messages between two ranks are numbered apart from the calls
-    /// of all, and say nothing of these.
+    /// Notes that this rank enters a call. Messages between two ranks are ignored: they are numbered separately from the
+    /// calls that all ranks make.
     pub(crate) fn enter(&self, communicator: u32, call: &Call) {
         if call.kind != CallKind::Message {
             let mut state = self.shared.state();
@@ -144,24 +144,24 @@ impl Control {
         self.shared.state().fault.clone()
     }
 
-    /// Becomes readable when the group has a fault.
+    /// A descriptor that becomes readable when the group has a fault.
     pub(crate) fn fault_signal(&self) -> BorrowedFd<'_> {
         self.shared.fault_end.as_fd()
     }
 
-    /// Ends the group with this fault, unless it already has one; returns the one it has.
+    /// Ends the group with this fault, unless it already has one. Returns the group's fault.
     pub(crate) fn fail(&self, fault: DdpError) -> DdpError {
         self.shared.fail(&mut self.shared.state(), fault)
     }
 
-    /// Tells all that this rank needs nobody any more. What others have to say is still heard.
+    /// Tells all ranks that this one no longer needs them. What they send is still read.
     pub(crate) fn say_goodbye(&self) {
         for peer in self.shared.state().peers.values_mut() {
             peer.push(GOODBYE, &[]);
         }
     }
 
-    /// Waits until all ranks have said goodbye; in time's lack, or at a fault, returns those that have not.
+    /// Waits until all ranks have said goodbye. When the time is over, or at a fault, returns the ranks that have not.
     pub(crate) fn wait_for_goodbyes(&self, deadline: Deadline) -> Result<(), Vec<usize>> {
         loop {
             let state = self.shared.state();
@@ -179,7 +179,7 @@ impl Control {
         }
     }
 
-    /// After how many calls a rank left a communicator, if it says so. Waits a little for what is on its way.
+    /// The number of calls after which a rank left a communicator, if it said so. Waits a little for frames on their way.
     pub(crate) fn left_after(&self, communicator: u32, rank: usize) -> Option<u64> {
         let deadline = Instant::now() + SILENCE;
         loop {
@@ -193,13 +193,13 @@ impl Control {
         }
     }
 
-    /// The ranks that have given no sign of life for so long, of those that are concerned.
+    /// The `concerned` ranks that have sent nothing for longer than `long`.
     pub(crate) fn silent(&self, long: Duration, concerned: impl Fn(usize) -> bool) -> Vec<usize> {
         self.shared.state().silent(long, concerned)
     }
 
-    /// Which of the ranks that are concerned hold up a call of a communicator, and what is known of them. Where
-    /// nothing is, it is those of `waited_for`.
+    /// Which of the `concerned` ranks hold up a call of a communicator, and an explanation. If none is known to, those of
+    /// `waited_for` are blamed.
     pub(crate) fn blame(
         &self,
         communicator: u32,
@@ -239,7 +239,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         self.say_goodbye();
         self.shared.stop.store(true, Ordering::SeqCst);
-        // A full pipe wakes as well as a new byte does.
+        // If the socket's buffer is full, the thread wakes anyway.
         let _ = (&self.shared.wake).write(&[0]);
         if let Some(thread) = self.thread.take() {
             // The thread does not panic; a failed join leaves nothing to do.
@@ -268,19 +268,19 @@ impl Shared {
             }
         };
         log::error!("burn-ddp: rank {}: {fault}", self.rank);
-        // Also what another rank has told: it may know fewer ranks than this one.
+        // A fault that another rank has reported is passed on too: that rank may have connections to fewer ranks than this one.
         for peer in state.peers.values_mut() {
             peer.push(ABORT, &text);
         }
         launch::blame(self.rank, &fault);
         state.fault = Some(fault.clone());
-        // Only fails when it is closed already, which is what is wanted.
+        // Only fails if it is already closed, which is fine.
         let _ = self.fault_start.shutdown(std::net::Shutdown::Both);
         fault
     }
 }
 
-/// What cannot be told as it is: an error of this machine's system, or one at great length.
+/// A fault that cannot be sent as it is, because it has an error of this machine's system or is too long, turned into text.
 fn in_words(fault: DdpError, own: usize) -> DdpError {
     let (rank, mut reason) = match fault {
         DdpError::Aborted { rank, reason } => (rank, reason),
@@ -291,7 +291,7 @@ fn in_words(fault: DdpError, own: usize) -> DdpError {
 }
 
 impl State {
-    /// The ranks that have given no sign of life for so long, of those that are concerned and have not left.
+    /// The `concerned` ranks that have sent nothing for longer than `long`, without those that said goodbye.
     fn silent(&self, long: Duration, concerned: impl Fn(usize) -> bool) -> Vec<usize> {
         let silent = self.peers.iter().filter(|(rank, peer)| {
             let silence = self.looked.saturating_duration_since(peer.heard);
@@ -302,12 +302,12 @@ impl State {
         silent
     }
 
-    /// Whether this rank is in a communicator, or will be: another may leave before it has come.
+    /// Whether this rank belongs to a communicator, or may join it later: another rank may leave before this one has joined.
     fn needs(&self, communicator: u32) -> bool {
         communicator >= self.next || self.joined.contains_key(&communicator)
     }
 
-    /// What another rank does that differs from what this one does in its place: this one's call, and that one's.
+    /// A call in which this rank and another disagree, if there is one: this rank's call, and the other's.
     fn divergence(&self, rank: usize) -> Option<(Call, Call)> {
         let peer = self.peers.get(&rank)?;
         let shared = self

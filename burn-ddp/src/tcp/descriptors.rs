@@ -1,4 +1,4 @@
-//! File descriptors: each connection takes one, and a process may have so many (`ulimit -n`).
+//! File descriptors: each connection takes one, and their number is limited for each process (`ulimit -n`).
 
 use std::io;
 
@@ -9,12 +9,12 @@ use nix::{
 
 use crate::DdpError;
 
-/// What a program has of its own: files, devices, data loaders.
+/// File descriptors that are left for the program itself: for files, devices, data loaders.
 const OTHERS: u64 = 1024;
-/// Communicators that a program may have without thinking of it.
+/// The number of communicators for which there is room.
 const COMMUNICATORS: u64 = 16;
 
-/// Makes room for the connections of a rank, as far as the system lets a process do that by itself.
+/// Raises the limit on file descriptors for the connections of a rank, as far as the hard limit allows.
 pub(super) fn make_room(world_size: usize, sockets: usize) {
     let wanted = OTHERS + COMMUNICATORS * (world_size * sockets) as u64;
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
@@ -25,13 +25,13 @@ pub(super) fn make_room(world_size: usize, sockets: usize) {
     }
 }
 
-/// Whether a process has as many as it may have, or the system has.
+/// Whether the error means that the process or the system has reached its limit on file descriptors.
 pub(super) fn are_used_up(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw);
     matches!(code, Some(Errno::EMFILE | Errno::ENFILE))
 }
 
-/// The error of a connection that cannot be made for want of one.
+/// The error of a connection that cannot be made because there is no file descriptor left.
 pub(super) fn used_up(error: io::Error) -> DdpError {
     let context = "connecting the ranks, of which each connection takes a file descriptor \
                    (raise the limit: `ulimit -n`)";

@@ -1,9 +1,9 @@
-//! The handshake of every connection: both sides prove that they know the job's secret.
+//! The handshake of every connection, in which both sides prove that they know the job's secret.
 //!
-//! The listener sends a nonce; the caller answers with its [`Hello`], a nonce of its own and a keyed
-//! hash over these; the listener answers with a [`Verdict`] and a keyed hash over the caller's
-//! nonce. Everything has a fixed size and one short deadline, so that neither garbage nor a caller
-//! that dribbles its bytes holds anything up.
+//! The listener sends a nonce. The caller answers with its [`Hello`], a nonce of its own, and a keyed
+//! hash over these and the listener's nonce. The listener answers with a [`Verdict`] and a keyed hash over it and the
+//! caller's nonce. All messages have a fixed size, and the handshake has one short deadline, so that neither garbage nor a
+//! caller that sends its bytes one by one holds anything up.
 
 use std::{
     io::{self, Read, Write},
@@ -42,13 +42,13 @@ impl Key {
     }
 }
 
-/// What a rank is in its job, and what it shares with the others.
+/// A rank's place in its job, and the settings that all ranks share.
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub(crate) key: Key,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
-    /// Connections between any two ranks of a communicator.
+    /// The number of connections between any two ranks of a communicator.
     pub(crate) sockets: usize,
 }
 
@@ -67,16 +67,16 @@ impl Identity {
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To register at the master and get the table of all ranks' addresses.
+    /// Registers at the master, which answers with the table of all ranks' addresses.
     Register {
         /// The caller's own listening port.
         port: u16,
     },
-    /// A link between two ranks: a lane of a communicator.
+    /// Links two ranks by one lane of a communicator.
     Link { communicator: u32, lane: u32 },
 }
 
-/// What a caller says of itself.
+/// What a caller says about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) purpose: Purpose,
@@ -84,7 +84,7 @@ pub(crate) struct Hello {
     pub(crate) rank: u32,
     /// 1 to 64.
     pub(crate) sockets: u8,
-    /// The master's number for this run of the job; 0 while registering.
+    /// The number that the master chose for this run of the job; 0 while registering.
     pub(crate) session: u64,
 }
 
@@ -178,9 +178,9 @@ impl Verdict {
 /// Why a caller's handshake did not succeed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The listener said no.
+    /// The listener refused the caller.
     Refused(Verdict),
-    /// The listener is not one of ours, or broke off.
+    /// The listener does not belong to the job, or the connection failed.
     Stranger(String),
 }
 
@@ -190,7 +190,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// The caller's side.
+/// The caller's side of the handshake.
 pub(crate) fn call(stream: &TcpStream, key: &Key, hello: &Hello) -> Result<(), Failure> {
     present(stream, key, &hello.encode())
 }
@@ -216,7 +216,7 @@ fn present(stream: &TcpStream, key: &Key, body: &[u8; HELLO]) -> Result<(), Fail
     let verdict = *Verdict::ALL
         .get(usize::from(answer[0]))
         .ok_or_else(|| Failure::Stranger("the listener's answer makes no sense".into()))?;
-    // A listener with another secret cannot sign its refusal so that we could check it.
+    // The signature of a refusal cannot be checked if the listener has another secret.
     if verdict == Verdict::Secret {
         return Err(Failure::Refused(verdict));
     }
@@ -232,9 +232,9 @@ fn present(stream: &TcpStream, key: &Key, body: &[u8; HELLO]) -> Result<(), Fail
     }
 }
 
-/// The listener's side: `judge` decides on a caller that knows the secret.
+/// The listener's side of the handshake. `judge` decides about a caller that knows the secret.
 ///
-/// Returns the caller when it was welcomed, or why it was not.
+/// Returns the caller's [`Hello`] if it was welcomed, or the [`Verdict`] that refused it.
 pub(crate) fn answer(
     stream: &TcpStream,
     key: &Key,
@@ -279,8 +279,8 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// Reads exactly `bytes` before `deadline`, however slowly they come. What is there already is read
-/// even then: a process that was stopped for a while must not take an answer for none.
+/// Fills `bytes` before `deadline`, however slowly they come. Bytes that have already arrived are read even after the
+/// deadline, so that a process that was stopped for a while does not miss an answer.
 pub(crate) fn read_exact(
     mut stream: &TcpStream,
     mut bytes: &mut [u8],
@@ -321,7 +321,7 @@ pub(crate) fn write_all(
     Ok(())
 }
 
-/// Whether to try again: interrupted, or nothing to be had just now.
+/// Whether to try again, because a call was interrupted or could not proceed just now.
 pub(crate) fn is_pause(error: &io::Error) -> bool {
     matches!(
         error.kind(),

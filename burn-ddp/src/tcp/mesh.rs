@@ -21,18 +21,18 @@ use crate::{
     transport::{Deadline, Incoming, Outgoing, Transport},
 };
 
-/// Bytes that are read and combined at a time: they stay in the processor's cache.
+/// Bytes that are read and combined at a time, few enough to stay in the processor's cache.
 const SCRATCH: usize = 256 << 10;
-/// How long what is on its way is still read after a fault.
+/// How long bytes that are on their way are still read after a fault.
 const REST: Duration = Duration::from_secs(1);
 
-/// The connections of one communicator: to each other rank as many as the job has lanes.
+/// The connections of one communicator: one for each of the job's lanes to each other rank.
 pub(crate) struct Mesh {
     job: Arc<Job>,
     communicator: u32,
-    /// By rank, then by lane; empty for this rank and for those that are no members.
+    /// By rank, then by lane. Empty for this rank and for ranks that are not members.
     lanes: Vec<Vec<TcpStream>>,
-    /// Aligned for every element type.
+    /// Of `u64`, so that the buffer is aligned for every element type.
     scratch: Mutex<Vec<u64>>,
 }
 
@@ -55,7 +55,7 @@ impl Mesh {
         })
     }
 
-    /// Translates a broken connection into the fault of the group.
+    /// Fails the group because of a broken connection.
     fn broken(&self, peer: usize, call: &Call, broken: Broken) -> DdpError {
         let control = &self.job.control;
         control.fail(match broken {
@@ -85,7 +85,8 @@ impl Mesh {
         !self.lanes[rank].is_empty()
     }
 
-    /// Whether a call that waits for some ranks may be held up by one. Nobody but those has to do with a message.
+    /// Whether `rank` may hold up a call that waits for the ranks of `waited_for`. Only these can hold up a message; any
+    /// member can hold up another call.
     fn concerns(&self, call: &Call, waited_for: &[usize], rank: usize) -> bool {
         match call.kind {
             CallKind::Message => waited_for.contains(&rank),
@@ -93,7 +94,7 @@ impl Mesh {
         }
     }
 
-    /// The fault of a call whose time is over.
+    /// Fails the group because the time of a call is over.
     fn late(&self, call: &Call, waited_for: &[usize], deadline: Deadline) -> DdpError {
         let blamed = self.blame(call, waited_for);
         self.timeout(call, blamed, deadline.after)
@@ -155,7 +156,7 @@ impl Transport for Mesh {
                 return Ok(());
             }
             if let Some(fault) = control.fault() {
-                // What a rank sent before it died still counts.
+                // Bytes that a rank sent before it died still count.
                 let rest = Instant::now() < *faulty.get_or_insert_with(|| Instant::now() + REST);
                 if !moved || !rest {
                     return Err(fault);
@@ -188,7 +189,7 @@ impl Transport for Mesh {
                 wanted.push(PollFd::new(sender.stream.as_fd(), PollFlags::POLLOUT));
             }
             let pause = left.unwrap_or_default().as_millis().clamp(1, 1000) as u16;
-            // Interrupted by a signal or timed out: the loop looks again.
+            // When interrupted by a signal or timed out, the loop goes round again.
             quiet = poll(&mut wanted, pause) == Ok(0);
         }
     }

@@ -25,10 +25,10 @@ use crate::{
     transport::{Deadline, Transport},
 };
 
-/// The communicator number of the control connections.
+/// The number that stands for the control connections in place of a communicator's.
 const CONTROL: u32 = u32::MAX;
 
-/// What all communicators of one rank share.
+/// The state that all communicators of one rank share.
 struct Job {
     own: Identity,
     met: Met,
@@ -72,8 +72,8 @@ fn connect_mesh(
     mesh.map_err(|error| job.unprepared(error))
 }
 
-/// Makes the control connections between all ranks. Until all have theirs, the connections to rank 0 over
-/// which they registered serve as control plane: what becomes of one rank, all learn by way of rank 0.
+/// Makes the control connections between all ranks. Until all ranks have them, the connections to rank 0 over
+/// which the ranks registered serve as control plane: through rank 0, all learn when a rank fails.
 fn control(own: &Identity, met: &mut Met, deadline: Deadline) -> Result<Control, DdpError> {
     let failed = |error| DdpError::io("starting the control thread", error);
     let star = Control::start(own.rank, std::mem::take(&mut met.star)).map_err(failed)?;
@@ -84,7 +84,7 @@ fn control(own: &Identity, met: &mut Met, deadline: Deadline) -> Result<Control,
     };
     let peers = (0..own.world_size).filter(|peer| *peer != own.rank);
     let streams = peers.map(connect).collect::<Result<_, DdpError>>()?;
-    // Everyone takes leave of rank 0, which does so when all have.
+    // Every rank says goodbye to rank 0, which says goodbye when all have.
     let (patience, late) = match own.rank {
         0 => (Duration::ZERO, None),
         _ => {
@@ -109,7 +109,7 @@ impl Job {
             .fail(DdpError::io("preparing connections", error))
     }
 
-    /// Connects the lanes of a new communicator; its members do so together.
+    /// Connects the lanes of a new communicator. All its members make this call.
     fn connect(
         &self,
         communicator: u32,
@@ -138,7 +138,7 @@ impl Job {
     }
 }
 
-/// Makes the connections between ranks: the higher rank calls, the lower one listens.
+/// Makes the connections between ranks. The higher rank calls, the lower rank listens.
 struct Links<'a> {
     own: &'a Identity,
     met: &'a Met,

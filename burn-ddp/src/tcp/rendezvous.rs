@@ -1,5 +1,5 @@
 //! How the ranks find each other: rank 0 publishes where it listens, the others register there,
-//! and everyone gets the table of all addresses.
+//! and get the table of all addresses.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{DdpError, transport::Deadline};
 
-/// How much longer than its own time limit a rank waits for what rank 0 says at the end of its own.
+/// How much longer than its own time limit a rank waits for what rank 0 sends at the end of rank 0's limit.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where rank 0 publishes its address.
@@ -33,10 +33,10 @@ pub(crate) enum Place {
     Address {
         host: String,
         port: u16,
-        /// Whether all ranks are on one machine for certain.
+        /// Whether all ranks are certainly on one machine.
         local: bool,
     },
-    /// A file that all ranks, of one machine, see. Rank 0 listens on a port of its own choice.
+    /// A file that all ranks see, which are on one machine. Rank 0 listens on a port of its own choice.
     File(PathBuf),
     /// The store that torchrun's agent serves on rank 0's machine, and the prefix of our keys there. Rank
     /// 0 listens on a port of its own choice.
@@ -44,7 +44,7 @@ pub(crate) enum Place {
         host: String,
         port: u16,
         prefix: String,
-        /// Whether all ranks are on one machine for certain.
+        /// Whether all ranks are certainly on one machine.
         local: bool,
     },
 }
@@ -67,7 +67,7 @@ impl Place {
         }
     }
 
-    /// The address on which a rank listens that sees the master's machine at `ip`.
+    /// The address on which a rank listens, if it reaches the master's machine at `ip`.
     pub(super) fn listening_ip(&self, ip: IpAddr) -> IpAddr {
         match ip {
             ip if ip.is_loopback() && self.is_local() => ip,
@@ -77,7 +77,7 @@ impl Place {
     }
 }
 
-/// A rank's listener. Without an address it runs on the master's machine.
+/// Where a rank listens. Without `ip`, it is on the master's machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Endpoint {
     ip: Option<IpAddr>,
@@ -85,7 +85,8 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    /// Its address for a rank that sees the master at `master`. An address that is a link's alone is one of the same link.
+    /// Its address for a rank that reaches the master at `master`. A link-local address gets the scope of the master's, because
+    /// it is on the same link.
     fn seen_from(&self, master: SocketAddr) -> SocketAddr {
         let mut address = SocketAddr::new(self.ip.unwrap_or(master.ip()), self.port);
         if let (SocketAddr::V6(address), SocketAddr::V6(master)) = (&mut address, master)
@@ -107,9 +108,9 @@ struct Table {
 pub(crate) struct Met {
     pub(crate) acceptor: Acceptor,
     pub(crate) session: u64,
-    /// Where each rank listens. The entry of rank 0 is only right on other ranks.
+    /// Where each rank listens. On rank 0, which calls no other rank, all entries are its own address.
     pub(crate) addresses: Vec<SocketAddr>,
-    /// The connections over which the ranks registered: at rank 0 to all others, there to rank 0.
+    /// The connections over which the ranks registered: on rank 0 those to all other ranks, on the others the one to rank 0.
     pub(crate) star: HashMap<usize, TcpStream>,
 }
 
@@ -137,7 +138,7 @@ fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
         Place::TorchStore {
             host, port, prefix, ..
         } => {
-            // The port alone: the others know by which name they reach this machine.
+            // The port suffices, because the others have the name by which they reach this machine.
             TorchStore::connect(host, *port, deadline)?
                 .set(&format!("{prefix}/port"), &address.port().to_string())?;
         }
@@ -145,12 +146,12 @@ fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
 
     let arrived = acceptor.wait_registered(deadline);
     if let Place::File(path) = place {
-        // Someone else may have cleaned up already.
+        // Fails if someone else has already removed it.
         let _ = fs::remove_file(path);
     }
     let arrived = arrived.inspect_err(|error| {
         for registered in acceptor.take_registered().into_values() {
-            // Those that came are told whom they wait for in vain.
+            // The ranks that came are told which are missing.
             let _ = tell(&registered.stream, &Err(error.clone()));
         }
     })?;
@@ -174,7 +175,7 @@ fn host(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
     let table = Ok(Table { session, endpoints });
     let mut star = HashMap::new();
     for (rank, registered) in arrived {
-        // Fails when the rank has died, which is noticed over the same connection soon.
+        // Fails when the rank has died, which the control plane soon notices by the same connection.
         let _ = tell(&registered.stream, &table);
         star.insert(rank, registered.stream);
     }
@@ -303,7 +304,7 @@ fn register(
     match handshake::call(&stream, &own.key, &hello) {
         Ok(()) => {}
         Err(Failure::Stranger(problem)) => return Err(Attempt::Again(problem)),
-        // It may end, and this one's begin in its place.
+        // The job there may end, and this rank's job begin in its place.
         Err(Failure::Refused(verdict @ Verdict::Begun)) => {
             return Err(Attempt::Again(verdict.reason().into()));
         }
@@ -314,22 +315,22 @@ fn register(
             }));
         }
     }
-    // The master answers when all have come, or when its own time is over.
+    // The master answers when all ranks have come, or when its own time is over.
     let table = hear(&stream, deadline.later(PATIENCE).at)
         .map_err(|error| Attempt::Again(format!("the master broke off: {error}")))?;
     table.map(|table| (table, stream)).map_err(Attempt::Failed)
 }
 
-/// Why there is no link.
+/// Why a link could not be made.
 #[derive(Debug)]
 pub(crate) enum Unlinked {
-    /// There is no file descriptor for it.
+    /// There is no file descriptor left for it.
     NoRoom(DdpError),
-    /// What was wrong the last time.
+    /// The problem of the last attempt.
     Because(String),
 }
 
-/// Makes a link to a rank that has the table already, or will soon have. A rank that has too many callers,
+/// Makes a link to a rank that already has the table, or will have it soon. A rank that has too many callers,
 /// or cannot be reached just now, is called again until the time is over or the group has a fault.
 pub(crate) fn link(
     address: SocketAddr,
@@ -381,7 +382,7 @@ fn hear(stream: &TcpStream, deadline: Instant) -> io::Result<Result<Table, DdpEr
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Writes the file beside and renames it, so that no reader sees half of it.
+/// Writes a file in the same folder and renames it to `path`, so that no reader sees a part of it.
 fn publish(path: &Path, text: &str) -> Result<(), DdpError> {
     let context = || format!("publishing the master's address in {}", path.display());
     let folder = match path.parent() {
@@ -397,7 +398,7 @@ fn publish(path: &Path, text: &str) -> Result<(), DdpError> {
     Ok(())
 }
 
-/// Listens where the others will look for the master, on the first of its addresses on which that goes.
+/// Listens where the others will look for the master, on the first of the host's addresses that works.
 fn bind_one(
     place: &Place,
     host: &str,
@@ -408,7 +409,7 @@ fn bind_one(
     let mut last = None;
     for address in resolve_in_time(host, known, deadline)? {
         match bind(SocketAddr::new(place.listening_ip(address.ip()), port)) {
-            // The others would find whoever is there.
+            // The others would reach the program that has the port.
             Err(error @ DdpError::PortInUse { .. }) => return Err(error),
             Err(error) => last = Some(error),
             bound => return bound,

@@ -1,4 +1,4 @@
-//! The addresses of a host, by its name.
+//! Resolves host names to addresses.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{DdpError, transport::Deadline};
 
-/// The addresses of a host, which may get its name only when its machine starts.
+/// The addresses of a host. Tries until the deadline, because the name may only be known once the host's machine has started.
 pub(super) fn resolve_in_time(
     host: &str,
     port: u16,
@@ -31,13 +31,13 @@ pub(super) fn resolve_in_time(
     }
 }
 
-/// The addresses of a host, one at least, or why there is none yet, in words.
+/// The addresses of a host, at least one, or a text that says why there is none yet.
 pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
     let mut addresses: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
         .map_err(|error| format!("unknown host: {error}"))?
         .collect();
-    // Both families may be known and only one be in use: everyone begins with the same.
+    // A host may have both IPv4 and IPv6 addresses, and only one kind may work. All ranks begin with IPv4.
     addresses.sort_by_key(SocketAddr::is_ipv6);
     match addresses.is_empty() {
         true => Err("the host has no address".into()),

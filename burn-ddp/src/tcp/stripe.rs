@@ -1,4 +1,4 @@
-//! Stripes: the parts of a payload, each of which goes over a connection of its own.
+//! Stripes: the parts of a payload, each of which is sent over a connection of its own.
 
 use std::{
     io::{self, Read, Write},
@@ -13,12 +13,12 @@ use crate::{
     transport::{Fold, Incoming, Outgoing},
 };
 
-/// Bytes that a connection moves in its turn. After that, the others have theirs, and the clock.
+/// The number of bytes after which a connection lets the others, and the check of the deadline, have their turn.
 const TURN: usize = 4 << 20;
-/// Payloads are striped over the lanes when each stripe has at least this many bytes.
+/// The smallest stripe, in bytes, if a payload has several.
 const STRIPE: usize = 128 << 10;
 
-/// A stripe on its way out.
+/// A stripe that is being sent.
 pub(super) struct Sender<'a> {
     pub(super) peer: usize,
     pub(super) stream: &'a TcpStream,
@@ -28,7 +28,7 @@ pub(super) struct Sender<'a> {
     sent: usize,
 }
 
-/// A stripe on its way in.
+/// A stripe that is being received.
 pub(super) struct Receiver<'a> {
     pub(super) peer: usize,
     pub(super) stream: &'a TcpStream,
@@ -39,18 +39,18 @@ pub(super) struct Receiver<'a> {
     header: [u8; HEADER],
     /// Bytes received, header included.
     received: usize,
-    /// The start of an element of which the rest has not come yet.
+    /// The first bytes of an element, the rest of which has not come yet.
     partial: Vec<u8>,
 }
 
-/// Why a connection moves nothing more.
+/// Why a connection can no longer be used.
 pub(super) enum Broken {
     Ended,
     Diverged(Call),
     Garbage(String),
 }
 
-/// The stripes of payloads over `lanes`, by rank.
+/// The stripes of payloads to send. `lanes` has the connections to each rank.
 pub(super) fn senders<'a>(
     lanes: &'a [Vec<TcpStream>],
     outgoing: Vec<Outgoing<'a>>,
@@ -78,7 +78,7 @@ pub(super) fn senders<'a>(
     senders
 }
 
-/// The same for what is to be received.
+/// The stripes of payloads to receive. `lanes` has the connections to each rank.
 pub(super) fn receivers<'a>(
     lanes: &'a [Vec<TcpStream>],
     incoming: Vec<Incoming<'a>>,
@@ -115,8 +115,8 @@ pub(super) fn receivers<'a>(
     receivers
 }
 
-/// Cuts a payload into stripes for `lanes` connections. Small payloads go over the first alone.
-/// Stripes start at multiples of 64 bytes: no element is cut.
+/// Cuts a payload into stripes for `lanes` connections. Small payloads use the first connection alone.
+/// Stripes start at multiples of 64 bytes, so that no element is cut.
 fn stripes(len: usize, lanes: usize) -> impl Iterator<Item = Range<usize>> {
     let count = (len / STRIPE).clamp(1, lanes);
     let step = len.div_ceil(count).next_multiple_of(64);
@@ -128,7 +128,7 @@ impl Sender<'_> {
         self.sent == HEADER + self.payload.len()
     }
 
-    /// Sends what goes without waiting; returns whether anything went.
+    /// Sends as much as possible without waiting. Returns whether anything was sent.
     pub(super) fn send(&mut self) -> Result<bool, Broken> {
         let before = self.sent;
         while !self.is_done() && self.sent < before + TURN {
@@ -154,7 +154,7 @@ impl Receiver<'_> {
         self.received == HEADER + self.into.len()
     }
 
-    /// Receives what is there; returns whether anything was.
+    /// Receives what has arrived. Returns whether anything had.
     pub(super) fn receive(&mut self, scratch: &mut [u8]) -> Result<bool, Broken> {
         let before = self.received;
         while !self.is_done() && self.received < before + TURN {
@@ -199,7 +199,7 @@ impl Receiver<'_> {
     }
 }
 
-/// Reads what is there; 0 when nothing is yet.
+/// Reads bytes that have arrived, and returns their number: 0 when there are none yet.
 fn read(mut stream: &TcpStream, into: &mut [u8]) -> Result<usize, Broken> {
     loop {
         match stream.read(into) {

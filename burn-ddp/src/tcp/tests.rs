@@ -1,4 +1,4 @@
-//! Ranks that fail between registering and being connected, and where ranks listen.
+//! Tests of ranks that fail after registering and before being connected, and of the addresses where ranks listen.
 
 use std::{
     net::TcpListener,
@@ -8,7 +8,7 @@ use std::{
 
 use super::*;
 
-/// What ranks 0 and 2 get from connecting while rank 1 registers and then does `fate`.
+/// The errors with which ranks 0 and 2 fail to connect while rank 1 registers and then runs `fate`, and the time it took.
 fn beside(limit: Duration, fate: impl Fn(Met) + Sync) -> (Vec<String>, Duration) {
     let folder = tempfile::tempdir().unwrap();
     let place = Place::File(folder.path().join("master"));
@@ -81,7 +81,7 @@ fn ranks_listen_on_loopback_only_where_all_are_on_one_machine_for_certain() {
             let all = if ip == "::1" { "::" } else { "0.0.0.0" };
             assert_eq!(listens(&make(host, false), ip), all, "{host}");
         }
-        // A host's own name, in a file of hosts as Debian writes it.
+        // Debian's /etc/hosts maps a machine's own name to 127.0.1.1.
         assert_eq!(listens(&make("node01", false), "127.0.1.1"), "0.0.0.0");
         assert_eq!(listens(&make("node01", false), "::1"), "::");
         assert_eq!(listens(&make("node01", false), "10.0.0.1"), "0.0.0.0");
@@ -113,7 +113,7 @@ fn a_caller_that_is_cut_off_calls_again() {
     thread::scope(|scope| {
         let (listener, key) = (&listener, &key);
         scope.spawn(move || {
-            // Two are cut off, one is told to come later.
+            // Two calls are cut off, and the third is told to come later.
             for _ in 0..2 {
                 drop(listener.accept().unwrap());
             }
@@ -144,7 +144,7 @@ fn a_caller_gives_up_when_its_group_has_a_fault() {
     };
     assert!(problem.contains("refused"), "{problem}");
     assert!(start.elapsed() < Duration::from_secs(20));
-    // Without a fault, when its time is over.
+    // Without a fault, it gives up when its time is over.
     let limit = Deadline::after(Duration::from_millis(200));
     assert!(rendezvous::link(address, &key, &hello, limit, || false).is_err());
 }

@@ -1,8 +1,8 @@
-//! A client of PyTorch's TCPStore, as far as a rendezvous under `torchrun` needs it.
+//! A client of PyTorch's TCPStore, with the few requests that a rendezvous under `torchrun` needs.
 //!
-//! torchrun's agent holds MASTER_PORT with such a store, and expects every rank to be its client
-//! (`TORCHELASTIC_USE_AGENT_STORE`). Requests start with one byte; strings and values are a u64
-//! length and the bytes, in the machine's byte order.
+//! torchrun's agent serves such a store on MASTER_PORT, and expects every rank to be its client
+//! (`TORCHELASTIC_USE_AGENT_STORE`). A request starts with one byte for its kind. Strings and values are sent as a u64
+//! length, in the machine's byte order, and the bytes.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ const SET: u8 = 1;
 const GET: u8 = 3;
 const CHECK: u8 = 5;
 const READY: u8 = 0;
-/// No address is longer; a longer value is not ours.
+/// The longest value that is accepted. No address is longer.
 const LONGEST: u64 = 4096;
 
 pub(super) struct TorchStore {
@@ -71,7 +71,7 @@ impl TorchStore {
         put(&mut request, key);
         put(&mut request, value);
         self.write(&request)?;
-        // A set is not answered: reading it back makes sure that it arrived.
+        // The store does not answer a set. Reading the value back ensures that it arrived.
         match self.get(key)? {
             Some(found) if found == value => Ok(()),
             _ => Err(self.failed(io::Error::other("it did not keep a value"))),

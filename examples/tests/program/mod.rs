@@ -1,8 +1,8 @@
-//! Where the built examples are.
+//! Finds the built examples.
 
 use std::path::{Path, PathBuf};
 
-/// The example of that name, which cargo builds beside the tests.
+/// The path of an example, which cargo builds together with the tests.
 pub(crate) fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test has a path");
     let target = test

@@ -1,4 +1,4 @@
-//! What can be wrong before a run starts: one clear line, exit code 2.
+//! Tests of errors before a run starts: one clear line, and exit code 2.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::suite::{plain, small, stderr, succeed};
 
-/// The one line of a run that cannot be set up.
+/// The one line that a run prints which cannot be set up.
 fn refused(mut command: Command) -> String {
     let output = command.output().expect("the program starts");
     let stderr = stderr(&output);

@@ -1,4 +1,4 @@
-//! One module a topic; here is how they run the program.
+//! One module for each topic, and functions that run the program.
 
 mod arguments;
 mod precision;
@@ -12,8 +12,8 @@ use examples::metrics::{Metrics, Row};
 
 use crate::program::program;
 
-/// The program with a network so small that a step takes milliseconds, on one thread a rank, writing to `out`; in f32
-/// unless `args` say otherwise.
+/// The program with a network so small that a step takes milliseconds, with one thread for each rank. It writes to `out`, and
+/// computes in f32 unless `args` have another precision.
 fn small(out: &Path, args: &[&str]) -> Command {
     let mut command = plain(args);
     if !args.contains(&"--precision") {
@@ -24,7 +24,7 @@ fn small(out: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// The program, free of what the surroundings say of ranks.
+/// The program, without environment variables of launchers.
 fn plain(args: &[&str]) -> Command {
     let mut command = Command::new(program("cifar_resnet_ddp"));
     command.args(args);
@@ -47,7 +47,7 @@ fn plain(args: &[&str]) -> Command {
     command
 }
 
-/// Runs to the end, successfully; what it printed.
+/// Runs a command that must succeed, and returns what it printed.
 fn succeed(mut command: Command) -> String {
     let output = command.output().expect("the program starts");
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();

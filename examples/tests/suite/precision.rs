@@ -1,8 +1,8 @@
-//! The number formats.
+//! Tests of the number formats.
 
 use crate::suite::{rows, small, succeed};
 
-/// The losses of four steps on two ranks, and the table.
+/// The losses of four steps on two ranks, and the printed table.
 fn train(precision: &str) -> (Vec<f64>, String) {
     let out = tempfile::tempdir().unwrap();
     let args = [
@@ -26,7 +26,7 @@ fn low_precision_stays_close_to_f32() {
     let (expected, table) = train("f32");
     assert!(table.contains("all in f32"), "{table}");
     let mut seen = vec![expected.clone()];
-    // bf16 has 8 bits, fp16 has 11; fp8 is that of the last layer, bf16 elsewhere.
+    // bf16 has 8 significant bits, and fp16 has 11. fp8 is only used in the last layer, and bf16 elsewhere.
     for (precision, format, tolerance) in [
         ("bf16", "bf16", 2e-2),
         ("fp16", "fp16", 4e-3),
@@ -72,7 +72,7 @@ fn a_resumed_fp16_run_goes_on_with_its_loss_scale() {
     run(out.path(), &["--max-steps", "2"]);
     let state = std::fs::read(out.path().join("checkpoints/step-000000000002/state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
-    // PyTorch's first scale, halved at each overflow.
+    // The initial scale is PyTorch's, and is halved at each overflow.
     let scale = state["scaler"]["scale"].as_f64().unwrap();
     assert!(
         scale > 1.0 && scale <= 65536.0 && scale.log2().fract() == 0.0,

@@ -1,4 +1,4 @@
-//! Several ranks: started by the program, or by others.
+//! Tests of several ranks, which the program or others start.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::suite::{rows, small, stderr, succeed};
 
-/// Lets the child end by itself within `limit`.
+/// Waits until the child ends by itself. Panics if it does not within `limit`.
 fn wait(child: &mut Child, limit: Duration) -> std::process::ExitStatus {
     let started = Instant::now();
     loop {
@@ -33,7 +33,7 @@ fn two_ranks_train_evaluate_and_report_once() {
         out.path(),
         &["--ranks", "2", "--batch-size", "16", "--max-steps", "5"],
     ));
-    // Each held-out image is counted once, and one rank speaks.
+    // Each held-out image is counted once, and only one rank prints.
     assert_eq!(text.matches("of 355 images").count(), 1, "{text}");
     assert_eq!(text.matches("epoch   1").count(), 1, "{text}");
     for part in [
@@ -134,7 +134,7 @@ fn accumulated_batches_make_fewer_steps() {
                 .map(|row| row.loss)
                 .collect::<Vec<_>>()
         };
-        // 360 of the 1,442 images a step; normalized 120 at a time the losses are not quite the same.
+        // A step has 360 of the 1,442 images. In three batches, 120 are normalized at a time, so the losses differ slightly.
         let (three, one) = (losses("60", "3"), losses("180", "1"));
         assert_eq!((three.len(), one.len()), (8, 8), "{precision}");
         for (step, (three, one)) in three.iter().zip(&one).enumerate() {
@@ -156,7 +156,7 @@ fn it_joins_the_ranks_that_torchrun_starts() {
         .port()
         .to_string();
     let rank = |rank: &str| {
-        // --ranks is the launcher's business: there are two, whatever it says.
+        // --ranks only matters to the program's own launcher. Here there are two ranks, whatever it says.
         let mut command = small(
             out.path(),
             &["--ranks", "7", "--batch-size", "16", "--max-steps", "2"],
@@ -194,7 +194,7 @@ fn process_of(launcher: &Child, rank: usize) -> Option<i32> {
     })
 }
 
-/// Kills rank `victim` of two in mid-run; the other says which, and the program ends.
+/// Kills rank `victim` of two during a run. The other rank must report which one died, and the program must end.
 fn kill_one(victim: usize, precision: &str) {
     let out = tempfile::tempdir().unwrap();
     let args = [

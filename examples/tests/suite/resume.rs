@@ -1,4 +1,4 @@
-//! A run that is killed and resumed ends as the one that is not, bit for bit.
+//! Tests that a run which is killed and resumed has the same result as an uninterrupted one, bit for bit.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::suite::{rows, small, succeed};
 
-/// Two epochs of eight steps, with a checkpoint every third step: most of them in mid-epoch.
+/// Two epochs of eight steps, with a checkpoint every third step. Most checkpoints are within an epoch.
 const RUN: [&str; 7] = [
     "--ranks",
     "--batch-size",
@@ -32,7 +32,7 @@ fn run(out: &Path, ranks: usize, more: &[&str]) -> std::process::Command {
     small(out, &args)
 }
 
-/// The line of the table that tells two models apart.
+/// The line of the table by which models can be compared.
 fn parameters(table: &str) -> String {
     table
         .lines()
@@ -41,7 +41,7 @@ fn parameters(table: &str) -> String {
         .to_owned()
 }
 
-/// The losses, bit for bit.
+/// The bits of the losses.
 fn losses(out: &Path) -> Vec<u64> {
     rows(out).iter().map(|row| row.loss.to_bits()).collect()
 }
@@ -103,7 +103,7 @@ fn a_run_ended_by_max_steps_goes_on() {
         parameters(&succeed(run(out.path(), 1, &["--resume"]))),
         expected
     );
-    // Once more: there is nothing left to do, and the table says the same.
+    // Resumed once more, there is nothing left to do, and the table is the same.
     assert_eq!(
         parameters(&succeed(run(out.path(), 1, &["--resume"]))),
         expected
@@ -168,7 +168,7 @@ fn a_new_run_keeps_the_checkpoints_of_the_last_one_aside() {
         names
     };
     succeed(run(out.path(), 1, &["--max-steps", "5"]));
-    // What is not a checkpoint is none of its business.
+    // Files that are not checkpoints must stay.
     std::fs::write(folder.join("notes.txt"), "mine").unwrap();
     std::fs::create_dir(folder.join("step-by-step")).unwrap();
     let others = ["notes.txt", "previous", "step-by-step"];

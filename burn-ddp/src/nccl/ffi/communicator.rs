@@ -1,4 +1,4 @@
-//! A rank's communicator, with a stream of its own.
+//! A rank's NCCL communicator, with a stream of its own.
 
 use std::{
     ffi::c_int,
@@ -17,44 +17,44 @@ use super::{
 };
 use crate::nccl::{drive::Communicator, plan::Move};
 
-/// A stream of a device that one communicator alone uses. Errors are in the driver's words.
+/// A stream of a device, used by one communicator alone. Errors are the driver's messages.
 pub(crate) trait DeviceStream: Send {
-    /// Makes its device the current one of this thread.
+    /// Makes the stream's device the current one of this thread.
     fn bind(&self) -> Result<(), String>;
 
-    /// `cudaStream_t`, while this lives.
+    /// The `cudaStream_t`, valid as long as this value lives.
     fn raw(&self) -> Stream;
 
-    /// Notes what has been put on it so far.
+    /// Records an event behind all work that has been put on the stream so far.
     fn record(&mut self) -> Result<(), String>;
 
-    /// Whether all that was noted is done.
+    /// Whether all work before the recorded event is done.
     fn is_done(&self) -> Result<bool, String>;
 }
 
 /// How long a communicator that is no longer needed may take to let its peers finish.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long NCCL may take to end a communicator: it joins threads of its own and frees memory of the device.
+/// How long NCCL may take to end a communicator, for which it joins threads of its own and frees device memory.
 const END: Duration = Duration::from_secs(10);
 
-/// A communicator of NCCL that never blocks, on a device, with a stream of its own.
+/// A nonblocking NCCL communicator on a device, with a stream of its own.
 pub(in crate::nccl) struct DeviceCommunicator {
     functions: Functions,
-    /// At an address that stays: until a communicator has met its peers, NCCL before 2.18 reads it there.
+    /// Boxed to keep its address: NCCL before 2.18 reads the communicator there until it has met its peers.
     comm: Box<Comm>,
     stream: Box<dyn DeviceStream>,
-    /// `ncclDataType_t` of the calls that come.
+    /// The `ncclDataType_t` of the next calls.
     dtype: DataType,
-    /// Whether the stream has noted the calls, once NCCL has taken them in.
+    /// Whether an event was recorded on the stream behind the calls, after NCCL had accepted them.
     recorded: bool,
 }
 
-// SAFETY: NCCL's communicators may be used from any thread, by one at a time; `&mut self` sees to that.
+// SAFETY: an NCCL communicator may be used from any thread, by one at a time. The type is not `Sync`, so one thread has it.
 unsafe impl Send for DeviceCommunicator {}
 
 impl DeviceCommunicator {
-    /// Begins to meet the other ranks: [`accepted`](Communicator::accepted) tells when that is done.
+    /// Begins to meet the other ranks. [`accepted`](Communicator::accepted) tells when they have met.
     pub(in crate::nccl) fn join(
         functions: Functions,
         stream: Box<dyn DeviceStream>,
@@ -76,8 +76,8 @@ impl DeviceCommunicator {
             dtype: 0,
             recorded: false,
         };
-        // SAFETY: NCCL copies the configuration; the place of the communicator lives as long as that. The
-        // stream's device is this thread's current one, which is the one that NCCL takes.
+        // SAFETY: NCCL copies the configuration. The box for the communicator lives as long as the communicator. The
+        // stream's device is this thread's current one, which is the one that NCCL uses.
         let status = unsafe {
             (communicator.functions.init)(
                 &mut *communicator.comm,
@@ -94,13 +94,13 @@ impl DeviceCommunicator {
         joined.map(|()| communicator)
     }
 
-    /// Which type the elements of the next calls have.
+    /// Sets the type of the elements of the next calls.
     ///
     /// # Safety
     ///
-    /// The addresses in the calls that [`enqueue`](Communicator::enqueue) is given next are of this
-    /// device, and as many elements of this type are there until the calls have ended or the
-    /// communicator was aborted and the stream has run dry.
+    /// The addresses in the calls that [`enqueue`](Communicator::enqueue) is given next are on this
+    /// device. Each has the call's number of elements of this type, until the calls have ended, or the
+    /// communicator was aborted and the stream has no work left.
     pub(in crate::nccl) unsafe fn set_type(&mut self, dtype: DataType) {
         self.dtype = dtype;
     }
@@ -121,7 +121,7 @@ impl DeviceCommunicator {
         let buffer = |address: u64| address as Buffer;
         let target = |address: u64| address as MutBuffer;
         // SAFETY: the communicator is alive, and the stream is one of its device. Addresses and counts are
-        // what `set_type`'s contract says; NCCL only notes them.
+        // as `set_type`'s contract requires. NCCL only notes them.
         unsafe {
             match *call {
                 Move::AllReduce {
@@ -195,7 +195,7 @@ impl DeviceCommunicator {
         }
     }
 
-    /// Ends the communicator once its peers need it no more.
+    /// Ends the communicator once its peers no longer need it.
     fn leave(&mut self) -> Result<(), String> {
         // SAFETY: the communicator is alive and idle.
         self.check(unsafe { (self.functions.finalize)(*self.comm) })?;
@@ -209,13 +209,13 @@ impl DeviceCommunicator {
         self.end(self.functions.destroy)
     }
 
-    /// Ends the communicator, by `ncclCommDestroy` when it is finalized or by `ncclCommAbort`, and forgets it. If NCCL
-    /// takes too long, which it has been known to, it goes on without this rank.
+    /// Ends the communicator by `how`, which is `ncclCommDestroy` if it is finalized, or `ncclCommAbort`, and forgets it. If NCCL
+    /// takes too long, which has been seen to happen, it continues on its own thread, and an error is returned.
     fn end(&mut self, how: unsafe extern "C" fn(Comm) -> Status) -> Result<(), String> {
-        /// A communicator, where NCCL may still read it, that nobody else uses.
+        /// A communicator that only NCCL uses, at the address where NCCL may still read it.
         struct Ended(Box<Comm>);
 
-        // SAFETY: NCCL's communicators may be used from any thread, by one at a time.
+        // SAFETY: an NCCL communicator may be used from any thread, by one at a time.
         unsafe impl Send for Ended {}
 
         let functions = self.functions;
@@ -223,9 +223,9 @@ impl DeviceCommunicator {
         let (sender, result) = mpsc::channel();
         let end = move || {
             let Ended(comm) = { ended };
-            // SAFETY: the communicator is alive, and nothing uses it afterwards. NCCL makes its device current itself.
+            // SAFETY: the communicator is alive, and nothing uses it afterwards. NCCL itself makes the device current.
             let status = unsafe { how(*comm) };
-            // Nobody may be waiting any more.
+            // Fails if the receiver no longer waits.
             let _ = sender.send(functions.check(status, ptr::null_mut()));
         };
         let thread = thread::Builder::new().name("ddp-nccl-end".into());
@@ -239,7 +239,7 @@ impl Communicator for DeviceCommunicator {
     fn enqueue(&mut self, moves: &[Move]) -> Result<(), String> {
         self.recorded = false;
         self.stream.bind()?;
-        // SAFETY: a group of this thread's calls; it is ended below whatever happens in between.
+        // SAFETY: this starts a group of this thread's calls, which is ended below whatever happens in between.
         self.check(unsafe { (self.functions.group_start)() })?;
         let first_error = moves
             .iter()
@@ -282,7 +282,7 @@ impl Drop for DeviceCommunicator {
         if self.comm.is_null() {
             return;
         }
-        // Without a device, NCCL could only fail.
+        // Without a current device, NCCL could only fail.
         if let Err(problem) = self.stream.bind().and_then(|()| self.leave()) {
             log::debug!("burn-ddp: a communicator of NCCL is aborted at its end: {problem}");
             self.abort();

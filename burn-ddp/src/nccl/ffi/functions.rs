@@ -1,4 +1,4 @@
-//! The functions of NCCL that communicators need, by their types in nccl.h.
+//! The NCCL functions that communicators need, with their types in nccl.h.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -14,17 +14,17 @@ pub(in crate::nccl) type Operator = c_int;
 /// `ncclSuccess`.
 pub(in crate::nccl) const SUCCESS: Status = 0;
 
-/// `ncclInProgress`: the call has been taken in, and goes on without its caller.
+/// `ncclInProgress`: the call was accepted, and proceeds in the background.
 pub(in crate::nccl) const IN_PROGRESS: Status = 7;
 
 /// `NCCL_API_MAGIC`.
 pub(in crate::nccl) const MAGIC: c_uint = 0xcafe_beef;
 
-/// `NCCL_VERSION_CODE` of the configuration below.
+/// The `NCCL_VERSION_CODE` of the configuration below.
 pub(in crate::nccl) const VERSION: c_uint = 21_400;
 
-/// `ncclConfig_t` as it was in version 2.14, the first that has one; newer versions go by `size` and
-/// `version` and give the rest its default.
+/// `ncclConfig_t` as it was in version 2.14, the first that has one. Newer versions look at `size` and
+/// `version`, and use defaults for the fields that are missing.
 #[repr(C)]
 pub(in crate::nccl) struct Config {
     pub(in crate::nccl) size: usize,
@@ -33,7 +33,7 @@ pub(in crate::nccl) struct Config {
     pub(in crate::nccl) blocking: c_int,
 }
 
-/// The functions that communicators need.
+/// The NCCL functions that communicators need.
 #[derive(Clone, Copy)]
 pub(in crate::nccl) struct Functions {
     pub(in crate::nccl) init:
@@ -71,10 +71,10 @@ pub(in crate::nccl) struct Functions {
 }
 
 impl Functions {
-    /// Those of a library, which is never unloaded.
+    /// Looks up the functions in a library, which is never unloaded.
     pub(in crate::nccl) fn of(library: &'static Library) -> Result<Self, String> {
-        // SAFETY: the types are those of nccl.h. All functions are in version 2.14, and none has changed
-        // since. Enumerations are passed as C's int, which they are.
+        // SAFETY: the types are those of nccl.h. All functions exist in version 2.14, and none has changed
+        // since. Enumerations are C ints, and are passed as such.
         unsafe {
             Ok(Self {
                 init: library.symbol("ncclCommInitRankConfig")?,
@@ -97,13 +97,13 @@ impl Functions {
         }
     }
 
-    /// An error in NCCL's words, with its last warning, unless the call was done or taken in.
+    /// Turns a status into NCCL's error message, with its last warning, unless the call succeeded or is in progress.
     pub(super) fn check(&self, status: Status, comm: Comm) -> Result<(), String> {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: any number is accepted, and the communicator does not matter (errors are the process's).
-        // What comes back are strings of the library: a literal, and one that stays until its next error.
+        // SAFETY: any number is accepted, and the communicator does not matter (the last error is the process's).
+        // Both results are strings of the library: a literal, and one that stays until the next error.
         let (text, detail) = unsafe {
             (
                 string((self.error_string)(status)),
@@ -119,7 +119,7 @@ impl Functions {
 
 /// # Safety
 ///
-/// The pointer is null or to a string that lives through the call.
+/// The pointer is null, or points to a string that lives through the call.
 unsafe fn string(text: *const c_char) -> String {
     match text.is_null() {
         true => String::new(),
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// That of NCCL 2.14: C pads it to the size of its largest member.
+    /// The layout of NCCL 2.14. C pads the struct to the alignment of its largest member.
     #[test]
     fn the_configuration_has_the_layout_of_its_version() {
         assert_eq!(size_of::<Config>(), 24);

@@ -1,4 +1,4 @@
-//! The library, loaded while the program runs.
+//! Loads the NCCL library at run time.
 
 use std::{
     error::Error,
@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-/// What `ncclCommInitRankConfig` takes to know the communicator by.
+/// The bytes by which `ncclCommInitRankConfig` identifies the communicator.
 pub(in crate::nccl) type UniqueId = [u8; 128];
 
 /// `ncclUniqueId`.
@@ -17,7 +17,7 @@ pub(in crate::nccl) struct RawUniqueId(pub(in crate::nccl) UniqueId);
 /// `ncclResult_t`: 0 is success.
 pub(in crate::nccl) type Status = c_int;
 
-/// NCCL. It is never unloaded: it has threads of its own.
+/// The NCCL library. It is never unloaded, because it has threads of its own.
 pub(in crate::nccl) struct Library {
     library: &'static libloading::Library,
     get_version: unsafe extern "C" fn(*mut c_int) -> Status,
@@ -26,26 +26,26 @@ pub(in crate::nccl) struct Library {
 }
 
 impl Library {
-    /// What cudarc loads, `None` where it finds nothing.
+    /// The library that cudarc loads. `None` if cudarc finds none.
     #[cfg(feature = "nccl")]
     pub(in crate::nccl) fn by_cudarc() -> Option<Result<Self, String>> {
         use cudarc::nccl::sys::{culib, is_culib_present};
-        // SAFETY: loading runs the library's initializers; those of NCCL touch nothing but its own data.
+        // SAFETY: loading runs the library's initializers. Those of NCCL only touch its own data.
         let library = unsafe { is_culib_present().then(|| culib()) };
         library.map(Self::of)
     }
 
-    /// Loads a file, by its path or, where it is a bare name, from where the system's loader looks.
+    /// Loads the library from a path, or by a bare name from where the system's loader looks.
     ///
-    /// Fails with the loader's words.
+    /// Fails with the loader's message.
     pub(in crate::nccl) fn open(file: &Path) -> Result<Self, String> {
-        // SAFETY: loading runs the library's initializers; those of NCCL touch nothing but its own data.
+        // SAFETY: loading runs the library's initializers. Those of NCCL only touch its own data.
         let library = unsafe { libloading::Library::new(file) }.map_err(text)?;
         Self::of(Box::leak(Box::new(library)))
     }
 
     fn of(library: &'static libloading::Library) -> Result<Self, String> {
-        // SAFETY: the types are those of nccl.h, where they have not changed since version 2.0.
+        // SAFETY: the types are those of nccl.h, which have not changed since version 2.0.
         unsafe {
             Ok(Self {
                 get_version: symbol(library, "ncclGetVersion")?,
@@ -56,7 +56,7 @@ impl Library {
         }
     }
 
-    /// `ncclGetVersion`. Needs no GPU.
+    /// Calls `ncclGetVersion`. Needs no GPU.
     pub(in crate::nccl) fn version(&self) -> Result<u32, String> {
         let mut version = 0;
         // SAFETY: the pointer is to an int that lives through the call.
@@ -64,7 +64,7 @@ impl Library {
         Ok(version as u32)
     }
 
-    /// `ncclGetUniqueId`: a new identity for a communicator, with a socket in this process where its
+    /// Calls `ncclGetUniqueId`, which creates a new identity for a communicator, with a socket in this process where its
     /// ranks will meet. Needs no GPU.
     pub(in crate::nccl) fn unique_id(&self) -> Result<UniqueId, String> {
         let mut id = RawUniqueId([0; 128]);
@@ -73,12 +73,12 @@ impl Library {
         Ok(id.0)
     }
 
-    /// An error, in NCCL's words, unless it is success.
+    /// Turns a status other than success into NCCL's error message.
     fn check(&self, status: Status) -> Result<(), String> {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: any number is accepted; what comes back is a string literal of the library.
+        // SAFETY: any number is accepted, and the result is a string literal of the library.
         let text = unsafe {
             let text = (self.get_error_string)(status);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
@@ -106,7 +106,7 @@ unsafe fn symbol<T: Copy>(library: &'static libloading::Library, name: &str) -> 
     symbol.map(|symbol| *symbol).map_err(text)
 }
 
-/// What the loader says, which is the error below libloading's.
+/// The loader's message, which is the source of libloading's error.
 fn text(error: libloading::Error) -> String {
     error
         .source()

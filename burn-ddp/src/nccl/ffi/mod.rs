@@ -1,4 +1,4 @@
-//! The edge to NVIDIA's library: all that is unsafe about it is in here.
+//! The boundary to NVIDIA's library. All unsafe code for it is in this module.
 
 mod communicator;
 mod functions;

@@ -1,4 +1,4 @@
-//! Calls over tensors that stay on their device.
+//! Runs calls over tensors that stay on their device.
 
 use burn::tensor::Shape;
 
@@ -13,24 +13,23 @@ use crate::{
     },
 };
 
-/// A tensor on a device. Its memory stays where it is while this lives.
+/// A tensor on a device. Its memory keeps its address while this value lives.
 pub(crate) trait Resident: Sized {
     fn shape(&self) -> Shape;
 
-    /// Where its elements are, one after the other.
+    /// The address of its elements, which are contiguous.
     fn address(&self) -> u64;
 
-    /// A new tensor on the same device, of the same type, whose elements are whatever was in its memory.
+    /// A new tensor on the same device, of the same type, with uninitialized elements.
     fn room(&mut self, shape: Shape) -> Result<Self, DdpError>;
 
-    /// Makes a stream of its device wait until its elements are there, or, for a new tensor, until nobody uses its memory
-    /// for anything else. The host goes on.
+    /// Makes a stream of its device wait until its elements have been computed or, for a new tensor, until nothing else uses
+    /// its memory. The host does not wait.
     fn precede(&mut self, stream: &dyn DeviceStream) -> Result<(), DdpError>;
 }
 
-/// Runs this rank's part of a call over some tensors, as one group of NCCL's. `lens` are the elements that
-/// each rank brings of each tensor, `shapes` those of the results; elements are in one type, that of
-/// `wire`.
+/// Runs this rank's part of a call over some tensors, as one NCCL group. For each tensor, `lens` has the number of elements
+/// on each rank, and `shapes` the shape of the result. All elements have the type of `wire`.
 pub(crate) fn run<T: Resident>(
     link: &Link,
     call: &Collective<'_>,
@@ -65,12 +64,12 @@ pub(crate) fn run<T: Resident>(
                 target.precede(communicator.stream())?;
             }
         }
-        // SAFETY: sources and targets are of the link's device, where the planned calls stay within them:
-        // counts are those of the tensors. The stream waits until nobody else uses them, and `held` keeps
-        // them where they are until the calls have ended.
+        // SAFETY: sources and targets are on the link's device, and the planned calls stay within them:
+        // counts are those of the tensors. The stream waits until nothing else uses them, and `held` keeps
+        // their addresses until the calls have ended.
         unsafe { communicator.set_type(wire.code) };
         if let Err(error) = link::run(&mut communicator, call, errand, &calls) {
-            // Kernels that were aborted may not have ended yet. The memory is lost, as is the job.
+            // Aborted kernels may not have ended yet, so the memory is leaked. The job has failed anyway.
             std::mem::forget(held);
             return Err(error);
         }

@@ -1,11 +1,11 @@
-//! CubeCL's tensors on their way through NCCL.
+//! CubeCL's tensors as the inputs and results of NCCL calls.
 //!
-//! NCCL has a stream of its own, so that it works while CubeCL's streams go on. It waits, on the device, until those have
-//! made a call's inputs: for an event that is recorded on the submitting thread's stream when the call is submitted, behind
-//! the work of that thread up to there and, by CubeCL's own rules for tensors that threads share, behind what made the
-//! inputs. What is submitted later (the rest of backward, while an asynchronous call waits for its turn) is not waited
-//! for. The host waits until NCCL is done, before anyone gets the results: an error is that of the call in which it
-//! happened.
+//! NCCL has a stream of its own, so that it works while CubeCL's streams proceed. Its stream waits, on the device, until
+//! a call's inputs are computed: for an event that is recorded on the submitting thread's stream when the call is submitted.
+//! The event comes after the work that this thread has submitted so far and, by CubeCL's rules for tensors that threads
+//! share, after the work that computes the inputs. Work that is submitted later (the rest of backward, while an asynchronous
+//! call waits for its turn) is not waited for. The host waits until NCCL is done before it returns the results, so that an
+//! error belongs to the call in which it happened.
 
 use burn::{backend::TensorMetadata, tensor::Shape};
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
@@ -30,32 +30,32 @@ use cudarc::driver::{
 use super::DeviceStream;
 use crate::{DdpError, nccl::Resident};
 
-/// Whether this machine has CUDA's driver: cudarc panics where it does not.
+/// Whether this machine has the CUDA driver. Without it, cudarc panics.
 pub(crate) fn has_driver() -> bool {
-    // SAFETY: it loads the driver's library, as any use of CUDA does.
+    // SAFETY: this loads the driver's library, as any use of CUDA does.
     unsafe { cudarc::driver::sys::is_culib_present() }
 }
 
 type Server = <CudaRuntime as Runtime>::Server;
 type Storage = <Server as ServerStorage>::Storage;
 
-/// Device memory that stays where it is while this lives.
+/// Device memory that keeps its address while this value lives.
 type Memory = ManagedResource<<Storage as ComputeStorage>::Resource>;
 
-/// A tensor that a call takes or makes.
+/// A tensor that is an input or a result of a call.
 pub(crate) struct Source {
     tensor: CubeTensor,
     memory: Memory,
-    /// From when on a call may use it. The first of those that were made together, which are of one call, has the moment
-    /// of all.
+    /// The moment from which a call may use it. Of several sources that were created together, for one call, the first has
+    /// the moment of all.
     moment: Option<Moment>,
-    /// Room for what comes of it.
+    /// The tensor for its result, if one was allocated in advance.
     room: Option<Box<Source>>,
 }
 
 impl Source {
-    /// The tensors of a call, to be made where it is submitted, with room for results of the shapes that `room` gives. The
-    /// host waits for CubeCL's thread once for all of them.
+    /// The tensors of a call, created by the thread that submits it, with room for results of the shapes that `room` returns.
+    /// The host waits for CubeCL's thread once for all of them.
     pub(crate) fn all(
         tensors: Vec<CubeTensor>,
         room: impl Fn(&Shape) -> Option<Shape>,
@@ -76,8 +76,8 @@ impl Source {
         Ok(sources)
     }
 
-    /// Finds where the memory of one device's tensors is, and the moment at which this thread's stream has done all that was
-    /// submitted to it, and what others have done to that memory.
+    /// Finds the memory of one device's tensors, and the moment at which this thread's stream has done all work submitted to it,
+    /// after the work of other streams on that memory.
     fn now(tensors: Vec<CubeTensor>) -> Result<Vec<Self>, DdpError> {
         let Some(first) = tensors.first() else {
             return Ok(Vec::new());
@@ -89,15 +89,15 @@ impl Source {
             .map(|tensor| tensor.handle.clone().binding())
             .collect();
         let found = device.submit_blocking(move |server: &mut Server| {
-            // Also makes the device the thread's current one.
+            // This also makes the device the thread's current one.
             let memory = bindings
                 .iter()
                 .map(|binding| server.get_resource(binding.clone(), stream).map_err(text));
             let memory: Vec<Memory> = memory.collect::<Result<_, String>>()?;
-            // Makes the stream wait for those that the memory was used on.
+            // Makes the stream wait for the streams that used the memory.
             let streams = server.write_streams().resolve(stream, bindings.iter());
             let stream = streams.map_err(text)?.current().sys;
-            // SAFETY: the stream is alive: it is CubeCL's, on whose thread this is.
+            // SAFETY: the stream is alive, because it is CubeCL's, and this runs on CubeCL's thread.
             let moment = unsafe { Moment::on(stream) }.map_err(|error| error.to_string())?;
             Ok((memory, moment))
         });
@@ -162,19 +162,19 @@ struct Moment(CUevent);
 unsafe impl Send for Moment {}
 
 impl Moment {
-    /// The end of what was put on a stream so far.
+    /// The end of the work that was put on a stream so far.
     ///
     /// # Safety
     ///
-    /// The stream is alive, and of the thread's current device.
+    /// The stream is alive, and belongs to the thread's current device.
     unsafe fn on(stream: CUstream) -> Result<Self, DriverError> {
         let moment = Self(event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?);
-        // SAFETY: the event was created just now; the stream is what this function's contract says.
+        // SAFETY: the event was created just now, and the stream is as this function's contract requires.
         unsafe { event::record(moment.0, stream) }?;
         Ok(moment)
     }
 
-    /// Makes another stream wait for it.
+    /// Makes another stream wait for this moment.
     fn precede(&self, stream: &dyn DeviceStream) -> Result<(), DdpError> {
         let wait = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         stream.bind().map_err(DdpError::Device)?;
@@ -186,7 +186,7 @@ impl Moment {
 
 impl Drop for Moment {
     fn drop(&mut self) {
-        // SAFETY: it was created with this. A stream that waits for it still does, by the driver's documents.
+        // SAFETY: the event was created with this value. By the driver's documentation, a stream that waits for it still does.
         let destroyed = unsafe { event::destroy(self.0) };
         if let Err(error) = destroyed {
             log::debug!("burn-ddp: an event of CUDA's was not destroyed: {error}");

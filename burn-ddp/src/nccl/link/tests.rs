@@ -1,4 +1,4 @@
-//! One rank alone makes every call, on an NVIDIA GPU.
+//! A single rank makes every call, on an NVIDIA GPU.
 
 use std::{path::Path, time::Duration};
 
@@ -61,7 +61,7 @@ fn one_rank_makes_every_call() {
     ];
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
         for op in ops {
-            // What comes in has only been submitted, and is not contiguous; what comes out is used at once.
+            // The input has been submitted but not awaited, and is not contiguous. The output is used at once.
             let ones = Tensor::<2>::ones([1024, 1024], (&device, DType::F32));
             let scale = Tensor::<1, Int>::arange(0..1024, &device)
                 .float()
@@ -72,7 +72,7 @@ fn one_rank_makes_every_call() {
                 .map(|index| 2.0 * (index / 32) as f64)
                 .collect();
 
-            // Two of the operations get room for their results along with the tensors.
+            // For two of the operations, room for the results is allocated together with the sources.
             let along = matches!(op, TensorOp::AllReduce(_) | TensorOp::AllToAll);
             let room = |shape: &Shape| along.then(|| shape.clone());
             let sources = Source::all(vec![tensor_to_cube(made).unwrap()], room).unwrap();

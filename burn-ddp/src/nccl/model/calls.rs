@@ -1,4 +1,4 @@
-//! What calls do to the memory of devices.
+//! Executes calls on the memory of devices.
 
 use std::sync::atomic::Ordering;
 
@@ -21,15 +21,15 @@ pub(super) enum Kind {
     Receive,
 }
 
-/// What all ranks must agree about.
+/// The arguments on which all ranks must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) kind: Kind,
     pub(super) count: usize,
     pub(super) dtype: i32,
-    /// `ncclRedOp_t`, and 0 where nothing is reduced.
+    /// The `ncclRedOp_t`, or 0 if nothing is reduced.
     pub(super) op: i32,
-    /// The root, and 0 where there is none.
+    /// The root, or 0 if there is none.
     pub(super) root: usize,
 }
 
@@ -43,14 +43,14 @@ pub(super) struct Made {
     pub(super) peer: usize,
 }
 
-/// What a rank brings to a call.
+/// A rank's data for a call.
 #[derive(Clone)]
 pub(super) struct Post {
     terms: Terms,
     data: Vec<u8>,
 }
 
-/// Bytes of an item of an `ncclDataType_t`.
+/// The size in bytes of an item of an `ncclDataType_t`.
 pub(super) fn size(dtype: i32) -> Option<usize> {
     Some(match dtype {
         0 | 1 => 1,
@@ -62,7 +62,7 @@ pub(super) fn size(dtype: i32) -> Option<usize> {
 }
 
 impl Member {
-    /// Makes the calls of a group. Messages go side by side, collective calls one after the other.
+    /// Executes the calls of a group: the messages concurrently, then the collective calls one after the other.
     pub(super) fn make(&self, group: &[Made]) {
         let trouble = self.clique.meeting().troubles.get(&self.rank).copied();
         let made = match trouble {
@@ -84,7 +84,7 @@ impl Member {
         if let Err(status) = made
             && !self.aborted.load(Ordering::Acquire)
         {
-            // The kernel is lost, and its peers spin.
+            // The kernel has failed, and its peers spin.
             self.fail(status, "an illegal memory access was encountered".into());
             let _ = self.wait(|_| None::<()>);
         }
@@ -156,7 +156,7 @@ impl Member {
             });
             self.clique.changed.notify_all();
         }
-        // Where they do not agree, it is never over.
+        // If the ranks do not agree, this waits forever.
         let all: Vec<Vec<u8>> = self.wait(|meeting| {
             let posts = meeting.posts.get(&number)?;
             let theirs = |post: &Option<Post>| {
@@ -188,7 +188,7 @@ fn bytes(address: u64, count: usize, dtype: i32) -> Result<Vec<u8>, Status> {
     }
 }
 
-/// Combines what all ranks bring, by `ncclRedOp_t`.
+/// Combines the data of all ranks by an `ncclRedOp_t`.
 fn reduce(all: &[Vec<u8>], dtype: i32, op: i32) -> Vec<u8> {
     macro_rules! typed {
         ($t:ty, $wide:ty, $to:expr, $from:expr) => {{

@@ -1,4 +1,4 @@
-//! Devices that are made of host memory: what is on one has an address, which is no pointer, and work that
+//! Devices in host memory. Their memory has addresses that are no pointers, and work that
 //! is put on a stream is done later, by a thread.
 
 use std::{
@@ -18,7 +18,7 @@ use burn::tensor::Shape;
 use super::super::ffi::{DeviceStream, Resident, Stream};
 use crate::{DdpError, Element};
 
-/// What is on all devices, by address.
+/// The memory of all devices, by address.
 static MEMORY: Mutex<BTreeMap<u64, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
 const DEVICE: u64 = 1 << 40;
@@ -27,7 +27,7 @@ fn allocate(device: usize, bytes: usize) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(256);
     let place = NEXT.fetch_add((bytes as u64 + 256) & !255, Ordering::Relaxed);
     let address = DEVICE * (device as u64 + 1) + place;
-    // New memory is full of what was there before.
+    // New memory has arbitrary content.
     MEMORY.lock().unwrap().insert(address, vec![0x5a; bytes]);
     address
 }
@@ -39,7 +39,7 @@ pub(super) fn device_of(address: u64) -> Option<usize> {
         .map(|device| device as usize)
 }
 
-/// Some bytes of what is at an address, unless they are not all of one allocation.
+/// Runs `code` on the `len` bytes at an address. Fails unless all belong to one allocation.
 fn with_bytes<R>(address: u64, len: usize, code: impl FnOnce(&mut [u8]) -> R) -> Result<R, String> {
     let mut memory = MEMORY.lock().unwrap();
     let found = memory.range_mut(..=address).next_back();
@@ -75,7 +75,7 @@ impl Block {
         block
     }
 
-    /// One whose elements are there after some time.
+    /// A tensor whose elements are written after some time.
     pub(crate) fn later<T: Element>(
         device: usize,
         shape: impl Into<Shape>,
@@ -149,14 +149,14 @@ impl Drop for Block {
 
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The streams that there are, by what a `cudaStream_t` is here.
+/// The streams, by the number that stands for a `cudaStream_t` here.
 static STREAMS: Mutex<Option<HashMap<usize, mpsc::Sender<Job>>>> = Mutex::new(None);
 
 thread_local! {
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// This thread's device.
+/// This thread's current device.
 pub(super) fn current() -> Option<usize> {
     CURRENT.get()
 }

@@ -1,4 +1,4 @@
-//! The interface: what nccl.h declares.
+//! The functions that nccl.h declares.
 
 use std::{
     cell::{Cell, RefCell},
@@ -61,7 +61,7 @@ fn member(comm: Comm) -> Option<Arc<Member>> {
     members.as_ref()?.get(&(comm as usize)).cloned()
 }
 
-/// The member, if it can be used now.
+/// The communicator's member, if it can be used now.
 fn ready(comm: Comm) -> Result<Arc<Member>, Status> {
     let member = member(comm).ok_or(INVALID_ARGUMENT)?;
     match member.state.load(Ordering::Acquire) {
@@ -76,7 +76,7 @@ fn ready(comm: Comm) -> Result<Arc<Member>, Status> {
     }
 }
 
-/// Something that takes a while.
+/// Runs `job` later on a thread. The communicator is in progress until then.
 fn later(member: &Arc<Member>, job: impl FnOnce(&Arc<Member>) + Send + 'static) -> Status {
     member.state.store(IN_PROGRESS, Ordering::Release);
     let member = member.clone();
@@ -98,7 +98,7 @@ unsafe extern "C" fn init(
     rank: c_int,
     config: *mut Config,
 ) -> Status {
-    // SAFETY: it is to a configuration that lives through the call.
+    // SAFETY: the pointer is to a configuration that lives through the call.
     let config = unsafe { &*config };
     let valid = config.size >= 20 && config.magic == MAGIC && config.version == VERSION;
     if !valid || config.blocking != 0 || !(0..ranks).contains(&rank) {
@@ -132,7 +132,7 @@ unsafe extern "C" fn init(
     members
         .get_or_insert_default()
         .insert(number, member.clone());
-    // SAFETY: it is to a place for a communicator.
+    // SAFETY: the pointer is to a place for a communicator.
     unsafe { *place = number as Comm };
     let (joining, place) = (member.clone(), place as usize);
     let thread = thread::spawn(move || {
@@ -141,7 +141,8 @@ unsafe extern "C" fn init(
             there.then(|| meeting.devices.clone())
         });
         let Ok(devices) = met else { return };
-        // SAFETY: versions before 2.18 read the communicator where it was put, until it has met its peers.
+        // SAFETY: like versions before 2.18, this reads the communicator where it was put, until it has met its peers. Callers
+        // keep it there that long.
         let there = unsafe { (place as *const Comm).read() };
         let shared = |device: &usize| devices.values().filter(|it| *it == device).count() > 1;
         if there as usize != number {
@@ -152,7 +153,7 @@ unsafe extern "C" fn init(
                 format!("Duplicate GPU detected on CUDA device {device}"),
             );
         } else if devices.values().any(shared) {
-            // It never hears of those that gave up.
+            // Other ranks share a GPU and gave up. This rank never learns of it.
             let _ = joining.wait(|_| None::<()>);
         } else {
             joining.state.store(SUCCESS, Ordering::Release);
@@ -174,7 +175,7 @@ unsafe extern "C" fn error_string(status: Status) -> *const c_char {
 
 unsafe extern "C" fn last_error(comm: Comm) -> *const c_char {
     let problem = member(comm).map(|member| member.problem.lock().unwrap().clone());
-    // Never taken back: it may be read at any time.
+    // Leaked, because it may be read at any time.
     CString::new(problem.unwrap_or_default())
         .unwrap()
         .into_raw()
@@ -184,7 +185,7 @@ unsafe extern "C" fn state(comm: Comm, into: *mut Status) -> Status {
     let Some(member) = member(comm) else {
         return INVALID_ARGUMENT;
     };
-    // SAFETY: it is to an int that lives through the call.
+    // SAFETY: the pointer is to an int that lives through the call.
     unsafe { *into = member.state.load(Ordering::Acquire) };
     SUCCESS
 }
@@ -197,7 +198,7 @@ unsafe extern "C" fn finalize(comm: Comm) -> Status {
     }
 }
 
-/// What there is of a communicator is gone.
+/// Removes a communicator.
 fn end(comm: Comm, member: &Member, aborts: bool) -> Status {
     MEMBERS
         .lock()
@@ -217,7 +218,7 @@ fn end(comm: Comm, member: &Member, aborts: bool) -> Status {
 unsafe extern "C" fn destroy(comm: Comm) -> Status {
     match ready(comm) {
         Ok(member) if member.finalized.load(Ordering::Acquire) => end(comm, &member, false),
-        // It would wait for the peers.
+        // NCCL would wait for the peers here.
         Ok(_) => INVALID_USAGE,
         Err(status) => status,
     }
@@ -266,7 +267,7 @@ unsafe extern "C" fn group_end() -> Status {
     })
 }
 
-/// Notes a call. `buffers` are those that it reads or writes.
+/// Notes a call. `buffers` are the addresses that the call reads or writes.
 fn note(comm: Comm, stream: Stream, made: Made, buffers: &[u64]) -> Status {
     let noted = ready(comm).and_then(|member| {
         let ranks = member.clique.meeting().size;
@@ -291,7 +292,7 @@ fn note(comm: Comm, stream: Stream, made: Made, buffers: &[u64]) -> Status {
     }
 }
 
-/// A collective call.
+/// The terms of a call.
 fn terms(kind: Kind, count: usize, dtype: DataType, op: Operator, root: c_int) -> Terms {
     Terms {
         kind,

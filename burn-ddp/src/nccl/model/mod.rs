@@ -1,7 +1,7 @@
-//! NCCL over devices that are made of host memory, for ranks that are threads: the calls of nccl.h, with
-//! what that and NCCL's documents say of them. Calls are only noted until a group ends, and are made later,
-//! on the stream; they wait for all ranks, for ever where these do not make the same calls; a communicator
-//! that is at work cannot be used; what is aborted leaves its peers alone with their calls.
+//! A model of NCCL for tests, over devices in host memory and ranks that are threads. It has the functions of nccl.h, which
+//! behave as nccl.h and NCCL's documentation say. Calls are only noted until a group ends, and are executed later,
+//! on the stream. They wait for all ranks, forever if these do not make the same calls. A communicator
+//! that is at work cannot be used. The peers of an aborted communicator keep waiting in their calls.
 
 mod calls;
 mod device;
@@ -24,16 +24,16 @@ use super::{
 };
 use crate::{DdpError, NcclError, collective::Collective};
 
-/// `ncclResult_t`, as far as it is used here.
+/// The values of `ncclResult_t` that are used here.
 const CUDA_ERROR: Status = 1;
 const INVALID_ARGUMENT: Status = 4;
 const INVALID_USAGE: Status = 5;
 const REMOTE_ERROR: Status = 6;
 
-/// What goes wrong with a rank, once it has met the others.
+/// What goes wrong with a rank after it has met the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// Its device never gets to the next calls.
+    /// Its device never executes the next calls.
     Hangs,
     /// Its NCCL finds a connection broken in the next calls.
     Breaks,
@@ -41,23 +41,23 @@ pub(crate) enum Trouble {
 
 #[derive(Default)]
 struct Meeting {
-    /// The number of ranks, and the devices of those that have come.
+    /// The number of ranks, and the devices of the ranks that have come.
     size: usize,
     devices: HashMap<usize, usize>,
-    /// Collective calls of all ranks, by their number.
+    /// The collective calls of all ranks, by call number.
     posts: HashMap<usize, Vec<Option<Post>>>,
-    /// Messages on their way, by sender and receiver, and how many of them were taken.
+    /// The messages on their way, by sender and receiver, and how many were received before.
     messages: HashMap<(usize, usize), VecDeque<Post>>,
     taken: HashMap<(usize, usize), usize>,
     troubles: HashMap<usize, Trouble>,
-    /// Ranks whose communicator has not been destroyed or aborted, and those that aborted it.
+    /// The ranks whose communicator has not been destroyed or aborted, and the ranks that aborted it.
     alive: HashSet<usize>,
     aborted: Vec<usize>,
-    /// Groups of calls that were made.
+    /// The number of groups of calls that were made.
     launches: usize,
 }
 
-/// Communicators of one identity.
+/// The communicators of one identity.
 #[derive(Default)]
 struct Clique {
     meeting: Mutex<Meeting>,
@@ -83,7 +83,7 @@ struct Member {
 }
 
 impl Member {
-    /// Waits for something that peers do, or fails when the communicator is aborted meanwhile.
+    /// Waits until `found` finds something that peers do. Fails if the communicator is aborted meanwhile.
     fn wait<R>(&self, mut found: impl FnMut(&mut Meeting) -> Option<R>) -> Result<R, Status> {
         let mut meeting = self.clique.meeting();
         loop {
@@ -104,7 +104,7 @@ impl Member {
     }
 }
 
-/// An identity, and what has become of its communicators.
+/// An identity, and the state of its communicators.
 #[derive(Clone)]
 pub(crate) struct Model {
     id: UniqueId,
@@ -127,7 +127,7 @@ impl Model {
         Link::open(call, device, || Ok(self.id), side)
     }
 
-    /// The same where rank 0 cannot make an identity.
+    /// The error of opening a link where rank 0 cannot create an identity.
     pub(crate) fn no_link(call: &Collective<'_>, reason: NcclError) -> DdpError {
         let side = || Err("nobody gets so far".into());
         let link = Link::open(call, 0, || Err(reason), side);
@@ -138,17 +138,17 @@ impl Model {
         self.clique.meeting().troubles.insert(rank, trouble);
     }
 
-    /// How often ranks have entered NCCL.
+    /// How often ranks have launched a group of calls.
     pub(crate) fn launches(&self) -> usize {
         self.clique.meeting().launches
     }
 
-    /// Ranks whose communicator was neither destroyed nor aborted.
+    /// The number of ranks whose communicator was neither destroyed nor aborted.
     pub(crate) fn alive(&self) -> usize {
         self.clique.meeting().alive.len()
     }
 
-    /// Ranks that aborted their communicator, in their order.
+    /// The ranks that aborted their communicator, sorted.
     pub(crate) fn aborted(&self) -> Vec<usize> {
         let mut aborted = self.clique.meeting().aborted.clone();
         aborted.sort_unstable();
@@ -166,7 +166,7 @@ mod tests {
         found::nccl,
     };
 
-    /// NVIDIA's own, where it is, takes the same arguments, and says what it lacks.
+    /// NVIDIA's library, if there is one, accepts the same arguments, and fails for lack of a GPU.
     #[test]
     fn the_real_library_wants_a_gpu() {
         let Ok(found) = nccl() else {

@@ -1,14 +1,14 @@
-//! Planned calls, carried out over ranks that are made of memory.
+//! Executes planned calls over ranks that are simulated in memory.
 
 use super::*;
 use crate::{ElementType, ReduceOp, nccl::wire::on_wire};
 use proptest::prelude::*;
 
-/// Where a rank's own elements and its result start, in its memory.
+/// The addresses in a rank's memory where its own elements and its result start.
 const FROM: u64 = 24;
 const INTO: u64 = 8_000;
 
-/// Ranks with memories of bytes, and what NCCL's documents say of its calls on `i32`s and bytes.
+/// The memories of all ranks. The calls do with `i32`s and bytes what NCCL's documentation says.
 struct World {
     memories: Vec<Vec<u8>>,
     wire: Wire,
@@ -40,7 +40,7 @@ impl World {
             .collect()
     }
 
-    /// Makes call number `index` of all ranks.
+    /// Executes call number `index` of all ranks.
     fn step(&mut self, calls: &[Vec<Move>], index: usize) {
         let ranks = calls.len();
         for rank in 0..ranks {
@@ -87,7 +87,7 @@ impl World {
                 }
                 Move::Send { from, count, peer } => {
                     let data = self.read(rank, from, count);
-                    // Sends and receives between two ranks match in their order; here there is one.
+                    // Sends and receives between two ranks match in order. Here there is one of each.
                     let into = calls[peer].iter().find_map(|call| match call {
                         Move::Receive {
                             into,
@@ -108,7 +108,7 @@ impl World {
     }
 }
 
-/// What each rank has at `INTO` after a call to which rank `r` brings `values[r]`.
+/// The `result` bytes that each rank has at `INTO` after a call for which rank `r` has `values[r]` at `FROM`.
 fn run(op: TensorOp, dtype: ElementType, values: &[Vec<u8>], result: usize) -> Vec<Vec<u8>> {
     let reduces = !matches!(
         op,
@@ -161,7 +161,7 @@ proptest! {
         lens in prop::collection::vec(0usize..20, 1..6),
         shorts in any::<bool>(),
     ) {
-        // Two i16 travel where an i32 would.
+        // The same bytes are two `i16`s or one `i32`.
         let dtype = if shorts { ElementType::I16 } else { ElementType::I32 };
         let values: Vec<Vec<u8>> = lens.iter().enumerate().map(|(rank, len)| samples(rank, *len)).collect();
         let all = values.concat();

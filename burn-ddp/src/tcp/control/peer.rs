@@ -1,4 +1,4 @@
-//! What is known of another rank, and the frames that it exchanges with this one.
+//! What a rank knows about another, and the frames that they exchange.
 
 use std::{
     collections::HashMap,
@@ -10,38 +10,38 @@ use std::{
 
 use crate::{Call, call::HEADER, tcp::handshake::is_pause};
 
-/// Frames are small; a longer one is no frame.
+/// The longest valid frame, in bytes.
 pub(super) const LONGEST: usize = 1 << 20;
 
 pub(super) const ALIVE: u8 = 1;
 pub(super) const GOODBYE: u8 = 2;
 pub(super) const ABORT: u8 = 3;
 pub(super) const LEFT: u8 = 4;
-/// Bytes of a communicator's number and a number of calls.
+/// The size in bytes of a communicator's number and a number of calls.
 const ENTRY: usize = 12;
-/// Bytes of a communicator's number and a call.
+/// The size in bytes of a communicator's number and a call.
 const DOING: usize = 4 + HEADER;
 
-/// What is known of another rank.
+/// What this rank knows about another.
 pub(super) struct Peer {
     pub(super) stream: Arc<TcpStream>,
     received: Vec<u8>,
     pub(super) unsent: Vec<u8>,
     pub(super) heard: Instant,
-    /// The call that it entered last, by communicator.
+    /// The call that the other rank entered last, by communicator.
     pub(super) doing: HashMap<u32, Call>,
-    /// The communicators of this rank that it has left, and after how many calls.
+    /// The communicators of this rank that the other has left, and after how many calls.
     pub(super) left: HashMap<u32, u64>,
     pub(super) said_goodbye: bool,
     pub(super) closed: bool,
 }
 
-/// How many calls a rank has entered, by the last of them.
+/// The number of calls that a rank has entered, given the last one.
 pub(super) fn calls(last: Option<&Call>) -> u64 {
     last.map_or(0, |call| call.sequence + 1)
 }
 
-/// A communicator, and a number of calls.
+/// Encodes a communicator's number and a number of calls.
 pub(super) fn entry(communicator: u32, calls: u64) -> [u8; ENTRY] {
     let mut bytes = [0; ENTRY];
     bytes[..4].copy_from_slice(&communicator.to_le_bytes());
@@ -59,7 +59,7 @@ pub(super) fn entries(body: &[u8]) -> impl Iterator<Item = (u32, u64)> {
     })
 }
 
-/// A communicator, and the call that a rank has entered last there.
+/// Encodes a communicator's number and the call that a rank entered last there.
 pub(super) fn doing(communicator: u32, call: &Call) -> [u8; DOING] {
     let mut bytes = [0; DOING];
     bytes[..4].copy_from_slice(&communicator.to_le_bytes());
@@ -67,7 +67,7 @@ pub(super) fn doing(communicator: u32, call: &Call) -> [u8; DOING] {
     bytes
 }
 
-/// What a rank is doing in each of its communicators. Fails with what is wrong.
+/// Decodes the call that a rank entered last in each of its communicators. An error says what is wrong.
 pub(super) fn all_doing(body: &[u8]) -> Result<HashMap<u32, Call>, String> {
     let entries = body.as_chunks::<DOING>().0.iter().map(|entry| {
         let (communicator, call) = entry.split_at(4);
@@ -79,7 +79,7 @@ pub(super) fn all_doing(body: &[u8]) -> Result<HashMap<u32, Call>, String> {
 }
 
 impl Peer {
-    /// The number of calls that it has entered in a communicator.
+    /// The number of calls that the other rank has entered in a communicator.
     pub(super) fn calls(&self, communicator: u32) -> u64 {
         calls(self.doing.get(&communicator))
     }
@@ -98,7 +98,7 @@ impl Peer {
         })
     }
 
-    /// Queues a frame, and sends as much as goes without waiting.
+    /// Queues a frame, and sends as much as possible without waiting.
     pub(super) fn push(&mut self, kind: u8, body: &[u8]) {
         self.unsent.push(kind);
         self.unsent
@@ -115,13 +115,13 @@ impl Peer {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_pause(&error) => return,
-                // Reading will show that it is closed.
+                // The next read will notice that the connection is closed.
                 _ => return,
             }
         }
     }
 
-    /// Reads what there is and returns the whole frames; notes the end of the connection.
+    /// Reads what has arrived and returns the complete frames. Notes the end of the connection.
     pub(super) fn read(&mut self) -> Vec<(u8, Vec<u8>)> {
         let mut buffer = [0; 4096];
         loop {

@@ -1,10 +1,10 @@
-//! Who learns of a fault, and how.
+//! Tests of which ranks learn of a fault, and how.
 
 use std::net::TcpListener;
 
 use super::*;
 
-/// The control planes of a star: rank 0 knows all, the others rank 0.
+/// The control planes of a star: rank 0 is connected to all other ranks, and these to rank 0 alone.
 fn star(ranks: usize) -> Vec<Control> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -39,7 +39,7 @@ fn an_error_of_the_system_is_told_in_words() {
         own.contains("rank 1 aborted") && own.contains("no memory"),
         "{own}"
     );
-    // Rank 2 does not know rank 1: rank 0 passes it on.
+    // Rank 2 is not connected to rank 1: rank 0 passes the fault on.
     assert_eq!(fault_of(&ranks[0]), own);
     assert_eq!(fault_of(&ranks[2]), own);
 }
@@ -59,7 +59,7 @@ fn goodbyes_are_waited_for() {
 #[test]
 fn what_is_too_long_to_tell_is_cut() {
     let ranks = star(3);
-    // Each of these characters is escaped by six bytes.
+    // Each of these characters is escaped as six bytes.
     let reason = "\u{1}".repeat(LONGEST);
     let told = ranks[1].fail(DdpError::Aborted { rank: 1, reason });
     let problem = "é".repeat(LONGEST);
@@ -67,7 +67,7 @@ fn what_is_too_long_to_tell_is_cut() {
     for (rank, own) in [(1, told), (2, kept)] {
         let text = own.to_string();
         assert!(text.len() < 2 * WORDS, "{}", text.len());
-        // Whichever came first, nobody is taken for dead.
+        // Whichever fault came first, no rank is taken for dead.
         let aborted = format!("rank {rank} aborted: ");
         assert!(text.starts_with(&aborted) || text == fault_of(&ranks[0]));
     }
@@ -92,7 +92,7 @@ fn who_leaves_a_communicator_is_known_for_as_long_as_that_matters() {
     assert_eq!(here.left_after(5, 1), Some(3));
     here.leave(5);
 
-    // One may leave before the other has come.
+    // A rank may leave before the other has joined.
     there.join(7, vec![0]);
     there.leave(7);
     assert_eq!(here.left_after(7, 1), Some(0));
@@ -100,7 +100,7 @@ fn who_leaves_a_communicator_is_known_for_as_long_as_that_matters() {
     assert_eq!(here.left_after(7, 1), Some(0));
     here.leave(7);
 
-    // Nobody asks any more.
+    // After rank 0 has left, nothing is kept about who leaves.
     here.join(8, vec![1]);
     there.join(8, vec![0]);
     here.leave(8);
@@ -117,7 +117,7 @@ fn who_leaves_a_communicator_is_known_for_as_long_as_that_matters() {
     assert!(here.fault().is_none() && there.fault().is_none());
 }
 
-/// Communicators of other ranks may have the same number.
+/// Communicators with other members may have the same number.
 #[test]
 fn ranks_that_do_different_things_in_the_same_place_are_found_out() {
     let ranks = star(4);
@@ -134,7 +134,7 @@ fn ranks_that_do_different_things_in_the_same_place_are_found_out() {
     ranks[1].enter(5, &barrier);
     thread::sleep(4 * HEARTBEAT);
     assert!(ranks.iter().all(|rank| rank.fault().is_none()));
-    // The next call is another matter.
+    // A difference from the other's next call does not count.
     let next = Call {
         sequence: 1,
         ..broadcast(1)
@@ -169,7 +169,7 @@ fn a_rank_that_says_nothing_is_silent() {
     }
     assert!(start.elapsed() >= long);
     assert!(control.silent(Duration::ZERO, |rank| rank > 2).is_empty());
-    // One that has left need not speak.
+    // A rank that has said goodbye is not silent.
     (&mute.1).write_all(&[GOODBYE, 0, 0, 0, 0]).unwrap();
     let has_left = || {
         let state = control.shared.state();

@@ -15,10 +15,10 @@ use super::{
 };
 use crate::DdpError;
 
-/// Hears what the other ranks say, and tells them that this one lives, until it is to stop.
+/// Reads what the other ranks send, and sends them heartbeats, until `shared.stop` is set.
 pub(super) fn watch(shared: &Shared, woken: &UnixStream) {
     let mut beat = Instant::now();
-    // Polled without the lock.
+    // Kept apart from the state, so that they are polled without holding its lock.
     let handle = |(rank, peer): (&usize, &Peer)| (*rank, peer.stream.clone());
     let mut open: Vec<(usize, Arc<TcpStream>)> = shared.state().peers.iter().map(handle).collect();
     while !shared.stop.load(Ordering::SeqCst) {
@@ -29,7 +29,7 @@ pub(super) fn watch(shared: &Shared, woken: &UnixStream) {
         wanted.push(PollFd::new(woken.as_fd(), PollFlags::POLLIN));
         let pause = HEARTBEAT.saturating_sub(beat.elapsed()).as_millis() as u16;
         let looked = Instant::now();
-        // It only fails when interrupted, and is made again soon.
+        // Only fails when interrupted, and is repeated soon.
         let polled = poll(&mut wanted, pause).is_ok();
         let mut state = shared.state();
         if polled {
@@ -51,7 +51,7 @@ pub(super) fn watch(shared: &Shared, woken: &UnixStream) {
             for peer in state.peers.values_mut() {
                 match peer.unsent.is_empty() {
                     true => peer.push(ALIVE, &all),
-                    // A peer that does not read gets no more beats to read.
+                    // A peer that does not read gets no more heartbeats.
                     false => peer.flush(),
                 }
             }
@@ -60,7 +60,7 @@ pub(super) fn watch(shared: &Shared, woken: &UnixStream) {
     }
 }
 
-/// Takes in what one rank has to say.
+/// Handles what one rank has sent.
 fn hear(shared: &Shared, state: &mut State, rank: usize) {
     let peer = state.peers.get_mut(&rank).expect("every rank has a peer");
     let frames = peer.read();
@@ -94,7 +94,7 @@ fn hear(shared: &Shared, state: &mut State, rank: usize) {
     if let Some(peer) = state.peers.get_mut(&rank) {
         peer.left.extend(left);
     }
-    // Where all of them receive, no message tells that they disagree.
+    // Where all ranks only receive, no message would show that their calls differ.
     let fault = fault.or_else(|| {
         let (call, other_call) = state.divergence(rank)?;
         Some(DdpError::Diverged {

@@ -1,4 +1,4 @@
-//! Who is let in, and who is told what.
+//! Tests of which callers are let in, and what the others are told.
 
 use super::*;
 use std::{net::TcpListener, thread};

@@ -1,12 +1,12 @@
-//! Calls that end while bytes still come.
+//! Tests of calls that end while bytes still arrive.
 
 use std::io::Write;
 
 use super::*;
 use crate::{ReduceOp, call::tests::barrier, tcp};
 
-/// What comes of a call in which rank 0 receives much from rank 1, which sends it whatever happens. A quarter of a
-/// MiB takes rank 0 so long that there always is more.
+/// The result of a call in which rank 0 receives much data from rank 1, which sends whatever happens. Rank 0 takes so long
+/// to combine a quarter of a MiB that more is always waiting.
 fn receive(
     slowly: fn(ReduceOp, &mut [u8], &[u8]),
     limit: Duration,
@@ -27,7 +27,7 @@ fn receive(
             let mut stream = &mesh.lanes[0][0];
             stream.set_nonblocking(false).unwrap();
             let sent = stream.write_all(&call.encode());
-            // Fails when the other has had enough.
+            // Fails when the other side gives up.
             let _ = sent.and_then(|()| stream.write_all(&vec![0; LEN]));
         });
         let mesh = tcp::connect_mesh(place, 0, 2, "s", 1, long).unwrap();

@@ -1,4 +1,4 @@
-//! Which of a master's addresses are tried.
+//! Tests of registering at the master.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn own(rank: usize) -> Identity {
     }
 }
 
-/// Addresses of this machine at which nobody listens.
+/// Addresses of this machine on which nobody listens.
 fn deserted() -> [SocketAddr; 2] {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap())
@@ -69,7 +69,7 @@ fn third(rank: usize) -> Identity {
     }
 }
 
-/// Registers as a rank, and goes as soon as that is done.
+/// Registers as a rank, and closes the connection at once.
 fn come_and_go(master: SocketAddr, rank: usize) {
     let stream = TcpStream::connect(master).unwrap();
     let own = third(rank);
@@ -90,7 +90,7 @@ fn who_has_died_is_missing_like_who_never_came() {
     assert_eq!(missing, [1, 2]);
 }
 
-/// Nobody would ever answer it.
+/// Without a refusal, nobody would ever answer it.
 #[test]
 fn a_rank_that_comes_when_the_job_has_begun_is_told_so() {
     let limit = Deadline::after(Duration::from_secs(60));
@@ -106,14 +106,14 @@ fn a_rank_that_comes_when_the_job_has_begun_is_told_so() {
     assert!(problem.contains("has begun"), "{problem}");
 }
 
-/// A rank that fails first is the first to end.
+/// The rank that fails first should be the first to end, so dropping an acceptor must not take long.
 #[test]
 fn who_leaves_waits_for_no_callers() {
     let start = std::time::Instant::now();
     for _ in 0..40 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let acceptor = Acceptor::start(listener, own(0)).unwrap();
-        // It waits for callers by now.
+        // By now, the acceptor's thread waits for callers.
         thread::sleep(Duration::from_millis(2));
         drop(acceptor);
     }
