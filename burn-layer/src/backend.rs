@@ -1,6 +1,6 @@
 //! [`Layered`]: a backend with layers over it.
 
-use crate::{LayeredDevice, LayeredFloat, LayeredTensor, scope};
+use crate::{LayeredDevice, LayeredFloat, LayeredTensor};
 use burn_backend::{
     Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, GraphUnsupported, MemoryPoolUsage,
     ProfileDuration, ProfileOptions, ProfileToken, SlicedPoolReport, TensorData,
@@ -74,7 +74,7 @@ impl<B: BackendIr> Backend for Layered<B> {
     }
 
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
-        outside(|| B::sync(device.base()))
+        B::sync(device.base())
     }
 
     fn profile<O: Send + 'static>(
@@ -86,7 +86,7 @@ impl<B: BackendIr> Backend for Layered<B> {
     }
 
     fn profile_start(device: &Self::Device) -> Result<Option<ProfileToken>, ExecutionError> {
-        outside(|| B::profile_start(device.base()))
+        B::profile_start(device.base())
     }
 
     fn profile_end(
@@ -94,7 +94,7 @@ impl<B: BackendIr> Backend for Layered<B> {
         token: ProfileToken,
         options: ProfileOptions,
     ) -> Result<ProfileDuration, ExecutionError> {
-        outside(|| B::profile_end(device.base(), token, options))
+        B::profile_end(device.base(), token, options)
     }
 
     fn profile_abandon(device: &Self::Device, token: ProfileToken) {
@@ -102,7 +102,7 @@ impl<B: BackendIr> Backend for Layered<B> {
     }
 
     fn flush(device: &Self::Device) -> Result<(), ExecutionError> {
-        outside(|| B::flush(device.base()))
+        B::flush(device.base())
     }
 
     fn staging<'a, Iter>(data: Iter, device: &Self::Device)
@@ -119,12 +119,6 @@ impl<B: BackendIr> Backend for Layered<B> {
     fn device_count(type_id: u16) -> usize {
         B::device_count(type_id)
     }
-}
-
-/// Runs `body` on the stream that the thread has outside all scopes. All ops run there.
-fn outside<R>(body: impl FnOnce() -> R) -> R {
-    let (_, stream) = scope::current();
-    stream.executes(body)
 }
 
 macro_rules! tensor_from_handle {

@@ -1,6 +1,6 @@
 //! Custom ops of backend extensions on layered devices.
 
-use crate::{Layered, LayeredDevice, LayeredFloat, LayeredTensor, scope};
+use crate::{Layered, LayeredDevice, LayeredFloat, LayeredTensor, scopes};
 use burn_backend::{DType, TensorMetadata};
 use burn_ir::{BackendIr, HandleContainer, HandleKind, TensorIr, TensorStatus};
 use burn_router::{CustomOpHandler, CustomOpRegistry};
@@ -48,6 +48,9 @@ impl<B: BackendIr> Handlers<B> {
     /// A registry of ops with these names for all devices of a service. Each op calls the handler of the device it runs on.
     pub(crate) fn by_device(names: Vec<String>) -> CustomOpRegistry<Layered<B>> {
         let mut registry = CustomOpRegistry::new();
+        let change =
+            |_: &mut _, _: &_, device: &LayeredDevice<B::Device>| device.layer().scopes.change();
+        registry.register(scopes::CHANGE, change);
         for name in names {
             let id = name.clone();
             registry.register(
@@ -57,8 +60,7 @@ impl<B: BackendIr> Handlers<B> {
                     let handler = device.layer().custom_ops(find).flatten();
                     let handler =
                         handler.expect("a device has the custom ops that its service names");
-                    let (_, stream) = scope::current();
-                    stream.executes(|| handler(handles, ir, device));
+                    handler(handles, ir, device);
                 },
             );
         }

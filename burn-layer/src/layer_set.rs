@@ -2,15 +2,19 @@
 
 use crate::{
     Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, recent::Recent,
-    recompute::Recomputed, tensor::Copied,
+    recompute::Recomputed, scopes::Scopes, tensor::Copied,
 };
 use burn_backend::{DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
+use burn_std::id::StreamId;
 use core::{
     any::Any,
     fmt,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak},
+};
 
 /// How many [copies](Recent) are kept: as many as a transformer block goes back to, such as the common input of queries, keys and
 /// values, and the scores, which are used for their maximum and then for the difference from it.
@@ -34,8 +38,10 @@ pub(crate) struct LayerSet {
     stack: RwLock<Option<Stack>>,
     /// How many tensors the device has.
     tensors: AtomicUsize,
-    /// Whether backward is running, as far as the ops tell.
-    backward: AtomicBool,
+    /// The scopes that ops are in.
+    pub(crate) scopes: Scopes,
+    /// The streams on which backward is running, as far as the ops tell.
+    backward: Mutex<HashSet<StreamId>>,
     /// Whether the backend underneath fuses ops.
     fused: AtomicBool,
     /// Copies in another dtype.
@@ -58,7 +64,8 @@ impl LayerSet {
             defaults: OnceLock::new(),
             stack: RwLock::new(Some(stack)),
             tensors: AtomicUsize::new(0),
-            backward: AtomicBool::new(false),
+            scopes: Scopes::default(),
+            backward: Mutex::default(),
             fused: AtomicBool::new(false),
             copies: Recent::new(COPIES),
             values: Recent::new(VALUES),
@@ -92,13 +99,21 @@ impl LayerSet {
         self.tensors.fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether the last op of which this could be told was part of backward.
+    fn backward(&self) -> MutexGuard<'_, HashSet<StreamId>> {
+        self.backward.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether, of the ops of this thread's stream, the last one of which this could be told was part of backward.
     pub(crate) fn is_in_backward(&self) -> bool {
-        self.backward.load(Ordering::Relaxed)
+        self.backward().contains(&StreamId::current())
     }
 
     pub(crate) fn set_in_backward(&self, backward: bool) {
-        self.backward.store(backward, Ordering::Relaxed);
+        let stream = StreamId::current();
+        match backward {
+            true => self.backward().insert(stream),
+            false => self.backward().remove(&stream),
+        };
     }
 
     /// Keeps the copy of a tensor until newer ones replace it. The caller must not have it locked.

@@ -23,6 +23,7 @@ mod reduce;
 mod rows;
 mod run;
 mod scope;
+mod scopes;
 mod service;
 mod source;
 mod tensor;

@@ -42,9 +42,8 @@ pub(crate) struct Used {
 impl Used {
     /// Whether the two uses are the same to backward.
     fn is_like(&self, other: &Self) -> bool {
-        let scope = |used: &Self| used.scope.as_ref().map(Arc::as_ptr);
         (self.width, self.first, self.shared) == (other.width, other.first, other.shared)
-            && scope(self) == scope(other)
+            && self.scope == other.scope
     }
 }
 

@@ -1,20 +1,7 @@
 //! [`scoped`]: telling layers which part of the program an op belongs to.
-//!
-//! The ops of a layered device run on a thread of the device, in the order in which the program
-//! started them. Each op carries the stream that it was started on, so a scope is a stream
-//! of its own. The layers recognize the scope by it; the backend underneath is given the stream that
-//! the thread had outside all scopes, so that scopes add no synchronization.
 
-use burn_std::id::StreamId;
-use std::{
-    any::Any,
-    collections::HashMap,
-    fmt,
-    sync::{
-        Arc, LazyLock, PoisonError, RwLock, RwLockWriteGuard,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use crate::scopes::Open;
+use std::{any::Any, fmt, sync::Arc};
 
 type Value = Arc<dyn Any + Send + Sync>;
 
@@ -34,8 +21,8 @@ type Value = Arc<dyn Any + Send + Sync>;
 /// product recognizes the forward by the weight. Two cases remain in which it is in the scope that `backward` is called in: the
 /// weight is the left factor, or the weight was computed again as well, as the transposition of a parameter is.
 ///
-/// Use few values that live long, such as statics: what is needed to recognize a value
-/// is kept as long as the process lives, once for each value and thread.
+/// Use few values that live long, such as statics. Two scopes are the same to backward if they are of the same `Arc`, and a
+/// parameter remembers each scope that it was used in.
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Tensor};
@@ -63,22 +50,41 @@ type Value = Arc<dyn Any + Send + Sync>;
 /// # Ok::<(), burn_layer::LayerError>(())
 /// ```
 pub fn scoped<T: Any + Send + Sync, R>(value: &Arc<T>, body: impl FnOnce() -> R) -> R {
-    stream_in(value.clone()).executes(body)
+    let _open = Open::new(value.clone());
+    body()
 }
 
 /// A scope that is or was open somewhere.
 pub(crate) struct Scope {
     value: Value,
     outer: Option<Arc<Scope>>,
-    /// The stream outside all scopes.
-    pub(crate) stream: StreamId,
 }
 
 impl Scope {
-    /// The values of type `T` of this scope and those around it, innermost first.
-    pub(crate) fn values<T: Any>(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn new(value: Value, outer: Option<Arc<Scope>>) -> Self {
+        Self { value, outer }
+    }
+
+    /// This scope and those around it, the innermost first.
+    fn outward(&self) -> impl Iterator<Item = &Self> {
         core::iter::successors(Some(self), |scope| scope.outer.as_deref())
+    }
+
+    /// The values of type `T`, the innermost first.
+    pub(crate) fn values<T: Any>(&self) -> impl Iterator<Item = &T> {
+        self.outward()
             .filter_map(|scope| scope.value.downcast_ref())
+    }
+}
+
+/// Scopes are equal if they are of the same values, which have the same address.
+impl PartialEq for Scope {
+    fn eq(&self, other: &Self) -> bool {
+        let addresses = |scope: &Self| -> Vec<*const ()> {
+            let values = scope.outward().map(|scope| Arc::as_ptr(&scope.value));
+            values.map(<*const _>::cast).collect()
+        };
+        addresses(self) == addresses(other)
     }
 }
 
@@ -88,64 +94,9 @@ impl fmt::Debug for Scope {
     }
 }
 
-#[derive(Default)]
-struct Scopes {
-    by_stream: HashMap<StreamId, Arc<Scope>>,
-    /// The stream for a value that is scoped on another stream. The key is that stream and the address of the value, which is
-    /// never reused because the scope keeps the value.
-    streams: HashMap<(StreamId, usize), StreamId>,
-}
-
-static SCOPES: LazyLock<RwLock<Scopes>> = LazyLock::new(RwLock::default);
-
-/// Whether there are any scopes. With it, programs without scopes pay for one load per op.
-static ANY: AtomicBool = AtomicBool::new(false);
-
-fn write() -> RwLockWriteGuard<'static, Scopes> {
-    SCOPES.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn stream_in(value: Value) -> StreamId {
-    let outside = StreamId::current();
-    let key = (outside, Arc::as_ptr(&value).cast::<()>() as usize);
-    let mut scopes = write();
-    if let Some(inside) = scopes.streams.get(&key) {
-        return *inside;
-    }
-    let outer = scopes.by_stream.get(&outside).cloned();
-    let inside = StreamId::allocate();
-    let scope = Scope {
-        value,
-        stream: outer.as_ref().map_or(outside, |outer| outer.stream),
-        outer,
-    };
-    scopes.by_stream.insert(inside, Arc::new(scope));
-    scopes.streams.insert(key, inside);
-    ANY.store(true, Ordering::Release);
-    inside
-}
-
-/// The values of type `T` of `scope` and those around it, outermost first.
+/// The values of type `T` of a scope and of those around it, the outermost first.
 pub(crate) fn values<T: Any>(scope: Option<&Scope>) -> Vec<&T> {
     let mut values: Vec<&T> = scope.map_or_else(Vec::new, |scope| scope.values().collect());
     values.reverse();
     values
-}
-
-/// Whether any scope was ever opened.
-pub(crate) fn any() -> bool {
-    ANY.load(Ordering::Acquire)
-}
-
-/// The scope that the calling thread is in, and the stream that the thread has outside all scopes.
-pub(crate) fn current() -> (Option<Arc<Scope>>, StreamId) {
-    let stream = StreamId::current();
-    if !any() {
-        return (None, stream);
-    }
-    let scopes = SCOPES.read().unwrap_or_else(PoisonError::into_inner);
-    match scopes.by_stream.get(&stream) {
-        Some(scope) => (Some(scope.clone()), scope.stream),
-        None => (None, stream),
-    }
 }

@@ -15,6 +15,7 @@ use crate::{
     custom_op::Handlers,
     frames,
     layer_set::{LayerSet, Stack},
+    scopes,
 };
 use burn::{remote::RemoteHost, tensor::Device};
 use burn_backend::{DeviceId, DeviceOps, DeviceSettings};
@@ -83,6 +84,7 @@ pub(crate) fn serve<B: BackendIr>(
         layers,
         custom_ops: Some(Box::new(custom_ops.lift())),
     });
+    scopes::tell(&service.device, &service.layers);
     Ok(service)
 }
 
@@ -154,6 +156,7 @@ impl Service {
         if alive {
             return Some(self);
         }
+        scopes::tell_no_more(&self.layers);
         self.layers.take_off();
         // A service that the program has configured is not used again.
         if self.device.settings() == self.device.as_dispatch().defaults() {

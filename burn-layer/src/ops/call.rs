@@ -59,14 +59,14 @@ pub(crate) struct Call<B: BackendIr> {
 }
 
 impl<B: BackendIr> Call<B> {
-    pub(crate) fn new(op: Op, scope: Option<Arc<Scope>>) -> Self {
+    pub(crate) fn new(op: Op) -> Self {
         Self {
             op,
             layer: None,
             inputs: None,
             only: None,
             plan: Plan::default(),
-            scope,
+            scope: None,
             lineage: Lineage::new(op),
             once_more: None,
             of_recomputed: None,
@@ -157,6 +157,7 @@ impl<B: BackendIr> Call<B> {
     }
 
     pub(crate) fn plan(&mut self) {
+        self.scope = self.layer.as_ref().and_then(|layer| layer.scopes.now());
         let forward = self.lineage.forward();
         let gradient_of = forward.as_ref().and_then(|forward| forward.gradient_of);
         let of_shared = forward.as_ref().is_some_and(|forward| forward.of_shared);

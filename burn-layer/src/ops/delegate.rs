@@ -298,19 +298,16 @@ macro_rules! delegate {
             $(
                 #[allow(unused_mut, clippy::let_and_return, refining_impl_trait)]
                 fn $name($($arg: kind!($kind)),*) -> kind!($ret) {
-                    let (scope, stream) = crate::scope::current();
-                    stream.executes(move || {
-                        let mut call = Call::<B>::new(crate::Op::$name, scope);
-                        $(see!(call, $kind, $arg);)*
-                        call.plan();
-                        own!(call, $ret, $($arg: $kind),*);
-                        again!(call, $name, $ret, $($arg: $kind),*);
-                        identity!(call, $ret, $($arg: $kind),*);
-                        batch!(call, $name, $($arg: $kind),*);
-                        $(let $arg = lower!(call, $kind, $arg);)*
-                        call.lowered();
-                        wrap!(call, $ret, B::$name($($arg),*))
-                    })
+                    let mut call = Call::<B>::new(crate::Op::$name);
+                    $(see!(call, $kind, $arg);)*
+                    call.plan();
+                    own!(call, $ret, $($arg: $kind),*);
+                    again!(call, $name, $ret, $($arg: $kind),*);
+                    identity!(call, $ret, $($arg: $kind),*);
+                    batch!(call, $name, $($arg: $kind),*);
+                    $(let $arg = lower!(call, $kind, $arg);)*
+                    call.lowered();
+                    wrap!(call, $ret, B::$name($($arg),*))
                 }
             )*
         }

@@ -315,3 +315,24 @@ fn threads_share_it() {
         drop(kept);
     }
 }
+
+/// What one thread runs backward is no reason to keep what another computes forward.
+#[test]
+fn backward_is_of_its_thread() {
+    for plain in devices() {
+        let layer = Recompute::default();
+        let device = layer.device(&plain);
+        let x = activation(&device, 64);
+        let autodiff = device.clone().autodiff();
+        let backward = move || {
+            let weight = Tensor::<2>::ones([2, 2], &autodiff).require_grad();
+            drop(weight.clone().matmul(weight).sum().backward());
+            autodiff.sync().unwrap();
+        };
+        thread::spawn(backward).join().unwrap();
+        let exponentials = x.clone().exp();
+        give_up_earlier(&device);
+        assert_eq!(layer.read(&exponentials).1, [Op::float_exp], "{plain:?}");
+        drop(x);
+    }
+}
