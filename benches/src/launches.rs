@@ -98,3 +98,31 @@ impl LaunchObserver for Observer {
         }
     }
 }
+
+#[cfg(all(test, feature = "cpu", feature = "fusion"))]
+mod tests {
+    use burn::tensor::{Device, Distribution, Tensor, activation::gelu};
+    use burn_amp::{Autocast, Policy, full_precision, named};
+
+    use super::*;
+
+    /// Neither a region nor a name breaks up what is one kernel without it.
+    #[test]
+    fn regions_leave_fusion_alone() {
+        let device = Autocast::new(Policy::o0()).device(Device::cpu()).unwrap();
+        let x = Tensor::<2>::random([64, 64], Distribution::Default, &device);
+        let block = |x: Tensor<2>| gelu((x.clone() + 1.0) * x.exp());
+        let launches = |run: &dyn Fn(Tensor<2>) -> Tensor<2>| {
+            let read = || drop(run(x.clone()).into_data());
+            // What is measured or compiled once is so now.
+            read();
+            Launches::of(read).total().count
+        };
+        let plain = launches(&block);
+        assert_eq!(launches(&|x| full_precision(|| block(x))), plain);
+        let twice = launches(&|x| block(block(x)));
+        let in_names = |x| named("second", || block(named("first", || block(x))));
+        assert_eq!(launches(&in_names), twice);
+        assert!(twice <= 2 * plain);
+    }
+}

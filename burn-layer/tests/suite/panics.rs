@@ -2,10 +2,10 @@
 
 use super::child;
 use burn::tensor::{Device, Tensor};
-use burn_layer::{Inputs, Layer, Layers, Op, Plan};
+use burn_layer::{Inputs, Layer, Layers, Op, Plan, scoped};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -72,5 +72,23 @@ fn a_device_that_went_is_refused() {
         let device = lease.device();
         drop(lease);
         Tensor::<1>::ones([1], &device)
+    });
+}
+
+/// Scopes are announced to every device, also to one whose session a panic ended.
+#[test]
+fn a_device_that_panicked_hinders_no_scope() {
+    let test = "suite::panics::a_device_that_panicked_hinders_no_scope";
+    is_told(test, "a layer has no plan for negations", || {
+        let serve = || Layers::on(Device::flex()).layer(Panics).serve().unwrap();
+        let (device, other) = (serve(), serve());
+        let lost = Tensor::<1>::ones([1], &device).neg();
+        let read = AssertUnwindSafe(|| lost.clone().try_into_data().is_ok());
+        assert!(!catch_unwind(read).unwrap_or(false), "it was read");
+        for _ in 0..100 {
+            let one = || Tensor::<1>::ones([1], &other).exp().log();
+            assert_eq!(scoped(&Arc::new(()), one).into_scalar::<f32>(), 1.0);
+        }
+        lost
     });
 }

@@ -5,6 +5,7 @@ use burn::{
     tensor::{Device, Distribution, Tensor, activation::sigmoid},
 };
 use burn_layer::{Inputs, Layer, Layers, Op, Plan, scoped};
+use burn_std::id::StreamId;
 use std::sync::{Arc, LazyLock, Mutex};
 
 struct Name(&'static str);
@@ -56,6 +57,34 @@ fn scopes_nest_and_end() {
     assert_eq!(scopes, ["outer", "inner", "outer", ""]);
     let scopes = recorder.scopes_of(Op::float_add);
     assert_eq!(scopes, ["outer", "outer", ""]);
+}
+
+/// CubeCL synchronizes different streams, and an op in place on a tensor of another stream is not ordered at all.
+#[test]
+fn plain_devices_do_not_notice() {
+    let outside = StreamId::current();
+    assert_eq!(scoped(&OUTER, StreamId::current), outside);
+}
+
+/// The device of a lease that ended in a scope is the next lease's, and that is in none.
+#[test]
+fn a_scope_is_not_passed_on_to_the_next_lease() {
+    let scopes = |inside: bool| {
+        let recorder = Recorder::default();
+        let layers = Layers::on(Device::flex()).layer(recorder.clone());
+        let negate = move || {
+            let lease = layers.lease().unwrap();
+            Tensor::<1>::ones([2], &lease.device()).neg().into_data();
+        };
+        match inside {
+            true => scoped(&OUTER, negate),
+            false => negate(),
+        }
+        recorder.scopes_of(Op::float_neg)
+    };
+    for inside in [true, false, true, false] {
+        assert_eq!(scopes(inside), [if inside { "outer" } else { "" }]);
+    }
 }
 
 #[test]
