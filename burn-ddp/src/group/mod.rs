@@ -118,7 +118,7 @@ pub struct GroupStats {
     pub calls: u64,
     /// Bytes of data passed to all-reduces.
     pub bytes_reduced: u64,
-    /// Time spent in collective calls, including waiting for other ranks. Messages between two ranks are not included.
+    /// Time spent inside calls, including waiting for other ranks.
     pub time: Duration,
 }
 
