@@ -147,6 +147,7 @@ impl ProcessGroup {
 
     /// Joins a job at a given address: `tcp://HOST:PORT` (rank 0 listens there), `file:///PATH` (a file that
     /// all ranks of one machine can access), or `env://` (takes only the address from the environment).
+    /// A single rank needs no address.
     ///
     /// # Errors
     ///
