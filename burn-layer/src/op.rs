@@ -98,7 +98,8 @@ impl Op {
     /// assert!(Op::conv2d_weight_backward.is_backward() && !Op::conv2d.is_backward());
     /// ```
     pub fn is_backward(self) -> bool {
-        self.name().ends_with("_backward")
+        // `has_ctc_loss_backward` is a query, which takes no tensors.
+        self.takes_float() && self.name().ends_with("_backward")
     }
 
     /// The ops whose names say that they are the backward of this one. Empty for ops whose backward consists of ops that occur in
@@ -147,5 +148,22 @@ impl Op {
 impl core::fmt::Display for Op {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Op;
+
+    #[test]
+    fn a_query_about_backward_is_no_part_of_it() {
+        assert!(!Op::has_ctc_loss_backward.is_backward());
+        let named = Op::ALL
+            .iter()
+            .filter(|op| op.name().ends_with("_backward") && **op != Op::has_ctc_loss_backward);
+        for op in named {
+            assert!(op.is_backward(), "{op}");
+        }
+        assert!(Op::ctc_loss_backward.is_backward());
     }
 }

@@ -10,10 +10,10 @@ use examples::text::rate;
 use serde::{Deserialize, Serialize};
 
 const ABOUT: &str = "\
-Trains the CIFAR ResNet of He et al. 2015 on several ranks in mixed precision.
+Train the CIFAR ResNet of He et al. 2015 on several ranks in mixed precision.
 
-Without options: two ranks on this machine, bf16, and the bundled digits (optdigits in the CIFAR-10 layout).
-Under torchrun, mpirun or Slurm the program joins the ranks that they started.";
+Default: two ranks on this machine, bf16, and the bundled digits (optdigits in the CIFAR-10 layout).
+Under torchrun, mpirun or Slurm, the program joins the ranks that they started.";
 
 /// The command line.
 #[derive(Debug, Clone, Parser)]
@@ -25,62 +25,62 @@ Under torchrun, mpirun or Slurm the program joins the ranks that they started.";
     disable_help_flag = true
 )]
 pub(crate) struct Args {
-    /// Folder of the CIFAR-10 binary version (data_batch_1.bin, ...) [default: the bundled digits]
+    /// Folder with the binary version of CIFAR-10 (data_batch_1.bin, ...) [default: the bundled digits]
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub(crate) data: Option<PathBuf>,
-    /// Images a rank takes at a time
+    /// Images in a batch of one rank
     #[arg(long, value_name = "N", default_value = "16", value_parser = positive, help_heading = "Data")]
     pub(crate) batch_size: usize,
 
-    /// Layers: 8, 14, 20, 32, 44, 56, ... (6n + 2)
+    /// Number of layers: 8, 14, 20, 26, 32, ... (6n + 2)
     #[arg(long, value_name = "N", default_value = "20", value_parser = depth, help_heading = "Model")]
     pub(crate) depth: usize,
     /// Channels of the first stage (16 in the paper)
     #[arg(long, value_name = "N", default_value = "8", value_parser = positive, help_heading = "Model")]
     pub(crate) width: usize,
-    /// Normalize each rank's batch by itself
+    /// Normalize the batch of each rank separately
     #[arg(long, help_heading = "Model")]
     pub(crate) no_sync_bn: bool,
 
     /// Passes over the training images
     #[arg(long, value_name = "N", default_value = "10", value_parser = positive, help_heading = "Training")]
     pub(crate) epochs: usize,
-    /// Peak learning rate, for the batch of all ranks together
+    /// Peak learning rate, for the combined batch of all ranks
     #[arg(long, value_name = "RATE", default_value = "0.05", value_parser = rate, help_heading = "Training")]
     pub(crate) lr: f64,
-    /// Epochs of linear warm-up, before the cosine
+    /// Epochs of linear warm-up before the cosine schedule
     #[arg(long, value_name = "N", default_value = "2", help_heading = "Training")]
     pub(crate) warmup_epochs: usize,
-    /// Weight decay, of the weights of convolutions and of the linear layer
+    /// Weight decay for the weights of the convolutions and the linear layer
     #[arg(long, value_name = "RATE", default_value = "0.0005", value_parser = rate, help_heading = "Training")]
     pub(crate) weight_decay: f64,
-    /// Batches whose gradients make one step
+    /// Batches to accumulate gradients over for each step
     #[arg(long, value_name = "N", default_value = "1", value_parser = positive, help_heading = "Training")]
     pub(crate) accumulate: usize,
-    /// Decides the first weights, the order of the images and their crops
+    /// Seed for the initial weights, the order of the images and their crops
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Training")]
     pub(crate) seed: u64,
-    /// Stop after so many steps, whatever the schedule
+    /// Stop after N steps, even if the schedule is longer
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Training")]
     pub(crate) max_steps: Option<usize>,
 
-    /// Number format of matmuls and convolutions (fp8: of the last layer; bf16 elsewhere)
+    /// Number format of matmuls and convolutions (fp8: only the last layer; bf16 elsewhere)
     #[arg(long, value_enum, default_value_t = Precision::Bf16, help_heading = "Hardware")]
     pub(crate) precision: Precision,
-    /// Where to compute; cuda, wgpu and cpu need the cargo feature of that name
+    /// Device to train on; cuda, wgpu and cpu need the cargo feature of that name
     #[arg(long, value_enum, default_value_t = DeviceKind::Flex, help_heading = "Hardware")]
     pub(crate) device: DeviceKind,
-    /// Processes to start on this machine
+    /// Number of ranks to start on this machine
     #[arg(long, value_name = "N", default_value = "2", value_parser = positive, help_heading = "Hardware")]
     pub(crate) ranks: usize,
-    /// Port where the ranks meet [default: a free one]
+    /// Port where the ranks meet [default: a free port]
     #[arg(long, value_name = "PORT", help_heading = "Hardware")]
     pub(crate) port: Option<u16>,
-    /// Seconds a rank waits for another before it gives up
+    /// Seconds to wait for another rank before giving up
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = positive, help_heading = "Hardware")]
     pub(crate) timeout: usize,
 
-    /// Where metrics.csv and curves.png go
+    /// Folder for metrics.csv and curves.png
     #[arg(
         long,
         value_name = "DIR",
@@ -88,16 +88,16 @@ pub(crate) struct Args {
         help_heading = "Output"
     )]
     pub(crate) out: PathBuf,
-    /// Where rank 0 keeps the last two checkpoints [default: OUT/checkpoints]
+    /// Folder where rank 0 keeps the last two checkpoints and the best one [default: OUT/checkpoints]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) checkpoint_dir: Option<PathBuf>,
     /// Steps between checkpoints [default: an epoch]
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Output")]
     pub(crate) checkpoint_every: Option<usize>,
-    /// Go on from the last checkpoint
+    /// Resume from the last checkpoint
     #[arg(long, help_heading = "Output")]
     pub(crate) resume: bool,
-    /// Print the final table only
+    /// Print only the final table
     #[arg(long, help_heading = "Output")]
     pub(crate) quiet: bool,
 

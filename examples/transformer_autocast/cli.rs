@@ -5,38 +5,38 @@ use std::fmt;
 use clap::{Parser, ValueEnum, value_parser};
 use examples::text::rate;
 
-/// Trains a small vision transformer in f32, bf16, fp16 and fp8 and compares what they learn.
+/// Train a small vision transformer in f32, bf16, fp16 and fp8, and compare the results.
 ///
-/// Each precision begins with the same weights and sees the same batches of the bundled digits, for
-/// every seed.
+/// For each seed, all precisions start from the same weights and train on the same batches of the
+/// bundled digits.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "transformer_autocast", version, max_term_width = 100)]
 pub(crate) struct Args {
-    /// Number formats of matmuls and convolutions [default: all of them]
+    /// Number formats of matmuls and convolutions [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     precision: Vec<Precision>,
-    /// Trainings of each precision; the seed decides the first weights and the batches
+    /// Number of trainings of each precision, each with its own initial weights and batches
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive())]
     pub(crate) seeds: usize,
     /// Passes over the training images
     #[arg(long, value_name = "N", default_value = "16", value_parser = positive())]
     pub(crate) epochs: usize,
-    /// Images of a step
+    /// Images in a batch
     #[arg(long, value_name = "N", default_value = "64", value_parser = value_parser!(u16).range(1..=1442))]
     pub(crate) batch_size: u16,
     /// Peak learning rate of Adam
     #[arg(long, value_name = "RATE", default_value = "0.004", value_parser = rate)]
     pub(crate) lr: f64,
-    /// Layers of the transformer
+    /// Number of transformer layers
     #[arg(long, value_name = "N", default_value = "2", value_parser = positive())]
     pub(crate) layers: usize,
-    /// Numbers that stand for a patch, in multiples of 4, the heads
+    /// Size of the embedding of a patch, a multiple of 4 (the number of heads)
     #[arg(long, value_name = "N", default_value = "32", value_parser = width)]
     pub(crate) width: usize,
-    /// Stop after so many steps, whatever the schedule
+    /// Stop after N steps, even if the schedule is longer
     #[arg(long, value_name = "N", value_parser = positive())]
     pub(crate) max_steps: Option<usize>,
-    /// Print the final table only
+    /// Print only the final table
     #[arg(long)]
     pub(crate) quiet: bool,
 }
@@ -52,7 +52,7 @@ pub(crate) enum Precision {
     Fp16,
     /// Linear layers in fp8, scaled by their current amaxes, the rest in bf16.
     Fp8,
-    /// The same with delayed scaling.
+    /// Like fp8, with delayed scaling.
     Fp8Delayed,
 }
 

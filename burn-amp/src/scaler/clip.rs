@@ -5,13 +5,18 @@ use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_layer::{MaxNorm, gradient_norm, gradient_norm_on_device};
 
 /// The clipped gradients, and the norm that they had before. The host waits once, and also for each gradient if squares
-/// overflow or underflow f32.
+/// overflow or underflow f32. If the step is to be skipped (`overflowed`), the gradients are left as they are, and the norm
+/// is NaN.
 pub(super) fn on_host<M: Module>(
     grads: GradientsParams,
     module: &M,
     max_norm: f64,
+    overflowed: bool,
 ) -> (GradientsParams, f64) {
     let max_norm = MaxNorm::new(max_norm);
+    if overflowed {
+        return (grads, f64::NAN);
+    }
     let norm = gradient_norm(&grads, module).expect("gradients can be read");
     let grads = match max_norm.factor(norm) {
         Some(factor) => scale(grads, module, Factor::host(factor as f32)),

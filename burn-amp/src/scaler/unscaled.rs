@@ -73,8 +73,8 @@ impl Unscaled {
     /// Scales the gradients down so that the Euclidean norm of all of them together is at most `max_norm`, and returns the norm
     /// that they had: PyTorch's `clip_grad_norm_` after `unscale_`. (The clipping of Burn's optimizers takes the norm of each
     /// gradient by itself.) The host waits for the device once, and also for each gradient if their squares overflow or
-    /// underflow f32. Gradients that overflowed have a norm that is not finite,
-    /// and their step is skipped regardless.
+    /// underflow f32. If the step will be skipped because of an [overflow](Self::overflow), the gradients are left as they are,
+    /// and NaN is returned as the norm, without waiting.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
@@ -100,8 +100,9 @@ impl Unscaled {
     ///
     /// When `max_norm` is not positive.
     pub fn clip_norm<M: Module>(self, module: &M, max_norm: f64) -> (Self, f64) {
-        let (grads, norm) = clip::on_host(self.grads, module, max_norm);
         let step = self.step;
+        let overflowed = step.overflow.is_some();
+        let (grads, norm) = clip::on_host(self.grads, module, max_norm, overflowed);
         (Self { grads, step }, norm)
     }
 

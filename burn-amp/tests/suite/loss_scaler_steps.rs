@@ -337,8 +337,23 @@ fn gradients_are_clipped_by_the_norm_of_all() {
             }
         }
     }
-    // What overflowed stays an overflow.
-    let grads = gradients(host.scale(loss(&model, &x, true)), &model);
-    let (clipped, norm) = host.unscale(grads, &model).clip_norm(&model, 1.0);
-    assert!(clipped.overflow().is_some() && !norm.is_finite());
+}
+
+/// Their norm is NaN. That of gradients which overflowed is not finite in any case.
+#[test]
+fn gradients_of_a_step_that_is_skipped_are_not_clipped() {
+    let device = Device::flex().autodiff();
+    let scaler = LossScalerConfig::new().with_init_scale(4.0).init().unwrap();
+    for bad in [f32::INFINITY, f32::NAN] {
+        let (model, grads) = bias_gradient(bad, &device);
+        let (clipped, norm) = scaler.unscale(grads, &model).clip_norm(&model, 0.125);
+        assert!(clipped.overflow().is_some() && norm.is_nan(), "{norm}");
+    }
+    // Another rank's gradients overflowed.
+    let (model, grads) = bias_gradient(1.0, &device);
+    let unscaled = scaler.unscale(grads, &model).agree(true);
+    let (clipped, norm) = unscaled.clip_norm(&model, 0.125);
+    assert!(clipped.overflow().is_some() && norm.is_nan(), "{norm}");
+    let weight = clipped.grads().get::<2>(model.weight.id).unwrap();
+    assert_eq!(weight.into_data().try_to_vec::<f32>().unwrap(), [0.25; 6]);
 }

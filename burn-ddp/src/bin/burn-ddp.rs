@@ -19,7 +19,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Start a program as several ranks, and wait for all of them.
+    /// Start several ranks of a program and wait for them.
     Run(Run),
     /// Estimate step times and efficiency for 8 to 4,096 ranks.
     Simulate(Simulate),
@@ -27,64 +27,64 @@ enum Action {
 
 #[derive(Args)]
 struct Run {
-    /// Ranks to start on this machine.
+    /// Number of ranks to start on this machine.
     #[arg(short, default_value_t = 1)]
     n: usize,
-    /// Machines that take part; each runs this command.
+    /// Number of machines; run this command on each of them.
     #[arg(long, default_value_t = 1)]
     nnodes: usize,
-    /// This machine's number among them, from 0.
+    /// Number of this machine, from 0.
     #[arg(long, default_value_t = 0)]
     node_rank: usize,
-    /// HOST:PORT where rank 0 listens. Needed on several machines.
+    /// HOST:PORT where rank 0 listens. Required for several machines.
     #[arg(long)]
     master: Option<String>,
-    /// Seconds that the other ranks may go on when one has failed.
+    /// Seconds until the other ranks are ended after one has failed.
     #[arg(long, default_value_t = 5.0)]
     grace: f64,
-    /// How often to start all ranks again when one has failed. They find RESTART_COUNT in the
-    /// environment.
+    /// Number of times to restart all ranks after one has failed. The environment variable
+    /// RESTART_COUNT tells the ranks how often they were restarted.
     #[arg(long, default_value_t = 0)]
     max_restarts: usize,
-    /// Do not put the rank before each line of output.
+    /// Print output lines without their rank.
     #[arg(long)]
     no_prefix: bool,
-    /// The program and its arguments.
+    /// Program to start, and its arguments.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
 #[derive(Args)]
 struct Simulate {
-    /// Milliseconds that one rank alone computes in a step.
+    /// Compute time of a step on a single rank, in milliseconds.
     #[arg(long, default_value_t = 250.0)]
     compute_ms: f64,
-    /// Megabytes of gradients.
+    /// Size of all gradients, in megabytes.
     #[arg(long, default_value_t = 100.0)]
     gradient_mb: f64,
-    /// Megabytes of a bucket.
+    /// Size of a bucket of gradients, in megabytes.
     #[arg(long, default_value_t = 25.0)]
     bucket_mb: f64,
-    /// Microseconds that a message between machines takes, however short.
+    /// Latency of a message between machines, in microseconds.
     #[arg(long, default_value_t = 10.0)]
     latency_us: f64,
-    /// Gigabits that a machine sends in a second.
+    /// Bandwidth of a machine, in gigabits per second.
     #[arg(long, default_value_t = 100.0)]
     gbit: f64,
-    /// Ranks of a machine, for the hierarchical all-reduce.
+    /// Ranks per machine, for the hierarchical all-reduce.
     #[arg(long, default_value_t = 8)]
     per_machine: usize,
-    /// Microseconds that a message within a machine takes, however short.
+    /// Latency of a message within a machine, in microseconds.
     #[arg(long, default_value_t = 3.0)]
     inside_latency_us: f64,
-    /// Gigabits that a rank sends in a second within its machine.
+    /// Bandwidth of a rank within its machine, in gigabits per second.
     #[arg(long, default_value_t = 2400.0)]
     inside_gbit: f64,
-    /// Send gradients after backward instead of meanwhile.
+    /// Send gradients after backward, not during it.
     #[arg(long)]
     no_overlap: bool,
-    /// Instead, time messages and all-reduces between 2, 3 and 4 ranks of this machine, and print what the model
-    /// says of the all-reduces beside what they took.
+    /// Measure messages and all-reduces of 2, 3 and 4 ranks on this machine, and compare the all-reduces with
+    /// their predicted times. Ignores the other options.
     #[arg(long)]
     calibrate: bool,
 }

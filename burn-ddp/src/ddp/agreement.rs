@@ -5,15 +5,13 @@ use burn::module::Module;
 use super::parameters::{self, Signature};
 use crate::{DdpError, ProcessGroup};
 
-/// Compares the models of all ranks with that of rank 0. Returns this rank's parameters.
+/// Compares the models of all ranks with that of rank 0. Returns this rank's parameters. If a description of a model
+/// cannot be written or read, the job ends.
 pub(super) fn check_equal<M: Module>(
     group: &ProcessGroup,
     model: &M,
 ) -> Result<Vec<Signature>, DdpError> {
-    let invalid = |error: serde_json::Error| DdpError::Protocol {
-        rank: 0,
-        problem: format!("a model's description: {error}"),
-    };
+    let invalid = |error: serde_json::Error| group.abort(format!("a model's description: {error}"));
     let ours = parameters::signatures(model);
     let text = serde_json::to_vec(&ours).map_err(invalid)?;
     let text = group.broadcast_bytes(&text, 0)?;
@@ -85,4 +83,41 @@ pub(super) fn check_whole(
     Err(group.abort(format!(
         "{problem} need `Ddp::new` instead of `Ddp::overlapped`"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use burn::{nn::LinearConfig, tensor::Device};
+
+    use super::*;
+    use crate::LocalGroup;
+
+    #[test]
+    fn a_description_that_cannot_be_read_ends_the_job() {
+        let rank = |group: ProcessGroup| match group.rank() {
+            0 => {
+                let sent = group.broadcast_bytes(b"no description", 0);
+                sent.and_then(|_| group.all_gather_bytes(&[])).unwrap_err()
+            }
+            _ => {
+                let model = LinearConfig::new(2, 2).init(&Device::flex());
+                check_equal(&group, &model).unwrap_err()
+            }
+        };
+        let faults: Vec<DdpError> = thread::scope(|scope| {
+            let ranks: Vec<_> = LocalGroup::new(2)
+                .into_iter()
+                .map(|group| scope.spawn(|| rank(group)))
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        for fault in faults {
+            let DdpError::Aborted { rank: 1, reason } = &fault else {
+                panic!("{fault}");
+            };
+            assert!(reason.contains("a model's description"));
+        }
+    }
 }

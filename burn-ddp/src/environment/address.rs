@@ -39,19 +39,21 @@ pub(super) fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// The first host of a Slurm host list such as `node[03-07,12],login1`.
+/// The first host of a Slurm host list such as `node[03-07,12],login1` or `rack[0-1]n[0-3]`.
 pub(super) fn first_host(list: &str) -> Option<String> {
-    let end = list.find([',', '[']).unwrap_or(list.len());
-    let (name, rest) = list.split_at(end);
-    let host = match rest.strip_prefix('[') {
-        None => name.to_string(),
-        Some(numbers) => {
-            let (numbers, after) = numbers.split_once(']')?;
-            let first = numbers.split([',', '-']).next()?;
-            let suffix = after.split(',').next()?;
-            format!("{name}{first}{suffix}")
-        }
-    };
+    let mut host = String::new();
+    let mut rest = list;
+    loop {
+        let end = rest.find([',', '[']).unwrap_or(rest.len());
+        let (name, after) = rest.split_at(end);
+        host.push_str(name);
+        let Some(numbers) = after.strip_prefix('[') else {
+            break;
+        };
+        let (numbers, after) = numbers.split_once(']')?;
+        host.push_str(numbers.split([',', '-']).next()?);
+        rest = after;
+    }
     (!host.is_empty()).then_some(host)
 }
 
@@ -101,11 +103,14 @@ mod tests {
             ("node1,node2", "node1"),
             ("node[01-04,7]", "node01"),
             ("rack[3,5]-a,x", "rack3-a"),
+            ("rack[0-1]n[0-3]", "rack0n0"),
+            ("rack[2,4]n[07-09,12]-ib,x[1-2]", "rack2n07-ib"),
             ("a,node[1-2]", "a"),
         ] {
             assert_eq!(first_host(list).as_deref(), Some(host), "{list}");
         }
         assert_eq!(first_host(""), None);
         assert_eq!(first_host("node[1"), None);
+        assert_eq!(first_host("rack[0-1]n[0"), None);
     }
 }

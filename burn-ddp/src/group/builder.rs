@@ -132,10 +132,7 @@ impl GroupBuilder {
         rank: usize,
         world_size: usize,
     ) -> Result<ProcessGroup, DdpError> {
-        let place = match environment::parse_url(url)? {
-            Some(place) => place,
-            None => environment::process().place()?,
-        };
+        let place = environment::parse_url(url)?;
         if rank >= world_size {
             return Err(DdpError::InvalidArgument(format!(
                 "rank {rank}; expected one below the world size, {world_size}"
@@ -146,7 +143,12 @@ impl GroupBuilder {
             world_size,
             local_rank: environment::process().local_rank()?.unwrap_or(rank),
         };
-        self.join((world_size > 1).then_some(place), ranks)
+        let place = match (world_size, place) {
+            (1, _) => None,
+            (_, Some(place)) => Some(place),
+            (_, None) => Some(environment::process().place()?),
+        };
+        self.join(place, ranks)
     }
 
     fn join(self, place: Option<tcp::Place>, ranks: Ranks) -> Result<ProcessGroup, DdpError> {

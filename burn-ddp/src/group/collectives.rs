@@ -185,7 +185,7 @@ impl ProcessGroup {
         self.call_at(place, |sequences| {
             message::<T>(sequences.next_to(to), data.len())
         })?
-        .map_or(Ok(()), |(_place, call)| call.send(data, to))
+        .map_or(Ok(()), |(_turn, call)| call.send(data, to))
     }
 
     /// Receives data that rank `from` sends to this one.
@@ -199,7 +199,7 @@ impl ProcessGroup {
         self.call_at(place, |sequences| {
             message::<T>(sequences.next_from(from), data.len())
         })?
-        .map_or(Ok(()), |(_place, call)| call.receive(data, from))
+        .map_or(Ok(()), |(_turn, call)| call.receive(data, from))
     }
 
     /// Sends data to one rank while receiving from the same or another rank, like `MPI_Sendrecv`. With it, two
@@ -241,7 +241,7 @@ impl ProcessGroup {
             message::<T>(sequences.next_to(to), data.len())
         })?;
         match call.zip(theirs) {
-            Some(((_place, call), theirs)) => call.send_receive(data, to, into, from, theirs),
+            Some(((_turn, call), theirs)) => call.send_receive(data, to, into, from, theirs),
             None => Ok(()),
         }
     }

@@ -118,7 +118,7 @@ pub struct GroupStats {
     pub calls: u64,
     /// Bytes of data passed to all-reduces.
     pub bytes_reduced: u64,
-    /// Time spent in collective calls, including waiting for other ranks. Messages between two ranks are not included.
+    /// Time spent inside calls, including waiting for other ranks.
     pub time: Duration,
 }
 
@@ -147,6 +147,7 @@ impl ProcessGroup {
 
     /// Joins a job at a given address: `tcp://HOST:PORT` (rank 0 listens there), `file:///PATH` (a file that
     /// all ranks of one machine can access), or `env://` (takes only the address from the environment).
+    /// A single rank needs no address.
     ///
     /// # Errors
     ///

@@ -27,7 +27,7 @@ impl ProcessGroup {
         error: DdpError,
     ) -> DdpError {
         let call = self.message_call(ElementType::U8, 0, peer, sends);
-        let _ = call.and_then(|(_place, call)| {
+        let _ = call.and_then(|(_turn, call)| {
             let call = call.flawed(flaw);
             match sends {
                 true => call.send::<u8>(&[], peer),

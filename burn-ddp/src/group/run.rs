@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::atomic::Ordering, time::Instant};
 
 use super::{
-    ProcessGroup,
+    Counters, ProcessGroup,
     order::{Obstacle, Place},
 };
 use crate::{
@@ -32,6 +32,21 @@ impl Sequences {
         let received = self.received.entry(rank).or_default();
         *received += 1;
         *received - 1
+    }
+}
+
+/// The turn of a call. Dropping it counts the time that it took, and ends it.
+pub(super) struct Turn<'a> {
+    _place: Place,
+    counters: &'a Counters,
+    start: Instant,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let nanoseconds = self.start.elapsed().as_nanos() as u64;
+        let total = &self.counters.nanoseconds;
+        total.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 }
 
@@ -77,7 +92,7 @@ impl ProcessGroup {
                 flaw: None,
             }
         })?;
-        let Some((_place, call)) = call else {
+        let Some((_turn, call)) = call else {
             return valid.map(|()| alone());
         };
         if let Err(error) = valid {
@@ -85,14 +100,7 @@ impl ProcessGroup {
             // other arguments notice the difference.
             return call.barrier().and(Err(error));
         }
-        let start = Instant::now();
-        let result = together(call);
-        let nanoseconds = start.elapsed().as_nanos() as u64;
-        let counters = &self.inner.counters;
-        counters
-            .nanoseconds
-            .fetch_add(nanoseconds, Ordering::Relaxed);
-        result
+        together(call)
     }
 
     /// Waits for the place's turn, numbers the call and starts its clock. `None` if this rank is alone.
@@ -100,7 +108,7 @@ impl ProcessGroup {
         &self,
         place: Place,
         number: impl FnOnce(&mut Sequences) -> Call,
-    ) -> Result<Option<(Place, Collective<'_>)>, DdpError> {
+    ) -> Result<Option<(Turn<'_>, Collective<'_>)>, DdpError> {
         let inner = &*self.inner;
         let number = || number(&mut inner.sequences.lock().expect("no panic under lock"));
         match place.wait(self.timeout, || inner.transport.fault()) {
@@ -115,6 +123,11 @@ impl ProcessGroup {
         if self.is_alone() {
             return Ok(None);
         }
+        let turn = Turn {
+            _place: place,
+            counters: &inner.counters,
+            start: Instant::now(),
+        };
         let call = number();
         let collective = Collective {
             transport: &*inner.transport,
@@ -123,7 +136,7 @@ impl ProcessGroup {
             call,
             deadline: Deadline::after(self.timeout).with_silence(inner.settings.timeout),
         };
-        Ok(Some((place, collective)))
+        Ok(Some((turn, collective)))
     }
 
     /// Ends the job because of a call whose turn does not come.

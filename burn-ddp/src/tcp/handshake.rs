@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::transport::Deadline;
+
 /// How long a handshake may take.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 
@@ -188,6 +190,13 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Self::Stranger(error.to_string())
     }
+}
+
+/// How long one attempt to connect may take: as long as a handshake, if that much time is left.
+pub(super) fn limit_to_connect(deadline: Deadline) -> Duration {
+    let limit = deadline.left().unwrap_or_default().min(HANDSHAKE);
+    // `connect_timeout` refuses a limit of 0.
+    limit.max(Duration::from_millis(1))
 }
 
 /// The caller's side of the handshake.

@@ -291,8 +291,7 @@ fn register(
         false => Attempt::Again(error.to_string()),
     };
     let failed = |error| Attempt::Failed(DdpError::io("listening for the other ranks", error));
-    let limit = deadline.left().unwrap_or_default().min(HANDSHAKE);
-    let limit = limit.max(Duration::from_millis(1));
+    let limit = handshake::limit_to_connect(deadline);
     let stream = TcpStream::connect_timeout(&master, limit).map_err(again)?;
     if acceptor.is_none() {
         let listening_ip = place.listening_ip(master.ip());

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::handshake::{HANDSHAKE, read_exact, write_all};
+use super::handshake::{limit_to_connect, read_exact, write_all};
 use crate::{DdpError, transport::Deadline};
 
 const VALIDATE: u8 = 0;
@@ -35,7 +35,7 @@ impl TorchStore {
         let attempt = || -> io::Result<TcpStream> {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
             for address in (host, port).to_socket_addrs()? {
-                match TcpStream::connect_timeout(&address, HANDSHAKE) {
+                match TcpStream::connect_timeout(&address, limit_to_connect(deadline)) {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last = error,
                 }
@@ -121,4 +121,31 @@ impl TorchStore {
 fn put(request: &mut Vec<u8>, text: &str) {
     request.extend_from_slice(&(text.len() as u64).to_ne_bytes());
     request.extend_from_slice(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{iter, net::TcpListener, time::Instant};
+
+    use super::*;
+    use crate::tcp::handshake::HANDSHAKE;
+
+    #[test]
+    fn an_address_that_does_not_answer_takes_no_more_than_the_time_that_is_left() {
+        // The listener accepts nobody. Once its queue is full, the kernel answers no more callers.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let call = || TcpStream::connect_timeout(&address, Duration::from_millis(100)).ok();
+        let _queue: Vec<TcpStream> = iter::from_fn(call).collect();
+        let limit = Duration::from_millis(200);
+        let start = Instant::now();
+        let store = TorchStore::connect("127.0.0.1", address.port(), Deadline::after(limit));
+        let took = start.elapsed();
+        let error = store.map(drop).unwrap_err();
+        let DdpError::Connect { after, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(*after, limit);
+        assert!(took < HANDSHAKE, "{took:?}");
+    }
 }

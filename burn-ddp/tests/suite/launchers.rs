@@ -168,6 +168,13 @@ fn ranks_of_several_machines_meet_where_the_masters_name_is_a_loopback_name() {
 }
 
 #[test]
+fn one_rank_needs_no_address_in_the_environment() {
+    let group = ProcessGroup::connect("env://", 0, 1).unwrap();
+    assert_eq!((group.rank(), group.world_size()), (0, 1));
+    group.barrier().unwrap();
+}
+
+#[test]
 fn a_local_rank_is_the_rank_unless_another_is_named() {
     let url = "tcp://127.0.0.1:1"; // nobody to meet
     let group = ProcessGroup::builder().local_rank(3).connect(url, 0, 1);

@@ -151,3 +151,34 @@ fn messages_do_not_count_as_calls_of_all() {
         assert!(why.contains("rank 1 has made 0 calls so far"), "{why}");
     }
 }
+
+#[test]
+fn messages_count_in_the_numbers_of_calls_and_in_their_time() {
+    let body = |group: ProcessGroup| {
+        let (rank, other) = (group.rank(), 1 - group.rank());
+        let tensor = || Tensor::<1>::ones([3], &Device::flex());
+        let messages: [&dyn Fn(); 3] = [
+            &|| match rank {
+                0 => group.send(&[1u8], other).unwrap(),
+                _ => group.recv(&mut [0u8], other).unwrap(),
+            },
+            &|| {
+                let into = &mut [0u8];
+                group.send_recv(&[1u8], other, into, other).unwrap();
+            },
+            &|| match rank {
+                0 => group.send_tensor(tensor(), other).unwrap(),
+                _ => drop(group.recv_tensor(tensor(), other).unwrap()),
+            },
+        ];
+        for message in messages {
+            let before = group.stats();
+            message();
+            let after = group.stats();
+            assert_eq!(after.calls, before.calls + 1);
+            assert!(after.time > before.time);
+        }
+    };
+    over_tcp(2, 1, body);
+    locally(2, body);
+}

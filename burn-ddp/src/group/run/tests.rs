@@ -66,7 +66,7 @@ fn so_is_a_message() {
         0 => {
             let place = group.inner.order.take();
             let call = group.call_at(place, |_| message::<f32>(0, 1000)).unwrap();
-            let (_place, call) = call.expect("there are two ranks");
+            let (_turn, call) = call.expect("there are two ranks");
             call.by_nccl().receive::<u8>(&mut [], 1).unwrap_err()
         }
         _ => {

@@ -66,7 +66,7 @@ impl ProcessGroup {
     ) -> Result<T, DdpError> {
         let shape = source.shape();
         let wire = on_wire(dtype, false).expect("every type can be moved");
-        let (_place, call) = self.message_call(dtype, shape.num_elements(), peer, sends)?;
+        let (_turn, call) = self.message_call(dtype, shape.num_elements(), peer, sends)?;
         let call = call.by_nccl();
         // NCCL is entered once both ranks are in the call. The answer has another `root`, so that a message
         // from a peer that also sends is not taken for an answer.

@@ -9,7 +9,11 @@ use super::{element_type, host::with_elements, unsupported};
 use crate::{
     DdpError, Element, ElementType, Flaw, ProcessGroup,
     collective::Collective,
-    group::{Pending, order::Place, plane::Location, run::message_of},
+    group::{
+        Pending,
+        plane::Location,
+        run::{Turn, message_of},
+    },
 };
 #[cfg(feature = "nccl")]
 use crate::{
@@ -158,7 +162,7 @@ impl ProcessGroup {
         peer: usize,
         sends: bool,
     ) -> Result<Vec<T>, DdpError> {
-        let (_place, call) = self.message_call(T::TYPE, elements.len(), peer, sends)?;
+        let (_turn, call) = self.message_call(T::TYPE, elements.len(), peer, sends)?;
         match sends {
             true => {
                 call.send_shape(shape, peer)?;
@@ -179,7 +183,7 @@ impl ProcessGroup {
         len: usize,
         peer: usize,
         sends: bool,
-    ) -> Result<(Place, Collective<'_>), DdpError> {
+    ) -> Result<(Turn<'_>, Collective<'_>), DdpError> {
         let place = self.inner.order.take();
         let call = self.call_at(place, |sequences| {
             let number = match sends {

@@ -3,12 +3,13 @@
 use super::*;
 use crate::{NcclError, nccl::model::Trouble};
 
-/// The error of every rank when something goes wrong in the second call, and the number of NCCL launches since
-/// the first. Checks that a later call returns the same error, and that no communicator is left.
+/// The error of every rank when something goes wrong in the second call, the number of NCCL launches since the
+/// first, and the ranks that aborted their communicator. Checks that a later call returns the same error, that
+/// every rank that launched calls in vain aborted its communicator, and that no communicator is left.
 fn faults(
     timeout: Duration,
     second: impl Fn(&Rank, &Model) -> Result<Vec<f32>, DdpError> + Sync,
-) -> (Vec<DdpError>, usize) {
+) -> (Vec<DdpError>, usize, Vec<usize>) {
     let (faults, model) = linked(3, timeout, |rank, model| {
         assert_eq!(rank.sum(&[1.0]).unwrap(), [3.0]);
         rank.group.barrier().unwrap();
@@ -16,8 +17,9 @@ fn faults(
         assert_eq!(rank.sum(&[1.0]).unwrap_err().to_string(), fault.to_string());
         fault
     });
-    assert!(model.aborted().len() <= 3);
-    (faults, model.launches() - 3)
+    let (launches, aborted) = (model.launches() - 3, model.aborted());
+    assert!(aborted.len() >= launches, "{aborted:?} of {launches}");
+    (faults, launches, aborted)
 }
 
 const SHORT: Duration = Duration::from_millis(600);
@@ -33,21 +35,21 @@ fn nccl_is_entered_by_all_ranks_or_none() {
         },
     ];
     for mismatch in mismatches {
-        let (faults, launches) = faults(LONG, |rank, _| mismatch(rank));
-        assert_eq!(launches, 0);
+        let (faults, launches, aborted) = faults(LONG, |rank, _| mismatch(rank));
+        assert_eq!((launches, aborted), (0, vec![]));
         for fault in faults {
             assert!(matches!(fault, DdpError::Diverged { .. }), "{fault}");
         }
     }
     // A rank that comes too late.
-    let (faults, launches) = faults(SHORT, |rank, _| match rank.group.rank() {
+    let (faults, launches, aborted) = faults(SHORT, |rank, _| match rank.group.rank() {
         1 => {
             thread::sleep(2 * SHORT);
             rank.sum(&[1.0])
         }
         _ => rank.sum(&[1.0]),
     });
-    assert_eq!(launches, 0);
+    assert_eq!((launches, aborted), (0, vec![]));
     for fault in faults {
         assert!(
             matches!(&fault, DdpError::Timeout { ranks, .. } if ranks == &[1]),
@@ -103,8 +105,8 @@ fn tensors_of_other_shapes_do_not_enter_nccl() {
         ),
     ];
     for (mismatch, expected) in mismatches {
-        let (faults, launches) = faults(LONG, |rank, _| mismatch(rank));
-        assert_eq!(launches, 0);
+        let (faults, launches, aborted) = faults(LONG, |rank, _| mismatch(rank));
+        assert_eq!((launches, aborted), (0, vec![]));
         for fault in faults {
             assert!(fault.to_string().ends_with(expected), "{fault}");
         }
@@ -113,12 +115,12 @@ fn tensors_of_other_shapes_do_not_enter_nccl() {
 
 #[test]
 fn a_device_that_hangs_ends_the_call_on_all_ranks() {
-    let (faults, launches) = faults(SHORT, |rank, model| {
+    let (faults, launches, aborted) = faults(SHORT, |rank, model| {
         model.trouble(1, Trouble::Hangs);
         rank.group.barrier()?;
         rank.sum(&[1.0])
     });
-    assert_eq!(launches, 3);
+    assert_eq!((launches, aborted), (3, vec![0, 1, 2]));
     for fault in faults {
         let DdpError::Timeout { why, .. } = &fault else {
             panic!("{fault}")
@@ -129,7 +131,7 @@ fn a_device_that_hangs_ends_the_call_on_all_ranks() {
 
 #[test]
 fn an_error_of_one_ranks_nccl_reaches_all_and_all_that_is_pending() {
-    let (faults, _) = faults(LONG, |rank, model| {
+    let (faults, _, aborted) = faults(LONG, |rank, model| {
         model.trouble(2, Trouble::Breaks);
         rank.group.barrier()?;
         let op = TensorOp::AllReduce(ReduceOp::Sum);
@@ -143,6 +145,8 @@ fn an_error_of_one_ranks_nccl_reaches_all_and_all_that_is_pending() {
         assert_eq!(faults[0], faults[2]);
         rank.sum(&[1.0])
     });
+    // Another rank may learn of the fault before it enters NCCL.
+    assert!(aborted.contains(&2), "{aborted:?}");
     for fault in faults {
         let DdpError::NcclFailed {
             rank: 2, problem, ..
@@ -159,7 +163,7 @@ fn an_error_of_one_ranks_nccl_reaches_all_and_all_that_is_pending() {
 
 #[test]
 fn a_rank_that_gives_up_while_nccl_works_ends_the_call() {
-    let (faults, _) = faults(LONG, |rank, model| {
+    let (faults, ..) = faults(LONG, |rank, model| {
         model.trouble(0, Trouble::Hangs);
         rank.group.barrier()?;
         let group = rank.group.clone();
