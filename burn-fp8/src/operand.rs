@@ -112,6 +112,17 @@ impl<B: Backend + Fp8Ops> Operand<B> {
     /// The matrix product, summed in f32. A bias has one element for each column of the product.
     pub fn matmul(self, rhs: Self, bias: Bias<B>, output: FloatDType) -> FloatTensor<B> {
         let spec = MatmulSpec::new(self.format, rhs.format, output);
+        self.matmul_by(spec, rhs, bias)
+    }
+
+    /// [`matmul`](Self::matmul), whose sums may be [less precise](MatmulSpec::fast_accumulation) for speed: the output of a layer,
+    /// but not a gradient.
+    pub fn matmul_fast(self, rhs: Self, bias: Bias<B>, output: FloatDType) -> FloatTensor<B> {
+        let spec = MatmulSpec::new(self.format, rhs.format, output);
+        self.matmul_by(spec.with_fast_accumulation(true), rhs, bias)
+    }
+
+    fn matmul_by(self, spec: MatmulSpec, rhs: Self, bias: Bias<B>) -> FloatTensor<B> {
         let columns = swapped::<B>(rhs.transposed.clone());
         match [self.granularity, rhs.granularity] {
             [Granularity::Tensor, Granularity::Tensor] => {

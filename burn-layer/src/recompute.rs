@@ -2,15 +2,24 @@
 
 use crate::{LayerSet, Op, recent::GiveUp};
 use core::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// How often a value is computed again in forward before it is kept: it is used in a loop then, as an input by the steps of an RNN.
+const OFTEN: usize = 2;
 
 /// The longest chain of tensors that are computed again from each other. It bounds what one use may cost.
 pub(crate) const DEPTH: usize = 16;
 
 /// The result of a cheap op, with the inputs that it was computed from. Clones of a tensor share it. The value is kept for a
-/// [while](crate::recent::Recent). If it is used after that, the same op computes it again from the same inputs.
+/// [while](crate::recent::Recent). If it is used after that, the same op computes it again from the same inputs; if that
+/// happens [often](OFTEN), the value is kept as long as the tensor.
 pub(crate) struct Recomputed<P> {
     value: Mutex<Option<P>>,
+    /// How often it was computed again in forward.
+    again: AtomicUsize,
     op: Op,
     compute: Box<dyn Fn() -> P + Send + Sync>,
     /// The length of the chain of tensors that are computed from each other to get this one, itself included.
@@ -27,6 +36,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
     ) -> Self {
         Self {
             value: Mutex::new(value),
+            again: AtomicUsize::new(0),
             op,
             compute: Box::new(compute),
             depth,
@@ -40,11 +50,16 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
             if !self.op.is_view() {
                 layer.recomputed(self.op);
             }
+            if !layer.is_in_backward() {
+                self.again.fetch_add(1, Ordering::Relaxed);
+            }
             let value = (self.compute)();
             *self.lock() = Some(value.clone());
             value
         });
-        layer.keep_value_for_now(self);
+        if self.again.load(Ordering::Relaxed) < OFTEN {
+            layer.keep_value_for_now(self);
+        }
         value
     }
 }

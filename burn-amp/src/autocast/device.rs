@@ -102,7 +102,8 @@ impl Autocast {
 
     /// The autocast device over `device`, which lives as long as the process. `device` may be any Flex or CubeCL device; from an
     /// autodiff device you get an autodiff device. As with Burn's own devices, the same policy over the same device gives the
-    /// same device, except with a [guard](Self::nan_guard) or after an op has panicked on it.
+    /// same device, except with a [guard](Self::nan_guard) or after an op has panicked on it. Because of that check, a call for
+    /// a device that exists waits until its work is done: call once and keep the device.
     ///
     /// It is not [`Device::default`]: create tensors on it, and pass it to data loaders with `DataLoaderBuilder::set_device`
     /// (burn-train's `Learner` does that by itself). Tensors of other devices do not mix with its own: Burn panics with "input

@@ -22,7 +22,7 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// let policy = Policy::builder(FloatDType::BF16)
 ///     .rule(Op::softmax, Rule::Promote)
 ///     .build();
-/// assert_eq!(policy.rule(Op::softmax), Some(Rule::Promote));
+/// assert_eq!(policy.rule(Op::softmax), Some(Rule::FullKeep));
 /// assert_eq!(Policy::bf16().rule(Op::softmax), Some(Rule::Full));
 /// assert_eq!(Policy::bf16().rule(Op::int_add), None);
 /// ```
@@ -69,16 +69,15 @@ impl Policy {
         builder.low_outputs(true).build()
     }
 
-    /// Apex's `O3`: only parameters, their gradients and what the optimizer
-    /// computes from them are kept in f32. Fast, but rarely accurate enough for training.
+    /// Apex's `O3`: every op stores its result in the dtype of its input, which is fp16 after the first product. Ops that PyTorch's
+    /// kernels for fp16 compute in f32 inside are computed so here too, and what Burn computes by several ops (a norm or
+    /// a softmax in training) keeps its sums, powers, exponentials and logarithms in f32. So do parameters, their gradients and
+    /// what the optimizer computes from them. Rarely accurate enough for training.
     pub fn o3() -> Self {
         let mut builder = Self::builder(FloatDType::F16).name("O3").low_outputs(true);
         for op in Op::ALL.iter().copied() {
-            if matches!(
-                TABLE[op.index()],
-                Some(Rule::Full | Rule::Accumulate | Rule::FullKeep)
-            ) {
-                builder = builder.rule(op, Rule::Promote);
+            if TABLE[op.index()] == Some(Rule::Full) && !rules::STAY_FULL.contains(&op) {
+                builder = builder.rule(op, Rule::FullKeep);
             }
         }
         builder.build()

@@ -29,6 +29,11 @@ pub(in crate::kernels) fn scale_index(
         + column / grid.columns as usize * grid.column_stride as usize
 }
 
+/// A side of a block, of which the kernels know that it has at most as many elements as they count.
+pub(in crate::kernels) fn clamped(side: usize) -> u32 {
+    u32::try_from(side).unwrap_or(u32::MAX)
+}
+
 /// The scales of a tensor of codes: with as many dimensions as the codes, or one scale for the whole tensor.
 #[derive(Clone)]
 pub(in crate::kernels) struct Scales {
@@ -39,7 +44,7 @@ pub(in crate::kernels) struct Scales {
 impl Scales {
     /// The argument for a kernel's [`scale_index`].
     pub(in crate::kernels) fn grid(&self) -> ScaleGridLaunch {
-        let size = |elements: Option<usize>| elements.map_or(u32::MAX, |size| size as u32);
+        let size = |elements: Option<usize>| elements.map_or(u32::MAX, clamped);
         let [row_stride, column_stride] = self.strides();
         ScaleGridLaunch::new(
             size(self.granularity.rows()),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
-use crate::portable;
+use crate::Fp8Ops;
 
 /// Carries the amax of a gradient from the backward pass, which computes it, to the next forward pass, which puts it into the
 /// history. Clones share the slot.
@@ -14,14 +14,14 @@ pub struct GradAmaxSlot(Arc<Mutex<Option<Arc<dyn Any + Send + Sync>>>>);
 
 impl GradAmaxSlot {
     /// Leaves an amax of shape `[1]`. If there is one already (the layer ran twice), the larger one stays, or NaN if one is NaN.
-    pub(crate) fn put<B: Backend>(&self, amax: FloatTensor<B>) {
+    pub(crate) fn put<B: Backend + Fp8Ops>(&self, amax: FloatTensor<B>) {
         // Locked until the end, because another thread's backward may leave an amax too.
         let mut slot = self.lock();
         let other = slot
             .as_ref()
             .and_then(|it| it.downcast_ref::<FloatTensor<B>>());
         let amax = match other.cloned() {
-            Some(other) => portable::nan_max::<B>(B::float_cat(vec![other, amax], 0)),
+            Some(other) => B::fp8_amax(B::float_cat(vec![other, amax], 0)),
             None => amax,
         };
         *slot = Some(Arc::new(amax));

@@ -254,7 +254,7 @@ impl<const D: usize> fmt::Debug for Fp8Tensor<D> {
 }
 
 fn check_scale(scale: f32) -> Result<(), Fp8Error> {
-    if scale.is_finite() && scale > 0.0 {
+    if scale.is_finite() && scale > 0.0 && scale.recip().is_finite() {
         Ok(())
     } else {
         Err(Fp8Error::InvalidScale { scale })

@@ -407,3 +407,27 @@ fn device_scales_are_used_as_they_are() {
         assert_eq!(q.into_data().codes, expected);
     }
 }
+
+/// Kernels count rows and columns in 32 bits.
+#[test]
+fn blocks_may_be_larger_than_any_tensor() {
+    for device in devices() {
+        let x = Tensor::<2>::from_floats([[1.0, 2.0], [-4.0, 0.5]], &device);
+        for block in [[1 << 32, 1], [1, 1 << 32], [(1 << 32) + 1, 1 << 33]] {
+            let cast = Fp8Tensor::quantize_blocks(x.clone(), block, Fp8Format::E4M3).unwrap();
+            let product = scaled_matmul(&cast, &cast, None, FloatDType::F32).unwrap();
+            // All of these codes are exact.
+            for (found, expected) in [
+                (cast.dequantize(FloatDType::F32), [1.0, 2.0, -4.0, 0.5]),
+                (product, [-7.0, 3.0, -6.0, -7.75]),
+            ] {
+                for (found, expected) in values(found).into_iter().zip(expected) {
+                    assert!(
+                        (found - expected).abs() < 1e-5,
+                        "{found}: {block:?}, {device:?}"
+                    );
+                }
+            }
+        }
+    }
+}

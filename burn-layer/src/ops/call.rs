@@ -310,7 +310,8 @@ impl<B: BackendIr> Call<B> {
             // The result of a step on a parameter, above, is a parameter: neither a gradient nor computed.
             _ => {
                 let gradient = self.lineage.makes_gradient(&shape);
-                let computed = self.lineage.makes_computed(gradient);
+                let in_backward = self.layer().is_in_backward();
+                let computed = self.lineage.makes_computed(gradient, in_backward);
                 tensor.with_gradient(gradient).with_computed(computed)
             }
         };

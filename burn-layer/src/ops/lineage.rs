@@ -28,6 +28,10 @@ pub(crate) struct Lineage {
     any_gradient: bool,
     all_gradients: bool,
     any_computed: bool,
+    /// For a difference: whether the second tensor has the shape of the first, and was not computed by a network.
+    by_like: bool,
+    /// The shape of its first tensor.
+    first: Option<Shape>,
 }
 
 struct Input {
@@ -61,6 +65,8 @@ impl Lineage {
             any_gradient: false,
             all_gradients: true,
             any_computed: false,
+            by_like: false,
+            first: None,
         }
     }
 
@@ -68,6 +74,11 @@ impl Lineage {
         self.any_gradient |= tensor.is_gradient();
         self.all_gradients &= tensor.is_gradient();
         self.any_computed |= tensor.is_computed();
+        if self.op == Op::float_sub {
+            let shape = tensor.shape();
+            self.by_like = !tensor.is_computed() && self.first.as_ref() == Some(&shape);
+            self.first.get_or_insert(shape);
+        }
         if self.op.has_backward() || self.op.is_backward() {
             let shape = tensor.shape();
             self.inputs.push(Input {
@@ -180,10 +191,13 @@ impl Lineage {
     }
 
     /// Whether a result is computed by a product or a similar op of a network, this one or an earlier one, and is no `gradient`.
-    /// The result of an optimizer's step is not, however the parameter was computed: it is the sum of that and a gradient.
-    pub(crate) fn makes_computed(&self, gradient: bool) -> bool {
+    /// The result of an optimizer's step is not, however the parameter was computed: it is the sum of that and a gradient. With
+    /// weight decay, what is subtracted from the parameter comes of a sum of parameter and gradient, and is no gradient. Then the
+    /// step is recognized by its place: a difference of two like tensors after the last op of backward, on the same thread.
+    pub(crate) fn makes_computed(&self, gradient: bool, in_backward: bool) -> bool {
         match self.op {
             Op::float_add | Op::float_sub if self.any_gradient => false,
+            Op::float_sub if self.by_like && in_backward => false,
             op => !gradient && (self.any_computed || op.has_backward() || op == Op::attention),
         }
     }

@@ -153,10 +153,16 @@ fn a_step_makes_a_parameter() {
     let loss = x.clone().matmul(weight.val()).sum();
     assert_eq!(recorder.products(&device), [ACTIVATION]);
     let gradient = weight.grad(&loss.backward()).unwrap();
-    let weight = weight.val().without_autodiff() - gradient * 0.1;
-    recorder.products(&device);
-    x.without_autodiff().matmul(weight);
-    assert_eq!(recorder.products(&device), [PARAMETER]);
+    let weight = weight.val().without_autodiff();
+    let x = x.without_autodiff();
+    // As `burn::optim` has it: with weight decay, right after backward, and without it, at any time.
+    for penalized in [weight.clone() * 0.01 + gradient.clone(), gradient] {
+        let momentum = penalized.clone() * 0.9 + penalized * 0.1;
+        let stepped = weight.clone() - momentum * 0.1;
+        recorder.products(&device);
+        x.clone().matmul(stepped);
+        assert_eq!(recorder.products(&device), [PARAMETER]);
+    }
 }
 
 /// What comes back of a collective is what went.

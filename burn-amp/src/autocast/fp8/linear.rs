@@ -95,7 +95,8 @@ impl Fp8 {
                 });
                 let input = self.cast(first, Input, input, &layer, false);
                 let weight = self.cast(second, Weight, weight, &layer, false);
-                (input.matmul(weight, bias, dtype), with_last(left, size[1]))
+                let output = input.matmul_fast(weight, bias, dtype);
+                (output, with_last(left, size[1]))
             }
             Product::InputGradient => {
                 let (weight, gradient) = match run.op() {

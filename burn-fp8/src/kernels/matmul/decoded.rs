@@ -95,11 +95,11 @@ fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
 
     let output = buffer::empty_floats(&sums, sums.shape(), DType::from(spec.output));
     let length = output.shape().num_elements();
-    let (has_bias, bias) = match bias {
-        Bias::None => (false, lhs_scales.tensor.clone()),
-        Bias::Row(bias) => (true, cast(bias, DType::F32)),
-    };
     let client = output.client.clone();
+    let (has_bias, bias) = match bias {
+        Bias::None => (false, buffer::word(&client)),
+        Bias::Row(bias) => (true, buffer::elements(cast(bias, DType::F32))),
+    };
     let starts: Vec<[u32; 2]> = lhs_scales
         .starts(&output.shape())
         .into_iter()
@@ -119,7 +119,7 @@ fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
             client.create_from_slice(bytemuck::cast_slice(&starts)),
             2 * starts.len(),
         ),
-        buffer::elements(bias),
+        bias,
         buffer::whole(&output),
         buffer::amax(&client, &amax),
         lhs_scales.grid(),

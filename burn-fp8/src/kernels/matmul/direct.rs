@@ -63,8 +63,8 @@ fn matmul(product: Product) -> CubeTensor {
     let [lhs_row, lhs_column] = strides(&lhs);
     let [rhs_row, rhs_column] = strides(&rhs);
     let (has_bias, bias) = match bias {
-        Bias::None => (false, lhs_scales.tensor.clone()),
-        Bias::Row(bias) => (true, cast(bias, DType::F32)),
+        Bias::None => (false, buffer::word(&client)),
+        Bias::Row(bias) => (true, buffer::elements(cast(bias, DType::F32))),
     };
     let tiles = batches * m.div_ceil(TILE) * n.div_ceil(TILE);
     let (count, dim) = buffer::grid(&client, tiles);
@@ -76,7 +76,7 @@ fn matmul(product: Product) -> CubeTensor {
         buffer::code_words(&rhs),
         lhs_scales.elements(),
         rhs_scales.elements(),
-        buffer::elements(bias),
+        bias,
         buffer::raw(
             client.create_from_slice(bytemuck::cast_slice(&starts)),
             4 * batches,

@@ -25,7 +25,12 @@ use super::{Outline, Product, Size, outline::MOST_CODES, routine::Routine};
 use crate::{
     Bias, Granularity, MatmulSpec,
     granular::scaled_together,
-    kernels::{buffer, codec::by_hand, ptx, scale_grid::Scales},
+    kernels::{
+        buffer,
+        codec::by_hand,
+        ptx,
+        scale_grid::{Scales, clamped},
+    },
 };
 use kernel::tile_kernel;
 use layout::{COLUMNS, ROWS, STEP, TALL_ROWS};
@@ -147,7 +152,7 @@ fn plan(instruction: Instruction, emulated: bool, product: &Product) -> Plan {
 
 /// For sums of `k` terms.
 fn scaling(granularities: [Granularity; 2], k: usize) -> Scaling {
-    let together = |size: Option<usize>| size.map_or(u32::MAX, |size| size as u32);
+    let together = |size: Option<usize>| size.map_or(u32::MAX, clamped);
     let [left, right] = granularities;
     let (rows, columns) = (together(left.rows()), together(right.columns()));
     match scaled_together(granularities) {
@@ -197,8 +202,8 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
         plan.rows = tile.rows;
     }
     let bias = match bias {
-        Bias::None => lhs_scales.tensor.clone(),
-        Bias::Row(bias) => cast(bias, DType::F32),
+        Bias::None => buffer::word(&client),
+        Bias::Row(bias) => buffer::elements(cast(bias, DType::F32)),
     };
     let count = CubeCount::Static(
         n.div_ceil(COLUMNS as usize) as u32,
@@ -223,7 +228,6 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
     let scale_strides = strides(&lhs_scales, &rhs_scales);
     let lhs_scale = lhs_scales.elements();
     let rhs_scale = rhs_scales.elements();
-    let bias = buffer::elements(bias);
     let vector = store::vector(n);
     let stored = shape.num_elements() / vector;
     let result = buffer::array(output.handle.clone(), stored, vector * output.dtype.size());

@@ -6,7 +6,7 @@ use super::{
     layout::{COLUMNS, ROWS, STEP, SUMS, sum_column, sum_row, tile_column, tile_row},
     plan::Plan,
 };
-use crate::kernels::scale_grid::Scales;
+use crate::kernels::scale_grid::{Scales, clamped};
 
 /// How many rows of the left operand, and columns of the right one, share a scale, and when scales are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,7 +62,7 @@ pub(super) struct Strides {
 
 /// For the kernels.
 pub(super) fn strides(left: &Scales, right: &Scales) -> StridesLaunch {
-    let terms = |terms: Option<usize>| terms.map_or(u32::MAX, |terms| terms as u32);
+    let terms = |terms: Option<usize>| terms.map_or(u32::MAX, clamped);
     let [left_outer, left_inner] = left.strides();
     let [right_inner, right_outer] = right.strides();
     StridesLaunch::new(
