@@ -493,6 +493,32 @@ fn tests_find_their_fixtures_or_are_left_out() {
     assert_eq!(machine.program("test-amp")["passed"], 1);
 }
 
+/// The launcher's folder is inside the root of the build, which must be a link, not a folder that was made for the launcher.
+#[test]
+fn the_launcher_and_the_fixtures_have_the_same_root() {
+    let Some(machine) = Machine::new(&[("bin-burn-ddp", "echo launched")]) else {
+        return;
+    };
+    let root = machine.root.path();
+    let built = root.join("where it was/built");
+    let launcher = built.join("target/release/burn-ddp");
+    let launches = format!("'{}' && {PASSES}", launcher.display());
+    let reads = format!("cat '{}/fixture' && {PASSES}", built.display());
+    write_program(&root.join("pack/gpu/test-ddp"), &launches);
+    write_program(&root.join("pack/gpu/test-fp8"), &reads);
+    fs::write(root.join("pack/gpu/launcher"), launcher.to_str().unwrap()).unwrap();
+    fs::write(root.join("fixture"), "").unwrap();
+    machine.pack_of(&built);
+    assert!(machine.run(&["tests"]).status.success());
+    for test in ["test-ddp", "test-fp8"] {
+        assert_eq!(machine.program(test)["passed"], 1, "{test}");
+    }
+    assert_eq!(
+        fs::canonicalize(&built).unwrap(),
+        root.canonicalize().unwrap()
+    );
+}
+
 #[test]
 fn a_pack_brings_what_pytorch_lacks() {
     let brings = ["cuda/include/crt/mma.h", "cuda/include/cccl/cuda/barrier"];
