@@ -363,7 +363,7 @@ fn kernels_are_kept_for_another_machine() {
     assert!(machine.run(&[]).status.success());
     assert!(!machine.root.path().join("cubecl.toml").exists());
     // Another machine has the checkout, the pack and the kernels.
-    fs::rename(gpu.join("out/kernels.tar.gz"), gpu.join("kernels.tar.gz")).unwrap();
+    fs::rename(gpu.join("out/compiled.txz"), gpu.join("compiled.txz")).unwrap();
     fs::remove_dir_all(gpu.join("kernels")).unwrap();
     fs::remove_dir_all(gpu.join("out")).unwrap();
     assert!(machine.run(&[]).status.success());
