@@ -223,4 +223,53 @@ fn time_ends_what_does_not_end_itself() {
     let (_, findings) = run(&ways, &failures, Duration::from_secs(10));
     let expected = (Precision::AllBf16, "the time was up".to_owned());
     assert_eq!(findings.failed, [expected]);
+    assert_eq!(findings.left_out, [Precision::Plain]);
+}
+
+#[test]
+fn without_time_for_all_the_rounds_are_of_two_ways() {
+    use Precision::{AllBf16, Bf16, O0, Plain};
+    let bench = Bench {
+        model: "gpt_tiny".into(),
+        batch: 1,
+        ways: vec![Plain, Bf16, O0, AllBf16],
+        rounds: 3,
+    };
+    let job = Job {
+        model: bench.model.clone(),
+        batch: bench.batch,
+        alone: bench.ways.clone(),
+        in_turn: vec![],
+        rounds: bench.rounds,
+        seconds: 0.0,
+    };
+    let init = |way| model_training(&job.model, job.batch, way, Device::flex());
+    let mut findings = Findings::default();
+    let end = measure(&job, &(), init, |event| {
+        findings.hear(event);
+        Ok(())
+    });
+    end.unwrap();
+    let rounds = [Plain, Bf16, O0, AllBf16].map(|way| findings.rounds_of(way));
+    assert_eq!(rounds, [1, 1, 0, 0]);
+    assert_eq!(findings.left_out, [O0, AllBf16]);
+
+    let mut report = Report {
+        bench: &bench,
+        findings: &findings,
+        theirs: None,
+    };
+    let ours = report.to_string();
+    for way in [O0, AllBf16] {
+        let line = format!("- {way} was left out: there was no time for it\n");
+        assert!(ours.contains(&line), "{ours}");
+        assert!(!ours.contains(&format!("| {way} | ")), "{ours}");
+    }
+    let theirs = Theirs::default();
+    report.theirs = Some(&theirs);
+    let goals = report.to_string();
+    assert!(
+        goals.contains("autocast bf16: time") && !goals.contains("autocast O0"),
+        "{goals}"
+    );
 }

@@ -67,6 +67,9 @@ impl Report<'_> {
         for (way, why) in &found.failed {
             writeln!(f, "- {way} failed: {}", one_line(why))?;
         }
+        for way in &found.left_out {
+            writeln!(f, "- {way} was left out: there was no time for it")?;
+        }
         Ok(())
     }
 
