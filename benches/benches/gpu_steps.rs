@@ -9,7 +9,7 @@ use benches::{
     Precision, is_selected, log_warnings,
     models::model_training,
     share_of_time,
-    steps::{Bench, Findings, Job, Report, TORCH_WAYS, Theirs, measure},
+    steps::{Bench, Findings, Job, Report, Theirs, measure, torch_ways},
     time_left, torch_script,
 };
 use burn::tensor::Device;
@@ -113,8 +113,5 @@ fn torch(bench: &Bench, limit: Option<Duration>) -> Theirs {
             .map_or(f64::MAX, |limit| limit.as_secs_f64())
             .to_string(),
     );
-    let ways = TORCH_WAYS
-        .into_iter()
-        .filter(|way| !way.ends_with("channels last") || bench.model.starts_with("resnet"));
-    Theirs::of(script.args(ways), limit)
+    Theirs::of(script.args(torch_ways(&bench.model)), limit)
 }
