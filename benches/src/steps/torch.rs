@@ -4,7 +4,7 @@ use std::{process::Command, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{lines_of, quartiles, unpaired_ratio};
+use crate::{lines_of, problem_of, quartiles, unpaired_ratio};
 
 /// The names of PyTorch's ways in `torch/steps.py` for a model: f32 alone, PyTorch's defaults (convolutions in TF32), TF32, and
 /// autocast. Models without convolutions have no defaults of their own, and only those that consist of convolutions have ways with
@@ -63,12 +63,7 @@ impl Theirs {
             Ok(Line::Failed { way, failed }) => theirs.problems.push(format!("{way}: {failed}")),
             Err(_) => {}
         });
-        match end {
-            Ok(Some(end)) if end.success() => {}
-            Ok(Some(end)) => theirs.problems.push(format!("its process ended: {end}")),
-            Ok(None) => theirs.problems.push("the time was up".into()),
-            Err(error) => theirs.problems.push(error.to_string()),
-        }
+        theirs.problems.extend(problem_of(end));
         theirs
     }
 
