@@ -1,8 +1,8 @@
 //! Compares fp8 products with Burn's in bf16 and with PyTorch's.
 
 use benches::{
-    Comparison, Goal, Goals, Launches, lines_of, multiplied_by, problem_of, quartiles, time_left,
-    torch_script, unpaired_ratio,
+    Comparison, Goal, Goals, Launches, Table, lines_of, multiplied_by, problem_of, quartiles,
+    time_left, torch_script, unpaired_ratio,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_fp8::{
@@ -25,6 +25,9 @@ pub(crate) const SIZES: [[usize; 3]; 7] = [
     [8_192, 4_096, 14_336],
     [8_192, 14_336, 4_096],
 ];
+
+/// The number of terms of a product that is launched like others, and computed in hardly any time.
+const FEW: usize = 128;
 
 const BF16: &str = "bf16, Burn";
 const DECODED: &str = "e4m3, decoded";
@@ -188,6 +191,33 @@ pub(crate) fn compare(size @ [m, k, n]: [usize; 3], known: &Known, device: &Devi
         }
     }
     println!("{goals}");
+    ways.retain(|(_, policy)| native.iter().any(|routine| only(*routine) == *policy));
+    note_launches(&table, &ways, size, device);
+}
+
+/// Prints in which ways a product takes less than twice the time of one with few terms: there the host, which launches it, decides
+/// about its time, not the device.
+fn note_launches(
+    table: &Table,
+    ways: &[(String, MatmulPolicy)],
+    [m, _, n]: [usize; 3],
+    device: &Device,
+) {
+    let operands = Operands::new([m, FEW, n], device);
+    let mut few = Comparison::empty("What does it take to launch a product?");
+    for (name, policy) in ways {
+        let job = || operands.by(*policy);
+        few = few.with_queue(name, job, || sync(device), is_computed);
+    }
+    for few in few.run(5).rows {
+        let (name, launching) = (&few.name, few.median);
+        if table
+            .row(name)
+            .is_some_and(|row| row.median < 2 * launching)
+        {
+            println!("- {name}: with only {FEW} terms {launching:.3?}, so launching it decides\n");
+        }
+    }
 }
 
 fn name(routine: MatmulRoutine) -> String {
