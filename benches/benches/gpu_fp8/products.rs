@@ -113,7 +113,7 @@ pub(crate) fn compare(size @ [m, k, n]: [usize; 3], known: &Known, device: &Devi
         .collect();
     let only = MatmulPolicy::Only;
     let mut ways = vec![(DECODED.to_owned(), only(MatmulRoutine::Decoded))];
-    // It is picked by trying all routines.
+    // All routines are tried for it.
     if known.broken.is_empty() {
         ways.push((PICKED.to_owned(), MatmulPolicy::Automatic));
     }
@@ -165,8 +165,12 @@ pub(crate) fn compare(size @ [m, k, n]: [usize; 3], known: &Known, device: &Devi
     for note in looked.notes {
         println!("- {note}");
     }
-    for routine in &known.broken {
-        println!("- {PICKED} is left out: it would try {routine}, which the GPU does not survive");
+    if !known.broken.is_empty() {
+        let broken: Vec<_> = known.broken.iter().map(ToString::to_string).collect();
+        let broken = broken.join(", ");
+        println!(
+            "- left out, because its first product failed: {broken}; and {PICKED}, which would try it"
+        );
     }
 
     let mut goals = Goals::new(&question);
@@ -215,7 +219,9 @@ fn note_launches(
             .row(name)
             .is_some_and(|row| row.median < 2 * launching)
         {
-            println!("- {name}: with only {FEW} terms {launching:.3?}, so launching it decides\n");
+            println!(
+                "- {name}: with only {FEW} terms it takes {launching:.3?}, so launching decides\n"
+            );
         }
     }
 }

@@ -22,7 +22,7 @@ use super::{
 pub(crate) enum Question {
     /// What does quantizing a tensor of this shape cost?
     Quantize([usize; 2]),
-    /// Does the GPU still work when this routine has computed a product of this size?
+    /// Does the GPU still work after a product of this size by this routine?
     Routine(MatmulRoutine, [usize; 3]),
     /// What does a product of this size cost?
     Product([usize; 3]),
@@ -35,7 +35,7 @@ pub(crate) enum Question {
 pub(crate) struct Known {
     /// PyTorch's products.
     pub(crate) torch: Vec<Torch>,
-    /// The routines that the GPU does not survive.
+    /// The routines whose first product failed or took too long.
     pub(crate) broken: Vec<MatmulRoutine>,
 }
 
