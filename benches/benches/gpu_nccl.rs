@@ -26,7 +26,7 @@ const SIZES: [(usize, usize, &str); 4] = [
     (1 << 26, 50, "256 MB"),
 ];
 
-/// The smallest number of elements for which the bandwidth is judged. Below, the time is that of launching a kernel.
+/// The smallest number of elements for which the bandwidth of two ranks is judged. Below, the time is that of launching a kernel.
 const JUDGED: usize = 25 << 18;
 
 /// The code of the first NCCL version that allows ranks to share a GPU.
@@ -79,7 +79,11 @@ fn compare(ranks: usize, elements: usize, rounds: usize, size: &str, limit: Opti
         format!("{:.1}", bytes / row.median.as_secs_f64() / 1e9)
     });
     println!("{table}");
-    if elements >= JUDGED {
+    if ranks == 1 {
+        println!(
+            "- not judged: of a copy on the device, which is short, the calls on the host are a large part\n"
+        );
+    } else if elements >= JUDGED {
         let mut goals = Goals::new(&question);
         let ratio = table.ratio(DIRECTLY, GROUP);
         goals.add_timed(

@@ -26,7 +26,7 @@ pub use comparison::{Comparison, Row, Table};
 pub use goals::{Goal, Goals, unpaired_ratio};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use launches::{Kernel, Launches};
-pub use lines::lines_of;
+pub use lines::{lines_of, problem_of};
 pub use memory::{Memory, Peak, peak_memory};
 pub use precision::Precision;
 pub use quartiles::quartiles;

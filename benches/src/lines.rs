@@ -56,6 +56,24 @@ pub fn lines_of(
     }
 }
 
+/// What went wrong with a program that [`lines_of`] ran, if something did.
+///
+/// ```
+/// use benches::{lines_of, problem_of};
+///
+/// let end = lines_of(&mut std::process::Command::new("false"), None, |_| ());
+/// assert_eq!(problem_of(end).unwrap(), "its process ended: exit status: 1");
+/// assert_eq!(problem_of(Ok(None)).unwrap(), "the time was up");
+/// ```
+pub fn problem_of(end: io::Result<Option<ExitStatus>>) -> Option<String> {
+    match end {
+        Ok(Some(end)) if end.success() => None,
+        Ok(Some(end)) => Some(format!("its process ended: {end}")),
+        Ok(None) => Some("the time was up".into()),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

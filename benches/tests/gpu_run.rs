@@ -363,7 +363,7 @@ fn kernels_are_kept_for_another_machine() {
     assert!(machine.run(&[]).status.success());
     assert!(!machine.root.path().join("cubecl.toml").exists());
     // Another machine has the checkout, the pack and the kernels.
-    fs::rename(gpu.join("out/kernels.tar.gz"), gpu.join("kernels.tar.gz")).unwrap();
+    fs::rename(gpu.join("out/compiled.txz"), gpu.join("compiled.txz")).unwrap();
     fs::remove_dir_all(gpu.join("kernels")).unwrap();
     fs::remove_dir_all(gpu.join("out")).unwrap();
     assert!(machine.run(&[]).status.success());
@@ -493,11 +493,38 @@ fn tests_find_their_fixtures_or_are_left_out() {
     assert_eq!(machine.program("test-amp")["passed"], 1);
 }
 
+/// The launcher's folder is inside the root of the build, which must be a link, not a folder that was made for the launcher.
+#[test]
+fn the_launcher_and_the_fixtures_have_the_same_root() {
+    let Some(machine) = Machine::new(&[("bin-burn-ddp", "echo launched")]) else {
+        return;
+    };
+    let root = machine.root.path();
+    let built = root.join("where it was/built");
+    let launcher = built.join("target/release/burn-ddp");
+    let launches = format!("'{}' && {PASSES}", launcher.display());
+    let reads = format!("cat '{}/fixture' && {PASSES}", built.display());
+    write_program(&root.join("pack/gpu/test-ddp"), &launches);
+    write_program(&root.join("pack/gpu/test-fp8"), &reads);
+    fs::write(root.join("pack/gpu/launcher"), launcher.to_str().unwrap()).unwrap();
+    fs::write(root.join("fixture"), "").unwrap();
+    machine.pack_of(&built);
+    assert!(machine.run(&["tests"]).status.success());
+    for test in ["test-ddp", "test-fp8"] {
+        assert_eq!(machine.program(test)["passed"], 1, "{test}");
+    }
+    assert_eq!(
+        fs::canonicalize(&built).unwrap(),
+        root.canonicalize().unwrap()
+    );
+}
+
 #[test]
 fn a_pack_brings_what_pytorch_lacks() {
     let brings = ["cuda/include/crt/mma.h", "cuda/include/cccl/cuda/barrier"];
     let looks = "cd \"$CUDA_PATH/include\" && ls crt/mma.h cccl/cuda/barrier cuda_fp8.h &&
-        ls \"${LD_LIBRARY_PATH%%:*}/libcublasLt.so\" && echo 'test result: ok. 1 passed; 0 failed'";
+        cd \"${LD_LIBRARY_PATH%%:*}\" && ls libcublasLt.so libnvrtc-builtins.so.13.0 &&
+        echo 'test result: ok. 1 passed; 0 failed'";
     let Some(machine) = Machine::with_build("cpp", &brings, &[("test-amp", looks)]) else {
         return;
     };
@@ -511,7 +538,13 @@ fn a_pack_brings_what_pytorch_lacks() {
     ] {
         write_empty(&site.join("nvidia/cu13/include").join(file));
     }
-    write_empty(&site.join("nvidia/cu13/lib/libcublasLt.so.13"));
+    for library in [
+        "libcublasLt.so.13",
+        "libnvrtc.so.13",
+        "libnvrtc-builtins.so.13.0",
+    ] {
+        write_empty(&site.join("nvidia/cu13/lib").join(library));
+    }
     let variables = [("PYTHONPATH", site.to_str().unwrap())];
     assert!(machine.run_with(&variables, &[]).status.success());
     assert_eq!(machine.program("test-amp")["passed"], 1);

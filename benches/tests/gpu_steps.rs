@@ -216,6 +216,40 @@ fn ways_that_share_few_rounds_are_not_judged() {
     }
 }
 
+/// In each layout by itself: the ways in TF32 take different times too.
+#[test]
+fn the_gain_is_compared_with_the_largest_of_pytorch() {
+    use Precision::{Bf16, Plain};
+    let bench = Bench {
+        model: "resnet50".into(),
+        batch: 64,
+        ways: vec![Plain, Bf16],
+        rounds: 3,
+    };
+    let mut findings = Findings::default();
+    for _ in 0..3 {
+        findings.hear(Event::Round(vec![(Plain, 3.0), (Bf16, 1.0)]));
+    }
+    let theirs = r#"{"way": "TF32", "seconds": [4.0, 4.0, 4.0], "bytes": 0}
+{"way": "bf16 autocast", "seconds": [2.0, 2.0, 2.0], "bytes": 0}
+{"way": "TF32, channels last", "seconds": [3.0, 3.0, 3.0], "bytes": 0}
+{"way": "bf16 autocast, channels last", "seconds": [1.0, 1.0, 1.0], "bytes": 0}"#;
+    let theirs = Theirs::of(Command::new("echo").arg(theirs), None);
+    let report = Report {
+        bench: &bench,
+        findings: &findings,
+        theirs: Some(&theirs),
+    };
+    let printed = report.to_string();
+    for line in [
+        "| PyTorch's TF32, of its bf16 autocast | 2.000 |  |",
+        "| PyTorch's TF32, channels last, of its bf16 autocast, channels last | 3.000 |  |",
+        "| autocast bf16: how many times as fast as plain f32, of PyTorch's over TF32, channels last | 1.000 |  | at least 1.000 | met |",
+    ] {
+        assert!(printed.contains(line), "{line} in {printed}");
+    }
+}
+
 #[test]
 fn time_ends_what_does_not_end_itself() {
     let ways = [Precision::AllBf16, Precision::Plain];
@@ -223,4 +257,53 @@ fn time_ends_what_does_not_end_itself() {
     let (_, findings) = run(&ways, &failures, Duration::from_secs(10));
     let expected = (Precision::AllBf16, "the time was up".to_owned());
     assert_eq!(findings.failed, [expected]);
+    assert_eq!(findings.left_out, [Precision::Plain]);
+}
+
+#[test]
+fn without_time_for_all_the_rounds_are_of_two_ways() {
+    use Precision::{AllBf16, Bf16, O0, Plain};
+    let bench = Bench {
+        model: "gpt_tiny".into(),
+        batch: 1,
+        ways: vec![Plain, Bf16, O0, AllBf16],
+        rounds: 3,
+    };
+    let job = Job {
+        model: bench.model.clone(),
+        batch: bench.batch,
+        alone: bench.ways.clone(),
+        in_turn: vec![],
+        rounds: bench.rounds,
+        seconds: 0.0,
+    };
+    let init = |way| model_training(&job.model, job.batch, way, Device::flex());
+    let mut findings = Findings::default();
+    let end = measure(&job, &(), init, |event| {
+        findings.hear(event);
+        Ok(())
+    });
+    end.unwrap();
+    let rounds = [Plain, Bf16, O0, AllBf16].map(|way| findings.rounds_of(way));
+    assert_eq!(rounds, [1, 1, 0, 0]);
+    assert_eq!(findings.left_out, [O0, AllBf16]);
+
+    let mut report = Report {
+        bench: &bench,
+        findings: &findings,
+        theirs: None,
+    };
+    let ours = report.to_string();
+    for way in [O0, AllBf16] {
+        let line = format!("- {way} was left out: there was no time for it\n");
+        assert!(ours.contains(&line), "{ours}");
+        assert!(!ours.contains(&format!("| {way} | ")), "{ours}");
+    }
+    let theirs = Theirs::default();
+    report.theirs = Some(&theirs);
+    let goals = report.to_string();
+    assert!(
+        goals.contains("autocast bf16: time") && !goals.contains("autocast O0"),
+        "{goals}"
+    );
 }

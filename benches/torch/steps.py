@@ -112,7 +112,7 @@ def synchronize():
 
 def measure(name, batch, way, until):
     # f32 is f32; by PyTorch's defaults convolutions are in TF32. Burn's tuner may pick TF32 for both.
-    torch.backends.cuda.matmul.allow_tf32 = way == "TF32"
+    torch.backends.cuda.matmul.allow_tf32 = "TF32" in way
     torch.backends.cudnn.allow_tf32 = way != "f32"
     torch.backends.cudnn.benchmark = True
     low, last = "bf16 autocast" in way, "channels last" in way

@@ -1,6 +1,6 @@
 //! Compares casts with a copy.
 
-use benches::{Comparison, Goal, Goals, Table};
+use benches::{Comparison, Goal, Goals, Table, time_left};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_fp8::{Fp8Format, Fp8Tensor};
 use cudarc::driver::CudaContext;
@@ -27,7 +27,7 @@ const BYTES: [(&str, usize); 5] = [
     (TRANSPOSE, 4),
 ];
 
-pub(crate) fn compare(shape: [usize; 2], device: &Device, limit: Option<Duration>) {
+pub(crate) fn compare(shape: [usize; 2], device: &Device) {
     let [rows, columns] = shape;
     let inputs = [(); INPUTS].map(|()| random(shape, device));
     let scale = Tensor::<1>::ones([1], device);
@@ -37,7 +37,7 @@ pub(crate) fn compare(shape: [usize; 2], device: &Device, limit: Option<Duration
 
     let question = format!("What does quantizing {shape:?} in bf16 cost?");
     let table = Comparison::empty(&question)
-        .within(limit)
+        .within(time_left())
         .with_time(COPY, copy(rows * columns * 2));
     let table = queued(table, "x + 1", &inputs, |x| x + 1.0, is_computed);
     let own = |x| Fp8Tensor::quantize(x, FORMAT);

@@ -1,6 +1,6 @@
 //! Compares training steps of a layer.
 
-use benches::{Comparison, Goal, Goals, Precision, Training};
+use benches::{Comparison, Goal, Goals, Precision, Training, time_left};
 use burn::{
     module::Module,
     nn::{Linear, LinearConfig},
@@ -8,7 +8,7 @@ use burn::{
     tensor::{Device, Distribution, Tensor},
 };
 use burn_fp8::{Fp8Linear, recipe::DelayedScaling};
-use std::{cell::RefCell, time::Duration};
+use std::cell::RefCell;
 
 use super::sync;
 
@@ -40,7 +40,7 @@ fn steps<M: Module + 'static>(
     })
 }
 
-pub(crate) fn compare(shape: [usize; 3], device: &Device, limit: Option<Duration>) {
+pub(crate) fn compare(shape: [usize; 3], device: &Device) {
     let [rows, from, to] = shape;
     let config = LinearConfig::new(from, to).with_bias(false);
     let linear = |precision: Precision| {
@@ -80,7 +80,7 @@ pub(crate) fn compare(shape: [usize; 3], device: &Device, limit: Option<Duration
         .into_iter()
         .map(|(name, training)| (name, RefCell::new(training)))
         .collect();
-    let mut table = Comparison::empty(&question).within(limit);
+    let mut table = Comparison::empty(&question).within(time_left());
     for (name, training) in &ways {
         table = table.with(name, || training.borrow_mut().step());
     }

@@ -1,56 +1,62 @@
 //! What do fp8 casts, products and layers cost on a GPU, compared with a copy, Burn's products and layers in bf16, and PyTorch's
-//! `torch._scaled_mm` (cuBLASLt), if it is installed? Arguments choose questions by name.
+//! `torch._scaled_mm` (cuBLASLt), if it is installed? Arguments choose questions by name: `quantize`, `product`, `linear`, or one of
+//! their sizes.
 
 mod casts;
 mod layers;
 mod products;
+mod question;
 
 use benches::{is_selected, log_warnings, share_of_time, time_left};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    process::ExitCode,
-    time::Duration,
-};
+use question::{Known, Question};
+use std::process::ExitCode;
+
+/// A routine's first product may take one of so many parts of the time that is left.
+const FIRST: usize = 8;
 
 fn main() -> ExitCode {
     log_warnings();
     // The time limit counts from here.
     time_left();
-    let device = Device::cuda(0);
-    let shapes = selected(&casts::SHAPES, |shape| format!("quantize {shape:?}"));
-    let sizes = selected(&products::SIZES, |[m, k, n]| format!("product {m}x{k}x{n}"));
-    let layers = selected(&layers::SHAPES, |[rows, from, to]| {
-        format!("linear {rows}x{from}x{to}")
-    });
-    let torch = products::torch(&sizes);
-    let mut left = shapes.len() + sizes.len() + layers.len();
-    let mut failed = false;
-    // If one question fails, the others are still asked, and share the time that is left.
-    let mut ask = |question: &dyn Fn(Option<Duration>)| {
-        let share = share_of_time(left);
-        left -= 1;
-        let end = catch_unwind(AssertUnwindSafe(|| question(share)));
-        failed |= end.is_err();
-    };
-    for shape in shapes {
-        ask(&|share| casts::compare(shape, &device, share));
+    if let Some((question, known)) = Question::of_this_process() {
+        question.answer(&known, &Device::cuda(0));
+        return ExitCode::SUCCESS;
     }
-    for size in sizes {
-        ask(&|share| products::compare(size, &device, &torch, share));
-    }
-    for shape in layers {
-        ask(&|share| layers::compare(shape, &device, share));
+    let casts = casts::SHAPES.map(Question::Quantize).into_iter();
+    let products = products::SIZES.map(Question::Product);
+    let layers = layers::SHAPES.map(Question::Linear);
+    let questions = casts.chain(products).chain(layers);
+    let questions: Vec<_> = questions
+        .filter(|question| is_selected(&question.to_string()))
+        .collect();
+    let known = known_before(&questions);
+    let mut failed = !known.broken.is_empty();
+    for (number, question) in questions.iter().enumerate() {
+        // A question may take half of the time that is left, so that one that hangs leaves time to the others, and the last all.
+        let limit = share_of_time((questions.len() - number).min(2));
+        failed |= !question.ask(&known, limit);
     }
     ExitCode::from(u8::from(failed))
 }
 
-fn selected<const N: usize>(
-    all: &[[usize; N]],
-    name: impl Fn(&[usize; N]) -> String,
-) -> Vec<[usize; N]> {
-    let all = all.iter().copied();
-    all.filter(|one| is_selected(&name(one))).collect()
+/// What the questions about products need: PyTorch's products, and which routines cannot be asked for.
+fn known_before(questions: &[Question]) -> Known {
+    let sizes = questions.iter().filter_map(|question| match question {
+        Question::Product(size) => Some(*size),
+        _ => None,
+    });
+    let sizes: Vec<_> = sizes.collect();
+    let mut known = Known::default();
+    if let Some(first) = sizes.first() {
+        known.torch = products::torch(&sizes);
+        for routine in products::native_routines() {
+            if !Question::Routine(routine, *first).ask(&known, share_of_time(FIRST)) {
+                known.broken.push(routine);
+            }
+        }
+    }
+    known
 }
 
 fn random(shape: [usize; 2], device: &Device) -> Tensor<2> {

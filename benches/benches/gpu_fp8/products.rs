@@ -1,8 +1,8 @@
 //! Compares fp8 products with Burn's in bf16 and with PyTorch's.
 
 use benches::{
-    Comparison, Goal, Goals, Launches, lines_of, multiplied_by, quartiles, time_left, torch_script,
-    unpaired_ratio,
+    Comparison, Goal, Goals, Launches, Table, lines_of, multiplied_by, problem_of, quartiles,
+    time_left, torch_script, unpaired_ratio,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_fp8::{
@@ -10,10 +10,10 @@ use burn_fp8::{
     kernels::{MatmulPolicy, MatmulRoutine, set_matmul_policy},
     scaled_matmul,
 };
-use serde::Deserialize;
-use std::{cell::Cell, collections::BTreeMap, process::Command, time::Duration};
+use serde::{Deserialize, Serialize};
+use std::{cell::Cell, collections::BTreeMap, process::Command};
 
-use super::{distance, is_computed, random, sync};
+use super::{distance, is_computed, question::Known, random, sync};
 
 /// M, K and N, for square matrices, and for the layers of a language model of width 4,096 over 8,192 tokens.
 pub(crate) const SIZES: [[usize; 3]; 7] = [
@@ -26,12 +26,15 @@ pub(crate) const SIZES: [[usize; 3]; 7] = [
     [8_192, 14_336, 4_096],
 ];
 
+/// The number of terms of a product that is launched like others, and computed in hardly any time.
+const FEW: usize = 128;
+
 const BF16: &str = "bf16, Burn";
 const DECODED: &str = "e4m3, decoded";
 const PICKED: &str = "e4m3, as it is picked";
 
 /// PyTorch's products of one size: a line that `torch/scaled_mm.py` prints.
-#[derive(Clone, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Torch {
     size: [usize; 3],
     /// The seconds that a product takes, round by round.
@@ -44,22 +47,15 @@ pub(crate) struct Torch {
 /// Times PyTorch's products of some sizes, if it is installed, in at most a quarter of the time that is left.
 pub(crate) fn torch(sizes: &[[usize; 3]]) -> Vec<Torch> {
     let mut found: Vec<Torch> = Vec::new();
-    if sizes.is_empty() {
-        return found;
-    }
     let mut script = torch_script("scaled_mm.py");
     script.args(sizes.iter().map(|[m, k, n]| format!("{m}x{k}x{n}")));
     let limit = time_left().map(|left| left / 4);
     let end = lines_of(&mut script, limit, |line| {
         found.extend(serde_json::from_str::<Torch>(line));
     });
-    let problem = match end {
-        Ok(Some(end)) if end.success() => return found,
-        Ok(Some(end)) => end.to_string(),
-        Ok(None) => "the time was up".into(),
-        Err(error) => error.to_string(),
-    };
-    println!("PyTorch's products could not all be timed: {problem}\n");
+    if let Some(problem) = problem_of(end) {
+        println!("PyTorch's products could not all be timed: {problem}\n");
+    }
     found
 }
 
@@ -98,23 +94,29 @@ fn sets([m, k, n]: [usize; 3]) -> usize {
     ((128 << 20) / (m * k + k * n)).clamp(2, 16)
 }
 
-pub(crate) fn compare(
-    size @ [m, k, n]: [usize; 3],
-    device: &Device,
-    torch: &[Torch],
-    limit: Option<Duration>,
-) {
-    let native = native_routines();
-    let torch = torch.iter().find(|torch| torch.size == size);
+/// Computes one product by a routine, and panics if the GPU does not work any more. Whether the product is right is not asked.
+pub(crate) fn compute_one(routine: MatmulRoutine, size: [usize; 3], device: &Device) {
+    let product = Operands::new(size, device).by(MatmulPolicy::Only(routine));
+    if let Err(error) = product.slice([0..1, 0..1]).try_into_data() {
+        eprintln!("{routine}: {error}");
+    }
+    is_computed(random([1, 1], device));
+}
+
+pub(crate) fn compare(size @ [m, k, n]: [usize; 3], known: &Known, device: &Device) {
+    let mut native = native_routines();
+    native.retain(|routine| !known.broken.contains(routine));
+    let torch = known.torch.iter().find(|torch| torch.size == size);
     let question = format!("What does a product cost? [{m}, {k}] by [{k}, {n}]");
     let operands: Vec<Operands> = (0..sets(size))
         .map(|_| Operands::new(size, device))
         .collect();
     let only = MatmulPolicy::Only;
-    let mut ways = vec![
-        (DECODED.to_owned(), only(MatmulRoutine::Decoded)),
-        (PICKED.to_owned(), MatmulPolicy::Automatic),
-    ];
+    let mut ways = vec![(DECODED.to_owned(), only(MatmulRoutine::Decoded))];
+    // All routines are tried for it.
+    if known.broken.is_empty() {
+        ways.push((PICKED.to_owned(), MatmulPolicy::Automatic));
+    }
     ways.extend(
         native
             .iter()
@@ -128,7 +130,7 @@ pub(crate) fn compare(
         &operands[turn.get() % operands.len()]
     };
     let wait = || sync(device);
-    let mut table = Comparison::empty(&question).within(limit);
+    let mut table = Comparison::empty(&question).within(time_left());
     table = table.with_queue(BF16, || next().bf16(), wait, is_computed);
     for (name, policy) in &ways {
         let job = || next().by(*policy);
@@ -163,6 +165,13 @@ pub(crate) fn compare(
     for note in looked.notes {
         println!("- {note}");
     }
+    if !known.broken.is_empty() {
+        let broken: Vec<_> = known.broken.iter().map(ToString::to_string).collect();
+        let broken = broken.join(", ");
+        println!(
+            "- left out, because its first product failed: {broken}; and {PICKED}, which would try it"
+        );
+    }
 
     let mut goals = Goals::new(&question);
     let library = name(MatmulRoutine::CublasLt);
@@ -186,6 +195,35 @@ pub(crate) fn compare(
         }
     }
     println!("{goals}");
+    ways.retain(|(_, policy)| native.iter().any(|routine| only(*routine) == *policy));
+    note_launches(&table, &ways, size, device);
+}
+
+/// Prints in which ways a product takes less than twice the time of one with few terms: there the host, which launches it, decides
+/// about its time, not the device.
+fn note_launches(
+    table: &Table,
+    ways: &[(String, MatmulPolicy)],
+    [m, _, n]: [usize; 3],
+    device: &Device,
+) {
+    let operands = Operands::new([m, FEW, n], device);
+    let mut few = Comparison::empty("What does it take to launch a product?");
+    for (name, policy) in ways {
+        let job = || operands.by(*policy);
+        few = few.with_queue(name, job, || sync(device), is_computed);
+    }
+    for few in few.run(5).rows {
+        let (name, launching) = (&few.name, few.median);
+        if table
+            .row(name)
+            .is_some_and(|row| row.median < 2 * launching)
+        {
+            println!(
+                "- {name}: with only {FEW} terms it takes {launching:.3?}, so launching decides\n"
+            );
+        }
+    }
 }
 
 fn name(routine: MatmulRoutine) -> String {
@@ -253,7 +291,7 @@ fn look(
 
 /// The routines that multiply fp8 natively on this GPU: those for its tensor cores, if they are compiled in (others would be
 /// emulated), and cuBLASLt (if it is not installed, another routine is used, and `look` removes it).
-fn native_routines() -> Vec<MatmulRoutine> {
+pub(crate) fn native_routines() -> Vec<MatmulRoutine> {
     let query = ["--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"];
     let output = Command::new("nvidia-smi").args(query).output();
     let capability = output.map_or_else(|_| Vec::new(), |output| output.stdout);

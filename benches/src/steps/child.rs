@@ -15,9 +15,12 @@ const ALONE: usize = 3;
 const WATCHED: usize = 8;
 /// Timed steps of a way in one round, after one step in which it allocates its memory again.
 const IN_TURN: u32 = 2;
+/// The fraction of the job's seconds after which no other way begins by itself, so that there is time for rounds.
+const BY_ITSELF: f64 = 0.6;
 
 /// Does a job: runs the training that `init` returns for each way, on a device with this memory, and passes what is found to
-/// `tell`. First each way runs by itself, then all ways in turn.
+/// `tell`. First each way runs by itself, then all ways in turn. If the first takes too long, the rounds begin as soon as there are
+/// two ways, and the ways that are not ready are [left out](Event::LeftOut).
 ///
 /// Free memory is released before each turn, because all ways together may hold more than the device has.
 ///
@@ -30,7 +33,12 @@ pub fn measure(
     mut tell: impl FnMut(Event) -> io::Result<()>,
 ) -> io::Result<()> {
     let start = Instant::now();
-    for &way in &job.alone {
+    let mut ready = job.in_turn.clone();
+    for (number, &way) in job.alone.iter().enumerate() {
+        if ready.len() > 1 && start.elapsed().as_secs_f64() > BY_ITSELF * job.seconds {
+            tell(Event::LeftOut(job.alone[number..].to_vec()))?;
+            break;
+        }
         tell(Event::Begins(way))?;
         memory.release();
         let before = memory.in_use();
@@ -38,13 +46,13 @@ pub fn measure(
             Ok(found) => tell(found)?,
             Err(why) => return tell(failed(way, why)),
         }
+        ready.push(way);
         // Layered devices release dropped tensors a little later.
         thread::sleep(Duration::from_millis(200));
     }
 
-    let ways = job.in_turn.iter().chain(&job.alone);
     let mut trainings = Vec::new();
-    for &way in ways {
+    for way in ready {
         tell(Event::Begins(way))?;
         memory.release();
         let mut training = init(way);

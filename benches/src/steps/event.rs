@@ -13,7 +13,7 @@ pub struct Job {
     pub model: String,
     /// The number of images or texts in a batch.
     pub batch: usize,
-    /// The ways to measure by themselves first: does the way train, and in how much memory?
+    /// The ways to measure by themselves first, while there is time: does the way train, and in how much memory?
     pub alone: Vec<Precision>,
     /// The ways to time in turn with those of `alone`. They were measured by themselves before.
     pub in_turn: Vec<Precision>,
@@ -54,6 +54,8 @@ pub enum Event {
         /// How often the device was polled in a step.
         polls: f64,
     },
+    /// Ways that are not measured, because there is no time for them.
+    LeftOut(Vec<Precision>),
     /// The seconds that a step of each way took in one round.
     Round(Vec<(Precision, f64)>),
     /// A way does not train. The process ends.

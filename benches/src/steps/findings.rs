@@ -12,6 +12,8 @@ pub struct Findings {
     pub rounds: Vec<Vec<(Precision, f64)>>,
     /// The ways that failed, and the reasons.
     pub failed: Vec<(Precision, String)>,
+    /// The ways that there was no time for.
+    pub left_out: Vec<Precision>,
 }
 
 /// The result of a way by itself.
@@ -43,6 +45,7 @@ impl Findings {
                 bytes,
                 polls,
             }),
+            Event::LeftOut(ways) => self.left_out.extend(ways),
             Event::Round(times) => self.rounds.push(times),
             Event::Failed { way, why } => self.failed.push((way, why)),
         }

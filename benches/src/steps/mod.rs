@@ -16,4 +16,4 @@ pub use event::{Event, Job};
 pub use findings::{Alone, Findings};
 pub use parent::Bench;
 pub use report::Report;
-pub use torch::{TORCH_WAYS, Theirs};
+pub use torch::{Theirs, torch_ways};

@@ -16,7 +16,7 @@ pub struct Bench {
     pub model: String,
     /// The number of images or texts in a batch.
     pub batch: usize,
-    /// The ways. Each is measured even if others fail.
+    /// The ways, of which the most important are the first. Each is measured even if others fail.
     pub ways: Vec<Precision>,
     /// The number of rounds in which ways are timed in turn.
     pub rounds: usize,
@@ -25,7 +25,7 @@ pub struct Bench {
 impl Bench {
     /// Measures the ways in processes that `command` starts, which [do](super::measure) the job that they
     /// [get](Job::of_this_process): to measure the ways that are left. The last process is killed after `limit`; no round begins
-    /// after 80 % of it.
+    /// after 80 % of it. Ways that there is no time for are left out.
     ///
     /// # Errors
     /// If a process cannot be started, or ends before it begins with a way. Earlier results are in the findings.
@@ -57,6 +57,9 @@ impl Bench {
                 findings.hear(Event::Failed { way, why });
             }
             if end.is_none() {
+                let left = self.left_of(findings);
+                let alone = left.map(|job| job.alone).unwrap_or_default();
+                findings.hear(Event::LeftOut(alone));
                 return Ok(());
             }
         }
@@ -65,9 +68,11 @@ impl Bench {
 
     /// The job with everything that is still to be measured.
     fn left_of(&self, findings: &Findings) -> Option<Job> {
-        let alive = self.ways.iter().filter(|way| !findings.has_failed(**way));
-        let (in_turn, alone): (Vec<_>, Vec<_>) =
-            alive.partition(|way| findings.alone(**way).is_some());
+        let mut alive = self.ways.clone();
+        alive.retain(|way| !findings.has_failed(*way) && !findings.left_out.contains(way));
+        let (in_turn, alone): (Vec<_>, Vec<_>) = alive
+            .into_iter()
+            .partition(|way| findings.alone(*way).is_some());
         let rounds = self.rounds.saturating_sub(findings.rounds.len());
         let more = rounds > 0 && in_turn.len() > 1;
         (more || !alone.is_empty()).then(|| Job {
@@ -78,5 +83,37 @@ impl Bench {
             rounds,
             seconds: f64::MAX,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Precision::{Bf16, O0, Plain};
+
+    #[test]
+    fn what_is_left_out_stays_so() {
+        let bench = Bench {
+            model: "gpt2".into(),
+            batch: 1,
+            ways: vec![Plain, Bf16, O0],
+            rounds: 10,
+        };
+        let mut findings = Findings::default();
+        for way in [Plain, Bf16] {
+            findings.hear(Event::Alone {
+                way,
+                seconds: vec![1.0; 3],
+                bytes: 0,
+                polls: 1.0,
+            });
+        }
+        let asked = |findings: &Findings| {
+            let job = bench.left_of(findings).unwrap();
+            (job.alone, job.in_turn)
+        };
+        assert_eq!(asked(&findings), (vec![O0], vec![Plain, Bf16]));
+        findings.hear(Event::LeftOut(vec![O0]));
+        assert_eq!(asked(&findings), (vec![], vec![Plain, Bf16]));
     }
 }

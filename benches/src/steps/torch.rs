@@ -4,17 +4,27 @@ use std::{process::Command, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{lines_of, quartiles};
+use crate::{lines_of, problem_of, quartiles, unpaired_ratio};
 
-/// The names of PyTorch's ways in `torch/steps.py`: f32 alone, PyTorch's defaults (convolutions in TF32), TF32, and autocast. The
-/// last way is for models with convolutions.
-pub const TORCH_WAYS: [&str; 5] = [
-    "f32",
-    "defaults",
-    "TF32",
-    "bf16 autocast",
-    "bf16 autocast, channels last",
-];
+/// The names of PyTorch's ways in `torch/steps.py` for a model: f32 alone, PyTorch's defaults (convolutions in TF32), TF32, and
+/// autocast. Models without convolutions have no defaults of their own, and only those that consist of convolutions have ways with
+/// channels last.
+///
+/// ```
+/// use benches::steps::torch_ways;
+///
+/// assert_eq!(torch_ways("gpt2"), ["f32", "TF32", "bf16 autocast"]);
+/// ```
+pub fn torch_ways(model: &str) -> Vec<&'static str> {
+    let mut ways = vec!["f32", "TF32", "bf16 autocast"];
+    if !model.starts_with("gpt") {
+        ways.push("defaults");
+    }
+    if model.starts_with("resnet") {
+        ways.extend(["TF32, channels last", "bf16 autocast, channels last"]);
+    }
+    ways
+}
 
 /// The results of `torch/steps.py`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,18 +63,18 @@ impl Theirs {
             Ok(Line::Failed { way, failed }) => theirs.problems.push(format!("{way}: {failed}")),
             Err(_) => {}
         });
-        match end {
-            Ok(Some(end)) if end.success() => {}
-            Ok(Some(end)) => theirs.problems.push(format!("its process ended: {end}")),
-            Ok(None) => theirs.problems.push("the time was up".into()),
-            Err(error) => theirs.problems.push(error.to_string()),
-        }
+        theirs.problems.extend(problem_of(end));
         theirs
     }
 
     /// The seconds that a step of a way takes: lower quartile, median and upper quartile.
     pub fn seconds(&self, way: &str) -> Option<[f64; 3]> {
         Some(self.cost(way)?.quartiles())
+    }
+
+    /// The ratio of a way's time to another's (lower quartile, median, upper quartile), which were not measured in turn.
+    pub fn ratio(&self, of: &str, to: &str) -> Option<[f64; 3]> {
+        Some(unpaired_ratio(self.seconds(of)?, self.seconds(to)?))
     }
 
     /// The costs of a way, if it was measured.
@@ -85,6 +95,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn convolutions_have_ways_of_their_own() {
+        let has = |model, way| torch_ways(model).contains(&way);
+        let models = ["resnet50", "vit_b_16", "gpt2"];
+        assert_eq!(
+            models.map(|model| has(model, "defaults")),
+            [true, true, false]
+        );
+        let last = models.map(|model| has(model, "TF32, channels last"));
+        assert_eq!(last, [true, false, false]);
+    }
+
+    #[test]
     fn a_way_that_fails_leaves_the_others() {
         let script = r#"echo '{"way": "f32", "failed": "out of memory"}'
             echo 'a warning'
@@ -94,6 +116,7 @@ mod tests {
         assert_eq!(theirs.seconds("TF32"), Some([1.5, 2.0, 2.5]));
         assert_eq!(theirs.cost("TF32").unwrap().bytes, 7);
         assert_eq!(theirs.seconds("f32"), None);
+        assert_eq!(theirs.ratio("TF32", "f32"), None);
         assert_eq!(theirs.problems[0], "f32: out of memory");
         assert!(theirs.problems[1].contains("1"), "{:?}", theirs.problems);
     }

@@ -8,7 +8,7 @@ use burn_fp8::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity};
 
 use super::{
     device::Random,
-    routines::{cube_devices, float, floats, routines, spec},
+    routines::{cube_devices, float, floats, log_next, routines, spec},
 };
 
 /// An operand of normally distributed numbers, or its transpose, with a scale for each row, column or block; and its values.
@@ -70,6 +70,10 @@ fn errors(
     let (lhs, lhs_scale, x) = scaled(&mut random, [2, m, k], left, transposed[0], device);
     let (rhs, rhs_scale, y) = scaled(&mut random, [1, k, n], right, transposed[1], device);
     let bias: Vec<f32> = random.normals(n);
+    log_next(
+        device,
+        format_args!("[{m}, {k}] by [{k}, {n}], {granularities:?}, {policy:?}"),
+    );
     let product = floats(matmul_blocks_by(
         policy,
         [lhs, rhs],
@@ -205,6 +209,7 @@ fn partial_sums_keep_precision() {
             let one = || float(vec![1.0], &[1], &device);
             let policy = MatmulPolicy::Only(routine);
             let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
+            log_next(&device, format_args!("{TERMS} terms, {routine}"));
             let sum = floats(matmul_by(policy, codes, [one(), one()], Bias::None, spec))[0];
             let error = error(f64::from(sum));
             assert!(error < lost / 8.0, "{routine}: {error} against {lost}");

@@ -2,6 +2,11 @@
 //!
 //! Operands are small integers, so that all sums are exact, even in the 14 bits of a tensor core's accumulator.
 
+use std::{
+    fmt,
+    io::{self, Write},
+};
+
 use burn::backend::{
     Backend,
     ops::{FloatTensorOps, IntTensorOps},
@@ -108,6 +113,15 @@ pub(crate) fn routines(device: &CubeDevice) -> Vec<MatmulRoutine> {
     routines
 }
 
+/// Logs what a GPU computes next, so that a kernel that never ends has a name. The test harness keeps what `eprintln!` writes until
+/// the test ends.
+pub(crate) fn log_next(device: &CubeDevice, next: fmt::Arguments<'_>) {
+    if matches!(device, CubeDevice::Cuda(_)) {
+        let mut log = io::stderr().lock();
+        writeln!(log, "next: {next}").unwrap();
+    }
+}
+
 /// Edges of tiles, steps and chunks, and operands with and without the layout that tensor cores read.
 #[test]
 fn sums_are_exact() {
@@ -134,6 +148,7 @@ fn sums_are_exact() {
                 ];
                 let spec = spec(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::F32);
                 let policy = MatmulPolicy::Only(routine);
+                log_next(&device, format_args!("{left:?} by {right:?}, {routine}"));
                 let actual = matmul_by(policy, codes, [one(), one()], Bias::None, spec);
                 assert_eq!(floats(actual), expected, "{left:?} by {right:?}, {routine}");
             }
@@ -181,6 +196,7 @@ fn gaps_between_rows_are_not_read() {
                 let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
                 let policy = MatmulPolicy::Only(routine);
                 let codes = [lhs.clone(), rhs.clone()];
+                log_next(&device, format_args!("{k} terms with gaps, {routine}"));
                 let actual = matmul_by(policy, codes, [one(), one()], Bias::None, spec);
                 assert_eq!(floats(actual), expected, "{k} terms, {routine}");
             }
@@ -265,6 +281,10 @@ fn formats_scales_bias_and_output_dtypes() {
                 let bias = Bias::Row(float(bias.to_vec(), &[5], &device));
                 let spec = spec(left, right, dtype);
                 let policy = MatmulPolicy::Only(routine);
+                log_next(
+                    &device,
+                    format_args!("[6, 33] by [33, 5], {routine}, {spec:?}"),
+                );
                 let actual = floats(matmul_by(policy, codes, scales, bias, spec));
                 for (actual, expected) in actual.into_iter().zip(&expected) {
                     let error = (actual - expected).abs();
@@ -297,6 +317,7 @@ fn every_policy_gives_the_product() {
             let codes = [&lhs, &rhs].map(|side| side.codes(Fp8Format::E4M3, &device));
             let one = || float(vec![1.0], &[1], &device);
             let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
+            log_next(&device, format_args!("[6, 32] by [32, 5], {policy:?}"));
             let actual = matmul_by(policy, codes, [one(), one()], Bias::None, spec);
             assert_eq!(floats(actual), expected, "{policy:?}");
         }
@@ -316,6 +337,7 @@ fn a_product_without_terms_is_the_bias() {
             let bias = Bias::Row(float(vec![1.0, -2.0, 0.5], &[3], &device));
             let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
             let policy = MatmulPolicy::Only(routine);
+            log_next(&device, format_args!("[2, 0] by [0, 3], {routine}"));
             let actual = matmul_by(policy, codes, [one(), one()], bias, spec);
             assert_eq!(floats(actual), [1.0, -2.0, 0.5, 1.0, -2.0, 0.5]);
         }
