@@ -13,6 +13,7 @@ mod layer;
 mod layer_set;
 mod layers;
 mod lease;
+mod messenger;
 mod on_stream;
 mod op;
 mod ops;

@@ -4,17 +4,24 @@
 //! thread enters or leaves a [scope](crate::scoped), it sends a custom op to every layered device, which arrives between the ops
 //! before and after it. The scope itself is left in the device's [`Scopes`], because the device is in the same process.
 //!
+//! Every device is told, because a thread may use any of them next. The queue to a device is short, and stays full while another
+//! thread waits for the device, perhaps for something that this thread has yet to do. So with several devices, a [`Messenger`] of each
+//! sends the custom op, and a thread waits for it only for a while.
+//!
 //! (Burn gives each op the stream of its thread. A stream for each scope would tell devices as well, but on plain devices CubeCL
 //! synchronizes different streams, and does not order an op that changes a tensor of another stream in place.)
 
-use crate::{LayerSet, scope::Scope};
+use crate::{
+    LayerSet,
+    messenger::{Messenger, Sent},
+    scope::Scope,
+};
 use burn::{backend::DispatchDevice, tensor::Device};
-use burn_ir::CustomOpIr;
 use burn_remote::CustomOpClient;
 use burn_std::id::StreamId;
 use std::{
     any::Any,
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -34,17 +41,22 @@ impl Open {
     /// Opens a scope of `value` on the calling thread, inside the one that is open there.
     pub(crate) fn new(value: Arc<dyn Any + Send + Sync>) -> Self {
         let stream = StreamId::current();
-        let mut program = program();
-        let outer = program.open.get(&stream).cloned();
-        program.change(stream, Some(Arc::new(Scope::new(value, outer.clone()))));
+        let outer = program().open.get(&stream).cloned();
+        change(stream, Some(Arc::new(Scope::new(value, outer.clone()))));
         Self { stream, outer }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        program().change(self.stream, self.outer.take());
+        change(self.stream, self.outer.take());
     }
+}
+
+/// Changes the scope of a stream, and waits until the devices are told.
+fn change(stream: StreamId, to: Option<Arc<Scope>>) {
+    let sent = program().change(stream, to);
+    sent.into_iter().for_each(Sent::wait);
 }
 
 /// The open scopes of the program, and the devices that are told of them.
@@ -52,7 +64,13 @@ impl Drop for Open {
 struct Program {
     /// The innermost scope of each stream that is in one.
     open: HashMap<StreamId, Arc<Scope>>,
-    devices: Vec<(Arc<LayerSet>, CustomOpClient)>,
+    devices: Vec<Told>,
+}
+
+/// A device that is told of scopes.
+struct Told {
+    layers: Arc<LayerSet>,
+    messenger: Messenger,
 }
 
 fn program() -> MutexGuard<'static, Program> {
@@ -61,16 +79,22 @@ fn program() -> MutexGuard<'static, Program> {
 }
 
 impl Program {
-    fn change(&mut self, stream: StreamId, to: Option<Arc<Scope>>) {
-        for (layers, client) in &self.devices {
-            layers.scopes.announce(stream, to.clone());
-            let change = CustomOpIr::new(CHANGE, &[], &[]);
-            stream.executes(|| client.register(change));
+    /// Returns what is on its way by messengers.
+    fn change(&mut self, stream: StreamId, to: Option<Arc<Scope>>) -> Vec<Sent> {
+        let alone = self.devices.len() == 1;
+        let mut sent = Vec::new();
+        for Told { layers, messenger } in &mut self.devices {
+            let used = layers.scopes.announce(stream, to.clone());
+            match alone && messenger.is_idle() {
+                true => messenger.send(stream),
+                false => sent.push(messenger.send_aside(stream, used)),
+            }
         }
         match to {
             Some(scope) => self.open.insert(stream, scope),
             None => self.open.remove(&stream),
         };
+        sent
     }
 }
 
@@ -79,16 +103,17 @@ pub(crate) fn tell(device: &Device, layers: &Arc<LayerSet>) {
     let DispatchDevice::Remote(remote) = device.as_dispatch() else {
         unreachable!("layered devices are served");
     };
-    let client = CustomOpClient::new(remote);
+    let messenger = Messenger::new(CustomOpClient::new(remote));
     let mut program = program();
     layers.scopes.begin(&program.open);
-    program.devices.push((layers.clone(), client));
+    let layers = layers.clone();
+    program.devices.push(Told { layers, messenger });
 }
 
 /// Tells a device no more.
 pub(crate) fn tell_no_more(layers: &Arc<LayerSet>) {
     let devices = &mut program().devices;
-    devices.retain(|(told, _)| !Arc::ptr_eq(told, layers));
+    devices.retain(|told| !Arc::ptr_eq(&told.layers, layers));
 }
 
 /// The scopes that the ops of a device are in.
@@ -102,6 +127,8 @@ pub(crate) struct Scopes {
 #[derive(Default)]
 struct OfStream {
     now: Option<Arc<Scope>>,
+    /// Whether an op of the stream has run on the device.
+    used: bool,
     /// What each change that is on its way changes the scope to.
     announced: VecDeque<Option<Arc<Scope>>>,
 }
@@ -115,7 +142,7 @@ impl Scopes {
     fn begin(&self, open: &HashMap<StreamId, Arc<Scope>>) {
         let in_scope = |scope: &Arc<Scope>| OfStream {
             now: Some(scope.clone()),
-            announced: VecDeque::new(),
+            ..OfStream::default()
         };
         let open = open
             .iter()
@@ -125,23 +152,19 @@ impl Scopes {
         self.any.store(!of_streams.is_empty(), Ordering::Release);
     }
 
-    fn announce(&self, stream: StreamId, to: Option<Arc<Scope>>) {
+    /// Leaves a change that is about to be sent. Returns whether the stream has used the device, as far as known.
+    fn announce(&self, stream: StreamId, to: Option<Arc<Scope>>) -> bool {
         let mut of_streams = self.of_streams();
         let of_stream = of_streams.entry(stream).or_default();
         of_stream.announced.push_back(to);
         self.any.store(true, Ordering::Release);
+        of_stream.used
     }
 
     /// A change of the calling thread's stream has arrived.
     pub(crate) fn change(&self) {
-        let mut of_streams = self.of_streams();
-        let Entry::Occupied(mut of_stream) = of_streams.entry(StreamId::current()) else {
-            return;
-        };
-        let changed = of_stream.get_mut();
-        changed.now = changed.announced.pop_front().flatten();
-        if changed.now.is_none() && changed.announced.is_empty() {
-            of_stream.remove();
+        if let Some(of_stream) = self.of_streams().get_mut(&StreamId::current()) {
+            of_stream.now = of_stream.announced.pop_front().flatten();
         }
     }
 
@@ -150,6 +173,9 @@ impl Scopes {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        self.of_streams().get(&StreamId::current())?.now.clone()
+        let mut of_streams = self.of_streams();
+        let of_stream = of_streams.entry(StreamId::current()).or_default();
+        of_stream.used = true;
+        of_stream.now.clone()
     }
 }

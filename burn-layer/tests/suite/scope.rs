@@ -278,3 +278,48 @@ fn layers_of_one_input_are_each_in_their_scope() {
         assert_eq!(backward, ["", "inner"], "router first: {router_first}");
     }
 }
+
+/// A device whose plans wait, as they do for other ranks.
+#[derive(Clone, Debug, Default)]
+struct Waits(Arc<Mutex<()>>);
+
+impl Layer for Waits {
+    fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
+        if op == Op::float_neg {
+            drop(self.0.lock().unwrap());
+        }
+        None
+    }
+}
+
+/// One thread waits for its device, which waits for another thread. That one must not be held up by its scopes, of which the first
+/// device is told as well.
+#[test]
+fn a_device_that_others_wait_for_hinders_no_scope() {
+    let waits = Waits::default();
+    let slow = Layers::on(Device::flex())
+        .layer(waits.clone())
+        .serve()
+        .unwrap();
+    let recorder = Recorder::default();
+    let device = recorder.device();
+    let lock = waits.0.lock().unwrap();
+    let waiting = {
+        let slow = slow.clone();
+        std::thread::spawn(move || {
+            let x = Tensor::<1>::ones([2], &slow).neg();
+            slow.sync().unwrap();
+            x.into_data().try_to_vec::<f32>().unwrap()
+        })
+    };
+    // More scopes than the queue to the device has room for.
+    let mut x = Tensor::<1>::ones([2], &device);
+    for _ in 0..200 {
+        x = scoped(&OUTER, || x.neg());
+    }
+    assert_eq!(x.into_data().try_to_vec::<f32>().unwrap(), [1.0, 1.0]);
+    assert_eq!(recorder.scopes_of(Op::float_neg), ["outer"; 200]);
+    assert!(!waiting.is_finished());
+    drop(lock);
+    assert_eq!(waiting.join().unwrap(), [-1.0, -1.0]);
+}
