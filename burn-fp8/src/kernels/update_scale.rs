@@ -17,7 +17,7 @@ pub(crate) fn update_scale(
     let new_history = buffer::empty_floats(&history, history.shape(), DType::F32);
     let new_scale = buffer::empty_floats(&history, Shape::new([1]), DType::F32);
     let client = history.client.clone();
-    // On a CPU, units that wait for each other cost more than a walk over the history.
+    // On a CPU, a single unit is faster than units that wait for each other.
     let dim = match client.properties().hardware.num_cpu_cores {
         Some(_) => CubeDim::new_single(),
         None => CubeDim::new(&client, length),
@@ -38,7 +38,7 @@ pub(crate) fn update_scale(
     (new_history, new_scale)
 }
 
-/// One cube: its units roll the history side by side.
+/// A single cube, whose units roll the history together.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments)]
 fn update_kernel(
@@ -89,7 +89,7 @@ fn update_kernel(
     }
 }
 
-/// The bits of an amax, which are ordered as amaxes are, fast-math or not; 0 for what is none: NaN and negative numbers.
+/// The bits of an amax, which are ordered like amaxes, even under fast math. 0 for NaN and negative numbers, which are no amaxes.
 #[cube]
 fn amax_bits(amax: f32) -> u32 {
     let bits = u32::reinterpret(amax);

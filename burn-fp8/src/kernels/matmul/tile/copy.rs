@@ -57,8 +57,8 @@ pub(super) fn shared_address<T: CubePrimitive>(
     }
 }
 
-/// Starts the copies of a unit for step `step` along the inner dimension, emulated those of all units: 128 codes of 128
-/// rows of both operands. What lies outside of a matrix becomes zeros.
+/// Starts a unit's copies for step `step` along the inner dimension: all units together copy 128 codes of 128 rows of both operands.
+/// Emulated, one unit makes all copies. Codes outside a matrix become zeros.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn copy_tiles(
@@ -105,7 +105,7 @@ fn copy_chunk(
     let row = side.first + row;
     let inside = row < side.rows && column * 16u32 < side.length;
     let chunk = select(inside, side.start + row * side.pitch + column, 0u32);
-    // The last chunk of a row may have less, and what is behind it belongs to nobody.
+    // The last chunk of a row may have fewer codes. The bytes behind them are undefined.
     let size = select(inside, u32::min(side.length - column * 16u32, 16u32), 0u32);
     if comptime!(plan.emulated) {
         for word in 0..4u32 {
@@ -127,7 +127,7 @@ fn copy_chunk(
     }
 }
 
-/// Ends the group of copies that [`await_tiles`] waits for as one.
+/// Ends a group of copies. [`await_tiles`] waits for whole groups.
 #[cube]
 pub(super) fn commit_tiles(#[comptime] plan: Plan) {
     if comptime!(!plan.emulated) {
@@ -135,14 +135,14 @@ pub(super) fn commit_tiles(#[comptime] plan: Plan) {
     }
 }
 
-/// Waits until the oldest tiles in flight are there for every unit, and every unit is done with the ones before.
+/// Waits until the oldest tiles in flight have arrived for every unit, and every unit is done with the tiles before them.
 #[cube]
 pub(super) fn await_tiles(#[comptime] plan: Plan) {
     if comptime!(!plan.emulated) {
         let younger = comptime!(plan.stages() - 2);
         gpu_asm!("cp.async.wait_group {younger};");
         if comptime!(matches!(plan.instruction, Instruction::Wgmma)) {
-            // `wgmma` reads shared memory by another path than the one that copies write by.
+            // `wgmma` reads shared memory through another proxy than the one that copies write through.
             gpu_asm!("fence.proxy.async.shared::cta;");
         }
         sync_cube();

@@ -1,4 +1,4 @@
-//! The instructions, and the loops that stand for them where they are emulated.
+//! The tensor-core instructions, and the loops that replace them where they are emulated.
 
 use cubecl::prelude::*;
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::kernels::codec::{decode, ptx_name};
 
-/// Adds one unit's part of the product of the tiles of a step, 128 of the inner dimension, to its sums.
+/// Adds a unit's part of the product of a step's tiles (128 terms) to its sums.
 ///
-/// The tensor cores of Ada and Hopper add fp8 products with about 14 bits. So their accumulators start at zero here, and
-/// what they hold after 128 is added in f32 (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
+/// The tensor cores of Ada and Hopper add fp8 products with about 14 bits. So the accumulators start at zero in every step,
+/// and their values after 128 terms are added to the sums in f32 (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
 #[cube]
 pub(super) fn multiply_tiles(
     tiles: &Shared<[u32]>,
@@ -78,7 +78,7 @@ pub(super) fn multiply_tiles(
     }
 }
 
-/// Adds what [`wgmma`] gave a unit in a step to its sums of one half of the tile.
+/// Adds the result of [`wgmma`] in a step to a unit's sums of one half of the tile.
 #[cube]
 pub(super) fn add_terms(
     terms: &Vector<f32, Const<64>>,
@@ -97,7 +97,7 @@ pub(super) fn add_terms(
     }
 }
 
-/// `part` plus a lane's part of the product of 16 rows and 8 columns over 32 of the inner dimension.
+/// `part` plus a lane's part of the product of 16 rows and 8 columns over 32 terms.
 #[cube]
 fn multiply_block(
     tiles: &Shared<[u32]>,
@@ -117,7 +117,7 @@ fn multiply_block(
     }
 }
 
-/// The registers of a lane that hold its codes of the left operand.
+/// A lane's registers with its codes of the left operand.
 #[cube]
 fn left_fragment(tiles: &Shared<[u32]>, rows: u32, step: u32, lane: u32) -> Vector<u32, Const<4>> {
     let mut fragment = Vector::<u32, Const<4>>::new(0u32);
@@ -129,7 +129,7 @@ fn left_fragment(tiles: &Shared<[u32]>, rows: u32, step: u32, lane: u32) -> Vect
     fragment
 }
 
-/// The registers of a lane that hold its codes of the right operand.
+/// A lane's registers with its codes of the right operand.
 #[cube]
 fn right_fragment(
     tiles: &Shared<[u32]>,
@@ -158,7 +158,7 @@ fn right_codes(tiles: &Shared<[u32]>, columns: u32, step: u32, lane: u32, regist
     tiles[(columns + tile_word(right_column(lane), word)) as usize]
 }
 
-/// By reference: a variable given to `gpu_asm!` itself is given as its address.
+/// The arguments come by reference, because `gpu_asm!` would take the address of a variable.
 #[cube]
 fn mma(
     left: &Vector<u32, Const<4>>,
@@ -177,7 +177,7 @@ fn mma(
     sum
 }
 
-/// What [`mma`] gives a lane: from its own codes and those of the lanes that hold the rest of its rows and columns.
+/// The result of [`mma`] for a lane, from its own codes and those of the lanes that hold the rest of its rows and columns.
 #[cube]
 fn emulated_mma(
     tiles: &Shared<[u32]>,
@@ -214,10 +214,10 @@ fn emulated_mma(
     result
 }
 
-/// The product of 64 rows and 128 columns, which two descriptors tell of, over 128 of the inner dimension and the 128 units of a
-/// warpgroup.
+/// The product of 64 rows and 128 columns, given by two descriptors, over 128 terms, computed by the 128 units of a warpgroup.
 ///
-/// Four instructions, each 32 codes (two units of a descriptor's address) further, the first of which overwrites.
+/// There are four instructions, each 32 codes (two units of a descriptor's address) further than the one before. The first
+/// overwrites the accumulators.
 #[cube]
 pub(super) fn wgmma(left: u64, right: u64, #[comptime] plan: Plan) -> Vector<f32, Const<64>> {
     let lhs = comptime!(ptx_name(plan.lhs));
@@ -243,7 +243,7 @@ pub(super) fn wgmma(left: u64, right: u64, #[comptime] plan: Plan) -> Vector<f32
     part
 }
 
-/// What [`wgmma`] gives for one row and column: the codes that the descriptors say, four instructions along them.
+/// The result of [`wgmma`] for one row and column: four instructions over the codes that the descriptors point to.
 #[cube]
 fn emulated_wgmma(
     tiles: &Shared<[u32]>,
@@ -265,7 +265,7 @@ fn emulated_wgmma(
     sum
 }
 
-/// What an accumulator of the tensor cores keeps of a sum: 14 significant bits, the rest cut off.
+/// A sum as an accumulator of the tensor cores keeps it: cut to 14 significant bits.
 #[cube]
 fn accumulated(sum: f32) -> f32 {
     f32::reinterpret(u32::reinterpret(sum) & 0xFFFF_FC00u32)

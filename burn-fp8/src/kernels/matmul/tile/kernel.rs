@@ -10,9 +10,9 @@ use super::{
 };
 use crate::kernels::amax::{raise, raise_together};
 
-/// A cube computes 128 rows and columns of a product. Operands have the inner dimension innermost, in chunks of 16 codes;
-/// tiles of 128 codes are copied ahead, in as many stages as shared memory holds. Scales are inverse, unless there is one for
-/// all of an operand.
+/// Each cube computes 128 rows and columns of a product. The inner dimension of both operands is innermost, in chunks of 16 codes.
+/// Tiles of 128 codes are copied ahead, in as many stages as fit into shared memory. The scales are inverse scales, except if
+/// an operand has a single one.
 #[cube(launch, create_dummy_kernel)]
 pub(super) fn tile_kernel<F: Numeric, V: Size>(
     lhs: &[u32],
@@ -53,7 +53,7 @@ pub(super) fn tile_kernel<F: Numeric, V: Size>(
     let tiles_address = shared_address::<u32>(&mut tiles, plan);
     if comptime!(plan.emulated) {
         for unit in 0..UNITS {
-            // Only units that have a part of the product, for speed.
+            // For speed, units without a part of the product are skipped.
             let row = left.first + sum_row(unit, 0u32, plan.instruction);
             let column = right.first + sum_column(unit, 0u32, plan.instruction);
             if row < m && column < n {
@@ -159,7 +159,7 @@ fn sum_tiles(
                 plan,
             );
         }
-        // An empty group too, so that the number of groups tells their age.
+        // Committed even if it is empty, so that the number of groups in flight tells their age.
         commit_tiles(plan);
         multiply_tiles(
             &*tiles,

@@ -1,4 +1,4 @@
-//! Where elements lie: in shared memory, and over the registers of the units that run an instruction together.
+//! The places of elements in shared memory, and in the registers of the units that run an instruction together.
 //!
 //! Plain arithmetic, that the kernel and the tests below both run. What the instructions ask for is in the PTX ISA,
 //! "Matrix Fragments for mma.m16n8k32", "Register Fragments for wgmma.mma_async.m64nNk8, m64nNk32" and "Matrix
@@ -8,9 +8,12 @@ use cubecl::prelude::*;
 
 use super::plan::Instruction;
 
-/// Rows of the product that a cube computes at a time: its tile has these, or [twice as many](TALL_ROWS).
+/// Rows of the product that a cube computes at a time. Its tile has as many rows, or [twice as many](TALL_ROWS).
 pub(super) const ROWS: u32 = 128;
 /// Rows of a tall tile, which a cube computes in two halves.
+///
+/// A Hopper multiprocessor multiplies 4,096 pairs of codes a cycle. At that rate a cube with a tile of 128 by 128 reads 64 bytes a
+/// cycle from the L2 cache, and one with a tall tile 48.
 pub(super) const TALL_ROWS: u32 = 2 * ROWS;
 /// Columns of the product that a cube computes.
 pub(super) const COLUMNS: u32 = 128;
@@ -22,14 +25,14 @@ pub(super) const SUMS: u32 = ROWS * COLUMNS / UNITS;
 pub(super) const STEP: u32 = 128;
 /// Words of a row of a tile.
 pub(super) const ROW_WORDS: u32 = STEP / 4;
-/// Chunks of 16 bytes, what one copy moves, in a row of a tile.
+/// Chunks of 16 bytes in a row of a tile. One copy moves a chunk.
 pub(super) const ROW_CHUNKS: u32 = ROW_WORDS / 4;
 
-/// Rows of tiles that are computed together.
+/// Rows of tiles in a group of tiles that are computed together.
 ///
-/// Cubes run about in the order of their numbers. If those went along whole rows of tiles, the ones that run at a time would
-/// read one row of the left operand, and all of the right one; in groups they read few of both, which the cache holds (as
-/// CUTLASS's and Triton's products do).
+/// Cubes run roughly in the order of their numbers. If the numbers followed whole rows of tiles, the cubes that run at the same time
+/// would read one row of the left operand and all of the right one. In groups they read a few rows and columns, which fit into
+/// the cache. CUTLASS and Triton order tiles in the same way.
 const GROUP: u32 = 8;
 
 /// The row of tiles that cube `number` of a grid of `down` by `across` computes.
@@ -46,38 +49,38 @@ pub(super) fn tile_column(number: u32, across: u32, down: u32) -> u32 {
     number % (GROUP * across) / u32::min(GROUP, down - first)
 }
 
-/// Where word `word` of row `row` of a tile lies. Rows have 128 bytes, and their chunks are permuted by the row's
-/// number (the 128-byte swizzle), so that a chunk's place in eight neighbouring rows is in eight groups of banks.
+/// The place of word `word` of row `row` of a tile. Rows have 128 bytes, and their chunks are permuted by the row's
+/// number (the 128-byte swizzle), so that the same chunk of eight neighboring rows lies in eight groups of banks.
 #[cube]
 pub(super) fn tile_word(row: u32, word: u32) -> u32 {
     row * 32u32 + (word ^ (row % 8u32 * 4u32))
 }
 
-/// `mma.sync`: which of the 16 rows of the left operand is in register `register` of a lane.
+/// `mma.sync`: the row, out of 16, of the left operand that register `register` of a lane holds.
 #[cube]
 pub(super) fn left_row(lane: u32, register: u32) -> u32 {
     lane / 4u32 + register % 2u32 * 8u32
 }
 
-/// `mma.sync`: which word of that row's 32 codes.
+/// `mma.sync`: the word of that row's 32 codes that the register holds.
 #[cube]
 pub(super) fn left_word(lane: u32, register: u32) -> u32 {
     lane % 4u32 + register / 2u32 * 4u32
 }
 
-/// `mma.sync`: which of the 8 columns of the right operand is in a lane's registers.
+/// `mma.sync`: the column, out of 8, of the right operand that a lane's registers hold.
 #[cube]
 pub(super) fn right_column(lane: u32) -> u32 {
     lane / 4u32
 }
 
-/// `mma.sync`: which word of that column's 32 codes is in register `register`.
+/// `mma.sync`: the word of that column's 32 codes that register `register` holds.
 #[cube]
 pub(super) fn right_word(lane: u32, register: u32) -> u32 {
     lane % 4u32 + register * 4u32
 }
 
-/// The row of the cube's part of the product where sum `index` of a unit belongs.
+/// The row of sum `index` of a unit in the cube's part of the product.
 #[cube]
 pub(super) fn sum_row(unit: u32, index: u32, #[comptime] instruction: Instruction) -> u32 {
     let sixteen = if comptime!(matches!(instruction, Instruction::Mma)) {
@@ -94,7 +97,7 @@ pub(super) fn sum_row(unit: u32, index: u32, #[comptime] instruction: Instructio
         + index % 4u32 / 2u32 * 8u32
 }
 
-/// The column of the cube's part of the product where sum `index` of a unit belongs.
+/// The column of sum `index` of a unit in the cube's part of the product.
 #[cube]
 pub(super) fn sum_column(unit: u32, index: u32, #[comptime] instruction: Instruction) -> u32 {
     let eight = if comptime!(matches!(instruction, Instruction::Mma)) {
@@ -106,23 +109,23 @@ pub(super) fn sum_column(unit: u32, index: u32, #[comptime] instruction: Instruc
     eight * 8u32 + unit % 4u32 * 2u32 + index % 2u32
 }
 
-/// `wgmma`: how the instruction is told of a matrix in shared memory, at a byte address that is a multiple of 1024.
+/// `wgmma`: the descriptor of a matrix in shared memory, at a byte address that is a multiple of 1024.
 ///
-/// Bits 0 to 13: the address, in units of 16 bytes, as all here. 16 to 29: the leading dimension's offset, which this layout
-/// does not use. 32 to 45: from eight rows to the next eight, 1024 bytes. 62 and 63: 1, the 128-byte swizzle.
+/// Bits 0 to 13 are the address, in units of 16 bytes like all sizes here. Bits 16 to 29 are the offset of the leading dimension,
+/// which this layout does not use. Bits 32 to 45 are the distance from eight rows to the next eight, 1024 bytes. Bits 62 and 63
+/// are 1, the 128-byte swizzle.
 #[cube]
 pub(super) fn descriptor(address: u32) -> u64 {
     ((address & 0x3FFFFu32) >> 4u32) as u64 | 0x4000_0040_0001_0000u64
 }
 
-/// `wgmma`: the word of shared memory that the instruction reads as word `word` of row `row` of the matrix that a
-/// descriptor tells of.
+/// `wgmma`: the word of shared memory that the instruction reads as word `word` of row `row` of a described matrix.
 #[cube]
 pub(super) fn described_word(descriptor: u64, row: u32, word: u32) -> u32 {
     let start = ((descriptor & 0x3FFFu64) as u32) << 2u32;
     let eight_rows = (((descriptor >> 32u64) & 0x3FFFu64) as u32) << 2u32;
     let place = start + row / 8u32 * eight_rows + row % 8u32 * 32u32 + word;
-    // The swizzle: address bits 4 to 6 are exchanged by bits 7 to 9.
+    // The swizzle: bits 7 to 9 of the address are XORed into bits 4 to 6.
     place ^ ((place / 32u32) % 8u32 * 4u32)
 }
 
@@ -158,8 +161,8 @@ mod tests {
         }
     }
 
-    /// The same for the accumulators: of m16n8 within a warp's part, of m64n128 within a warpgroup's. A tall tile is two such, one
-    /// below the other.
+    /// The PTX ISA's formulas for the accumulators: m16n8 within a warp's part, m64n128 within a warpgroup's. A tall tile has two
+    /// such parts, one below the other.
     #[test]
     fn sums_are_where_the_ptx_isa_puts_them() {
         for unit in 0..UNITS {
@@ -223,7 +226,7 @@ mod tests {
                     .all(|&(row, column)| row < down && column < across)
             );
             assert_eq!(tiles.iter().collect::<HashSet<_>>().len(), tiles.len());
-            // As many tiles as fill a large GPU read about as many rows as columns.
+            // The tiles that fill a large GPU read about as many rows as columns.
             if (across, down) == (40, 17) {
                 let rows: HashSet<_> = tiles[..128].iter().map(|tile| tile.0).collect();
                 let columns: HashSet<_> = tiles[..128].iter().map(|tile| tile.1).collect();

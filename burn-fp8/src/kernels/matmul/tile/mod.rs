@@ -1,8 +1,8 @@
 //! Products on tensor cores that multiply fp8: `mma.sync` where that is native, `wgmma` on Hopper.
 //!
-//! CubeCL 0.11 has neither: its own fp8 `mma` adds `.kind::f8f6f4`, which assembles for compute capability 10.0 and 12.0
-//! only, and of `wgmma` it has nothing. So the instructions are inline PTX, which only its C++ backend compiles (feature
-//! `cuda-cpp`). Everything around them is CubeCL, and runs on any runtime when they are emulated.
+//! CubeCL 0.11 has neither: its own fp8 `mma` adds `.kind::f8f6f4`, which assembles only for compute capability 10.0 and 12.0,
+//! and it has no `wgmma`. So the instructions are inline PTX, which only its C++ backend compiles (feature `cuda-cpp`).
+//! Everything around them is CubeCL, and runs on any runtime when they are emulated.
 
 mod copy;
 mod instruction;
@@ -46,9 +46,9 @@ use tma::{left_map, right_map, tma_kernel};
 /// The tile kernel with one of the instructions.
 pub(super) struct Tile {
     instruction: Instruction,
-    /// Load operands by the TMA, where they can be.
+    /// Whether operands are loaded by the TMA, if their layout allows it.
     tma: bool,
-    /// Rows of a tile, where operands are loaded by the TMA: 128, or 256. Otherwise a tile has 128.
+    /// Rows of a tile if operands are loaded by the TMA: 128 or 256. Otherwise a tile has 128.
     rows: u32,
 }
 
@@ -72,8 +72,8 @@ impl Tile {
         }
     }
 
-    /// Whether a unit has enough registers for its sums and their scales: those of a tall tile leave none for many scales in a step.
-    /// Products with few rows would waste half of such a tile.
+    /// Whether the tiles suit the product. A tall tile leaves no registers for different scales of all columns in a step, and a product
+    /// with few rows would waste half of it.
     fn is_tall_enough(&self, rows: usize, scaling: Scaling) -> bool {
         self.rows == ROWS || rows > ROWS as usize && scaling.step_columns() == 1
     }
@@ -88,7 +88,7 @@ impl Routine for Tile {
         }
         let steps = scaled_together(outline.granularities)
             .is_none_or(|terms| terms >= size.k || terms.is_multiple_of(STEP as usize));
-        // As they are copied, should they be.
+        // The number of codes after a copy, if they have to be copied.
         let rows = |codes: usize| codes / size.k * buffer::pitch(size.k);
         size.m.div_ceil(ROWS as usize) <= MOST_CUBES
             && size.batches <= MOST_CUBES
@@ -106,7 +106,7 @@ impl Routine for Tile {
 
     fn has_room(&self, client: &Client) -> bool {
         let hardware = &client.properties().hardware;
-        // On a processor it is memory as any other.
+        // On a processor, shared memory is ordinary memory.
         hardware.num_cpu_cores.is_some()
             || 4 * self.instruction.words(self.rows) <= hardware.max_shared_memory_size
     }
@@ -150,7 +150,7 @@ fn plan(instruction: Instruction, emulated: bool, product: &Product) -> Plan {
     }
 }
 
-/// For sums of `k` terms.
+/// How a product of `k` terms is scaled.
 fn scaling(granularities: [Granularity; 2], k: usize) -> Scaling {
     let together = |size: Option<usize>| size.map_or(u32::MAX, clamped);
     let [left, right] = granularities;
@@ -162,7 +162,7 @@ fn scaling(granularities: [Granularity; 2], k: usize) -> Scaling {
     }
 }
 
-/// One by each, where there are many.
+/// Inverse scales, if there are several.
 fn inverse(scales: Scales, scaling: Scaling) -> Scales {
     match scaling {
         Scaling::Whole => scales,
@@ -287,7 +287,7 @@ fn cube_dim(plan: Plan) -> CubeDim {
 }
 
 impl Tile {
-    /// The kernel's definition with its instruction, whatever the device of `client` is.
+    /// The kernel's definition with its instruction not emulated, whatever the device of `client` is.
     pub(super) fn definition(
         &self,
         client: &Client,
@@ -371,7 +371,7 @@ impl Tile {
     }
 }
 
-/// The kernels that lay an operand out for the others: any, and one whose rows lie next to each other.
+/// The kernels that copy an operand into the layout of the tile kernels: any operand, and one whose rows are adjacent.
 pub(super) fn copy_definitions(client: &Client) -> [KernelDefinition; 2] {
     [operand::definition(client), turn::definition(client)]
 }

@@ -1,4 +1,4 @@
-//! Operands as the tile kernels read them: the inner dimension innermost, its rows in whole 16-byte chunks.
+//! Operands in the layout of the tile kernels: the inner dimension innermost, in rows of whole 16-byte chunks.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
@@ -15,10 +15,10 @@ use crate::kernels::{
 /// Codes in a chunk.
 const CHUNK: usize = 16;
 
-/// Matrices of codes whose rows start at chunks, along the inner dimension.
+/// Matrices of codes, with rows along the inner dimension that start at chunks.
 pub(super) struct Operand {
     handle: Handle,
-    /// All codes, and what is between them.
+    /// The number of codes, including gaps.
     codes: usize,
     /// Chunks from a row to the next.
     pub(super) pitch: u32,
@@ -33,7 +33,7 @@ impl Operand {
         Self::new(tensor, rank - 2, rank - 1, product)
     }
 
-    /// The right side, by columns.
+    /// The right side of a product, whose rows here are its columns.
     pub(super) fn right(tensor: &CubeTensor, product: &Shape) -> Self {
         let rank = product.num_dims();
         Self::new(tensor, rank - 1, rank - 2, product)
@@ -52,7 +52,7 @@ impl Operand {
         let sizes: Vec<_> = tensor.shape().iter().copied().collect();
         let (rows, length) = (sizes[row], sizes[inner]);
         let pitch = length.div_ceil(CHUNK);
-        // The copy's matrices lie one after the other, those of a broadcast tensor once.
+        // The copied matrices lie one after the other. A matrix that is broadcast is copied once.
         let mut strides = vec![0; sizes.len()];
         let mut matrices = 1;
         for dim in (0..sizes.len() - 2).rev() {
@@ -77,8 +77,8 @@ impl Operand {
         buffer::raw(self.handle.clone(), buffer::words(self.codes))
     }
 
-    /// The first row of each matrix, counted from the start of the codes, and all codes as one matrix of rows of `length`
-    /// codes; `None` where the rows of different matrices are not the same distance apart.
+    /// The first row of each matrix, counted from the start of the codes, and all codes as one matrix with rows of `length`
+    /// codes. `None` if the matrices do not start at rows of such a matrix.
     pub(super) fn as_one_matrix(&self, length: usize) -> Option<(Vec<u32>, TensorArg)> {
         let pitch = CHUNK * self.pitch as usize;
         let whole = pitch >= length
@@ -98,7 +98,7 @@ impl Operand {
     }
 }
 
-/// A copy of the codes of one matrix with the inner dimension innermost, which is whole chunks: its handle is what counts.
+/// A copy of one matrix of codes with the inner dimension innermost. The rows of its buffer are whole chunks.
 #[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
 pub(in crate::kernels::matmul) fn along(
     tensor: &CubeTensor,
@@ -123,14 +123,14 @@ fn tensor_pitch_in_place(tensor: &CubeTensor, row: usize, inner: usize) -> Optio
     pitch_in_place(shape, strides, row, inner).filter(|_| offset.is_multiple_of(CHUNK as u64))
 }
 
-/// The codes from a row to the next, if a tensor already lies as it must.
+/// The number of codes from a row to the next, if a tensor has the right layout already.
 fn pitch_in_place(shape: &[usize], strides: &[usize], row: usize, inner: usize) -> Option<usize> {
     let chunked = |dim: usize| shape[dim] == 1 || strides[dim].is_multiple_of(CHUNK);
     let in_place = strides[inner] == 1 && (0..shape.len()).all(|dim| dim == inner || chunked(dim));
     in_place.then(|| if shape[row] == 1 { 0 } else { strides[row] })
 }
 
-/// A copy with the rows of every matrix along the inner dimension, filled up with zeros to whole chunks.
+/// A copy with the rows of every matrix along the inner dimension, padded with zeros to whole chunks.
 fn copy_rows(tensor: &CubeTensor, matrices: &[usize], row: usize, inner: usize) -> (Handle, usize) {
     let client: &Client = &tensor.client;
     let (shape, strides) = (tensor.shape(), tensor.meta.strides());
@@ -171,7 +171,7 @@ pub(super) fn definition(client: &Client) -> KernelDefinition {
     define!(client, copy_rows_kernel(word(), word(), word(), 1, 1, 1, 1))
 }
 
-/// A unit makes one word of four codes at a time.
+/// Each unit copies one word of four codes at a time.
 #[cube(launch, create_dummy_kernel)]
 fn copy_rows_kernel(
     codes: &[u32],

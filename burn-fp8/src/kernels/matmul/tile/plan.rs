@@ -1,4 +1,4 @@
-//! What a tile kernel is compiled for.
+//! [`Plan`]: the compile-time parameters of a tile kernel.
 
 use super::{
     layout::{COLUMNS, ROW_WORDS, ROWS, SUMS, UNITS},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::Fp8Format;
 
-/// The tensor cores' instruction.
+/// A tensor-core instruction for fp8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::kernels::matmul) enum Instruction {
     /// `mma.sync.m16n8k32`: fp8 in hardware on compute capability 8.9 and 12.x.
@@ -16,7 +16,7 @@ pub(in crate::kernels::matmul) enum Instruction {
 }
 
 impl Instruction {
-    /// Tiles in flight: what shared memory holds, 99 KiB of it on 8.9 and 12.x, 227 KiB on 9.0.
+    /// The number of stages of tiles that fit into shared memory: 99 KiB on 8.9 and 12.x, 227 KiB on 9.0.
     fn stages(self) -> u32 {
         match self {
             Self::Mma => 3,
@@ -24,7 +24,7 @@ impl Instruction {
         }
     }
 
-    /// Words of shared memory that the tiles in flight take, with so many rows of the left operand.
+    /// Words of shared memory for all stages, if the left operand's tiles have so many rows.
     pub(super) fn words(self, rows: u32) -> usize {
         (self.stages() * stage_words(rows)) as usize
     }
@@ -35,21 +35,21 @@ fn stage_words(rows: u32) -> u32 {
     (rows + COLUMNS) * ROW_WORDS
 }
 
-/// The compile-time side of a tile kernel.
+/// The compile-time parameters of a tile kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Plan {
     pub(super) instruction: Instruction,
-    /// Replace instructions that only NVIDIA's GPUs have by loops; one unit then plays all units of its cube.
+    /// Whether loops replace the instructions that only NVIDIA's GPUs have. A single unit then does the work of all units of a cube.
     pub(super) emulated: bool,
     /// Rows of a tile.
     pub(super) rows: u32,
     pub(super) lhs: Fp8Format,
     pub(super) rhs: Fp8Format,
     pub(super) scaling: Scaling,
-    /// Several products, each of which starts elsewhere.
+    /// Whether there are several products, each with its own start.
     pub(super) batched: bool,
     pub(super) has_bias: bool,
-    /// Find the output's amax.
+    /// Whether the output's amax is found.
     pub(super) has_amax: bool,
     /// See [`by_hand`](crate::kernels::codec::by_hand).
     pub(super) by_hand: bool,
@@ -74,7 +74,7 @@ impl Plan {
         stage_words(self.rows)
     }
 
-    /// The parts of 128 rows that a cube computes, one after the other: 1, or 2 of a tall tile.
+    /// The number of parts of 128 rows that a cube computes one after the other: 2 for a tall tile, otherwise 1.
     pub(super) fn halves(self) -> u32 {
         self.rows / ROWS
     }
@@ -84,7 +84,7 @@ impl Plan {
         self.halves() * SUMS
     }
 
-    /// Units of a cube of the launch: emulated, one plays all.
+    /// Units of a cube at launch: 1 if the kernel is emulated.
     pub(super) fn units(self) -> u32 {
         if self.emulated { 1 } else { UNITS }
     }

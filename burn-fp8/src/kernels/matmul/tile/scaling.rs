@@ -1,4 +1,4 @@
-//! Scales of rows, columns and blocks, on the way of a tile's sums.
+//! Applying the scales of rows, columns and blocks to a tile's sums.
 
 use cubecl::prelude::*;
 
@@ -8,14 +8,14 @@ use super::{
 };
 use crate::kernels::scale_grid::{Scales, clamped};
 
-/// How many rows of the left operand, and columns of the right one, share a scale, and when scales are applied.
+/// How many rows of the left operand and columns of the right one share a scale, and when the scales are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Scaling {
-    /// All: one scale each, to the sums.
+    /// Each operand has one scale, applied to the sums.
     Whole,
-    /// To the sums.
+    /// Scales of rows and columns, applied to the sums.
     Sums { rows: u32, columns: u32 },
-    /// To the partial sums of every step, as they change along the inner dimension.
+    /// Scales that change along the inner dimension, applied to the partial sums of every step.
     Steps { rows: u32, columns: u32 },
 }
 
@@ -45,22 +45,22 @@ impl Scaling {
     }
 }
 
-/// Where the inverse scales are.
+/// The layout of the inverse scales.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Strides {
-    /// From the scale of rows of the left operand to the next.
+    /// The distance from the scale of some rows of the left operand to that of the next rows.
     left: u32,
     /// Terms that share a scale of the left operand.
     left_terms: u32,
-    /// From the scale of terms to the next.
+    /// The distance from the scale of some terms of the left operand to that of the next terms.
     left_inner: u32,
-    /// The same of the right operand and its columns.
+    /// The same for the right operand and its columns.
     right: u32,
     right_terms: u32,
     right_inner: u32,
 }
 
-/// For the kernels.
+/// The kernels' argument.
 pub(super) fn strides(left: &Scales, right: &Scales) -> StridesLaunch {
     let terms = |terms: Option<usize>| terms.map_or(u32::MAX, clamped);
     let [left_outer, left_inner] = left.strides();
@@ -89,8 +89,8 @@ pub(super) struct Part {
     right_start: u32,
 }
 
-/// Where something of the cube's product starts: of every product of a batch, `starts` has the operands, then the scales. A
-/// product that is none of a batch starts where they do.
+/// Where an operand (`of` 0 or 1) or its scales (2 or 3) start for the cube's product. `starts` has these four for each product of a
+/// batch. A product that is not in a batch starts at 0.
 #[cube]
 pub(super) fn start(starts: &[u32], #[comptime] of: usize, #[comptime] plan: Plan) -> u32 {
     if comptime!(plan.batched) {
@@ -100,7 +100,7 @@ pub(super) fn start(starts: &[u32], #[comptime] of: usize, #[comptime] plan: Pla
     }
 }
 
-/// The cube's part of products of `rows` by `columns`.
+/// The part of products of `rows` by `columns` that the cube computes.
 #[cube]
 pub(super) fn part(starts: &[u32], rows: u32, columns: u32, #[comptime] plan: Plan) -> Part {
     let number = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
@@ -114,7 +114,7 @@ pub(super) fn part(starts: &[u32], rows: u32, columns: u32, #[comptime] plan: Pl
     }
 }
 
-/// What sum `index` of a unit is multiplied by in step `step`: the inverse scales of its row and of its column. Their product comes
+/// The factor of sum `index` of a unit in step `step`: the inverse scales of its row and its column, multiplied with each other
 /// first, as in DeepGEMM.
 #[cube]
 pub(super) fn factor(
@@ -143,7 +143,7 @@ pub(super) fn row_scale(
     #[comptime] plan: Plan,
 ) -> f32 {
     let rows = comptime!(plan.scaling.rows());
-    // Where 128 rows share a scale, all their sums read the same.
+    // If 128 rows share a scale, all their sums read the same one.
     let row = if comptime!(shared_by_tiles(rows)) {
         part.first_row + index / SUMS * ROWS
     } else {
@@ -179,17 +179,17 @@ pub(super) fn column_scale(
     scale[place as usize]
 }
 
-/// The scales of a unit's sums in a step of `wgmma`, read before its product is waited for.
+/// The inverse scales of a unit's sums in a step of `wgmma`, read before the product is waited for.
 #[derive(CubeType)]
 pub(super) struct StepScales {
-    /// Of its two rows.
+    /// Those of the unit's two rows.
     rows: Array<f32>,
-    /// Of its 32 columns, or one for all.
+    /// Those of its 32 columns, or one for all of them.
     columns: Array<f32>,
 }
 
-/// The inverse scales of a unit's rows and columns in a step, of one half of the tile; nothing is read where scales are for the sums
-/// alone.
+/// The inverse scales of a unit's rows and columns in a step, for one half of the tile. If scales are only applied to the sums,
+/// nothing is read.
 #[cube]
 pub(super) fn step_scales(
     lhs_scale: &[f32],
@@ -219,7 +219,7 @@ pub(super) fn step_scales(
     StepScales { rows, columns }
 }
 
-/// What sum `index` of a unit is multiplied by.
+/// The factor of sum `index` of a unit in a step.
 #[cube]
 pub(super) fn step_factor(
     scales: &StepScales,

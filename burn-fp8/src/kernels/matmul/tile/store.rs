@@ -1,4 +1,4 @@
-//! What becomes of a unit's sums.
+//! Scaling and storing a unit's sums.
 
 use cubecl::prelude::*;
 
@@ -9,8 +9,8 @@ use super::{
 };
 use crate::kernels::codec::{float_to, magnitude_bits};
 
-/// Elements that a store of a product of `columns` has: sums lie in pairs of neighbours, which one store can take where every row
-/// begins with a whole pair.
+/// The number of elements that one store writes, for a product with so many columns. A unit's sums are pairs of neighbors, which
+/// one store can write if every row begins with a whole pair.
 pub(super) fn vector(columns: usize) -> usize {
     match columns.is_multiple_of(2) {
         true => 2,
@@ -18,8 +18,8 @@ pub(super) fn vector(columns: usize) -> usize {
     }
 }
 
-/// Scales a unit's sums, adds the bias, and stores those that are part of the product. Gives the bits of their largest magnitude,
-/// if that is asked for.
+/// Scales a unit's sums, adds the bias, and stores those that are part of the product. Returns the bits of their largest magnitude
+/// if the plan has an amax, otherwise 0.
 #[cube]
 pub(super) fn store_sums<F: Numeric, N: Size>(
     sums: &Array<f32>,
@@ -56,7 +56,7 @@ pub(super) fn store_sums<F: Numeric, N: Size>(
                 strides,
                 plan,
             );
-            // Of the column beside it, which may lie beyond the edge.
+            // The column beside it may lie beyond the edge.
             let second = finished::<F>(
                 sums,
                 2 * pair + 1,
@@ -95,7 +95,7 @@ pub(super) fn store_sums<F: Numeric, N: Size>(
     max
 }
 
-/// A sum as it is stored.
+/// A sum, scaled and with the bias, as it is stored.
 #[cube]
 fn finished<F: Numeric>(
     sums: &Array<f32>,
@@ -115,7 +115,7 @@ fn finished<F: Numeric>(
     if comptime!(matches!(plan.scaling, Scaling::Whole)) {
         value = value * lhs_inverse * rhs_inverse;
     } else if comptime!(!plan.scales_steps()) {
-        // One after the other: where both are small, their product may be too small for f32.
+        // One after the other, because the product of two small ones may be too small for f32.
         value *= row_scale(lhs_scale, part, strides, unit, index, 0u32, plan);
         value *= column_scale(rhs_scale, part, strides, unit, index, 0u32, plan);
     }

@@ -1,7 +1,7 @@
 //! The `wgmma` kernel with its operands loaded by Hopper's tensor memory accelerator (TMA).
 //!
-//! One unit asks for whole tiles, and the copy engine computes the addresses, swizzles, and fills with zeros what lies
-//! outside. The rest is [`tile_kernel`](super::kernel::tile_kernel)'s.
+//! One unit requests whole tiles. The copy engine computes the addresses, swizzles, and fills in zeros outside the matrix. The rest
+//! is as in [`tile_kernel`](super::kernel::tile_kernel).
 
 use cubecl::prelude::{barrier::Barrier, *};
 
@@ -20,11 +20,11 @@ const ROW_BYTES: u32 = 4 * ROW_WORDS;
 /// Warps of a cube.
 const WARPS: u32 = UNITS / 32;
 
-/// As [`tile_kernel`](super::kernel::tile_kernel), of operands that are each one matrix of all rows of a batch: `starts`
+/// Like [`tile_kernel`](super::kernel::tile_kernel), for operands that are each one matrix with all rows of a batch. `starts`
 /// counts rows.
 ///
-/// Of every stage two barriers tell: that its tiles are there, and that all warps have read them. So one warpgroup adds while the
-/// tensor cores are the other's.
+/// Every stage has two barriers: one for the arrival of its tiles, and one for all warps having read them. So one warpgroup can add
+/// while the other uses the tensor cores. With a tall tile, a warpgroup also adds its first half while its second is computed.
 #[cube(launch, create_dummy_kernel)]
 pub(super) fn tma_kernel<F: Numeric, V: Size>(
     lhs: &TensorMap<u8, Tiled>,
@@ -70,7 +70,7 @@ pub(super) fn tma_kernel<F: Numeric, V: Size>(
     for index in 0..comptime!(plan.sums() as usize) {
         sums[index] = 0.0f32;
     }
-    // Not into the stage of the step before, which a warpgroup that is behind may still read.
+    // One fewer than the other stages, because a warpgroup that is behind may still read the stage of the step before.
     let ahead = comptime!(stages - 2);
     let steps = k.div_ceil(STEP);
     #[unroll]
@@ -138,7 +138,7 @@ pub(super) fn tma_kernel<F: Numeric, V: Size>(
     }
 }
 
-/// Asks for the tiles of a step, into a stage whose barrier will tell that they are there. For one unit.
+/// Requests the tiles of a step into a stage, whose barrier `full` tells when they have arrived. Called by one unit.
 #[cube]
 fn load_tiles(
     lhs: &TensorMap<u8, Tiled>,
@@ -161,7 +161,7 @@ fn load_tiles(
     full.tma_load_2d(rhs, &mut tiles[second..end], right as i32, column);
 }
 
-/// A warp is done with the tiles of a stage, of which `read` tells.
+/// Tells the barrier `read` of a stage that this warp is done with the stage's tiles.
 #[cube]
 fn stage_is_read(read: &Shared<Barrier>) {
     if UNIT_POS.is_multiple_of(32u32) {
@@ -169,7 +169,7 @@ fn stage_is_read(read: &Shared<Barrier>) {
     }
 }
 
-/// The left operand as the TMA reads it, in tiles of so many rows by 128 codes.
+/// The left operand as the TMA reads it, in tiles of the plan's rows by 128 codes.
 pub(super) fn left_map(tensor: TensorArg, plan: Plan) -> TensorMapArg<Tiled> {
     tensor_map(tensor, plan.rows)
 }

@@ -1,4 +1,4 @@
-//! The copy of an operand whose rows lie next to each other, as those of a weight do: read and written by whole words.
+//! Copying an operand whose rows are adjacent in memory, such as a weight, by whole words.
 
 use cubecl::{CubeKernel, client::Client, prelude::*, server::Handle};
 
@@ -8,13 +8,13 @@ use crate::kernels::{
     tiles::{self, Tiles},
 };
 
-/// Whether matrices at `starts` can be read by words, where the codes of neighbouring rows are neighbours.
+/// Whether matrices at `starts` can be read by words: the codes of neighboring rows are adjacent, and aligned.
 pub(super) fn is_by_words(starts: &[usize], row_stride: usize, inner_stride: usize) -> bool {
     let words = |codes: usize| codes.is_multiple_of(4);
     row_stride == 1 && words(inner_stride) && starts.iter().all(|&start| words(start))
 }
 
-/// Fills a copy: matrices of `rows` of `length` codes, each filled up to whole chunks with zeros.
+/// Fills a copy with matrices of `rows` of `length` codes, each padded to whole chunks with zeros.
 pub(super) fn launch(
     client: &Client,
     codes: BufferArg,
@@ -51,7 +51,7 @@ pub(super) fn definition(client: &Client) -> KernelDefinition {
     )
 }
 
-/// A unit makes two words of each of four rows, of eight words that it reads.
+/// Each unit reads eight words and writes two words of each of four rows.
 #[cube(launch, create_dummy_kernel)]
 fn turn_rows_kernel(
     codes: &[u32],
