@@ -1,9 +1,15 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
-use super::{buffer, codec::largest_of, definitions::define, input};
+use super::{
+    buffer,
+    codec::largest_of,
+    definitions::define,
+    input,
+    rows::{self, Lines, Rows},
+};
 
 /// See [`Fp8Ops::fp8_amax`](crate::Fp8Ops::fp8_amax).
 pub(crate) fn amax(input: CubeTensor) -> CubeTensor {
@@ -18,46 +24,61 @@ pub(in crate::kernels) fn raise_to(input: CubeTensor, amax: &CubeTensor) {
     if length == 0 {
         return;
     }
-    let input = match buffer::in_memory_order(&input) {
+    let rows = Rows::of(match buffer::in_memory_order(&input) {
         Some((turned, _)) => turned,
-        None => into_contiguous(input),
-    };
+        None => input,
+    });
+    let input = &rows.tensor;
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
     let (count, dim) = buffer::grid(&client, buffer::words(length));
-    let vector = input::vector(&input, length);
+    let vector = rows.vector_across();
     amax_kernel::launch(
         &client,
         count,
         dim,
         vector,
-        input::by(&input, vector),
+        input::by(input, vector),
         buffer::raw(amax.handle.clone(), 1),
+        length,
+        rows.launch(),
+        rows.have_gaps(),
         together(&client, dim),
         dtype,
     );
 }
 
-pub(super) fn definition(client: &Client, vector: usize, dtype: ElemType) -> KernelDefinition {
+pub(super) fn definition(
+    client: &Client,
+    vector: usize,
+    gaps: bool,
+    dtype: ElemType,
+) -> KernelDefinition {
     let word = || buffer::word(client);
-    define!(client, amax_kernel(vector, word(), word(), 256, dtype))
+    let lines = rows::lines(1, 1);
+    define!(
+        client,
+        amax_kernel(vector, word(), word(), 1, lines, gaps, 256, dtype)
+    )
 }
 
 #[cube(launch, create_dummy_kernel)]
 fn amax_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
     amax: &[Atomic<u32>],
+    length: usize,
+    lines: Lines,
+    #[comptime] gaps: bool,
     #[comptime] together: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let length = input.len() * N::value();
     let fours = length.div_ceil(4);
     let units = CUBE_COUNT * CUBE_DIM as usize;
     let mut max = 0u32;
     let mut index = ABSOLUTE_POS;
     while index < fours {
         // Two loads are in flight at a time, because one would not fill the path to a GPU's memory. Beyond the end, values are 0.
-        let first = input::four(input, 4 * index, length);
-        let second = input::four(input, 4 * (index + units), length);
+        let first = rows::four(input, 4 * index, length, &lines, gaps);
+        let second = rows::four(input, 4 * (index + units), length, &lines, gaps);
         max = largest_of(second, largest_of(first, max));
         index += 2 * units;
     }

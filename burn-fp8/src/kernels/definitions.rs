@@ -53,8 +53,8 @@ pub fn portable_definitions(
             quantize_blocks::definitions(client, vector, format, dtype);
         let turned = quantize_transposed::definition(client, vector, format, dtype);
         [
-            amax::definition(client, vector, dtype),
-            quantize::definition(client, vector, format, dtype),
+            amax::definition(client, vector, false, dtype),
+            quantize::definition(client, vector, false, format, dtype),
             turned,
             amaxes,
             codes,
@@ -85,11 +85,22 @@ pub fn portable_definitions(
             "quantize_blocks: held, by columns, one by one",
         ],
     ];
+    let with_gaps = [
+        (
+            "amax of rows with gaps",
+            amax::definition(client, 4, true, dtype),
+        ),
+        (
+            "quantize rows with gaps",
+            quantize::definition(client, 4, true, format, dtype),
+        ),
+    ];
     let back = [4, 1].map(|vector| dequantize::definition(client, vector, format, dtype, by_hand));
     let blocks_back = dequantize_blocks::definition(client, format, dtype, by_hand);
     let names = names.into_iter().flatten();
     names
         .zip(casts.into_iter().flatten())
+        .chain(with_gaps)
         .chain(
             ["dequantize", "dequantize, one by one"]
                 .into_iter()

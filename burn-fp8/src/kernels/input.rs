@@ -1,6 +1,5 @@
 //! How kernels read floats: four at a time, with one load if the layout allows it.
 
-use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -59,12 +58,11 @@ fn fours(columns: usize, dtype: DType) -> usize {
     }
 }
 
-/// A contiguous tensor as an array of vectors of `vector` elements.
+/// A tensor as an array of vectors of `vector` elements, gaps between its rows included.
 pub(in crate::kernels) fn by(tensor: &CubeTensor, vector: usize) -> BufferArg {
-    let length = tensor.shape().num_elements();
     buffer::array(
         tensor.handle.clone(),
-        length / vector,
+        buffer::extent(tensor) / vector,
         vector * tensor.dtype.size(),
     )
 }

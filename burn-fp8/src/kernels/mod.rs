@@ -18,6 +18,7 @@ mod ptx;
 mod quantize;
 mod quantize_blocks;
 mod quantize_transposed;
+mod rows;
 mod scale;
 mod scale_grid;
 mod tiles;

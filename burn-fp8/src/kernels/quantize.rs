@@ -1,7 +1,7 @@
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{CubeBackend, kernel::into_contiguous, ops::permute, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, ops::permute, tensor::CubeTensor};
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{
@@ -10,6 +10,7 @@ use super::{
     codec::{Codec, encode, largest_of},
     definitions::define,
     input,
+    rows::{self, Lines, Rows},
 };
 use crate::Fp8Format;
 
@@ -33,19 +34,23 @@ pub(crate) fn quantize(
     if length == 0 {
         return (codes, amax);
     }
-    let input = into_contiguous(input);
+    let rows = Rows::of(input);
+    let input = &rows.tensor;
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
     let (count, dim) = buffer::grid(&client, buffer::words(length));
-    let vector = input::vector(&input, length);
+    let vector = rows.vector_across();
     quantize_kernel::launch(
         &client,
         count,
         dim,
         vector,
-        input::by(&input, vector),
+        input::by(input, vector),
         buffer::scalar(scale),
         buffer::code_words(&codes),
         buffer::raw(amax.handle.clone(), 1),
+        length,
+        rows.launch(),
+        rows.have_gaps(),
         Codec::of(&client, format),
         together(&client, dim),
         dtype,
@@ -56,14 +61,28 @@ pub(crate) fn quantize(
 pub(super) fn definition(
     client: &Client,
     vector: usize,
+    gaps: bool,
     format: Fp8Format,
     dtype: ElemType,
 ) -> KernelDefinition {
     let word = || buffer::word(client);
+    let lines = rows::lines(1, 1);
     let codec = Codec::of(client, format);
     define!(
         client,
-        quantize_kernel(vector, word(), word(), word(), word(), codec, 256, dtype)
+        quantize_kernel(
+            vector,
+            word(),
+            word(),
+            word(),
+            word(),
+            1,
+            lines,
+            gaps,
+            codec,
+            256,
+            dtype
+        )
     )
 }
 
@@ -74,19 +93,21 @@ fn quantize_kernel<F: Numeric, N: Size>(
     scale: &[f32],
     codes: &mut [u32],
     amax: &[Atomic<u32>],
+    length: usize,
+    lines: Lines,
+    #[comptime] gaps: bool,
     #[comptime] codec: Codec,
     #[comptime] together: usize,
     #[define(F)] _dtype: ElemType,
 ) {
     let scale = Vector::new(scale[0]);
-    let length = input.len() * N::value();
     let units = CUBE_COUNT * CUBE_DIM as usize;
     let mut max = 0u32;
     let mut word = ABSOLUTE_POS;
     while word < codes.len() {
         let next = word + units;
-        let first = input::four(input, 4 * word, length);
-        let second = input::four(input, 4 * next, length);
+        let first = rows::four(input, 4 * word, length, &lines, gaps);
+        let second = rows::four(input, 4 * next, length, &lines, gaps);
         max = largest_of(second, largest_of(first, max));
         codes[word] = encode(first * scale, codec);
         if next < codes.len() {

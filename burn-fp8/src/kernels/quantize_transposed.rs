@@ -1,6 +1,6 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{
@@ -9,6 +9,7 @@ use super::{
     codec::{Codec, encode, largest_of},
     definitions::define,
     input,
+    rows::Rows,
     tiles::{self, Tiles},
 };
 use crate::Fp8Format;
@@ -40,17 +41,18 @@ pub(crate) fn quantize_transposed(
     if length == 0 {
         return (codes, transposed, amax);
     }
-    let input = into_contiguous(input);
+    let lines = Rows::of(input);
+    let input = &lines.tensor;
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
     let (tiles, count) = tiles::tiles(length / (rows * columns), [rows, columns]);
     let (count, dim) = buffer::grid(&client, count);
-    let vector = input::vector(&input, columns);
+    let vector = lines.vector();
     quantize_kernel::launch(
         &client,
         count,
         dim,
         vector,
-        input::by(&input, vector),
+        input::by(input, vector),
         buffer::scalar(scale),
         buffer::code_words(&codes),
         buffer::code_pairs(&transposed),
@@ -58,6 +60,7 @@ pub(crate) fn quantize_transposed(
         tiles,
         rows,
         columns,
+        lines.pitch,
         Codec::of(&client, format),
         together(&client, dim),
         dtype,
@@ -86,6 +89,7 @@ pub(super) fn definition(
             tiles,
             1,
             1,
+            1,
             codec,
             256,
             dtype
@@ -104,6 +108,7 @@ fn quantize_kernel<F: Numeric, N: Size>(
     tiles: Tiles,
     rows: usize,
     columns: usize,
+    pitch: usize,
     #[comptime] codec: Codec,
     #[comptime] together: usize,
     #[define(F)] _dtype: ElemType,
@@ -115,7 +120,7 @@ fn quantize_kernel<F: Numeric, N: Size>(
     while number < tiles::count(&tiles) {
         let tile = tiles::tile(&tiles, number);
         let line = tile.matrix * rows + tile.row;
-        let values = tiles::load(input, &tile, rows, columns);
+        let values = tiles::load(input, &tile, rows, columns, pitch);
         let mut words = Array::<u32>::new(tiles::ROWS);
         #[unroll]
         for i in 0..tiles::ROWS {

@@ -60,21 +60,23 @@ pub(in crate::kernels) fn tile(tiles: &Tiles, number: usize) -> Tile {
     }
 }
 
-/// The elements of a tile, row by row, of matrices of `rows` and `columns`; 0 beyond their edges. All loads are issued before the
-/// first result is needed.
+/// The elements of a tile, row by row, of matrices of `rows` and `columns`, with `pitch` elements from a row to the next; 0 beyond their
+/// edges. All loads are issued before the first result is needed.
 #[cube]
 pub(in crate::kernels) fn load<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
     tile: &Tile,
     rows: usize,
     columns: usize,
+    pitch: usize,
 ) -> Array<Four> {
     let line = tile.matrix * rows + tile.row;
     let mut values = Array::<Four>::new(ROWS);
     #[unroll]
     for i in 0..ROWS {
-        let end = select(tile.row + i < rows, (line + i + 1) * columns, 0);
-        values[i] = input::four(input, (line + i) * columns + tile.column, end);
+        let start = (line + i) * pitch;
+        let end = select(tile.row + i < rows, start + columns, 0);
+        values[i] = input::four(input, start + tile.column, end);
     }
     values
 }

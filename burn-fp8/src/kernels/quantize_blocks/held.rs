@@ -12,6 +12,7 @@ use super::super::{
     codec::{Codec, Four, encode, largest_lane, magnitudes},
     definitions::define,
     input,
+    rows::Rows,
     scale::scale_of,
     tiles::{self, Tile},
 };
@@ -90,19 +91,20 @@ impl Team {
 
 /// Fills `codes`, which lie by columns if the team transposes them. Returns the scales.
 pub(super) fn quantize(
-    input: &CubeTensor,
+    rows: &Rows,
     cast: Fp8Cast,
     blocks: &Blocks,
     team: Team,
     codes: &CubeTensor,
 ) -> CubeTensor {
+    let input = &rows.tensor;
     let shape = input.shape();
     let scale = cast.granularity.scale_shape(&shape);
     let scale = buffer::empty_floats(input, scale.into(), DType::F32);
     let (client, dtype) = (input.client.clone(), dtype_to_storage_type(input.dtype));
     let (patches, count) = team.patches(blocks, blocks.matrices(shape.num_elements()));
     let cubes = buffer::cubes(count.div_ceil(team.teams));
-    let vector = input::vector(input, blocks.matrix[1]);
+    let vector = rows.vector();
     let (codes, words) = match team.rows {
         1 => (buffer::code_words(codes), 1),
         _ => (buffer::code_pairs(codes), 2),
@@ -118,6 +120,7 @@ pub(super) fn quantize(
         codes,
         blocks.launch(),
         patches,
+        rows.pitch,
         cast.format.max(),
         team,
         cast.power_of_two,
@@ -154,6 +157,7 @@ pub(super) fn definitions(
                 word(),
                 blocks.launch(),
                 patches,
+                128,
                 1.0,
                 team,
                 false,
@@ -230,6 +234,7 @@ fn held_kernel<F: Numeric, N: Size, W: Size>(
     codes: &mut [Vector<u32, W>],
     grid: Grid,
     patches: Patches,
+    pitch: usize,
     fp8_max: f32,
     #[comptime] team: Team,
     #[comptime] power_of_two: bool,
@@ -254,8 +259,8 @@ fn held_kernel<F: Numeric, N: Size, W: Size>(
                 let row = piece.row + j;
                 let line = patch.matrix * rows + row;
                 let inside = is_inside(&patch, row, piece.column);
-                let end = select(inside, line * columns + patch.end_column, 0);
-                values[i * team.rows + j] = input::four(input, line * columns + piece.column, end);
+                let end = select(inside, line * pitch + patch.end_column, 0);
+                values[i * team.rows + j] = input::four(input, line * pitch + piece.column, end);
             }
         }
 

@@ -5,7 +5,7 @@ use cubecl::{client::Client, ir::ElemType, prelude::KernelDefinition};
 mod held;
 mod streamed;
 
-use super::{blocks::Blocks, buffer, scale::scales};
+use super::{blocks::Blocks, buffer, rows::Rows, scale::scales};
 use crate::{Fp8Cast, Fp8Format};
 use held::Team;
 
@@ -36,11 +36,13 @@ fn quantize_by(
         let amax = buffer::zeros(&input, cast.granularity.scale_shape(&shape).into());
         return (codes, scales(amax, cast.format, cast.power_of_two));
     }
-    let input = into_contiguous(input);
     let blocks = Blocks::of(&shape, cast.granularity);
     let scale = match team(&input.client, &blocks, by_columns) {
-        Some(team) => held::quantize(&input, cast, &blocks, team, &codes),
-        None => streamed::quantize(&input, cast, &blocks, by_columns, &codes),
+        Some(team) => held::quantize(&Rows::of(input), cast, &blocks, team, &codes),
+        None => {
+            let input = into_contiguous(input);
+            streamed::quantize(&input, cast, &blocks, by_columns, &codes)
+        }
     };
     (codes, scale)
 }

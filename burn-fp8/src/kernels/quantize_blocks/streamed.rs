@@ -268,7 +268,7 @@ fn columns_kernel<F: Numeric, N: Size>(
     let mut number = ABSOLUTE_POS;
     while number < tiles::count(&tiles) {
         let tile = tiles::tile(&tiles, number);
-        let values = tiles::load(input, &tile, rows, columns);
+        let values = tiles::load(input, &tile, rows, columns, columns);
         let mut words = Array::<u32>::new(tiles::ROWS);
         #[unroll]
         for i in 0..tiles::ROWS {

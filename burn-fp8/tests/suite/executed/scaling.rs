@@ -113,8 +113,9 @@ fn blocks_have_scales_of_their_own() {
         let before = launched(&client).len();
         let (codes, scales) = CubeBackend::fp8_quantize_blocks(input, cast);
         let launched = launched(&client);
-        // Not counting the copy of rows with gaps.
-        assert_eq!(launched.len() - before - 1, kernels, "{launched:?}");
+        // Rows with gaps are copied first if one kernel cannot do it all.
+        let copies = usize::from(kernels > 1);
+        assert_eq!(launched.len() - before - copies, kernels, "{launched:?}");
         // The codes lie along the sums that such scales are meant for, if the build can use a GPU's tensor cores.
         let accelerated = cfg!(any(not(feature = "cuda"), feature = "cuda-cpp"));
         let [row_stride, column_stride] = [1, 2].map(|dim| codes.meta.strides()[dim]);
