@@ -73,6 +73,7 @@ impl LayerSet {
     }
 
     pub(crate) fn put_on(&self, stack: Stack) {
+        self.backward().clear();
         *self.stack.write().unwrap_or_else(PoisonError::into_inner) = Some(stack);
     }
 

@@ -7,7 +7,7 @@ use burn_std::id::StreamId;
 use core::time::Duration;
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel},
     },
@@ -20,11 +20,14 @@ const USED: Duration = Duration::from_secs(10);
 /// How long a thread waits for a device of which it is not known to have used it.
 const UNUSED: Duration = Duration::from_secs(2);
 
-/// Sends the changes of a device to its queue, in their order.
+/// How long a thread waits for a device that it uses, when a thread has waited in vain before.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// Sends the changes of a device to its queue, those of a stream in their order.
 pub(crate) struct Messenger {
     client: Arc<CustomOpClient>,
     /// To the messenger's own thread, if there is one.
-    aside: Option<Sender<Change>>,
+    aside: OnceLock<Sender<Change>>,
     /// How far that thread is.
     progress: Arc<Progress>,
 }
@@ -46,7 +49,7 @@ impl Messenger {
     pub(crate) fn new(client: CustomOpClient) -> Self {
         Self {
             client: Arc::new(client),
-            aside: None,
+            aside: OnceLock::new(),
             progress: Arc::default(),
         }
     }
@@ -56,27 +59,26 @@ impl Messenger {
         self.progress.waiting.load(Ordering::Acquire) == 0
     }
 
-    /// Sends a change of the stream. The calling thread waits while the queue is full.
-    pub(crate) fn send(&self, stream: StreamId) {
-        send(&self.client, stream);
-    }
-
-    /// Has the messenger's own thread send a change of the stream. `used`: whether the stream has used the device.
-    pub(crate) fn send_aside(&mut self, stream: StreamId, used: bool) -> Sent {
+    /// Sends a change of the stream, by the messenger's own thread, for which the caller should wait. `used`: whether the stream has
+    /// used the device. If it has, and the device is the `only` one, nobody else can depend on it: the calling thread sends the change,
+    /// and waits while the queue is full.
+    pub(crate) fn send(&self, stream: StreamId, used: bool, only: bool) -> Option<Sent> {
+        if used && only && self.is_idle() {
+            send(&self.client, stream);
+            return None;
+        }
         let progress = self.progress.clone();
         progress.waiting.fetch_add(1, Ordering::AcqRel);
-        let client = &self.client;
-        let aside = self
-            .aside
-            .get_or_insert_with(|| begin(client.clone(), progress.clone()));
+        let begin = || begin(self.client.clone(), progress.clone());
+        let aside = self.aside.get_or_init(begin);
         let (sent, done) = sync_channel(1);
         // If the device is gone, so is the thread, and nobody has to be told.
         let _ = aside.send(Change { stream, sent });
-        Sent {
+        Some(Sent {
             done,
             used,
             progress,
-        }
+        })
     }
 }
 
@@ -109,16 +111,20 @@ pub(crate) struct Sent {
 impl Sent {
     /// Waits until the change is in the queue, but not for ever.
     pub(crate) fn wait(self) {
-        let limit = match self.used {
-            true => USED,
-            false if self.progress.stuck.load(Ordering::Acquire) => return,
-            false => UNUSED,
+        let limit = match (self.used, self.progress.stuck.load(Ordering::Acquire)) {
+            (true, false) => USED,
+            (true, true) => STUCK,
+            (false, false) => UNUSED,
+            (false, true) => Duration::ZERO,
         };
-        if self.done.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-            self.progress.stuck.store(true, Ordering::Release);
+        if self.done.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        // Of those that wait in vain, one says so.
+        if !self.progress.stuck.swap(true, Ordering::AcqRel) {
             log::warn!(
                 "a layered device could not be told of a scope within {limit:?}, because another thread waits for the device: \
-                 the next ops on it may run as if outside the scope"
+                 the next ops on it may not run in the scope that they belong to"
             );
         }
     }

@@ -57,9 +57,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
             *self.lock() = Some(value.clone());
             value
         });
-        if self.again.load(Ordering::Relaxed) < OFTEN {
-            layer.keep_value_for_now(self);
-        }
+        layer.keep_value_for_now(self);
         value
     }
 }
@@ -72,7 +70,9 @@ impl<P> Recomputed<P> {
 
 impl<P: Send> GiveUp for Recomputed<P> {
     fn give_up(&self) {
-        *self.lock() = None;
+        if self.again.load(Ordering::Relaxed) < OFTEN {
+            *self.lock() = None;
+        }
     }
 }
 

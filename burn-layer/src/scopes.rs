@@ -5,8 +5,8 @@
 //! before and after it. The scope itself is left in the device's [`Scopes`], because the device is in the same process.
 //!
 //! Every device is told, because a thread may use any of them next. The queue to a device is short, and stays full while another
-//! thread waits for the device, perhaps for something that this thread has yet to do. So with several devices, a [`Messenger`] of each
-//! sends the custom op, and a thread waits for it only for a while.
+//! thread waits for the device, perhaps for something that this thread has yet to do. So a [`Messenger`] of each device sends the
+//! custom op, and a thread waits for it only for a while.
 //!
 //! (Burn gives each op the stream of its thread. A stream for each scope would tell devices as well, but on plain devices CubeCL
 //! synchronizes different streams, and does not order an op that changes a tensor of another stream in place.)
@@ -21,7 +21,7 @@ use burn_remote::CustomOpClient;
 use burn_std::id::StreamId;
 use std::{
     any::Any,
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -53,9 +53,12 @@ impl Drop for Open {
     }
 }
 
-/// Changes the scope of a stream, and waits until the devices are told.
+/// Changes the scope of a stream, and waits until the devices are told. Nothing is locked meanwhile.
 fn change(stream: StreamId, to: Option<Arc<Scope>>) {
-    let sent = program().change(stream, to);
+    let told = program().change(stream, to);
+    let only = told.len() == 1;
+    let send = |(device, used): (Arc<Told>, bool)| device.messenger.send(stream, used, only);
+    let sent: Vec<Sent> = told.into_iter().filter_map(send).collect();
     sent.into_iter().for_each(Sent::wait);
 }
 
@@ -64,7 +67,7 @@ fn change(stream: StreamId, to: Option<Arc<Scope>>) {
 struct Program {
     /// The innermost scope of each stream that is in one.
     open: HashMap<StreamId, Arc<Scope>>,
-    devices: Vec<Told>,
+    devices: Vec<Arc<Told>>,
 }
 
 /// A device that is told of scopes.
@@ -79,22 +82,18 @@ fn program() -> MutexGuard<'static, Program> {
 }
 
 impl Program {
-    /// Returns what is on its way by messengers.
-    fn change(&mut self, stream: StreamId, to: Option<Arc<Scope>>) -> Vec<Sent> {
-        let alone = self.devices.len() == 1;
-        let mut sent = Vec::new();
-        for Told { layers, messenger } in &mut self.devices {
-            let used = layers.scopes.announce(stream, to.clone());
-            match alone && messenger.is_idle() {
-                true => messenger.send(stream),
-                false => sent.push(messenger.send_aside(stream, used)),
-            }
-        }
+    /// Returns the devices to tell, and whether the stream has used them.
+    fn change(&mut self, stream: StreamId, to: Option<Arc<Scope>>) -> Vec<(Arc<Told>, bool)> {
+        let announced = |device: &Arc<Told>| {
+            let used = device.layers.scopes.announce(stream, to.clone())?;
+            Some((device.clone(), used))
+        };
+        let told = self.devices.iter().filter_map(announced).collect();
         match to {
             Some(scope) => self.open.insert(stream, scope),
             None => self.open.remove(&stream),
         };
-        sent
+        told
     }
 }
 
@@ -107,7 +106,14 @@ pub(crate) fn tell(device: &Device, layers: &Arc<LayerSet>) {
     let mut program = program();
     layers.scopes.begin(&program.open);
     let layers = layers.clone();
-    program.devices.push(Told { layers, messenger });
+    program.devices.push(Arc::new(Told { layers, messenger }));
+}
+
+/// Whether everything that a device is told is in its queue.
+pub(crate) fn is_told(layers: &Arc<LayerSet>) -> bool {
+    let program = program();
+    let mut devices = program.devices.iter();
+    devices.all(|told| !Arc::ptr_eq(&told.layers, layers) || told.messenger.is_idle())
 }
 
 /// Tells a device no more.
@@ -121,50 +127,77 @@ pub(crate) fn tell_no_more(layers: &Arc<LayerSet>) {
 pub(crate) struct Scopes {
     /// Whether there ever was one, so that the ops of programs without scopes take no lock.
     any: AtomicBool,
-    of_streams: Mutex<HashMap<StreamId, OfStream>>,
+    streams: Mutex<Streams>,
+}
+
+#[derive(Default)]
+struct Streams {
+    /// The streams that are in a scope, or about to be.
+    scoped: HashMap<StreamId, OfStream>,
+    /// The streams of which an op has run on the device, since there are scopes. It is emptied when there are too many.
+    used: HashSet<StreamId>,
 }
 
 #[derive(Default)]
 struct OfStream {
     now: Option<Arc<Scope>>,
-    /// Whether an op of the stream has run on the device.
-    used: bool,
     /// What each change that is on its way changes the scope to.
     announced: VecDeque<Option<Arc<Scope>>>,
 }
 
+/// The number of streams that are remembered: a thread that ended is not known to have.
+const STREAMS: usize = 1024;
+
+/// The number of changes on their way. A device with more has ended.
+const CHANGES: usize = 1 << 20;
+
 impl Scopes {
-    fn of_streams(&self) -> MutexGuard<'_, HashMap<StreamId, OfStream>> {
-        let of_streams = self.of_streams.lock();
-        of_streams.unwrap_or_else(PoisonError::into_inner)
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin(&self, open: &HashMap<StreamId, Arc<Scope>>) {
         let in_scope = |scope: &Arc<Scope>| OfStream {
             now: Some(scope.clone()),
-            ..OfStream::default()
+            announced: VecDeque::new(),
         };
         let open = open
             .iter()
             .map(|(stream, scope)| (*stream, in_scope(scope)));
-        let mut of_streams = self.of_streams();
-        *of_streams = open.collect();
-        self.any.store(!of_streams.is_empty(), Ordering::Release);
+        let mut streams = self.streams();
+        *streams = Streams {
+            scoped: open.collect(),
+            used: HashSet::new(),
+        };
+        self.any
+            .store(!streams.scoped.is_empty(), Ordering::Release);
     }
 
-    /// Leaves a change that is about to be sent. Returns whether the stream has used the device, as far as known.
-    fn announce(&self, stream: StreamId, to: Option<Arc<Scope>>) -> bool {
-        let mut of_streams = self.of_streams();
-        let of_stream = of_streams.entry(stream).or_default();
-        of_stream.announced.push_back(to);
+    /// Leaves a change that is about to be sent. Returns whether the stream has used the device, as far as known; `None` if the
+    /// device need not be told, because it has ended.
+    fn announce(&self, stream: StreamId, to: Option<Arc<Scope>>) -> Option<bool> {
+        let mut streams = self.streams();
         self.any.store(true, Ordering::Release);
-        of_stream.used
+        let announced = &mut streams.scoped.entry(stream).or_default().announced;
+        if announced.len() == CHANGES {
+            return None;
+        }
+        announced.push_back(to);
+        Some(streams.used.contains(&stream))
     }
 
     /// A change of the calling thread's stream has arrived.
     pub(crate) fn change(&self) {
-        if let Some(of_stream) = self.of_streams().get_mut(&StreamId::current()) {
-            of_stream.now = of_stream.announced.pop_front().flatten();
+        let mut streams = self.streams();
+        let Entry::Occupied(mut of_stream) = streams.scoped.entry(StreamId::current()) else {
+            return;
+        };
+        let changed = of_stream.get_mut();
+        if let Some(to) = changed.announced.pop_front() {
+            changed.now = to;
+        }
+        if changed.now.is_none() && changed.announced.is_empty() {
+            of_stream.remove();
         }
     }
 
@@ -173,9 +206,12 @@ impl Scopes {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        let mut of_streams = self.of_streams();
-        let of_stream = of_streams.entry(StreamId::current()).or_default();
-        of_stream.used = true;
-        of_stream.now.clone()
+        let stream = StreamId::current();
+        let mut streams = self.streams();
+        if streams.used.len() == STREAMS {
+            streams.used.clear();
+        }
+        streams.used.insert(stream);
+        streams.scoped.get(&stream)?.now.clone()
     }
 }

@@ -152,8 +152,8 @@ impl Service {
     /// service instead.
     pub(crate) fn leave(self) -> Option<Self> {
         // Syncs first, because drops of tensors may still be on their way.
-        let alive = self.device.sync().is_ok() && self.layers.tensors() > 0;
-        if alive {
+        let works = self.device.sync().is_ok();
+        if works && (self.layers.tensors() > 0 || !scopes::is_told(&self.layers)) {
             return Some(self);
         }
         scopes::tell_no_more(&self.layers);

@@ -26,7 +26,13 @@ pub enum Rule {
 impl Rule {
     /// The rule of `op`, which is the backward of an op under this rule. Gradients of weights and biases are stored in f32.
     pub(super) fn of_backward(self, op: Op) -> Self {
-        let of_weight = ["_weight_backward", "_bias_backward"];
+        // The last two give the gradients of parameters beside that of the input.
+        let of_weight = [
+            "_weight_backward",
+            "_bias_backward",
+            "deform_conv2d_backward",
+            "batch_norm_train_backward",
+        ];
         match self {
             rule if !of_weight.iter().any(|end| op.name().ends_with(end)) => rule,
             Rule::Lower => Rule::WeightGrad,

@@ -20,6 +20,9 @@ fn presets_are_apexs() {
     assert!(!Policy::o1().low_outputs() && Policy::o2().low_outputs());
     assert_eq!(Policy::o2().rule(Op::softmax), Some(Rule::Full));
     assert_eq!(Policy::o3().rule(Op::softmax), Some(Rule::FullKeep));
+    // Gradients of parameters are f32.
+    let backward = Policy::o3().rule(Op::deform_conv2d_backward);
+    assert_eq!(backward, Some(Rule::Accumulate));
     assert_eq!(Policy::default(), Policy::o0());
     for name in ["bf16", "fp16", "O0", "O1", "O2", "O3"] {
         assert_eq!(Policy::from_name(name).unwrap().name(), name);

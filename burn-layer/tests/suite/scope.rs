@@ -6,7 +6,14 @@ use burn::{
 };
 use burn_layer::{Inputs, Layer, Layers, Op, Plan, scoped};
 use burn_std::id::StreamId;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::{
+    sync::{
+        Arc, LazyLock, Mutex,
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
 
 struct Name(&'static str);
 
@@ -279,13 +286,14 @@ fn layers_of_one_input_are_each_in_their_scope() {
     }
 }
 
-/// A device whose plans wait, as they do for other ranks.
-#[derive(Clone, Debug, Default)]
-struct Waits(Arc<Mutex<()>>);
+/// A device whose plan of a negation says that it waits, and does, as collectives do for other ranks.
+#[derive(Clone, Debug)]
+struct Waits(Arc<Mutex<()>>, SyncSender<()>);
 
 impl Layer for Waits {
     fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
         if op == Op::float_neg {
+            self.1.send(()).unwrap();
             drop(self.0.lock().unwrap());
         }
         None
@@ -296,28 +304,32 @@ impl Layer for Waits {
 /// device is told as well.
 #[test]
 fn a_device_that_others_wait_for_hinders_no_scope() {
-    let waits = Waits::default();
-    let slow = Layers::on(Device::flex())
-        .layer(waits.clone())
-        .serve()
-        .unwrap();
+    let (says, waits) = sync_channel(1);
+    let slow = Waits(Arc::default(), says);
+    let lock = slow.0.clone();
+    let lock = lock.lock().unwrap();
+    let slow = Layers::on(Device::flex()).layer(slow).serve().unwrap();
     let recorder = Recorder::default();
     let device = recorder.device();
-    let lock = waits.0.lock().unwrap();
-    let waiting = {
-        let slow = slow.clone();
-        std::thread::spawn(move || {
-            let x = Tensor::<1>::ones([2], &slow).neg();
-            slow.sync().unwrap();
-            x.into_data().try_to_vec::<f32>().unwrap()
-        })
-    };
-    // More scopes than the queue to the device has room for.
-    let mut x = Tensor::<1>::ones([2], &device);
-    for _ in 0..200 {
-        x = scoped(&OUTER, || x.neg());
-    }
-    assert_eq!(x.into_data().try_to_vec::<f32>().unwrap(), [1.0, 1.0]);
+    let waiting = thread::spawn(move || {
+        let x = Tensor::<1>::ones([2], &slow).neg();
+        slow.sync().unwrap();
+        x.into_data().try_to_vec::<f32>().unwrap()
+    });
+    waits.recv().unwrap();
+    // Until the thread waits, for all that the test can know.
+    thread::sleep(Duration::from_millis(100));
+    let (ends, ended) = sync_channel(1);
+    thread::spawn(move || {
+        let mut x = Tensor::<1>::ones([2], &device);
+        // More scopes than the queue to the device has room for.
+        for _ in 0..200 {
+            x = scoped(&OUTER, || x.neg());
+        }
+        ends.send(x.into_data().try_to_vec::<f32>().unwrap())
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(60));
+    assert_eq!(ended.unwrap(), [1.0, 1.0]);
     assert_eq!(recorder.scopes_of(Op::float_neg), ["outer"; 200]);
     assert!(!waiting.is_finished());
     drop(lock);
