@@ -10,10 +10,12 @@ mod question;
 use benches::{is_selected, log_warnings, share_of_time, time_left};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use question::{Known, Question};
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
-/// A routine's first product may take one of so many parts of the time that is left.
+/// A routine's first product may take one of so many parts of the time that is left, but no less than it takes to start CUDA and to
+/// compile kernels.
 const FIRST: usize = 8;
+const FIRST_AT_LEAST: Duration = Duration::from_secs(45);
 
 fn main() -> ExitCode {
     log_warnings();
@@ -51,7 +53,8 @@ fn known_before(questions: &[Question]) -> Known {
     if let Some(first) = sizes.first() {
         known.torch = products::torch(&sizes);
         for routine in products::native_routines() {
-            if !Question::Routine(routine, *first).ask(&known, share_of_time(FIRST)) {
+            let limit = share_of_time(FIRST).map(|share| share.max(FIRST_AT_LEAST));
+            if !Question::Routine(routine, *first).ask(&known, limit) {
                 known.broken.push(routine);
             }
         }

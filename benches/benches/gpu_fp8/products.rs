@@ -11,7 +11,7 @@ use burn_fp8::{
     scaled_matmul,
 };
 use serde::{Deserialize, Serialize};
-use std::{cell::Cell, collections::BTreeMap, process::Command};
+use std::{cell::Cell, collections::BTreeMap, process::Command, time::Duration};
 
 use super::{distance, is_computed, question::Known, random, sync};
 
@@ -169,7 +169,7 @@ pub(crate) fn compare(size @ [m, k, n]: [usize; 3], known: &Known, device: &Devi
         let broken: Vec<_> = known.broken.iter().map(ToString::to_string).collect();
         let broken = broken.join(", ");
         println!(
-            "- left out, because its first product failed: {broken}; and {PICKED}, which would try it"
+            "- left out, because its first product failed or took too long: {broken}; and {PICKED}, which would try it"
         );
     }
 
@@ -196,7 +196,9 @@ pub(crate) fn compare(size @ [m, k, n]: [usize; 3], known: &Known, device: &Devi
     }
     println!("{goals}");
     ways.retain(|(_, policy)| native.iter().any(|routine| only(*routine) == *policy));
-    note_launches(&table, &ways, size, device);
+    if time_left() != Some(Duration::ZERO) {
+        note_launches(&table, &ways, size, device);
+    }
 }
 
 /// Prints in which ways a product takes less than twice the time of one with few terms: there the host, which launches it, decides

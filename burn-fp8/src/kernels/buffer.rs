@@ -16,6 +16,8 @@ use burn_cubecl::{
 use burn_std::Metadata;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
+use super::rows::pitch_of;
+
 /// The maximum numbers of cubes, and of units in a cube, of a [`grid`].
 const MAX_CUBES: usize = 8192;
 const MAX_UNITS: usize = 1024;
@@ -175,10 +177,10 @@ pub(crate) fn swapped(tensor: CubeTensor) -> CubeTensor {
     permute(tensor, &axes)
 }
 
-/// For a tensor that is not contiguous: the same memory with its dimensions in an order that makes it contiguous, and the axes
-/// that permute it back. `None` if the tensor is contiguous already, or if only a copy would be.
+/// For a tensor that is not contiguous: the same memory with its dimensions in an order in which it can be read
+/// [by rows](super::rows), and the axes that permute it back. `None` if the tensor can be read so already, or if only a copy could.
 pub(in crate::kernels) fn in_memory_order(tensor: &CubeTensor) -> Option<(CubeTensor, Vec<usize>)> {
-    if tensor.is_contiguous() {
+    if pitch_of(tensor).is_some() {
         return None;
     }
     let strides = tensor.meta.strides();
@@ -189,7 +191,7 @@ pub(in crate::kernels) fn in_memory_order(tensor: &CubeTensor) -> Option<(CubeTe
         back[axis] = place;
     }
     let turned = permute(tensor.clone(), &axes);
-    turned.is_contiguous().then_some((turned, back))
+    pitch_of(&turned).is_some().then_some((turned, back))
 }
 
 /// A tensor of one dimension as a row.

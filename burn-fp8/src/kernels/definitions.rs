@@ -27,7 +27,8 @@ macro_rules! define {
 pub(in crate::kernels) use define;
 
 /// The kernels that need no tensor cores, by name: casts from floats of `dtype` to `format` and back, and products. Casts come in
-/// two versions, for rows that can be read and written four elements at a time, and for other rows ("one by one").
+/// two versions, for rows that can be read and written four elements at a time, and for other rows ("one by one"), and some in two more,
+/// for rows with gaps between them.
 /// [`matmul_definition`](super::matmul_definition) gives the kernels that need tensor cores.
 ///
 /// ```
@@ -85,15 +86,13 @@ pub fn portable_definitions(
             "quantize_blocks: held, by columns, one by one",
         ],
     ];
+    let amax = |vector| amax::definition(client, vector, true, dtype);
+    let quantize = |vector| quantize::definition(client, vector, true, format, dtype);
     let with_gaps = [
-        (
-            "amax of rows with gaps",
-            amax::definition(client, 4, true, dtype),
-        ),
-        (
-            "quantize rows with gaps",
-            quantize::definition(client, 4, true, format, dtype),
-        ),
+        ("amax of rows with gaps", amax(4)),
+        ("amax of rows with gaps, one by one", amax(1)),
+        ("quantize rows with gaps", quantize(4)),
+        ("quantize rows with gaps, one by one", quantize(1)),
     ];
     let back = [4, 1].map(|vector| dequantize::definition(client, vector, format, dtype, by_hand));
     let blocks_back = dequantize_blocks::definition(client, format, dtype, by_hand);

@@ -9,7 +9,7 @@ use super::{
     codec::{Codec, encode, largest_of},
     definitions::define,
     input,
-    rows::Rows,
+    rows::{Rows, pitch_of},
     tiles::{self, Tiles},
 };
 use crate::Fp8Format;
@@ -26,7 +26,7 @@ pub(crate) fn quantize_transposed(
     let rank = shape.num_dims();
     let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
     let turned = buffer::swapped(input.clone());
-    if !input.is_contiguous() && turned.is_contiguous() {
+    if pitch_of(&input).is_none() && pitch_of(&turned).is_some() {
         let (codes, transposed, amax) = quantize_transposed(turned, scale, format);
         return (transposed, codes, amax);
     }

@@ -21,7 +21,7 @@ impl Rows {
     /// The tensor itself, if it has such rows; otherwise a contiguous copy.
     pub(in crate::kernels) fn of(tensor: CubeTensor) -> Self {
         let columns = tensor.shape().last().copied().unwrap_or(1);
-        match pitch(&tensor) {
+        match pitch_of(&tensor) {
             Some(pitch) => Self {
                 tensor,
                 columns,
@@ -64,7 +64,7 @@ impl Rows {
 }
 
 /// The distance between rows, if it is the same for all.
-fn pitch(tensor: &CubeTensor) -> Option<usize> {
+pub(in crate::kernels) fn pitch_of(tensor: &CubeTensor) -> Option<usize> {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let columns = *shape.last()?;
     if tensor.is_contiguous() {
@@ -148,7 +148,7 @@ mod tests {
             let layout = Metadata::new(shape.to_vec(), strides.to_vec());
             let (client, device) = (client.clone(), device.clone());
             let memory = client.empty(4);
-            pitch(&CubeTensor::new(client, memory, layout, device, DType::F32))
+            pitch_of(&CubeTensor::new(client, memory, layout, device, DType::F32))
         };
         assert_eq!(pitch(&[5], &[1]), Some(5));
         assert_eq!(pitch(&[2, 3, 5], &[15, 5, 1]), Some(5));

@@ -45,7 +45,8 @@ impl<const D: usize> Fp8Tensor<D> {
     /// # Errors
     /// [`Fp8Error::DataRank`] if the rank of the data is not `D`; [`Fp8Error::CodeLength`] and [`Fp8Error::ScaleLength`] if
     /// elements and shape do not fit; [`Fp8Error::EmptyBlock`], [`Fp8Error::NoMatrix`] and [`Fp8Error::ScaleShape`] if scales and
-    /// granularity do not fit; [`Fp8Error::InvalidScale`] for a scale that is not positive and finite.
+    /// granularity do not fit; [`Fp8Error::InvalidScale`] for a scale that is not positive and finite, or has no
+    /// finite inverse.
     pub fn from_data(data: Fp8Data, device: &Device) -> Result<Self, Fp8Error> {
         let device = device.clone().without_autodiff();
         if data.shape.len() != D {

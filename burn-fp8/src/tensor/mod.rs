@@ -56,7 +56,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// Quantizes with a given scale, which multiplies before the cast. Values out of range saturate.
     ///
     /// # Errors
-    /// [`Fp8Error::InvalidScale`] unless the scale is positive and finite, and [`Fp8Error::TooLarge`] if CubeCL's kernels cannot
+    /// [`Fp8Error::InvalidScale`] unless the scale and its inverse are positive and finite, and [`Fp8Error::TooLarge`] if CubeCL's kernels cannot
     /// count the elements.
     pub fn quantize_with_scale(
         tensor: Tensor<D>,

@@ -103,7 +103,7 @@ pub(crate) fn matmul(
 /// If [`MatmulPolicy::Only`] names a routine that cannot compute the product, the routine is picked as by
 /// [`MatmulPolicy::Automatic`]. Only the direct routine computes products without elements or terms. The tensor-core routines
 /// cannot compute products with scales that change within 128 terms, nor run on devices with too little shared memory. For
-/// cuBLASLt, see [`MatmulRoutine::CublasLt`].
+/// tall tiles and cuBLASLt, see [`MatmulRoutine::WgmmaTma256`] and [`MatmulRoutine::CublasLt`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {

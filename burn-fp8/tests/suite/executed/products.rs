@@ -129,12 +129,15 @@ fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
         MatmulRoutine::Direct => "matmul_kernel",
         _ => "tile_kernel",
     };
-    assert!(
-        launched(&client)
-            .iter()
-            .any(|name| name.starts_with(kernel)),
-        "{routine} did not run"
-    );
+    let rows = match (routine, kernel) {
+        (MatmulRoutine::WgmmaTma256, "tma_kernel") => 256,
+        _ => 128,
+    };
+    let grid = format!("{}x{}x{batch}", n.div_ceil(128), m.div_ceil(rows));
+    let ran = launched(&client).into_iter().any(|name| {
+        name.starts_with(kernel) && (kernel == "matmul_kernel" || name.ends_with(&grid))
+    });
+    assert!(ran, "{routine} did not run: {:?}", launched(&client));
     let found = numbers(&product);
     if kernel != "matmul_kernel" && m.is_multiple_of(4) && !case.inner[0] {
         assert!(

@@ -118,7 +118,8 @@ impl Machine {
             dynamic_shared: ready.shared_memory,
             arguments,
         };
-        let name = (self.utilities.service, ready.kernel.name.clone());
+        let name = format!("{} {x}x{y}x{z}", ready.kernel.name);
+        let name = (self.utilities.service, name);
         LAUNCHES.lock().unwrap().push(name);
         ready.kernel.run(launch, &mut self.global)
     }
