@@ -22,7 +22,7 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// let policy = Policy::builder(FloatDType::BF16)
 ///     .rule(Op::softmax, Rule::Promote)
 ///     .build();
-/// assert_eq!(policy.rule(Op::softmax), Some(Rule::FullKeep));
+/// assert_eq!(policy.rule(Op::softmax), Some(Rule::Promote));
 /// assert_eq!(Policy::bf16().rule(Op::softmax), Some(Rule::Full));
 /// assert_eq!(Policy::bf16().rule(Op::int_add), None);
 /// ```
