@@ -41,7 +41,7 @@ pub(super) use operand::is_copied;
 pub(super) use plan::Instruction;
 use plan::Plan;
 use scaling::{Scaling, StridesLaunch, strides};
-use tma::{left_map, right_map, tma_kernel};
+use tma::{tensor_map, tma_kernel};
 
 /// The tile kernel with one of the instructions.
 pub(super) struct Tile {
@@ -74,7 +74,7 @@ impl Tile {
 
     /// Whether the tiles suit the product. A tall tile leaves no registers for different scales of all columns in a step, and a product
     /// with few rows would waste half of it.
-    fn is_tall_enough(&self, rows: usize, scaling: Scaling) -> bool {
+    fn suits(&self, rows: usize, scaling: Scaling) -> bool {
         self.rows == ROWS || rows > ROWS as usize && scaling.step_columns() == 1
     }
 }
@@ -97,7 +97,7 @@ impl Routine for Tile {
                 .into_iter()
                 .all(|codes| rows(codes) <= MOST_CODES)
             && steps
-            && self.is_tall_enough(size.m, scaling(outline.granularities, size.k))
+            && self.suits(size.m, scaling(outline.granularities, size.k))
     }
 
     fn most(&self, size: Size) -> usize {
@@ -240,8 +240,8 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
             count,
             cube_dim(plan),
             vector,
-            left_map(left, plan),
-            right_map(right),
+            tensor_map(left, plan.rows),
+            tensor_map(right, COLUMNS),
             lhs_scale,
             rhs_scale,
             bias,
@@ -326,8 +326,8 @@ impl Tile {
                 count,
                 cube_dim(plan),
                 2,
-                left_map(codes(), plan),
-                right_map(codes()),
+                tensor_map(codes(), plan.rows),
+                tensor_map(codes(), COLUMNS),
                 words(),
                 words(),
                 words(),

@@ -8,7 +8,7 @@ use cubecl::prelude::{barrier::Barrier, *};
 use super::{
     copy::shared_address,
     instruction::{add_terms, wgmma},
-    layout::{COLUMNS, ROW_WORDS, ROWS, STEP, UNITS, descriptor},
+    layout::{ROW_WORDS, ROWS, STEP, UNITS, descriptor},
     plan::Plan,
     scaling::{Strides, part, start, step_scales},
     store::store_sums,
@@ -169,17 +169,8 @@ fn stage_is_read(read: &Shared<Barrier>) {
     }
 }
 
-/// The left operand as the TMA reads it, in tiles of the plan's rows by 128 codes.
-pub(super) fn left_map(tensor: TensorArg, plan: Plan) -> TensorMapArg<Tiled> {
-    tensor_map(tensor, plan.rows)
-}
-
-/// The right operand as the TMA reads it, by columns.
-pub(super) fn right_map(tensor: TensorArg) -> TensorMapArg<Tiled> {
-    tensor_map(tensor, COLUMNS)
-}
-
-fn tensor_map(tensor: TensorArg, rows: u32) -> TensorMapArg<Tiled> {
+/// A matrix of codes as the TMA reads it, in tiles of so many `rows` by 128 codes.
+pub(super) fn tensor_map(tensor: TensorArg, rows: u32) -> TensorMapArg<Tiled> {
     let tile = TiledArgs {
         tile_size: [rows as usize, ROW_BYTES as usize].into(),
     };
