@@ -36,9 +36,8 @@ use state::Fp8State;
 ///
 /// # Sizes
 /// Any sizes work; they need not be multiples of 16. A layer runs in high precision, like Burn's own `linear` and in the weight's
-/// dtype, if the input has no rows, if `d_input` or `d_output` is 0, or if fp8 is off. (With the feature `cuda` but not
-/// `cuda-cpp`, only cuBLASLt multiplies fp8. Then, if `d_input` or `d_output` is not a multiple of 16, products are decoded
-/// first, and the log says so once.)
+/// dtype, if the input has no rows, if `d_input` or `d_output` is 0, or if fp8 is off. Kernels for tensor cores pad what they
+/// read. For cuBLASLt, operands are copied and padded, unless sizes are multiples of 16 and it finds them as it needs them.
 ///
 /// # State
 /// With delayed scaling, amax histories and scales are state of the module. A forward pass on an autodiff device updates them,

@@ -311,7 +311,7 @@ fn every_policy_gives_the_product() {
             MatmulPolicy::Measured,
             MatmulPolicy::Only(MatmulRoutine::Decoded),
             MatmulPolicy::Only(MatmulRoutine::WgmmaTma),
-            // cuBLASLt does not take it, because 6 is no multiple of 16.
+            // Where there is no cuBLASLt, another routine computes it.
             MatmulPolicy::Only(MatmulRoutine::CublasLt),
         ] {
             let codes = [&lhs, &rhs].map(|side| side.codes(Fp8Format::E4M3, &device));

@@ -78,6 +78,15 @@ impl Outline {
             library,
         }
     }
+
+    /// Whether kernels can count the codes of copies along the inner dimension, padded to whole chunks.
+    pub(super) fn can_be_copied(&self) -> bool {
+        let k = self.size.k;
+        let copied = |codes: usize| codes.checked_div(k).unwrap_or(0) * buffer::pitch(k);
+        self.codes
+            .into_iter()
+            .all(|codes| copied(codes) <= MOST_CODES)
+    }
 }
 
 /// Refuses a product that has more elements than any routine native to a device can count.
@@ -196,7 +205,7 @@ mod tests {
                 &[Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt],
             ),
             ([1 << 10, terms / 4, 4], along, not_tall),
-            ([1, 1, most >> 1], WHOLE, &[Direct, Decoded, CublasLt]),
+            ([1, 1, most >> 1], WHOLE, &[Direct, Decoded]),
         ] {
             assert_eq!(
                 fitting(&outline(shape, granularities)),

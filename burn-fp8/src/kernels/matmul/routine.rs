@@ -76,10 +76,10 @@ pub enum MatmulRoutine {
     WgmmaTma256,
     /// NVIDIA's library, with the feature `cuda`, if it is installed and the GPU has fp8.
     ///
-    /// It takes single matrices with one scale each, `[m, k]` by `[k, n]` with `k` and `n` multiples of 16, and not e5m2 by e5m2.
-    /// Other products are left to the other routines: the tensor-core routines pad odd sizes as they read them; without the
-    /// feature `cuda-cpp`, which those need, a large product is decoded. cuBLASLt runs on CubeCL's own stream, in order with
-    /// CubeCL's kernels.
+    /// It takes single matrices with one scale each, and not e5m2 by e5m2. Other products are left to the other routines: without
+    /// the feature `cuda-cpp`, which the tensor-core routines need, a large one is decoded. For `[m, k]` by `[k, n]`, operands are
+    /// copied and padded where `k` or `n` is not a multiple of 16, and the output has gaps between its rows if `n` is not one.
+    /// cuBLASLt runs on CubeCL's own stream, in order with CubeCL's kernels.
     CublasLt,
 }
 
@@ -118,7 +118,7 @@ impl MatmulRoutine {
         let (fits, most) = match self.routine() {
             Some(routine) => (routine.fits(outline), routine.most(outline.size)),
             // The library counts in 64 bits, but the kernel that finds the amax of its output does not.
-            None => (outline.library, 4 * buffer::MOST),
+            None => (outline.library && outline.can_be_copied(), 4 * buffer::MOST),
         };
         fits && outline.size.elements() <= most
             && outline.codes.into_iter().all(|codes| codes <= MOST_CODES)

@@ -9,6 +9,8 @@ mod capture;
 mod factors;
 #[cfg(feature = "cuda")]
 mod ffi;
+#[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
+mod operands;
 #[cfg(any(test, feature = "cuda"))]
 mod plan;
 #[cfg(all(test, feature = "cuda"))]
@@ -68,8 +70,8 @@ pub(super) fn tell_of_others(outline: &Outline, device: &CubeDevice) {
     if size.multiplications() > 0 && is_there(device) {
         ONCE.call_once(|| {
             log::warn!(
-                "burn-fp8: a product is decoded first, {size:?}: cuBLASLt takes single matrices with one scale each, whose `n` and `k` \
-                 are multiples of 16; the feature `cuda-cpp` has kernels for others, for Ada, Hopper and RTX Blackwell"
+                "burn-fp8: a product is decoded first, {size:?}: cuBLASLt takes single matrices with one scale each, and not e5m2 by \
+                 e5m2; the feature `cuda-cpp` has kernels for others, for Ada, Hopper and RTX Blackwell"
             );
         });
     }
@@ -103,25 +105,16 @@ mod matmul {
         sync::{Arc, Mutex, PoisonError},
     };
 
-    use burn::backend::{TensorMetadata, ops::FloatTensorOps};
-    use burn::tensor::{DType, Shape};
-    use burn_cubecl::{
-        CubeBackend, CubeDevice,
-        kernel::{cast, into_contiguous},
-        tensor::CubeTensor,
-    };
+    use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 
     use super::{
-        factors::factors,
-        ffi::{self, Library, Operands},
-        plan::{BiasPlan, Matrix, Plan, Source, plan},
+        ffi::{self, Library},
+        operands::{self, Operands},
+        plan::{Matrix, Plan, plan},
     };
     use crate::{
         Bias, Granularity, MatmulSpec,
-        kernels::{
-            buffer,
-            matmul::{Product, Size, tile::along},
-        },
+        kernels::matmul::{Product, Size},
     };
 
     pub(super) fn library(device: &CubeDevice) -> Option<Arc<Library>> {
@@ -160,7 +153,8 @@ mod matmul {
         if product.granularities() != [Granularity::Tensor; 2] {
             return None;
         }
-        let (lhs, rhs) = (matrix(&product.lhs)?, matrix(&product.rhs)?);
+        let lhs = operands::matrix(&product.lhs)?;
+        let rhs = operands::matrix(&product.rhs)?;
         let has_bias = matches!(product.bias, Bias::Row(_));
         plan(lhs, rhs, product.spec, has_bias)
             .inspect_err(|refusal| {
@@ -180,53 +174,14 @@ mod matmul {
         if library.has_refused(&plan, product.spec) {
             return None;
         }
-        let rank = product.lhs.shape().num_dims();
-        let codes = |source: Source, tensor: &CubeTensor, [row, inner]: [usize; 2]| match source {
-            Source::AsIs { .. } => tensor.clone(),
-            Source::Copied => along(tensor, row, inner),
-        };
-        let dtype = DType::from(product.spec.output);
-        let row = |dtype| match &product.bias {
-            Bias::None => None,
-            Bias::Row(bias) => Some(into_contiguous(cast(bias.clone(), dtype))),
-        };
-        let mut shape = product.lhs.shape();
-        shape[rank - 1] = plan.n;
-        let output = buffer::empty_floats(&product.lhs, shape, dtype);
-        let [lhs_factor, rhs_factor] =
-            factors(&product.lhs_scales.tensor, &product.rhs_scales.tensor);
-        let operands = Operands {
-            lhs: codes(plan.lhs, &product.lhs, [rank - 2, rank - 1]),
-            rhs: codes(plan.rhs, &product.rhs, [rank - 1, rank - 2]),
-            lhs_factor,
-            rhs_factor,
-            bias: match plan.bias {
-                BiasPlan::Epilogue => row(dtype),
-                _ => None,
-            },
-            output,
-        };
+        let operands = Operands::of(product, &plan);
         match ffi::run(library, &plan, product.spec, &operands) {
-            Ok(()) => {}
+            Ok(()) => Some(operands.into_output(product, &plan)),
             Err(problem) => {
                 warn(&problem, &plan);
-                return None;
+                None
             }
         }
-        let output = operands.output;
-        let after = match plan.bias {
-            BiasPlan::Afterwards => row(dtype),
-            BiasPlan::None | BiasPlan::Epilogue => None,
-        };
-        Some(match after {
-            Some(bias) => {
-                let mut shape = vec![1; rank];
-                shape[rank - 1] = plan.n;
-                let bias = CubeBackend::float_reshape(bias, Shape::from(shape));
-                CubeBackend::float_add(output, bias)
-            }
-            None => output,
-        })
     }
 
     /// Warns once for each problem, because the same product returns with every step.
@@ -238,18 +193,5 @@ mod matmul {
                 "burn-fp8: cuBLASLt left a product to the crate's own kernels, {plan:?}: {problem}"
             );
         }
-    }
-
-    /// The matrix of a tensor; `None` for a batch of several.
-    fn matrix(tensor: &CubeTensor) -> Option<Matrix> {
-        let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
-        let rank = shape.num_dims();
-        let batches: usize = shape.iter().take(rank - 2).product();
-        (batches == 1).then(|| Matrix {
-            rows: shape[rank - 2],
-            columns: shape[rank - 1],
-            row_stride: strides[rank - 2],
-            column_stride: strides[rank - 1],
-        })
     }
 }

@@ -21,7 +21,7 @@ use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{CubeBackend, kernel::cast, tensor::CubeTensor};
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
-use super::{Outline, Product, Size, outline::MOST_CODES, routine::Routine};
+use super::{Outline, Product, Size, routine::Routine};
 use crate::{
     Bias, Granularity, MatmulSpec,
     granular::scaled_together,
@@ -35,7 +35,7 @@ use crate::{
 use kernel::tile_kernel;
 use layout::{COLUMNS, ROWS, STEP, TALL_ROWS};
 use operand::Operand;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
 pub(super) use operand::along;
 pub(super) use operand::is_copied;
 pub(super) use plan::Instruction;
@@ -88,14 +88,9 @@ impl Routine for Tile {
         }
         let steps = scaled_together(outline.granularities)
             .is_none_or(|terms| terms >= size.k || terms.is_multiple_of(STEP as usize));
-        // The number of codes after a copy, if they have to be copied.
-        let rows = |codes: usize| codes / size.k * buffer::pitch(size.k);
         size.m.div_ceil(ROWS as usize) <= MOST_CUBES
             && size.batches <= MOST_CUBES
-            && outline
-                .codes
-                .into_iter()
-                .all(|codes| rows(codes) <= MOST_CODES)
+            && outline.can_be_copied()
             && steps
             && self.suits(size.m, scaling(outline.granularities, size.k))
     }

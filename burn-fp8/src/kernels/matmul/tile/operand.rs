@@ -63,7 +63,7 @@ impl Operand {
         own[row] = 1;
         own[inner] = 1;
         let starts = starts(&sizes, &strides, product);
-        let (handle, codes) = copy_rows(tensor, &tensor_starts(tensor, &own), row, inner);
+        let (handle, codes) = copy_rows(tensor, &tensor_starts(tensor, &own), row, inner, 0);
         Self {
             handle,
             codes,
@@ -98,16 +98,19 @@ impl Operand {
     }
 }
 
-/// A copy of one matrix of codes with the inner dimension innermost. The rows of its buffer are whole chunks.
+/// A copy of one matrix of codes with the inner dimension innermost, padded with zeros to whole chunks. It has `rows` rows, of
+/// which those that the matrix lacks are not set.
 #[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
 pub(in crate::kernels::matmul) fn along(
     tensor: &CubeTensor,
     row: usize,
     inner: usize,
+    rows: usize,
 ) -> CubeTensor {
     let shape = tensor.shape();
-    let shape = Shape::new([shape[row], shape[inner]]);
-    let (handle, _) = copy_rows(tensor, &[0], row, inner);
+    let more = rows - shape[row];
+    let shape = Shape::new([rows, buffer::pitch(shape[inner])]);
+    let (handle, _) = copy_rows(tensor, &[0], row, inner, more);
     let (client, device) = (tensor.client.clone(), tensor.device.clone());
     CubeTensor::new_contiguous(client, device, shape, handle, tensor.dtype)
 }
@@ -130,12 +133,20 @@ fn pitch_in_place(shape: &[usize], strides: &[usize], row: usize, inner: usize) 
     in_place.then(|| if shape[row] == 1 { 0 } else { strides[row] })
 }
 
-/// A copy with the rows of every matrix along the inner dimension, padded with zeros to whole chunks.
-fn copy_rows(tensor: &CubeTensor, matrices: &[usize], row: usize, inner: usize) -> (Handle, usize) {
+/// A copy with the rows of every matrix along the inner dimension, padded with zeros to whole chunks, and the number of its codes.
+/// There is room for `more` rows after them.
+fn copy_rows(
+    tensor: &CubeTensor,
+    matrices: &[usize],
+    row: usize,
+    inner: usize,
+    more: usize,
+) -> (Handle, usize) {
     let client: &Client = &tensor.client;
     let (shape, strides) = (tensor.shape(), tensor.meta.strides());
-    let words = matrices.len() * shape[row] * shape[inner].div_ceil(CHUNK) * CHUNK / 4;
-    let copy = client.empty(4 * words);
+    let pitch = buffer::pitch(shape[inner]);
+    let words = matrices.len() * shape[row] * pitch / 4;
+    let copy = client.empty(4 * words + more * pitch);
     let starts: Vec<u32> = matrices.iter().map(|&start| start as u32).collect();
     let starts = client.create_from_slice(bytemuck::cast_slice(&starts));
     if turn::is_by_words(matrices, strides[row], strides[inner]) {
@@ -269,9 +280,13 @@ mod tests {
             let data = try_read_sync(CubeBackend::int_into_data(codes));
             data.unwrap().unwrap().try_to_vec::<u8>().unwrap()
         };
-        assert_eq!(bytes(along(&codes, 0, 1)), bytes(codes.clone()));
-        let turned = CubeBackend::int_swap_dims(codes.clone(), 0, 1);
-        assert_eq!(bytes(along(&codes, 1, 0)), bytes(turned));
+        assert_eq!(bytes(along(&codes, 0, 1, 32)), bytes(codes.clone()));
+        let turned = bytes(CubeBackend::int_swap_dims(codes.clone(), 0, 1));
+        assert_eq!(bytes(along(&codes, 1, 0, 48)), turned);
+        // With room for more rows.
+        let longer = along(&codes, 1, 0, 50);
+        assert_eq!(longer.shape(), [50, 32].into());
+        assert_eq!(bytes(longer)[..48 * 32], turned);
         assert!(is_copied(&codes, 1, 0) && !is_copied(&codes, 0, 1));
     }
 

@@ -10,34 +10,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 pub(super) use library::{Library, library};
 
-use super::plan::Plan;
+use super::{operands::Operands, plan::Plan};
 use crate::MatmulSpec;
 use problem::{ALIGNMENT, Addresses, Problem, WORKSPACE};
-
-/// The tensors of a product: codes with the inner dimension contiguous, and the factors by which they are multiplied.
-pub(super) struct Operands {
-    pub(super) lhs: CubeTensor,
-    pub(super) rhs: CubeTensor,
-    pub(super) lhs_factor: CubeTensor,
-    pub(super) rhs_factor: CubeTensor,
-    /// In the output's dtype.
-    pub(super) bias: Option<CubeTensor>,
-    pub(super) output: CubeTensor,
-}
-
-impl Operands {
-    fn are_aligned(&self) -> bool {
-        // Allocations are aligned to more than this.
-        let aligned = |tensor: &CubeTensor| {
-            let offset = tensor.handle.offset_start.unwrap_or(0);
-            offset.is_multiple_of(ALIGNMENT.into())
-        };
-        [&self.lhs, &self.rhs, &self.output]
-            .into_iter()
-            .all(aligned)
-            && self.bias.iter().all(aligned)
-    }
-}
 
 /// Enqueues the computation of `operands.output` on CubeCL's stream. After an error here, another routine computes the product.
 /// An error that occurs when the stream reaches it is found by the reader of the output.
@@ -47,7 +22,7 @@ pub(super) fn run(
     spec: MatmulSpec,
     operands: &Operands,
 ) -> Result<(), String> {
-    if !operands.are_aligned() {
+    if !are_aligned(operands) {
         return Err(format!("an address that is no multiple of {ALIGNMENT}"));
     }
     let algorithm = library.algorithm(plan, spec)?;
@@ -86,6 +61,18 @@ pub(super) fn run(
         work,
     );
     Ok(())
+}
+
+fn are_aligned(operands: &Operands) -> bool {
+    // Allocations are aligned to more than this.
+    let aligned = |tensor: &CubeTensor| {
+        let offset = tensor.handle.offset_start.unwrap_or(0);
+        offset.is_multiple_of(ALIGNMENT.into())
+    };
+    [&operands.lhs, &operands.rhs, &operands.output]
+        .into_iter()
+        .all(aligned)
+        && operands.bias.iter().all(aligned)
 }
 
 fn text(error: impl Display) -> String {
