@@ -74,6 +74,10 @@ impl<M: Module> ModelEma<M> {
     }
 
     /// Updates the averages with the model's weights. Call it after each step.
+    ///
+    /// # Panics
+    ///
+    /// If the model has more float tensors than when the average was made.
     pub fn update(&mut self, model: &M) {
         let updates = self.updates as f64;
         let decay = match self.warm_up {
@@ -92,6 +96,10 @@ impl<M: Module> ModelEma<M> {
     /// The model with the averages in place of its weights, in the weights' dtypes, ready for evaluation.
     ///
     /// `model` itself is unchanged, so training simply goes on with it. (Other libraries need a call of `restore` first.)
+    ///
+    /// # Panics
+    ///
+    /// As [`update`](Self::update).
     pub fn apply(&self, model: &M) -> M {
         struct Apply(Averages);
 
@@ -183,6 +191,9 @@ impl Averages {
         let place = ParamId::from(self.next);
         self.next += 1;
         let tensor = self.tensors.remove::<D>(place);
-        tensor.expect("the model has the tensors that it had when it was first averaged")
+        tensor.expect(
+            "a model has the float tensors that it had when its average was made; make a new `ModelEma` for one with more (such as \
+             an fp8 layer that ran with delayed scaling for the first time)",
+        )
     }
 }

@@ -48,7 +48,9 @@ pub enum DdpError {
         problem: String,
     },
     /// Some ranks did not appear at the rendezvous in time.
-    #[error("ranks {missing:?} of {world_size} did not appear within {after:?}")]
+    #[error(
+        "ranks {missing:?} of {world_size} did not appear within {after:?}; were they started, with the same master and world size?"
+    )]
     MissingRanks {
         /// The ranks that are missing.
         missing: Vec<usize>,
@@ -73,7 +75,8 @@ pub enum DdpError {
     },
     /// A rank left a communicator properly (its last handle was dropped) while others still needed it there.
     #[error(
-        "rank {rank} left the group after {calls} calls, but {call} still needs it; ranks make equally many"
+        "rank {rank} left the group after {calls} calls, but {call} still needs it; all ranks must make the same calls (if it had \
+         fewer batches, see Ddp::join)"
     )]
     RankLeft {
         /// The rank that left.

@@ -50,16 +50,21 @@ pub(crate) enum Choice {
     Host(String),
 }
 
-/// Chooses the backend. All ranks choose the same, because they all see the same offers.
-pub(crate) fn choose(offers: &[Offer]) -> Result<Choice, DdpError> {
+/// Chooses the backend. All ranks choose the same, because they all see the same offers. `number` is a member's number in the job.
+pub(crate) fn choose(
+    offers: &[Offer],
+    number: impl Fn(usize) -> usize,
+) -> Result<Choice, DdpError> {
     let asked = offers[0].asked;
-    if let Some(rank) = offers.iter().position(|offer| offer.asked != asked) {
+    if let Some(member) = offers.iter().position(|offer| offer.asked != asked) {
         return Err(DdpError::InvalidArgument(format!(
-            "rank {rank} asks for the backend `{}` and rank 0 for `{asked}`; all ranks ask for the same",
-            offers[rank].asked
+            "rank {} asks for the backend `{}` and rank {} for `{asked}`; all ranks ask for the same",
+            number(member),
+            offers[member].asked,
+            number(0)
         )));
     }
-    match (asked, obstacle(offers)) {
+    match (asked, obstacle(offers, number)) {
         (Backend::Host, _) => Ok(Choice::Host("that is what was asked for".into())),
         (_, None) => Ok(Choice::Nccl),
         (Backend::Nccl, Some((rank, reason))) => Err(DdpError::Nccl { rank, reason }),
@@ -69,29 +74,30 @@ pub(crate) fn choose(offers: &[Offer]) -> Result<Choice, DdpError> {
     }
 }
 
-/// The first rank that prevents the group from using NCCL, and the reason.
-fn obstacle(offers: &[Offer]) -> Option<(usize, NcclError)> {
+/// The number of the first rank that prevents the group from using NCCL, and the reason.
+fn obstacle(offers: &[Offer], number: impl Fn(usize) -> usize) -> Option<(usize, NcclError)> {
     let mut usable = Vec::with_capacity(offers.len());
-    for (rank, offer) in offers.iter().enumerate() {
+    for (member, offer) in offers.iter().enumerate() {
         match &offer.nccl {
             Ok(parts) => usable.push(parts),
-            Err(reason) => return Some((rank, reason.clone())),
+            Err(reason) => return Some((number(member), reason.clone())),
         }
     }
     let expected = usable.first()?.1;
-    for (rank, (gpu, version)) in usable.iter().enumerate() {
+    for (member, (gpu, version)) in usable.iter().enumerate() {
+        let rank = number(member);
         if *version != expected {
             let version = *version;
             return Some((rank, NcclError::OtherVersion { version, expected }));
         }
-        let other = usable[..rank]
+        let other = usable[..member]
             .iter()
             .position(|(other, _)| other.uuid == gpu.uuid);
         let sharing = offers.iter().all(|offer| offer.shares_gpus) && *version >= SHARING;
         if let Some(other) = other
             && !sharing
         {
-            let gpu = gpu.to_string();
+            let (other, gpu) = (number(other), gpu.to_string());
             return Some((rank, NcclError::SharedGpu { other, gpu }));
         }
     }
@@ -101,6 +107,11 @@ fn obstacle(offers: &[Offer]) -> Option<(usize, NcclError)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In the whole group, members have the numbers of the job.
+    fn own(member: usize) -> usize {
+        member
+    }
 
     fn offer(asked: Backend, uuid: u8, code: u32) -> Offer {
         let gpu = Gpu {
@@ -118,13 +129,13 @@ mod tests {
     fn nccl_is_used_where_each_rank_has_a_gpu_of_its_own() {
         for asked in [Backend::Auto, Backend::Nccl] {
             let offers = [offer(asked, 1, 22_803), offer(asked, 2, 22_803)];
-            assert_eq!(choose(&offers).unwrap(), Choice::Nccl);
+            assert_eq!(choose(&offers, own).unwrap(), Choice::Nccl);
         }
         let offers = [
             offer(Backend::Host, 1, 22_803),
             offer(Backend::Host, 2, 22_803),
         ];
-        assert!(matches!(choose(&offers), Ok(Choice::Host(_))));
+        assert!(matches!(choose(&offers, own), Ok(Choice::Host(_))));
     }
 
     #[test]
@@ -144,14 +155,14 @@ mod tests {
                 offers[1].nccl = Err(reason.clone());
                 offers
             };
-            let Ok(Choice::Host(why)) = choose(&offers(Backend::Auto)) else {
+            let Ok(Choice::Host(why)) = choose(&offers(Backend::Auto), own) else {
                 panic!("it falls back to the host");
             };
             assert!(
                 why.contains("rank 1") && why.contains(&reason.to_string()),
                 "{why}"
             );
-            let error = choose(&offers(Backend::Nccl)).unwrap_err();
+            let error = choose(&offers(Backend::Nccl), own).unwrap_err();
             assert!(
                 matches!(&error, DdpError::Nccl { rank: 1, reason: theirs } if *theirs == reason)
             );
@@ -166,7 +177,7 @@ mod tests {
             offers
                 .iter_mut()
                 .for_each(|offer| offer.shares_gpus = shares_gpus);
-            choose(&offers)
+            choose(&offers, own)
         };
         for (code, shares_gpus) in [(23_000, false), (22_907, true), (22_907, false)] {
             let Err(DdpError::Nccl { rank: 2, reason }) = twice(code, shares_gpus) else {
@@ -192,13 +203,13 @@ mod tests {
     fn versions_and_wishes_must_agree() {
         let mut offers = [1, 2].map(|uuid| offer(Backend::Nccl, uuid, 22_803));
         offers[1] = offer(Backend::Nccl, 2, 22_809);
-        let text = choose(&offers).unwrap_err().to_string();
+        let text = choose(&offers, own).unwrap_err().to_string();
         assert!(
             text.contains("2.28.9") && text.contains("2.28.3") && text.contains("rank 1"),
             "{text}"
         );
         offers[1] = offer(Backend::Auto, 2, 22_803);
-        let text = choose(&offers).unwrap_err().to_string();
+        let text = choose(&offers, own).unwrap_err().to_string();
         assert!(text.contains("`auto`") && text.contains("`nccl`"), "{text}");
     }
 }

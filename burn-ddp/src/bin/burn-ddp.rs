@@ -28,7 +28,7 @@ enum Action {
 #[derive(Args)]
 struct Run {
     /// Number of ranks to start on this machine.
-    #[arg(short, default_value_t = 1)]
+    #[arg(short, long = "nproc-per-node", default_value_t = 1)]
     n: usize,
     /// Number of machines; run this command on each of them.
     #[arg(long, default_value_t = 1)]

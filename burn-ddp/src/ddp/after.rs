@@ -9,6 +9,7 @@ use burn::{
 use super::{
     DdpConfig, DdpStats, Values,
     gradient::Gradient,
+    hook::is_plain,
     parameters::Signature,
     presence::Presence,
     reducer::{Place, Reducer},
@@ -106,8 +107,7 @@ fn device<M: Module>(
     };
     let device = device.without_autodiff();
     let by_nccl = group.tensor_backend(&device)? == Backend::Nccl;
-    let is_plain = |signature: &Signature| config.hook.plain(signature.dtype).is_some();
-    Ok((by_nccl && trained.iter().all(is_plain)).then_some(device))
+    Ok((by_nccl && is_plain(&*config.hook, trained)).then_some(device))
 }
 
 #[cfg(test)]

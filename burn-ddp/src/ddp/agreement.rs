@@ -18,10 +18,10 @@ pub(super) fn check_equal<M: Module>(
     let theirs: Vec<Signature> = serde_json::from_slice(&text).map_err(invalid)?;
     let problem = parameters::difference(&theirs, &ours).unwrap_or_default();
     let problems = group.all_gather_bytes(problem.as_bytes())?;
-    if let Some(rank) = problems.iter().position(|problem| !problem.is_empty()) {
+    if let Some(member) = problems.iter().position(|problem| !problem.is_empty()) {
         return Err(DdpError::ModelMismatch {
-            rank,
-            problem: String::from_utf8_lossy(&problems[rank]).into_owned(),
+            rank: group.number(member),
+            problem: String::from_utf8_lossy(&problems[member]).into_owned(),
         });
     }
     Ok(ours)
@@ -35,8 +35,9 @@ pub(super) fn on_all_ranks<T>(group: &ProcessGroup, own: Result<T, String>) -> R
     let lacking = problems.iter().position(|problem| !problem.is_empty());
     match (own, lacking) {
         (Ok(own), None) => Ok(own),
-        (Ok(_), Some(rank)) => {
-            let problem = String::from_utf8_lossy(&problems[rank]);
+        (Ok(_), Some(member)) => {
+            let problem = String::from_utf8_lossy(&problems[member]);
+            let rank = group.number(member);
             Err(DdpError::InvalidArgument(format!("rank {rank}: {problem}")))
         }
         (Err(problem), _) => Err(DdpError::InvalidArgument(problem)),
@@ -60,13 +61,15 @@ pub(super) fn check_whole(
     let differs = |has: &dyn Fn(u32) -> u32| {
         ranks().find_map(|(rank, theirs)| {
             let slot = (0..slots).find(|slot| has(theirs[*slot]) != has(all[*slot]))?;
+            let rank = group.number(rank);
             Some((rank, &trained[slot].path, all[slot], theirs[slot]))
         })
     };
+    let zero = group.number(0);
     let problem = if let Some((rank, path, _, theirs)) = differs(&|place| place.min(1)) {
         let (has, lacks) = match theirs {
-            0 => (0, rank),
-            _ => (rank, 0),
+            0 => (zero, rank),
+            _ => (rank, zero),
         };
         format!(
             "rank {has} has a gradient of `{path}` and rank {lacks} has none; parameters that only \
@@ -74,7 +77,7 @@ pub(super) fn check_whole(
         )
     } else if let Some((rank, path, first, theirs)) = differs(&|place| place) {
         format!(
-            "`{path}` is gradient {first} of backward on rank 0 and {theirs} on rank {rank}, so that \
+            "`{path}` is gradient {first} of backward on rank {zero} and {theirs} on rank {rank}, so that \
              gradients of different parameters were averaged; graphs that differ between the ranks"
         )
     } else {

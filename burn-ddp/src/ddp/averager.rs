@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::{CommHook, GradientBucket, Values};
-use crate::{DdpError, Pending, ProcessGroup, group::Worker};
+use crate::{
+    DdpError, Pending, ProcessGroup,
+    group::{Worker, describe},
+};
 
 /// Averages buckets one after the other, while the caller goes on.
 pub(super) struct Averager {
@@ -48,9 +51,9 @@ fn average(
 ) -> Result<Values, DdpError> {
     let expected = (bucket.values.len(), bucket.values.dtype());
     let result = catch_unwind(AssertUnwindSafe(|| hook.average(group, bucket)));
-    let values = result.unwrap_or_else(|_| {
-        let problem = format!("the communication hook {hook:?} panicked");
-        Err(DdpError::InvalidArgument(problem))
+    let values = result.unwrap_or_else(|panic| {
+        let why = describe(&*panic);
+        Err(group.abort(format!("the communication hook {hook:?} panicked: {why}")))
     })?;
     match (values.len(), values.dtype()) == expected {
         true => Ok(values),

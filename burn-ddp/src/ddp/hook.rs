@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use burn::tensor::DType;
 
-use super::Values;
+use super::{Values, parameters::Signature};
 use crate::{DdpError, ProcessGroup, ReduceOp};
 
 /// A bucket of gradients to be averaged.
@@ -63,6 +63,12 @@ pub trait CommHook: Debug + Send + Sync + 'static {
     }
 }
 
+/// Whether NCCL can replace a hook for all of these gradients, so that they stay on the device. Otherwise all go through the host:
+/// the two kinds of buckets would begin their calls on different threads, on each rank in an order of its own.
+pub(super) fn is_plain(hook: &dyn CommHook, trained: &[Signature]) -> bool {
+    trained.iter().all(|it| hook.plain(it.dtype).is_some())
+}
+
 /// The default hook: an all-reduce in the gradients' own type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Average;
@@ -109,5 +115,46 @@ impl CommHook for Compression {
 
     fn plain(&self, dtype: DType) -> Option<DType> {
         Some(self.carried(dtype))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// NCCL can replace it for f32 alone.
+    #[derive(Debug)]
+    struct Partly;
+
+    impl CommHook for Partly {
+        fn average(&self, _: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
+            Ok(bucket.values)
+        }
+
+        fn plain(&self, dtype: DType) -> Option<DType> {
+            (dtype == DType::F32).then_some(dtype)
+        }
+    }
+
+    #[test]
+    fn a_hook_that_is_plain_for_some_gradients_gets_all_of_them() {
+        let trained = |dtypes: &[DType]| -> Vec<Signature> {
+            let signature = |&dtype| Signature {
+                path: "weight".into(),
+                shape: [2, 3].into(),
+                dtype,
+                trained: true,
+            };
+            dtypes.iter().map(signature).collect()
+        };
+        for (dtypes, expected) in [
+            (&[DType::F32, DType::F32][..], true),
+            (&[DType::F32, DType::BF16], false),
+            (&[], true),
+        ] {
+            assert_eq!(is_plain(&Partly, &trained(dtypes)), expected);
+            assert!(is_plain(&Average, &trained(dtypes)));
+            assert!(is_plain(&Compression::BF16, &trained(dtypes)));
+        }
     }
 }

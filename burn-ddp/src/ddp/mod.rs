@@ -169,10 +169,12 @@ impl Ddp {
         let parameters = check_equal(group, model)?;
         let device = on_all_ranks(group, During::device(model))?;
         let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
+        let trained = trained(&parameters);
+        overlap.begin(&trained);
         let mut ddp = Self {
             group: group.clone(),
             method: Method::During(During::new(group, overlap, device)?),
-            trained: trained(&parameters),
+            trained,
             parameters,
             synchronize: true,
             divide_by_initial_world_size,
@@ -282,7 +284,7 @@ impl Ddp {
     /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
     /// `Ddp` was made for, or its gradients cannot be read. In the first step without
     /// [`broadcast_parameters`](Self::broadcast_parameters), [`DdpError::ModelMismatch`], on all ranks, when
-    /// the sums of parameters show that their initial values differ from rank 0's.
+    /// the sums of parameters, or samples of their elements, show that their initial values differ from rank 0's.
     pub fn reduce_gradients<M: Module>(
         &mut self,
         gradients: GradientsParams,

@@ -19,6 +19,7 @@ use burn_layer::{FloatView, Layer, Reduced};
 use super::{
     DdpConfig, DdpStats, Timeline,
     gradient::{Gradient, location, unreadable},
+    parameters::Signature,
     reducer::{Reducer, Taken},
 };
 use crate::{DdpError, ProcessGroup};
@@ -114,6 +115,11 @@ impl Overlap {
         self.reducer.config()
     }
 
+    /// Begins with the gradients of these parameters.
+    pub(super) fn begin(&self, trained: &[Signature]) {
+        self.reducer.begin(trained);
+    }
+
     /// When the buckets of the last backward pass were sent, and when their averages arrived.
     pub(super) fn timeline(&self) -> Timeline {
         self.reducer.timeline()
@@ -190,7 +196,7 @@ fn take(reducer: Option<&Reducer>, tensor: FloatView<'_>) -> Result<Gradient, Dd
     let stays = match reducer {
         Some(reducer) if reducer.group().world_size() > 1 => {
             let by_nccl = reducer.group().stays(&location(tensor))?;
-            by_nccl && reducer.config().hook.plain(tensor.dtype()).is_some()
+            by_nccl && reducer.stays_on_device()
         }
         _ => false,
     };

@@ -15,7 +15,7 @@ use burn_std::id::StreamId;
 
 use super::{
     BucketTimes, DdpConfig, DdpStats, GradientBucket, Timeline, averager::Averager,
-    gradient::Gradient,
+    gradient::Gradient, hook::is_plain, parameters::Signature,
 };
 use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
 
@@ -26,6 +26,8 @@ pub(super) struct Reducer {
     /// The stream of the thread that trains: the one that last waited for averages.
     stream: Mutex<StreamId>,
     state: Mutex<State>,
+    /// Whether gradients stay on the device, if the group uses NCCL.
+    stays: AtomicBool,
 }
 
 #[derive(Default)]
@@ -124,7 +126,18 @@ impl Reducer {
             config,
             stream: Mutex::new(StreamId::current()),
             state: Mutex::default(),
+            stays: AtomicBool::new(false),
         }
+    }
+
+    /// Begins with the gradients of these parameters.
+    pub(super) fn begin(&self, trained: &[Signature]) {
+        let stays = is_plain(&*self.config.hook, trained);
+        self.stays.store(stays, Ordering::SeqCst);
+    }
+
+    pub(super) fn stays_on_device(&self) -> bool {
+        self.stays.load(Ordering::SeqCst)
     }
 
     /// Runs `body` on the stream of the thread that trains, whichever thread takes gradients.

@@ -2,44 +2,58 @@
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
-    tensor::{FloatDType, Tensor},
+    tensor::{FloatDType, Slice, Tensor},
 };
 
 use super::parameters::Signature;
 use crate::{DdpError, ProcessGroup};
 
-/// The largest accepted difference between sums, relative to the sum of magnitudes: different kinds of devices
-/// add in different orders.
+/// The largest accepted difference between sums, relative to the sum of magnitudes, and between elements, relative to their mean
+/// magnitude: different kinds of devices add in different orders.
 const TOLERANCE: f32 = 1e-3;
 
-/// Compares the trained parameters of all ranks with those of rank 0, by their sums.
+/// The most elements of a parameter that are compared one by one. The sums of large matrices are alike by chance.
+const SAMPLES: usize = 8;
+
+/// Compares the trained parameters of all ranks with those of rank 0, by their sums and some of their elements.
 pub(super) fn check_same<M: Module>(
     group: &ProcessGroup,
     model: &M,
     parameters: &[Signature],
 ) -> Result<(), DdpError> {
-    let mut sums = Sums::default();
-    model.visit(&mut sums);
-    if sums.0.is_empty() {
+    let mut digests = Digests::default();
+    model.visit(&mut digests);
+    if digests.0.is_empty() {
         return Ok(());
     }
-    let device = sums.0[0].device();
-    let sums = sums.0.into_iter().map(|sum| sum.to_device(&device));
-    let read = Tensor::cat(sums.collect(), 0).try_into_data();
+    let device = digests.0[0].device();
+    let lengths: Vec<usize> = digests.0.iter().map(|it| it.dims()[0]).collect();
+    let digests = digests.0.into_iter().map(|it| it.to_device(&device));
+    let read = Tensor::cat(digests.collect(), 0).try_into_data();
     let own = read.map_err(|error| group.give_up(error.into()))?;
     let own: Vec<f32> = own.iter().collect();
     let all = group.all_gather(&own)?;
+    let trained = || parameters.iter().filter(|it| it.trained);
     for (rank, theirs) in all.chunks_exact(own.len()).enumerate() {
-        let pairs = theirs.chunks_exact(2).zip(all.chunks_exact(2));
-        let other = pairs.zip(parameters.iter().filter(|it| it.trained));
-        let mut other = other.filter(|((theirs, first), _)| !is_close(theirs, first));
-        if let Some(((theirs, first), Signature { path, .. })) = other.next() {
+        let mut at = 0;
+        for (&length, parameter) in lengths.iter().zip(trained()) {
+            let place = at..at + length;
+            at += length;
+            let (theirs, first) = (&theirs[place.clone()], &all[place]);
+            let Some(differs) = difference(theirs, first, parameter.shape.num_elements()) else {
+                continue;
+            };
+            let what = match differs {
+                0 => "their sum is",
+                1 => "the sum of their magnitudes is",
+                _ => "one of them is",
+            };
             return Err(DdpError::ModelMismatch {
-                rank,
+                rank: group.number(rank),
                 problem: format!(
-                    "`{path}` begins with other numbers (their sum is {}, expected {}); pass the model through \
+                    "`{}` begins with other numbers ({what} {}, expected {}); pass the model through \
                      Ddp::broadcast_parameters before the first step",
-                    theirs[0], first[0]
+                    parameter.path, theirs[differs], first[differs]
                 ),
             });
         }
@@ -47,29 +61,40 @@ pub(super) fn check_same<M: Module>(
     Ok(())
 }
 
-/// Whether a parameter's sum and its sum of magnitudes are close to those of another.
-fn is_close(ours: &[f32], other: &[f32]) -> bool {
-    let bound = TOLERANCE * other[1];
-    let close = |(ours, other): (&f32, &f32)| (ours - other).abs() <= bound;
-    let finite = |sums: &[f32]| sums.iter().all(|it| it.is_finite());
-    match finite(ours) && finite(other) {
-        true => ours.iter().zip(other).all(close),
-        false => finite(ours) == finite(other),
-    }
+/// The first place where the digest of a parameter of so many `elements` differs from another by more than rounding.
+fn difference(ours: &[f32], other: &[f32], elements: usize) -> Option<usize> {
+    let magnitude = TOLERANCE * other[1];
+    let close = |place: usize| {
+        let (ours, other) = (ours[place], other[place]);
+        let bound = match place {
+            0 | 1 => magnitude,
+            _ => magnitude / elements as f32,
+        };
+        match ours.is_finite() && other.is_finite() {
+            true => (ours - other).abs() <= bound,
+            false => ours.is_finite() == other.is_finite(),
+        }
+    };
+    (0..ours.len()).find(|&place| !close(place))
 }
 
-/// For each trained parameter, its sum and its sum of magnitudes.
+/// For each trained parameter, its sum, its sum of magnitudes, and [some](SAMPLES) of its elements, evenly spaced.
 #[derive(Default)]
-struct Sums(Vec<Tensor<1>>);
+struct Digests(Vec<Tensor<1>>);
 
-impl ModuleVisitor for Sums {
+impl ModuleVisitor for Digests {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
         let quantized = matches!(value.dtype(), burn::tensor::DType::QFloat(_));
         if param.is_require_grad() && !quantized {
-            let value = value.without_autodiff().cast(FloatDType::F32);
-            self.0.push(value.clone().sum());
-            self.0.push(value.abs().sum());
+            let elements = value.shape().num_elements();
+            let value = value.without_autodiff().reshape([elements]);
+            let step = elements.div_ceil(SAMPLES).max(1) as isize;
+            let samples = value.clone().slice(Slice::new(0, None, step));
+            let value = value.cast(FloatDType::F32);
+            let sums = [value.clone().sum(), value.abs().sum()];
+            let digest = sums.into_iter().chain([samples.cast(FloatDType::F32)]);
+            self.0.push(Tensor::cat(digest.collect(), 0));
         }
     }
 }

@@ -17,7 +17,6 @@ mod order;
 mod pending;
 mod plane;
 mod refuse;
-mod registry;
 mod run;
 mod subgroup;
 mod tensors;
@@ -29,7 +28,10 @@ pub use self::{
 };
 
 use self::{alone::Alone, order::Order, plane::Plane, run::Sequences};
-pub(crate) use self::{pending::Worker, plane::Location};
+pub(crate) use self::{
+    pending::{Worker, describe},
+    plane::Location,
+};
 use crate::{Backend, DdpError, transport::Transport};
 
 /// The default time limit of a call.
@@ -66,7 +68,6 @@ pub struct ProcessGroup {
 }
 
 pub(crate) struct Inner {
-    id: u64,
     rank: usize,
     world_size: usize,
     /// This rank's number in the whole job, which error messages use.
@@ -186,7 +187,6 @@ impl ProcessGroup {
         settings: Settings,
     ) -> Self {
         let inner = Arc::new(Inner {
-            id: registry::next_id(),
             rank,
             world_size,
             job_rank,
@@ -200,30 +200,20 @@ impl ProcessGroup {
             plane: Mutex::default(),
             counters: Counters::default(),
         });
-        registry::remember(inner.id, &inner);
-        Self::from_inner(inner)
-    }
-
-    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
         Self {
             timeout: inner.settings.timeout,
             inner,
         }
     }
 
-    /// The number by which [`by_id`](Self::by_id) finds this communicator.
-    pub(crate) fn id(&self) -> u64 {
-        self.inner.id
-    }
-
-    /// Finds the communicator with this id in this process, if it still has a handle.
-    pub(crate) fn by_id(id: u64) -> Option<Self> {
-        registry::find(id).map(Self::from_inner)
-    }
-
     /// This process's rank, from 0.
     pub fn rank(&self) -> usize {
         self.inner.rank
+    }
+
+    /// The number that a member of this group has in the whole job, which error messages use.
+    pub(crate) fn number(&self, member: usize) -> usize {
+        self.inner.transport.number(member)
     }
 
     /// The number of ranks.

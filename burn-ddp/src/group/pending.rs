@@ -94,7 +94,7 @@ impl ProcessGroup {
 }
 
 /// The message of a panic.
-fn describe(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn describe(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("for no reason in words")

@@ -178,7 +178,7 @@ impl ProcessGroup {
                 offer.map_err(|fault| call.transport.fail(fault))
             })
             .collect();
-        match choose(&offers?)? {
+        match choose(&offers?, |member| call.transport.number(member))? {
             Choice::Host(why) => {
                 if call.rank == 0 {
                     log::info!("burn-ddp: tensors go through the host: {why}");

@@ -34,7 +34,7 @@ pub(crate) fn offer(ordinal: usize) -> Result<(Gpu, NcclVersion), NcclError> {
 /// Opens this rank's link. All ranks call this, for the same `call`.
 pub(crate) fn open(call: &Collective<'_>, ordinal: usize) -> Result<Link, DdpError> {
     let found = nccl().map_err(|reason| DdpError::Nccl {
-        rank: call.rank,
+        rank: call.transport.number(call.rank),
         reason,
     })?;
     let identity = || found.unique_id();

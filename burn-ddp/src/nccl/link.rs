@@ -70,7 +70,10 @@ fn share(
     };
     let made: Result<Vec<u8>, NcclError> = serde_json::from_slice(&texts.swap_remove(0))
         .map_err(|error| protocol(error.to_string()))?;
-    let bytes = made.map_err(|reason| DdpError::Nccl { rank: 0, reason })?;
+    let bytes = made.map_err(|reason| DdpError::Nccl {
+        rank: call.transport.number(0),
+        reason,
+    })?;
     let len = bytes.len();
     bytes
         .try_into()

@@ -10,7 +10,7 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
-use super::{backends::SyncBatchNormOps, compute::known};
+use super::backends::SyncBatchNormOps;
 use crate::ProcessGroup;
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ struct Saved<B: Backend> {
     gamma: FloatTensor<B>,
     mean: FloatTensor<B>,
     variance: FloatTensor<B>,
-    /// Keeps the group alive: the model may be gone when backward runs.
+    /// The model and its handle may be gone when backward runs.
     group: ProcessGroup,
     epsilon: f64,
 }
@@ -47,7 +47,7 @@ impl<B: SyncBatchNormOps> Backward<B, 3> for SyncBatchNormBackward {
             epsilon,
         } = ops.state;
         let (x, gamma, beta) =
-            B::sync_batch_norm_backward(x, gamma, mean, variance, grad, group.id(), epsilon);
+            B::sync_batch_norm_backward(x, gamma, mean, variance, grad, group, epsilon);
         for (parent, grad) in ops.parents.into_iter().zip([x, gamma, beta]) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, grad);
@@ -61,7 +61,7 @@ impl<B: SyncBatchNormOps, C: CheckpointStrategy> SyncBatchNormOps for Autodiff<B
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
-        group: u64,
+        group: ProcessGroup,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let parents = [x.node(), gamma.node(), beta.node()];
@@ -71,7 +71,7 @@ impl<B: SyncBatchNormOps, C: CheckpointStrategy> SyncBatchNormOps for Autodiff<B
             beta.into_primitive(),
         );
         let (output, mean, variance) =
-            B::sync_batch_norm(x.clone(), gamma.clone(), beta, group, epsilon);
+            B::sync_batch_norm(x.clone(), gamma.clone(), beta, group.clone(), epsilon);
         // Compute bound: must not be computed again in backward, where the other ranks would not take part.
         let output = match SyncBatchNormBackward
             .prepare::<C>(parents)
@@ -84,7 +84,7 @@ impl<B: SyncBatchNormOps, C: CheckpointStrategy> SyncBatchNormOps for Autodiff<B
                     gamma,
                     mean: mean.clone(),
                     variance: variance.clone(),
-                    group: known(group),
+                    group,
                     epsilon,
                 };
                 prep.finish(saved, output)
@@ -104,7 +104,7 @@ impl<B: SyncBatchNormOps, C: CheckpointStrategy> SyncBatchNormOps for Autodiff<B
         _mean: FloatTensor<Self>,
         _variance: FloatTensor<Self>,
         _grad: FloatTensor<Self>,
-        _group: u64,
+        _group: ProcessGroup,
         _epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         panic!("the backward pass of a synchronized batch normalization cannot be differentiated");

@@ -3,6 +3,7 @@
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
 use super::compute;
+use crate::ProcessGroup;
 
 /// Three tensors of a backend.
 pub(super) type Three<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>);
@@ -18,8 +19,7 @@ pub(super) type Three<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>);
 )]
 pub(super) trait SyncBatchNormOps: Backend {
     /// Normalizes `x`, of shape `[batch, channels, ...]`, by the mean and variance over the batches of
-    /// all ranks of the group with this [id](crate::ProcessGroup::id); gamma and beta have shape
-    /// `[channels]`.
+    /// all ranks of the group; gamma and beta have shape `[channels]`.
     ///
     /// Returns the output, with the shape and type of `x`, and the mean and the biased variance, of shape
     /// `[channels]`, in `f32` or wider. A variance of -1 means that no rank had samples.
@@ -27,10 +27,10 @@ pub(super) trait SyncBatchNormOps: Backend {
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
-        group: u64,
+        group: ProcessGroup,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        compute::forward::<Self>(x, gamma, beta, group, epsilon)
+        compute::forward::<Self>(x, gamma, beta, &group, epsilon)
     }
 
     /// The gradient of `x`, with the statistics over all ranks' batches, and this rank's share of the gradients of
@@ -41,10 +41,10 @@ pub(super) trait SyncBatchNormOps: Backend {
         mean: FloatTensor<Self>,
         variance: FloatTensor<Self>,
         grad: FloatTensor<Self>,
-        group: u64,
+        group: ProcessGroup,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        compute::backward::<Self>(x, gamma, mean, variance, grad, group, epsilon)
+        compute::backward::<Self>(x, gamma, mean, variance, grad, &group, epsilon)
     }
 }
 

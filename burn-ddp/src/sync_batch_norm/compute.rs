@@ -38,20 +38,14 @@ fn along_channels<B: Backend>(tensor: FloatTensor<B>, rank: usize) -> FloatTenso
     B::float_reshape(tensor, Shape::from(shape))
 }
 
-/// The group with this id. The layer keeps it alive in forward, and the graph until backward has run.
-pub(super) fn known(id: u64) -> ProcessGroup {
-    ProcessGroup::by_id(id).expect("a handle of the group lives as long as it is needed")
-}
-
 /// The output, and the mean and biased variance over all ranks' batches.
 pub(super) fn forward<B: Backend>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
     beta: FloatTensor<B>,
-    group_id: u64,
+    group: &ProcessGroup,
     epsilon: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let group = known(group_id);
     let dtype = wide(x.dtype());
     let output_dtype: FloatDType = x.dtype().into();
     let (device, shape) = (x.device(), x.shape());
@@ -69,7 +63,7 @@ pub(super) fn forward<B: Backend>(
         (B::float_cat(vec![mean, variance], 0), samples)
     });
     let exchange = Exchange::<B> {
-        group: &group,
+        group,
         channels,
         dtype,
         device: &device,
@@ -96,16 +90,15 @@ pub(super) fn backward<B: Backend>(
     mean: FloatTensor<B>,
     variance: FloatTensor<B>,
     grad: FloatTensor<B>,
-    group_id: u64,
+    group: &ProcessGroup,
     epsilon: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let group = known(group_id);
     let dtype = wide(x.dtype());
     let (x_dtype, gamma_dtype): (FloatDType, FloatDType) = (x.dtype().into(), gamma.dtype().into());
     let (device, shape) = (x.device(), x.shape());
     let (channels, rank) = (shape[1], shape.num_dims());
     let exchange = Exchange::<B> {
-        group: &group,
+        group,
         channels,
         dtype,
         device: &device,

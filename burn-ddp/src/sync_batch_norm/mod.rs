@@ -165,7 +165,7 @@ impl SyncBatchNorm {
             input.into_dispatch(),
             self.gamma.val().into_dispatch(),
             self.beta.val().into_dispatch(),
-            self.group.id(),
+            self.group.clone(),
             self.epsilon,
         );
         let [mean, variance] = [mean, variance].map(Tensor::from_dispatch);

@@ -1,6 +1,6 @@
 //! The operation on a served device: it is sent by name, and runs on the serving backend.
 //!
-//! The process group is found by its id, so the server must be in the client's process, as it is for layered devices.
+//! The process group waits here for the operation, so the server must be in the client's process, as it is for layered devices.
 
 use burn::{
     backend::tensor::FloatTensor,
@@ -11,30 +11,40 @@ use burn_ir::{
 };
 use burn_layer::Layers;
 use burn_router::{BackendRouter, CustomOpHandler, RouterChannel, RouterClient};
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use super::{
     backends::{SyncBatchNormOps, Three},
-    compute::{known, wide},
+    compute::wide,
 };
 use crate::ProcessGroup;
 
 const FORWARD: &str = "ddp::sync_batch_norm";
 const BACKWARD: &str = "ddp::sync_batch_norm_backward";
 
-/// A group handle for each operation that was sent but has not run yet: the model and the graph may be gone by then.
-static SENT: Mutex<Vec<ProcessGroup>> = Mutex::new(Vec::new());
+/// The group handle of each operation that was sent but has not run yet, by a number that the operation carries.
+static SENT: Mutex<BTreeMap<u64, ProcessGroup>> = Mutex::new(BTreeMap::new());
 
-fn hold(group: u64) {
-    let group = known(group);
-    SENT.lock().expect("no panic under lock").push(group);
+/// Keeps a handle, and returns its number.
+fn hold(group: ProcessGroup) -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut sent = SENT.lock().expect("no panic under lock");
+    sent.insert(number, group);
+    number
 }
 
-/// Removes and returns one of the handles of a group.
-fn release(group: u64) -> Option<ProcessGroup> {
+/// Takes the handle with this number.
+fn take(number: u64) -> ProcessGroup {
     let mut sent = SENT.lock().expect("no panic under lock");
-    let position = sent.iter().position(|held| held.id() == group)?;
-    Some(sent.swap_remove(position))
+    let group = sent.remove(&number);
+    group.expect("an operation that was sent runs once, in the process that sent it")
 }
 
 /// The custom ops of [`SyncBatchNorm`](crate::SyncBatchNorm) by name, run by the kernels of `B`.
@@ -79,7 +89,6 @@ fn forward<B: BackendIr + SyncBatchNormOps>(
 ) {
     let ([x, gamma, beta], outputs) = desc.as_fixed::<3, 3>();
     let (group, epsilon) = scalars(desc);
-    let _held = release(group);
     let result = B::sync_batch_norm(
         handles.get_float_tensor::<B>(x),
         handles.get_float_tensor::<B>(gamma),
@@ -96,7 +105,6 @@ fn backward<B: BackendIr + SyncBatchNormOps>(
 ) {
     let ([x, gamma, mean, variance, grad], outputs) = desc.as_fixed::<5, 3>();
     let (group, epsilon) = scalars(desc);
-    let _held = release(group);
     let result = B::sync_batch_norm_backward(
         handles.get_float_tensor::<B>(x),
         handles.get_float_tensor::<B>(gamma),
@@ -109,9 +117,9 @@ fn backward<B: BackendIr + SyncBatchNormOps>(
     put::<B>(handles, outputs, result);
 }
 
-fn scalars(desc: &CustomOpIr) -> (u64, f64) {
+fn scalars(desc: &CustomOpIr) -> (ProcessGroup, f64) {
     match desc.scalars.as_slice() {
-        [ScalarIr::UInt(group), ScalarIr::Float(epsilon)] => (*group, *epsilon),
+        [ScalarIr::UInt(group), ScalarIr::Float(epsilon)] => (take(*group), *epsilon),
         other => panic!("{} takes a group and an epsilon, not {other:?}", desc.id),
     }
 }
@@ -132,13 +140,12 @@ fn submit<C: RouterChannel>(
     name: &'static str,
     inputs: &[TensorIr],
     outputs: [(Shape, DType); 3],
-    group: u64,
+    group: ProcessGroup,
     epsilon: f64,
 ) -> Three<BackendRouter<C>> {
     let outputs =
         outputs.map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
-    hold(group);
-    let scalars = vec![ScalarIr::UInt(group), ScalarIr::Float(epsilon)];
+    let scalars = vec![ScalarIr::UInt(hold(group)), ScalarIr::Float(epsilon)];
     let desc = CustomOpIr::with_scalars(name, inputs, &outputs, scalars);
     let [first, second, third] = client.register(OperationIr::Custom(desc)).outputs();
     (first, second, third)
@@ -149,7 +156,7 @@ impl<C: RouterChannel> SyncBatchNormOps for BackendRouter<C> {
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
-        group: u64,
+        group: ProcessGroup,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let client = x.client.clone();
@@ -169,7 +176,7 @@ impl<C: RouterChannel> SyncBatchNormOps for BackendRouter<C> {
         mean: FloatTensor<Self>,
         variance: FloatTensor<Self>,
         grad: FloatTensor<Self>,
-        group: u64,
+        group: ProcessGroup,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let client = x.client.clone();
@@ -210,7 +217,7 @@ mod tests {
                 };
                 TensorIr::uninit(TensorId::new(1_000_000 + at as u64), shape, DType::F32)
             });
-            let scalars = vec![ScalarIr::UInt(group.id()), ScalarIr::Float(0.0)];
+            let scalars = vec![ScalarIr::UInt(hold(group.clone())), ScalarIr::Float(0.0)];
             let desc = CustomOpIr::with_scalars(name, &inputs, &outputs, scalars);
             server.register_op(OperationIr::Custom(desc));
             outputs.map(|output| {

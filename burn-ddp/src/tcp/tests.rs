@@ -51,7 +51,8 @@ fn a_rank_that_never_connects_is_missing() {
         drop(met);
     });
     for error in errors {
-        assert_eq!(error, "ranks [1] of 3 did not appear within 1.5s");
+        let expected = "ranks [1] of 3 did not appear within 1.5s; were they started";
+        assert!(error.starts_with(expected), "{error}");
     }
 }
 

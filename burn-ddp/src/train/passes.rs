@@ -83,7 +83,8 @@ where
                     };
                     accumulator.accumulate(&model, gradients);
                     accumulated += 1;
-                    if accumulated == steps {
+                    // As in burn-train, 0 is one step a batch.
+                    if accumulated >= steps {
                         accumulated = 0;
                         self.update_accumulated(ddp, &mut accumulator)?;
                     }

@@ -246,11 +246,13 @@ fn accumulation_averages_once() {
         let weight = local.get::<2>(model.weight.id).unwrap();
         assert_eq!(weight.into_data().try_to_vec::<f32>().unwrap(), [rank; 2]);
         assert_eq!((ddp.stats().steps, group.stats().bytes_reduced), (0, bytes));
+        assert!(ddp.stats().waited.is_zero());
 
         let averaged = ddp.reduce_gradients(gradients(rank), &model).unwrap();
         let weight = averaged.get::<2>(model.weight.id).unwrap();
         assert_eq!(weight.into_data().try_to_vec::<f32>().unwrap(), [0.5; 2]);
         assert_eq!(ddp.stats().steps, 1);
+        assert!(!ddp.stats().waited.is_zero());
         assert!(ddp.all_reduce_any(group.rank() == 1).unwrap());
     });
 }

@@ -128,6 +128,48 @@ fn ranks_that_begin_apart_are_told() {
     });
 }
 
+/// Two draws of a large matrix have sums that are alike, as have the same numbers in another order.
+#[test]
+fn sums_that_are_alike_do_not_make_models_equal() {
+    let device = Device::flex().autodiff();
+    let errors = locally(4, |group| {
+        let numbers: Vec<f32> = (0..640).map(|it| (it as f32 * 0.7).sin()).collect();
+        let numbers = match group.rank() {
+            3 => numbers.into_iter().rev().collect(),
+            _ => numbers,
+        };
+        let weight = TensorData::new(numbers, [20, 32]);
+        let model = Linear {
+            weight: Param::from_tensor(Tensor::<2>::from_data(weight, &device)),
+            bias: None,
+        };
+        let first_step = |group: &ProcessGroup| {
+            let mut ddp = Ddp::new(group, DdpConfig::new(), &model)?;
+            let input = Tensor::<2>::ones([1, 20], &device);
+            let loss = model.forward(input).sum();
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            ddp.reduce_gradients(gradients, &model).map(drop)
+        };
+        // A part of the job in which all are equal, and one in which they are not.
+        let part = group.subgroup(&[0, 1]).unwrap();
+        let other = group.subgroup(&[2, 3]).unwrap();
+        if let Some(part) = part {
+            first_step(&part).unwrap();
+        }
+        other.map(|other| first_step(&other).unwrap_err())
+    });
+    for error in errors.iter().skip(2) {
+        // The number in the whole job.
+        let Some(DdpError::ModelMismatch { rank: 3, problem }) = error else {
+            panic!("{error:?}")
+        };
+        assert!(
+            problem.contains("`weight` begins with other numbers (one of them"),
+            "{problem}"
+        );
+    }
+}
+
 /// Where nobody has made the ranks equal, their parameters are compared, wherever these are.
 #[test]
 fn models_on_several_devices_are_compared() {

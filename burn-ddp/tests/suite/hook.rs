@@ -128,7 +128,7 @@ impl CommHook for Broken {
 fn a_hook_that_fails_ends_the_job_everywhere() {
     for (hook, said) in [
         (Broken::Error, "on purpose"),
-        (Broken::Panic, "Panic panicked"),
+        (Broken::Panic, "Panic panicked: on purpose"),
         (Broken::Short, "returned 1 values of type F32; expected 3"),
         (
             Broken::Type,

@@ -5,9 +5,10 @@ use burn::{
     nn::{BatchNorm, BatchNormConfig},
     tensor::{DType, Device, Tensor, TensorData, Tolerance},
 };
-use burn_ddp::{ProcessGroup, SyncBatchNorm, with_custom_ops};
+use burn_ddp::{DdpError, ProcessGroup, SyncBatchNorm, with_custom_ops};
 use burn_layer::{Layer, Layers};
 use serde::Deserialize;
+use std::time::Duration;
 
 use crate::{
     devices::cube_devices,
@@ -351,6 +352,46 @@ fn a_fault_surfaces_in_the_next_call() {
     assert_eq!(errors, ["rank 1 aborted: enough"; 2]);
 }
 
+/// In forward and in backward, on a layered device too.
+#[test]
+fn calls_have_the_time_limit_of_the_handle() {
+    let limit = Duration::from_millis(400);
+    let plain = || Device::flex().autodiff();
+    for device in [plain, layered] {
+        for forwards in [0, 1] {
+            let errors = locally(2, |group| {
+                let device = device();
+                let norm = BatchNormConfig::new(2).init(&device);
+                let norm = SyncBatchNorm::new(&norm, &group.with_timeout(limit));
+                // Rank 1 lacks either pass.
+                if group.rank() == 0 || forwards == 1 {
+                    let input = sample(&device).require_grad();
+                    let output = norm.forward(input.clone());
+                    if group.rank() == 0 {
+                        let gradients = output.sum().backward();
+                        values(input.grad(&gradients).unwrap());
+                    } else {
+                        values(output);
+                    }
+                }
+                while group.fault().is_none() {
+                    std::thread::yield_now();
+                }
+                group.barrier().unwrap_err()
+            });
+            for error in errors {
+                let found = matches!(error, DdpError::Timeout { after, .. } if after == limit);
+                assert!(found, "{error}");
+            }
+        }
+    }
+}
+
+fn layered() -> Device {
+    let layers = with_custom_ops(Layers::on(Device::flex()));
+    layers.serve().unwrap().autodiff()
+}
+
 /// Running statistics before and after a step with batches of these sizes, one for each rank.
 fn running(sizes: &[usize], device: impl Fn() -> Device + Sync) -> Vec<[[Vec<f64>; 2]; 2]> {
     locally(sizes.len(), |group| {
@@ -371,10 +412,6 @@ fn running(sizes: &[usize], device: impl Fn() -> Device + Sync) -> Vec<[[Vec<f64
 
 #[test]
 fn without_samples_the_running_statistics_stay() {
-    let layered = || {
-        let layers = with_custom_ops(Layers::on(Device::flex()));
-        layers.serve().unwrap().autodiff()
-    };
     let flex = || Device::flex().autodiff();
     for sizes in [&[0][..], &[0, 0], &[0, 0, 0]] {
         for [before, after] in running(sizes, flex).iter().chain(&running(sizes, layered)) {
