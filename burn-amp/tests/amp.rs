@@ -15,6 +15,7 @@ mod suite {
     mod fp8_products;
     mod fp8_state;
     mod gates;
+    mod gradients;
     mod inside;
     mod learner;
     mod logged;
@@ -31,6 +32,7 @@ mod suite {
     mod loss_scaler_tied;
     mod loss_scaler_together;
     mod loss_scaler_unchecked;
+    mod masks;
     mod modules;
     mod nan_guard;
     mod policy;

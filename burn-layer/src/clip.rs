@@ -28,7 +28,10 @@ pub fn gradient_norm<M: Module>(
     gradients: &GradientsParams,
     module: &M,
 ) -> Result<f64, ExecutionError> {
-    let Some(sums) = visit(module, gradients, SumsOfSquares::default()).on_one_device() else {
+    let Some(sums) = visit(module, gradients, SumsOfSquares::default())
+        .sums
+        .on_one_device()
+    else {
         return Ok(0.0);
     };
     let sum = number(sums.sum())?;
@@ -46,14 +49,16 @@ pub fn gradient_norm_on_device<M: Module>(
     gradients: &GradientsParams,
     module: &M,
 ) -> Option<Tensor<1>> {
-    let largest = visit(module, gradients, Largest::default()).on_one_device()?;
+    let largest = visit(module, gradients, Largest::default())
+        .0
+        .on_one_device()?;
     // The bounds keep zeros from being divided by zero, and infinities infinite.
     let scale = largest.max().clamp(f32::MIN_POSITIVE, f32::MAX);
     let scaled = SumsOfSquares {
         scale: Some(scale.clone()),
         ..SumsOfSquares::default()
     };
-    let sums = visit(module, gradients, scaled).on_one_device()?;
+    let sums = visit(module, gradients, scaled).sums.on_one_device()?;
     Some(sums.sum().sqrt() * scale)
 }
 
@@ -159,12 +164,6 @@ impl OfEach for Largest {
     }
 }
 
-impl Largest {
-    fn on_one_device(self) -> Option<Tensor<1>> {
-        self.0.on_one_device()
-    }
-}
-
 /// The sum of the squares of each gradient, which is first divided by `scale`, a tensor of one element, if there is one.
 #[derive(Default)]
 struct SumsOfSquares {
@@ -183,12 +182,6 @@ impl OfEach for SumsOfSquares {
             }
         };
         self.sums.push(scaled.square().sum());
-    }
-}
-
-impl SumsOfSquares {
-    fn on_one_device(self) -> Option<Tensor<1>> {
-        self.sums.on_one_device()
     }
 }
 

@@ -25,7 +25,7 @@ pub enum LayerError {
         device: String,
     },
     /// The layer needs a dtype that the device cannot compute in.
-    #[error("{device} cannot compute in {wanted}; it can in {}", supported.join(", "))]
+    #[error("{device} cannot compute in {wanted}; it can in {}: choose a layer or policy for one of these", supported.join(", "))]
     UnsupportedDType {
         /// The device, as Burn prints it.
         device: String,

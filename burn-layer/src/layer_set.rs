@@ -2,7 +2,7 @@
 
 use crate::{
     Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, recent::Recent,
-    recompute::Recomputed, scopes::Scopes, tensor::Copied,
+    recompute::Recomputed, scopes::Scopes, seen::Seen, tensor::Copied,
 };
 use burn_backend::{DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
 use burn_std::id::StreamId;
@@ -11,10 +11,7 @@ use core::{
     fmt,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak},
-};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 /// How many [copies](Recent) are kept: as many as a transformer block goes back to, such as the common input of queries, keys and
 /// values, and the scores, which are used for their maximum and then for the difference from it.
@@ -41,7 +38,7 @@ pub(crate) struct LayerSet {
     /// The scopes that ops are in.
     pub(crate) scopes: Scopes,
     /// The streams on which backward is running, as far as the ops tell.
-    backward: Mutex<HashSet<StreamId>>,
+    backward: Mutex<Seen>,
     /// Whether the backend underneath fuses ops.
     fused: AtomicBool,
     /// Copies in another dtype.
@@ -73,7 +70,7 @@ impl LayerSet {
     }
 
     pub(crate) fn put_on(&self, stack: Stack) {
-        self.backward().clear();
+        *self.backward() = Seen::default();
         *self.stack.write().unwrap_or_else(PoisonError::into_inner) = Some(stack);
     }
 
@@ -100,21 +97,21 @@ impl LayerSet {
         self.tensors.fetch_sub(1, Ordering::Release);
     }
 
-    fn backward(&self) -> MutexGuard<'_, HashSet<StreamId>> {
+    fn backward(&self) -> MutexGuard<'_, Seen> {
         self.backward.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether, of the ops of this thread's stream, the last one of which this could be told was part of backward.
     pub(crate) fn is_in_backward(&self) -> bool {
-        self.backward().contains(&StreamId::current())
+        self.backward().contains(StreamId::current())
     }
 
     pub(crate) fn set_in_backward(&self, backward: bool) {
         let stream = StreamId::current();
         match backward {
             true => self.backward().insert(stream),
-            false => self.backward().remove(&stream),
-        };
+            false => self.backward().remove(stream),
+        }
     }
 
     /// Keeps the copy of a tensor until newer ones replace it. The caller must not have it locked.

@@ -25,6 +25,7 @@ mod rows;
 mod run;
 mod scope;
 mod scopes;
+mod seen;
 mod service;
 mod source;
 mod tensor;

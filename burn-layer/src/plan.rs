@@ -226,25 +226,28 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The op as it arrives.
+    const PLAIN: Self = Self {
+        compute: None,
+        store: None,
+        own: false,
+        recompute: false,
+        over_batch: false,
+    };
+
     /// Compute in `dtype`, and store the output as computed.
     pub const fn compute(dtype: DType) -> Self {
         Self {
             compute: Some(dtype),
-            store: None,
-            own: false,
-            recompute: false,
-            over_batch: false,
+            ..Self::PLAIN
         }
     }
 
     /// The layer [runs](crate::Layer::run) the op itself.
     pub const fn own() -> Self {
         Self {
-            compute: None,
-            store: None,
             own: true,
-            recompute: false,
-            over_batch: false,
+            ..Self::PLAIN
         }
     }
 

@@ -15,13 +15,14 @@ use crate::{
     LayerSet,
     messenger::{Messenger, Sent},
     scope::Scope,
+    seen::Seen,
 };
 use burn::{backend::DispatchDevice, tensor::Device};
 use burn_remote::CustomOpClient;
 use burn_std::id::StreamId;
 use std::{
     any::Any,
-    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -134,8 +135,8 @@ pub(crate) struct Scopes {
 struct Streams {
     /// The streams that are in a scope, or about to be.
     scoped: HashMap<StreamId, OfStream>,
-    /// The streams of which an op has run on the device, since there are scopes. It is emptied when there are too many.
-    used: HashSet<StreamId>,
+    /// The streams of which an op has run on the device, since there are scopes.
+    used: Seen,
 }
 
 #[derive(Default)]
@@ -144,9 +145,6 @@ struct OfStream {
     /// What each change that is on its way changes the scope to.
     announced: VecDeque<Option<Arc<Scope>>>,
 }
-
-/// The number of streams that are remembered: a thread that ended is not known to have.
-const STREAMS: usize = 1024;
 
 /// The number of changes on their way. A device with more has ended.
 const CHANGES: usize = 1 << 20;
@@ -167,7 +165,7 @@ impl Scopes {
         let mut streams = self.streams();
         *streams = Streams {
             scoped: open.collect(),
-            used: HashSet::new(),
+            used: Seen::default(),
         };
         self.any
             .store(!streams.scoped.is_empty(), Ordering::Release);
@@ -183,7 +181,7 @@ impl Scopes {
             return None;
         }
         announced.push_back(to);
-        Some(streams.used.contains(&stream))
+        Some(streams.used.contains(stream))
     }
 
     /// A change of the calling thread's stream has arrived.
@@ -208,9 +206,6 @@ impl Scopes {
         }
         let stream = StreamId::current();
         let mut streams = self.streams();
-        if streams.used.len() == STREAMS {
-            streams.used.clear();
-        }
         streams.used.insert(stream);
         streams.scoped.get(&stream)?.now.clone()
     }

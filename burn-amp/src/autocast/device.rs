@@ -89,10 +89,19 @@ impl Autocast {
     /// does the same for more ops, and also in f32.
     ///
     /// ```
-    /// use burn::tensor::Device;
+    /// use burn::tensor::{Device, Distribution, Tensor, activation::softmax};
     /// use burn_amp::Autocast;
     ///
-    /// let keeps = Autocast::bf16().recompute(false).device(Device::flex())?.autodiff();
+    /// let recomputed = |autocast: Autocast| {
+    ///     let lease = autocast.lease(Device::flex())?;
+    ///     let device = lease.device().autodiff();
+    ///     let x = Tensor::<2>::random([64, 64], Distribution::Default, &device).require_grad();
+    ///     softmax(x.clone().matmul(x), 1).square().sum().backward();
+    ///     device.sync().expect("the device answers");
+    ///     Ok::<_, burn_layer::LayerError>(lease.report().recomputed)
+    /// };
+    /// assert!(recomputed(Autocast::bf16())? > 0);
+    /// assert_eq!(recomputed(Autocast::bf16().recompute(false))?, 0);
     /// # Ok::<(), burn_layer::LayerError>(())
     /// ```
     pub fn recompute(mut self, recompute: bool) -> Self {
@@ -120,7 +129,7 @@ impl Autocast {
         let (policy, fp8, recompute) = (self.policy.clone(), self.fp8.clone(), self.recompute);
         let plain = device.clone().inner();
         let settings = plain.settings();
-        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = || DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |made: &Made| {
             made.policy == policy
                 && made.fp8 == fp8
@@ -128,10 +137,23 @@ impl Autocast {
                 && made.plain == plain
                 && made.settings == settings
         };
-        // Drops a device whose session has ended because an op panicked and the program went on.
-        devices.retain(|made| !same(made) || made.autocast.sync().is_ok());
-        let autocast = match devices.iter().find(|made| same(made)) {
-            Some(made) => made.autocast.clone(),
+        let find = |devices: &[Made]| {
+            devices
+                .iter()
+                .find(|made| same(made))
+                .map(|made| made.autocast.clone())
+        };
+        // Drops a device whose session has ended because an op panicked and the program went on. Meanwhile nothing is locked, so
+        // that others need not wait for this device.
+        let found = find(&devices());
+        if let Some(found) = found
+            && found.sync().is_err()
+        {
+            devices().retain(|made| made.autocast != found);
+        }
+        let mut devices = devices();
+        let autocast = match find(&devices) {
+            Some(found) => found,
             None => {
                 let autocast = self.with_report(plain.clone())?.device;
                 devices.push(Made {

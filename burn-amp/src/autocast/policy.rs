@@ -7,7 +7,7 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The rule of every op in the table of [the crate](crate), without overrides.
+/// The rule of every op in the [table](rules), without overrides.
 const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 
 /// Which op runs in which precision: the low dtype, the table of rules and the overrides.
@@ -26,6 +26,32 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// assert_eq!(Policy::bf16().rule(Op::softmax), Some(Rule::Full));
 /// assert_eq!(Policy::bf16().rule(Op::int_add), None);
 /// ```
+///
+/// # Beside PyTorch's lists
+///
+/// The rules are those of PyTorch's autocast for CUDA, but for what is not in its lists, or differs:
+///
+/// | op | PyTorch | here | why |
+/// |---|---|---|---|
+/// | `float_mean`, `float_mean_dim` | not listed | full, like sums | PyTorch's kernel accumulates in f32 internally; Burn's computes in the dtype that it is given |
+/// | `log_sigmoid` | not listed | full | the same: it computes `log` and `exp` in the dtype that it is given |
+/// | `sigmoid` | not listed; the loss that takes its logarithms (`binary_cross_entropy`) is an error | full | in 16 bits, a probability may round to 1; its complement then has no logarithm, and the gradient is NaN |
+/// | average pools | not listed | full, stored as input | PyTorch's kernels sum in f32 internally |
+/// | sums, differences, products, quotients with a scalar | not listed | full, stored as input | PyTorch's kernels use the scalar in f32 |
+/// | `gelu` | not listed | bf16: as stored; fp16: full, stored as input | PyTorch's kernels compute in f32 internally; CubeCL's devices compute it by several ops in the dtype that they are given. In fp16, the cube of 41 overflows, and backward gives NaN. In bf16, `1 + erf(x)` cancels if `x` is far below 0; but with f32, `cargo bench --bench traffic` counted a tenth more bytes for a step of a small vision transformer |
+/// | `leaky_relu`, `erf`, `acosh`, `asinh`, `atanh` | not listed | full, stored as input | the same; few models spend much time in them |
+/// | `max_dim` | not listed | full | softmax and attention subtract it, which PyTorch's kernels do in f32 |
+/// | `grid_sample_2d` | promote | promote; in training, Burn computes it by several ops, which round coordinates to a low grid's dtype | the device sees only these ops |
+/// | `softmin` | no such op | full | it is the softmax of the negation |
+/// | `ctc_loss` | not listed, and refuses half precision | full | it is a loss |
+/// | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel that has one dtype |
+/// | `deform_conv2d` | torchvision: full | full | as in torchvision |
+/// | `linear` with a bias | low | low, both the product and its sum with the bias, by the rule of the product | Burn computes the layer by these two ops. A vector that a program itself adds to each row of a product looks the same |
+/// | softmax in training | full | each of its ops: `x - max(x)` by the rule of `softmax`, stored in f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax op. The values are the same |
+/// | gradients of tensors that a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored in f32 | the values are the same: every tensor that is stored in f32, including parameters, has its gradient in f32 |
+/// | `x * x` | promote | full, as the square of `x` | Burn computes `square` and `powi_scalar(2)` by that product |
+/// | losses, norms and distances that Burn computes by other ops | full | by the rules of these ops | the device sees only these ops: differences of two low tensors are low; exponentials, sums and means are full |
+/// | `dot` | promote | a low product, summed in full | the same |
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "PolicyRecord", try_from = "PolicyRecord")]
 pub struct Policy {
@@ -179,14 +205,12 @@ impl Policy {
         if op == Op::float_reshape && inputs.to_vector && inputs.first_is_gradient {
             return Plan::compute(DType::F32);
         }
+        // The gradient of a weight that was used in a plain product: x^T dy.
+        let of_weight = op == Op::float_matmul && inputs.first_transposed;
+        let rule = if of_weight { rule.of_weight() } else { rule };
         match rule {
-            // The gradient of a weight that was used in a plain product: x^T dy.
-            Rule::Lower if op == Op::float_matmul && inputs.first_transposed => {
-                let plan = Plan::compute(low).store(DType::F32);
-                match inputs.of_shared {
-                    true => plan.over_batch(),
-                    false => plan,
-                }
+            Rule::WeightGrad if of_weight && inputs.of_shared => {
+                Plan::compute(low).store(DType::F32).over_batch()
             }
             // The gradient of a tensor that was cast for a product. As in PyTorch, it has the dtype before the cast.
             Rule::Lower if inputs.gradient_of == Some(DType::F32) => {
@@ -373,7 +397,9 @@ impl TryFrom<PolicyRecord> for Policy {
 #[non_exhaustive]
 pub enum PolicyError {
     /// The policy has a rule for something that is no float op of Burn.
-    #[error("the policy has a rule for `{name}`, which is no op of Burn that takes a float tensor")]
+    #[error(
+        "the policy has a rule for `{name}`, which is no op of Burn that takes a float tensor; `Op::ALL` lists the ops"
+    )]
     UnknownOp {
         /// The name in the serialized policy.
         name: String,

@@ -26,6 +26,10 @@ pub enum Rule {
 impl Rule {
     /// The rule of `op`, which is the backward of an op under this rule. Gradients of weights and biases are stored in f32.
     pub(super) fn of_backward(self, op: Op) -> Self {
+        // A sum over all tokens, in the dtype that it is given.
+        if op == Op::embedding_backward {
+            return Rule::Accumulate;
+        }
         // The last two give the gradients of parameters beside that of the input.
         let of_weight = [
             "_weight_backward",
@@ -33,8 +37,15 @@ impl Rule {
             "deform_conv2d_backward",
             "batch_norm_train_backward",
         ];
+        match of_weight.iter().any(|end| op.name().ends_with(end)) {
+            true => self.of_weight(),
+            false => self,
+        }
+    }
+
+    /// The rule of the gradient of a weight of an op under this rule.
+    pub(super) fn of_weight(self) -> Self {
         match self {
-            rule if !of_weight.iter().any(|end| op.name().ends_with(end)) => rule,
             Rule::Lower => Rule::WeightGrad,
             Rule::Full | Rule::FullKeep => Rule::Accumulate,
             rule => rule,

@@ -1,28 +1,8 @@
 //! The table: which [`Rule`] each float op of Burn runs under.
 //!
-//! It is written to be read beside PyTorch's lists for CUDA (`aten/src/ATen/autocast_mode.cpp`), which
-//! are the same for fp16 and bf16; `tests/suite/pytorch_lists.rs` compares them, op by op and both ways. For an op that
-//! both have, the rule is PyTorch's. These ops are not in its lists, or differ:
-//!
-//! | op | PyTorch | here | why |
-//! |---|---|---|---|
-//! | `float_mean`, `float_mean_dim` | not listed | full, like sums | PyTorch's kernel accumulates in f32 internally; Burn's computes in the dtype that it is given |
-//! | `log_sigmoid` | not listed | full | the same: it computes `log` and `exp` in the dtype that it is given |
-//! | `sigmoid` | not listed; the loss that takes its logarithms (`binary_cross_entropy`) is an error | full | in 16 bits, a probability may round to 1; its complement then has no logarithm, and the gradient is NaN |
-//! | average pools | not listed | full, stored as input | PyTorch's kernels sum in f32 internally |
-//! | sums, differences, products, quotients with a scalar | not listed | full, stored as input | PyTorch's kernels use the scalar in f32 |
-//! | `gelu` | not listed | bf16: as stored; fp16: full, stored as input | PyTorch's kernels compute in f32 internally; CubeCL's devices compute it by several ops in the dtype that they are given. In fp16, the cube of 41 overflows, and backward gives NaN. In bf16, `1 + erf(x)` cancels if `x` is far below 0; but with f32, `cargo bench --bench traffic` counted a tenth more bytes for a step of a small vision transformer |
-//! | `leaky_relu`, `erf`, `acosh`, `asinh`, `atanh` | not listed | full, stored as input | the same; few models spend much time in them |
-//! | `softmin` | no such op | full | it is the softmax of the negation |
-//! | `ctc_loss` | not listed, and refuses half precision | full | it is a loss |
-//! | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel that has one dtype |
-//! | `deform_conv2d` | torchvision: full | full | as in torchvision |
-//! | `linear` with a bias | low | low, both the product and its sum with the bias, by the rule of the product | Burn computes the layer by these two ops. A vector that a program itself adds to each row of a product looks the same |
-//! | softmax in training | full | each of its ops: `x - max(x)` by the rule of `softmax`, stored in f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax op. The values are the same |
-//! | gradients of tensors that a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored in f32 | the values are the same: every tensor that is stored in f32, including parameters, has its gradient in f32 |
-//! | `x * x` | promote | full, as the square of `x` | Burn computes `square` and `powi_scalar(2)` by that product |
-//! | losses, norms and distances that Burn computes by other ops | full | by the rules of these ops | the device sees only these ops: differences of two low tensors are low; exponentials, sums and means are full |
-//! | `dot` | promote | a low product, summed in full | the same |
+//! It is written to be read beside PyTorch's lists for CUDA (`aten/src/ATen/autocast_mode.cpp`), which are the same for fp16 and
+//! bf16; `tests/suite/pytorch_lists.rs` compares them, op by op and both ways. For an op that both have, the rule is PyTorch's.
+//! The docs of [`Policy`](super::Policy) list the ops that are not in its lists, or differ.
 //!
 //! A weight may also be used in a plain product, whose backward is a plain product again. The one
 //! that computes the weight's gradient has its left factor transposed (`x^T dy`), so the result
@@ -138,8 +118,11 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
         ],
     ),
     // The maximum that softmax subtracts. It is just as exact in 16 bits, but a softmax can only be one kernel if all of it is
-    // f32.
-    (Rule::Full, &[Op::float_max_dim]),
+    // f32. In training, Burn's attention takes the one with indices, and bounds it by the smallest f32, which would be -inf there.
+    (
+        Rule::Full,
+        &[Op::float_max_dim, Op::float_max_dim_with_indices],
+    ),
     // layer_norm, native_layer_norm; batch norm
     (Rule::Full, &[Op::layer_norm, Op::batch_norm_train]),
     (Rule::FullKeep, &[Op::batch_norm]),
@@ -279,7 +262,6 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_all,
             Op::float_all_dim,
             Op::float_max,
-            Op::float_max_dim_with_indices,
             Op::float_min,
             Op::float_min_dim,
             Op::float_min_dim_with_indices,
@@ -314,7 +296,7 @@ pub(super) const OVERFLOWS_IN_FP16: [Op; 2] = [Op::gelu, Op::gelu_backward];
 
 /// The f32 ops whose results the program computes with further, and which 16 bits may not hold: a power that becomes a
 /// norm, an exponential that becomes a logarithm, a maximum that is -inf. A policy with low outputs keeps them in f32.
-pub(super) const STAY_FULL: [Op; 14] = [
+pub(super) const STAY_FULL: [Op; 15] = [
     Op::float_cosh,
     Op::float_exp,
     Op::float_log,
@@ -329,6 +311,7 @@ pub(super) const STAY_FULL: [Op; 14] = [
     Op::float_powf_scalar,
     Op::float_powf_scalar_impl,
     Op::float_max_dim,
+    Op::float_max_dim_with_indices,
 ];
 
 /// The rule of every op, indexed by [`Op::index`]; `None` for ops without a float input.

@@ -98,7 +98,7 @@ impl Unscaled {
     ///
     /// # Panics
     ///
-    /// When `max_norm` is not positive.
+    /// When `max_norm` is not positive, or the device ended and its gradients cannot be read.
     pub fn clip_norm<M: Module>(self, module: &M, max_norm: f64) -> (Self, f64) {
         let step = self.step;
         let overflowed = step.overflow.is_some();

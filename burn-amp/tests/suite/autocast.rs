@@ -215,6 +215,7 @@ fn a_parameter_is_cast_once_a_step() {
     // The weight twice in the first product, then once a product, but a single cast of it; and
     // what is read back is cast to f32.
     assert_eq!(report.casts - before.casts, 2);
+    assert_eq!(report.cast_elements - before.cast_elements, 2 * 16);
     assert_eq!(report.casts_saved - before.casts_saved, 5);
 }
 

@@ -281,6 +281,11 @@ const OWN: &[(Op, Precision, &str)] = &[
         "what PyTorch's softmax subtracts, which computes in f32 inside",
     ),
     (
+        Op::float_max_dim_with_indices,
+        Precision::Full,
+        "what attention subtracts in training, as the softmax of PyTorch's does in f32 inside",
+    ),
+    (
         Op::log_sigmoid,
         Precision::Full,
         "PyTorch's kernel computes in f32 inside",

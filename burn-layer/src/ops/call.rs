@@ -10,7 +10,9 @@ use crate::{
     scope::Scope,
     tensor::{Copied, MaximumOf, Part},
 };
-use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{
+    DType, Distribution, FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor,
+};
 use burn_ir::BackendIr;
 use std::sync::{Arc, Mutex};
 
@@ -194,6 +196,22 @@ impl<B: BackendIr> Call<B> {
         }
         if !self.plan.own {
             layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
+        }
+    }
+
+    /// A constant of the op. If the program fills a tensor with a finite one, it stays finite in a dtype narrower than the one that
+    /// the program sees: the largest number, as the smallest `f32` is for a mask in `f32`.
+    pub(crate) fn fit(&self, constant: Scalar) -> Scalar {
+        let (Op::float_mask_fill, Some(inputs)) = (self.op, &self.inputs) else {
+            return constant;
+        };
+        let dtype = self.plan.compute.unwrap_or(inputs.widest);
+        let (number, range) = (constant.elem::<f64>(), dtype.finfo());
+        match range {
+            Some(range) if dtype != inputs.nominal && number.is_finite() => {
+                Scalar::Float(number.clamp(range.min, range.max))
+            }
+            _ => constant,
         }
     }
 

@@ -109,6 +109,14 @@ macro_rules! see {
     ($call:ident, $other:tt, $arg:ident) => {};
 }
 
+/// A constant, fit for the dtype that the op computes in.
+macro_rules! fit {
+    ($call:ident, [Scalar], $arg:ident) => {
+        let $arg = $call.fit($arg);
+    };
+    ($call:ident, $other:tt, $arg:ident) => {};
+}
+
 /// Has the layer run an op that returns a float tensor, if the plan says that it does.
 macro_rules! own {
     ($call:ident, Float, $($arg:ident: $kind:tt),*) => {
@@ -301,6 +309,7 @@ macro_rules! delegate {
                     let mut call = Call::<B>::new(crate::Op::$name);
                     $(see!(call, $kind, $arg);)*
                     call.plan();
+                    $(fit!(call, $kind, $arg);)*
                     own!(call, $ret, $($arg: $kind),*);
                     again!(call, $name, $ret, $($arg: $kind),*);
                     identity!(call, $ret, $($arg: $kind),*);

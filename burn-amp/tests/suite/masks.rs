@@ -1,0 +1,95 @@
+//! Masked scores: constants that 16 bits cannot hold, and rows that are masked entirely.
+
+use burn::tensor::{
+    Bool, Device, FloatDType, Int, Tensor, TensorData, activation::softmax, module::attention,
+    ops::AttentionModuleOptions,
+};
+use burn_amp::{Autocast, Policy};
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn ramp<const D: usize>(shape: [usize; D], step: f32, device: &Device) -> Tensor<D> {
+    let count = shape.iter().product::<usize>() as i64;
+    let ramp = Tensor::<1, Int>::arange(0..count, device).float();
+    (ramp * step).cos().reshape(shape)
+}
+
+/// Scores by a product, so that they are stored low. The first row is masked entirely, the second in part.
+fn masked(constant: f32, device: &Device) -> Tensor<2> {
+    let scores = ramp([2, 3], 0.7, device).matmul(ramp([3, 4], 0.4, device));
+    let mask = [[true; 4], [false, false, true, true]];
+    scores.mask_fill(
+        Tensor::<2, Bool>::from_data(TensorData::from(mask), device),
+        constant,
+    )
+}
+
+#[test]
+fn a_finite_constant_stays_finite() {
+    for (autocast, constant, expected) in [
+        (Autocast::fp16(), -1e9, -65504.0),
+        (Autocast::fp16(), 1e30, 65504.0),
+        (Autocast::fp16(), -1e4, -1e4),
+        (Autocast::bf16(), f32::MIN, -3.389_531_4e38),
+        (Autocast::bf16(), -1e9, -998_244_352.0),
+        (Autocast::bf16(), f32::NEG_INFINITY, f32::NEG_INFINITY),
+        // Nothing is narrower than what the program sees.
+        (Autocast::new(Policy::o0()), f32::MIN, f32::MIN),
+    ] {
+        let device = autocast.device(Device::flex()).unwrap();
+        let filled = values(masked(constant, &device));
+        assert_eq!(filled[..4], [expected; 4], "{constant}");
+        assert_eq!(filled[6..], [expected; 2], "{constant}");
+        if constant.is_finite() && constant < 0.0 {
+            let rows = values(softmax(masked(constant, &device), 1));
+            assert_eq!(rows[..4], [0.25; 4]);
+            assert_eq!(rows[6..], [0.0; 2]);
+        }
+    }
+    // A program that computes in fp16 by itself gets what a plain device gives.
+    let fill = |device: &Device| {
+        let zeros = Tensor::<1>::zeros([1], device).cast(FloatDType::F16);
+        let everything = zeros.clone().equal_elem(0.0);
+        values(zeros.mask_fill(everything, -1e9).cast(FloatDType::F32))
+    };
+    let autocast = Autocast::fp16().device(Device::flex()).unwrap();
+    assert_eq!(fill(&autocast), fill(&Device::flex()));
+}
+
+/// By Burn's attention: in training it consists of several ops.
+#[test]
+fn attention_of_a_row_that_is_masked_entirely_is_as_in_f32() {
+    let attend = |device: &Device| {
+        // By products, so that they are stored low.
+        let low = |step| {
+            let identity = Tensor::<2>::eye(4, device).reshape([1, 1, 4, 4]);
+            ramp([1, 1, 3, 4], step, device).matmul(identity)
+        };
+        let query = low(0.7).require_grad();
+        let mask = [[true; 3], [false, true, true], [false, false, true]];
+        let mask = Tensor::<2, Bool>::from_data(TensorData::from(mask), device);
+        let options = AttentionModuleOptions::default();
+        let output = attention(
+            query.clone(),
+            low(0.4),
+            low(0.3),
+            Some(mask.reshape([1, 1, 3, 3])),
+            None,
+            options,
+        );
+        let gradients = output.clone().sum().backward();
+        [values(output), values(query.grad(&gradients).unwrap())]
+    };
+    let expected = attend(&Device::flex().autodiff());
+    for autocast in [Autocast::bf16(), Autocast::fp16()] {
+        let device = autocast.device(Device::flex()).unwrap().autodiff();
+        for (found, expected) in attend(&device).iter().zip(&expected) {
+            assert!(expected.iter().all(|value| value.is_finite()));
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() < 0.02, "{found} is not {expected}");
+            }
+        }
+    }
+}
