@@ -85,7 +85,9 @@ pub enum Fp8Error {
         expected: Vec<usize>,
     },
     /// A bias whose length is not the number of output columns.
-    #[error("the bias has {bias} elements, but the product has {columns} columns")]
+    #[error(
+        "the bias has {bias} elements, but the product has {columns} columns; a bias has one for each column"
+    )]
     BiasLength {
         /// Elements of the bias.
         bias: usize,
@@ -99,7 +101,7 @@ pub enum Fp8Error {
         dtype: String,
     },
     /// A dtype that the device does not support, such as bf16 on WebGPU.
-    #[error("{device} cannot compute in {dtype}; it can in {}", supported.join(", "))]
+    #[error("{device} cannot compute in {dtype}; it can in {}: ask for one of these", supported.join(", "))]
     UnsupportedDType {
         /// The device, as Burn prints it.
         device: String,
@@ -132,7 +134,9 @@ pub enum Fp8Error {
         shape: Vec<usize>,
     },
     /// Scales of the wrong length.
-    #[error("{scales} scales do not fill the shape {shape:?}")]
+    #[error(
+        "{scales} scales do not fill the shape {shape:?}; give one for each tensor, row, column or block"
+    )]
     ScaleLength {
         /// Scales given.
         scales: usize,

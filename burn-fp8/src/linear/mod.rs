@@ -117,8 +117,9 @@ impl Fp8Linear {
     /// the histories. With current scaling, the input is scaled by the maximum of its amax over the ranks; weights have equal
     /// amaxes anyway, and each rank scales gradients by its own. Scales per row or block are not shared.
     ///
-    /// Each pass makes one call, which all ranks must make together and which waits for them (see [`AmaxReducer`]). So does
-    /// [`calibrate`](crate::calibrate) for layers with delayed scaling. [`share_amaxes`] makes one call a step for a whole model.
+    /// Each pass makes one call, which all ranks must make together and which waits for them (see [`AmaxReducer`]). In
+    /// [`calibrate`](crate::calibrate), a pass of a layer with delayed scaling makes two. [`share_amaxes`] makes one call a step
+    /// for a whole model.
     #[must_use]
     pub fn with_amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
         self.reducer = Some(reducer);

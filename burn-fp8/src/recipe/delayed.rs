@@ -17,7 +17,8 @@ pub enum AmaxCompute {
 
 /// Scales every tensor by the amaxes of earlier steps, so that quantizing reads the tensor only once.
 ///
-/// This is Transformer Engine's recipe of that name, with its defaults. The scale starts at 1 and the history at zeros. After
+/// This is Transformer Engine's recipe of that name, with its defaults, except that ranks share amaxes only if they are asked to
+/// ([`share_amaxes`](crate::share_amaxes)). The scale starts at 1 and the history at zeros. After
 /// each step the amax of that step enters the history, and `scale = (max / 2^margin) / amax`, with the amax that
 /// [`amax_compute`](Self::amax_compute) takes from the history. Special cases:
 /// - if that amax is zero, infinite or NaN, the scale stays as it is (for an infinity, as long as it is in the window);

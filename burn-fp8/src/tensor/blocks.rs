@@ -8,6 +8,9 @@ use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
 
 impl<const D: usize> Fp8Tensor<D> {
     /// Quantizes with a scale for each row (of the last dimension), from its own amax.
+    ///
+    /// # Panics
+    /// If CubeCL's kernels cannot count the elements (see [`quantize_as`](Self::quantize_as), which returns an error instead).
     pub fn quantize_rows(tensor: Tensor<D>, format: Fp8Format) -> Self {
         Self::quantize_by(tensor, Fp8Cast::new(Granularity::Row, format))
     }
@@ -15,7 +18,8 @@ impl<const D: usize> Fp8Tensor<D> {
     /// Quantizes with a scale for each column, from its own amax. Columns are the rows of the transpose.
     ///
     /// # Panics
-    /// If the tensor has rank 1.
+    /// If the tensor has rank 1, or CubeCL's kernels cannot count the elements (see [`quantize_as`](Self::quantize_as), which
+    /// returns an error instead).
     pub fn quantize_columns(tensor: Tensor<D>, format: Fp8Format) -> Self {
         assert!(D > 1, "quantize_columns: a tensor of rank 1 has no columns");
         Self::quantize_by(tensor, Fp8Cast::new(Granularity::Column, format))

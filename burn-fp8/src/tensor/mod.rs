@@ -42,6 +42,9 @@ pub struct Fp8Tensor<const D: usize> {
 impl<const D: usize> Fp8Tensor<D> {
     /// Quantizes with a scale from the tensor's own amax: the largest absolute value becomes the format's largest. The device
     /// reads the tensor twice, and the host does not wait. An amax that is zero, infinite or NaN gives a scale of 1.
+    ///
+    /// # Panics
+    /// If CubeCL's kernels cannot count the elements (see [`quantize_as`](Self::quantize_as), which returns an error instead).
     pub fn quantize(tensor: Tensor<D>, format: Fp8Format) -> Self {
         Self::quantize_whole(tensor, Fp8Cast::new(Granularity::Tensor, format))
     }
@@ -74,7 +77,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// from the same read. The scale's value is not checked, because that would wait for the device.
     ///
     /// # Panics
-    /// If the scale is not a single f32.
+    /// If the scale is not a single f32, or CubeCL's kernels cannot count the elements.
     #[track_caller]
     pub fn quantize_with_device_scale(
         tensor: Tensor<D>,
@@ -99,7 +102,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// devices it is the same as [`transpose`](Self::transpose), which costs nothing.
     ///
     /// # Panics
-    /// If the tensor has rank 1, or the scale is not a single f32.
+    /// If the tensor has rank 1, the scale is not a single f32, or CubeCL's kernels cannot count the elements.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
