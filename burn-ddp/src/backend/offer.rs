@@ -212,4 +212,24 @@ mod tests {
         let text = choose(&offers, own).unwrap_err().to_string();
         assert!(text.contains("`auto`") && text.contains("`nccl`"), "{text}");
     }
+
+    /// Errors name ranks by their numbers in the job, of which a subgroup has some.
+    #[test]
+    fn members_of_a_subgroup_have_the_numbers_of_the_job() {
+        let mut offers = [1, 1].map(|uuid| offer(Backend::Nccl, uuid, 22_803));
+        let in_job = |member| [4, 7][member];
+        let Err(DdpError::Nccl { rank: 7, reason }) = choose(&offers, in_job) else {
+            panic!("they share a GPU");
+        };
+        assert!(
+            matches!(reason, NcclError::SharedGpu { other: 4, .. }),
+            "{reason}"
+        );
+        offers[1].asked = Backend::Auto;
+        let text = choose(&offers, in_job).unwrap_err().to_string();
+        assert!(
+            text.contains("rank 7 asks") && text.contains("rank 4 for"),
+            "{text}"
+        );
+    }
 }
