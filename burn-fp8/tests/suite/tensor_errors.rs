@@ -287,6 +287,6 @@ fn the_cpu_runtime_has_no_flex32() {
         .downcast::<String>()
         .unwrap();
     assert!(panic.starts_with("dequantize: "), "{panic}");
-    let advice = "cannot compute in Flex32; it can in F32, BF16, F16";
+    let advice = "cannot compute in Flex32; it can in F32, BF16, F16: ask for one of these";
     assert!(panic.ends_with(advice), "{panic}");
 }
