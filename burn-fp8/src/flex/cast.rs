@@ -52,8 +52,12 @@ pub(crate) fn dequantize(
     Flex::float_cast(values, dtype)
 }
 
-/// Looks up the values of codes in a table, in f32. The layout stays: a transposed tensor is looked up in memory order.
+/// Looks up the values of codes in a table, in f32. The layout stays: a transposed tensor is looked up in memory order. Of a part of
+/// a tensor, only that part is looked up.
 pub(crate) fn decode(codes: &FlexTensor, table: &[f32; 256]) -> FlexTensor {
+    if codes.storage::<u8>().len() > codes.layout().num_elements() {
+        return decode(&codes.to_contiguous(), table);
+    }
     let storage = codes.storage::<u8>();
     let mut values = vec![0f32; storage.len()];
     values

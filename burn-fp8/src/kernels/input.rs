@@ -22,7 +22,7 @@ pub(crate) fn check_cast(
         Granularity::Tensor => elements,
         _ => {
             let Blocks { matrix, block } = Blocks::of(shape, granularity);
-            let shared = block[1] > 1 && !block[1].is_multiple_of(4) && block[1] != matrix[1];
+            let shared = !block[1].is_multiple_of(4) && block[1] != matrix[1];
             if shared { 1 } else { matrix[1] }
         }
     };
@@ -104,7 +104,7 @@ mod tests {
         for (columns, dtype, granularity, most) in [
             (1 << 10, DType::F32, Granularity::Tensor, four),
             (1 << 10, DType::BF16, Granularity::Row, four),
-            (1 << 10, DType::BF16, Granularity::Column, four),
+            (1 << 10, DType::BF16, Granularity::Column, one),
             (1 << 10, DType::BF16, block(128, 128), four),
             (1 << 10, DType::BF16, block(6, 6), one),
             (1 << 10, DType::F64, Granularity::Tensor, one),

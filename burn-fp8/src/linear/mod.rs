@@ -186,6 +186,10 @@ impl Fp8Linear {
         let scope = Fp8Scope::current();
         let recipe = scope.recipe().unwrap_or(self.recipe);
         let filled = d_input * d_output > 0;
+        // Whatever this pass does: its weight may be another one than that of the passes before.
+        if scope.microbatch() != Microbatch::Later {
+            self.cache.clear();
+        }
         if scope.calibrating() && !scope.enabled() && filled {
             self.gather(&recipe, input.clone(), weight.clone());
         }
@@ -196,9 +200,6 @@ impl Fp8Linear {
         // Only after the scales, because the ranks whose part of the batch has rows wait for this rank's amaxes.
         if rows == 0 {
             return in_high_precision(input, weight, bias);
-        }
-        if scope.microbatch() != Microbatch::Later {
-            self.cache.clear();
         }
         let input = input.reshape([rows, d_input]);
         dims[D - 1] = d_output;

@@ -85,6 +85,7 @@ impl<const D: usize> Fp8Tensor<D> {
         format: Fp8Format,
     ) -> (Self, Tensor<1>) {
         functions::assert_scalar("quantize_with_device_scale", "scale", &scale);
+        let scale = scale.without_autodiff();
         let (codes, amax) = Dispatch::fp8_quantize(
             tensor.without_autodiff().into_dispatch(),
             scale.clone().into_dispatch(),
@@ -125,6 +126,7 @@ impl<const D: usize> Fp8Tensor<D> {
             "quantize_with_transpose: a tensor of rank 1 has no transpose"
         );
         functions::assert_scalar("quantize_with_transpose", "scale", &scale);
+        let scale = scale.without_autodiff();
         let (codes, transposed, amax) = Dispatch::fp8_quantize_transposed(
             tensor.without_autodiff().into_dispatch(),
             scale.clone().into_dispatch(),

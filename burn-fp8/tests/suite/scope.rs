@@ -144,6 +144,29 @@ fn a_kept_weight_gives_the_same_output() {
     }
 }
 
+/// Even if the first micro-batch has no rows, or runs without fp8: a weight that was changed by hand keeps its id.
+#[test]
+fn every_first_micro_batch_forgets_the_old_weight() {
+    let device = Device::flex();
+    let x = Random::new(55).matrix([4, 6], &device);
+    let nothing = Tensor::<2>::zeros([0, 6], &device);
+    for recipe in recipes() {
+        for first in [&x, &nothing] {
+            let mut layer = Fp8LinearConfig::new(6, 3).with_recipe(recipe).init(&device);
+            in_microbatch(Microbatch::First, &layer, &x);
+            layer.weight = layer.weight.map(|weight| weight * -3.0);
+            // With rows it runs in high precision.
+            let enabled = first.dims()[0] == 0;
+            fp8_autocast(enabled, recipe, || {
+                in_microbatch(Microbatch::First, &layer, first)
+            });
+            let [later, expected] = [Microbatch::Later, Microbatch::Only]
+                .map(|microbatch| in_microbatch(microbatch, &layer, &x));
+            assert_eq!(later, expected, "{recipe:?}");
+        }
+    }
+}
+
 /// A later micro-batch uses the weight of the first only if it is the same parameter, cast by the same recipe.
 #[test]
 fn another_weight_or_recipe_is_cast_anew() {

@@ -413,6 +413,20 @@ fn device_scales_are_used_as_they_are() {
     }
 }
 
+/// A scale from a training step has no effect on where the tensor is: nothing about it can be differentiated.
+#[test]
+fn a_scale_on_an_autodiff_device_is_only_a_scale() {
+    let device = Device::flex();
+    let x = Tensor::<2>::ones([2, 2], &device);
+    let scale = || Tensor::<1>::ones([1], &device.clone().autodiff());
+    let (one, amax) = Fp8Tensor::quantize_with_device_scale(x.clone(), scale(), Fp8Format::E4M3);
+    let (both, turned, other) = Fp8Tensor::quantize_with_transpose(x, scale(), Fp8Format::E4M3);
+    for tensor in [&one, &both, &turned] {
+        assert_eq!(tensor.device(), device);
+    }
+    assert!(!amax.is_autodiff() && !other.is_autodiff());
+}
+
 /// Kernels count rows and columns in 32 bits.
 #[test]
 fn blocks_may_be_larger_than_any_tensor() {

@@ -6,7 +6,7 @@ use burn::{backend::TensorMetadata, tensor::DType};
 use cubecl::tune::AutotuneKey;
 use serde::{Deserialize, Serialize};
 
-use super::{MatmulRoutine, Outline, Product, Size, tile::is_copied};
+use super::{MatmulRoutine, Outline, Product, Size, cublaslt, tile::is_copied};
 use crate::{Fp8Format, Granularity};
 
 /// What decides which routines can compute a product, and which of them is the fastest.
@@ -23,6 +23,8 @@ pub(super) struct Key {
     pub(super) fast: bool,
     /// Which sides are copied first by routines that read along the inner dimension.
     pub(super) copied: [bool; 2],
+    /// If cuBLASLt is one of the routines: whether it is given a padded `k`, and a padded `n`, by copies that others do without.
+    pub(super) padded: [bool; 2],
     /// The routines that can compute the product and are native to the device. Rounded sizes alone do not determine them.
     pub(super) routines: Vec<MatmulRoutine>,
     /// The name of the device.
@@ -40,7 +42,9 @@ impl Key {
             size => size.next_power_of_two(),
         };
         let Size { m, n, k, batches } = outline.size;
+        let library = routines.contains(&MatmulRoutine::CublasLt);
         Self {
+            padded: [k, n].map(|size| library && cublaslt::is_padded(size)),
             copied: [
                 is_copied(&product.lhs, outer, inner),
                 is_copied(&product.rhs, inner, outer),

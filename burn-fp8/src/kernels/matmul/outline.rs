@@ -153,14 +153,14 @@ mod tests {
     }
 
     /// The elements of an output are counted one by one, or in pairs if rows are whole pairs. cuBLASLt does not count them, but
-    /// the kernel that finds their amax does, four at a time.
+    /// the kernel that finds their amax does, four at a time if they are whole fours.
     #[test]
     fn outputs_are_as_large_as_a_routine_counts() {
         let all = &MatmulRoutine::ALL[..];
         for (columns, each, expected) in [
             (1024, 1, all),
             (1024, 2, &[Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt]),
-            (1023, 2, &[CublasLt]),
+            (1023, 2, &[]),
             (1024, 4, &[CublasLt]),
         ] {
             let rows = each * buffer::MOST / columns;
@@ -168,7 +168,7 @@ mod tests {
         }
         for (columns, each, expected) in [
             (1024, 1, &[Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt][..]),
-            (1023, 1, &[CublasLt]),
+            (1023, 1, &[]),
             (1024, 2, &[CublasLt]),
             (1024, 4, &[]),
         ] {

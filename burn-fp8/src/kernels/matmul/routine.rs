@@ -117,8 +117,15 @@ impl MatmulRoutine {
     pub(super) fn fits(self, outline: &Outline) -> bool {
         let (fits, most) = match self.routine() {
             Some(routine) => (routine.fits(outline), routine.most(outline.size)),
-            // The library counts in 64 bits, but the kernel that finds the amax of its output does not.
-            None => (outline.library && outline.can_be_copied(), 4 * buffer::MOST),
+            // The library counts in 64 bits, but the kernel that finds the amax of its output does not: four at a time, if all of
+            // them are whole fours.
+            None => (
+                outline.library && outline.can_be_copied(),
+                match outline.size.elements().is_multiple_of(4) {
+                    true => 4 * buffer::MOST,
+                    false => buffer::MOST,
+                },
+            ),
         };
         fits && outline.size.elements() <= most
             && outline.codes.into_iter().all(|codes| codes <= MOST_CODES)

@@ -145,6 +145,11 @@ mod tests {
         assert_eq!(fits.size, does_not.size);
         assert_eq!(fits.routines, native);
         assert_eq!(does_not.routines, [Direct, Decoded]);
+        // For cuBLASLt, one of these is padded, in a copy.
+        let native = [Direct, Decoded, WgmmaTma, CublasLt];
+        let weight_gradient = |rows| key_with(&sized(512, rows, 512), &native);
+        assert_ne!(weight_gradient(4096), weight_gradient(4090));
+        assert_eq!(weight_gradient(4096), weight_gradient(4080));
         // A CPU has neither cuBLASLt nor instructions for fp8.
         assert_eq!(first(&key(&sized(4096, 4096, 4096))), [Decoded]);
     }

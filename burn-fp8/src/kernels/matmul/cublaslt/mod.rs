@@ -36,6 +36,14 @@ pub(super) fn is_there(device: &CubeDevice) -> bool {
     }
 }
 
+/// Columns of a product, its inner dimension, and leading dimensions of codes must be multiples of this for cuBLASLt.
+const ALIGNMENT: usize = 16;
+
+/// Whether columns of a product, or its inner dimension, are padded for cuBLASLt if there are so many.
+pub(super) fn is_padded(size: usize) -> bool {
+    !size.is_multiple_of(ALIGNMENT)
+}
+
 /// Whether the device has cuBLASLt and this takes the product, as far as is known before trying.
 pub(super) fn takes(product: &Product) -> bool {
     #[cfg(feature = "cuda")]

@@ -12,11 +12,8 @@ use std::fmt::{self, Display};
 
 use burn::tensor::FloatDType;
 
+use super::{ALIGNMENT, is_padded};
 use crate::{Fp8Format, MatmulSpec};
-
-/// Dimensions along which codes or products are contiguous, and leading dimensions, must be multiples of this. The number of
-/// columns in cuBLASLt's sense, which are our rows, does not matter.
-const ALIGNMENT: usize = 16;
 
 /// A matrix of codes in memory.
 #[derive(Clone, Copy, Debug)]
@@ -116,9 +113,9 @@ pub(super) fn plan(
     if m * n * k == 0 {
         return Err(Refusal::Empty);
     }
-    let whole = |size: usize| size.is_multiple_of(ALIGNMENT);
-    let in_place =
-        |inner: usize, outer: usize| inner == 1 && outer >= k && whole(outer) && whole(k);
+    let in_place = |inner: usize, outer: usize| {
+        inner == 1 && outer >= k && outer.is_multiple_of(ALIGNMENT) && !is_padded(k)
+    };
     let source = |in_place, leading| match in_place {
         true => Source::AsIs { leading },
         false => Source::Copied,
@@ -129,7 +126,7 @@ pub(super) fn plan(
         k: k.next_multiple_of(ALIGNMENT),
         lhs: source(in_place(lhs.column_stride, lhs.row_stride), lhs.row_stride),
         rhs: source(
-            in_place(rhs.row_stride, rhs.column_stride) && whole(n),
+            in_place(rhs.row_stride, rhs.column_stride) && !is_padded(n),
             rhs.column_stride,
         ),
         fast: spec.fast_accumulation,
