@@ -1,6 +1,6 @@
 //! [`Rows`]: what is known of a tensor's rows, whatever its other dimensions.
 
-use crate::{Descent, kept::KeptValues, scope::Scope};
+use crate::{Descent, Op, kept::KeptValues, scope::Scope};
 use burn_backend::DType;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -29,6 +29,7 @@ struct BackwardOf {
 /// How a tensor was used in an op that [has a backward](crate::Op::has_backward).
 #[derive(Clone, Debug)]
 pub(crate) struct Used {
+    pub(crate) op: Op,
     /// The last dimension of the op's result, if the op was a product.
     pub(crate) width: Option<usize>,
     /// The scope that the op was in, if any.
@@ -42,7 +43,8 @@ pub(crate) struct Used {
 impl Used {
     /// Whether the two uses are the same to backward.
     fn is_like(&self, other: &Self) -> bool {
-        (self.width, self.first, self.shared) == (other.width, other.first, other.shared)
+        (self.op, self.width, self.first, self.shared)
+            == (other.op, other.width, other.first, other.shared)
             && self.scope == other.scope
     }
 }

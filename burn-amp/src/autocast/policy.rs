@@ -183,6 +183,10 @@ impl Policy {
             // In training, Burn computes a softmax by several ops. The first is a difference, of which bf16 holds no more
             // than three digits.
             Op::float_sub if inputs.shifted => Op::softmax,
+            // Burn's client computes the gradient of a transposed convolution's input as a convolution.
+            Op::conv1d if inputs.gradient_of.is_some() => Op::conv_transpose1d_x_backward,
+            Op::conv2d if inputs.gradient_of.is_some() => Op::conv_transpose2d_x_backward,
+            Op::conv3d if inputs.gradient_of.is_some() => Op::conv_transpose3d_x_backward,
             // Burn computes a linear layer as a product and a sum. (The product of a region in f32 stays as it is.)
             Op::float_add if inputs.biased && inputs.first == DType::from(self.low) => {
                 Op::float_matmul

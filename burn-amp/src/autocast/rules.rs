@@ -295,8 +295,8 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
 pub(super) const OVERFLOWS_IN_FP16: [Op; 2] = [Op::gelu, Op::gelu_backward];
 
 /// The f32 ops whose results the program computes with further, and which 16 bits may not hold: a power that becomes a
-/// norm, an exponential that becomes a logarithm, a maximum that is -inf. A policy with low outputs keeps them in f32.
-pub(super) const STAY_FULL: [Op; 15] = [
+/// norm, an exponential or a probability that becomes a logarithm, a maximum that is -inf. A policy with low outputs keeps them in f32.
+pub(super) const STAY_FULL: [Op; 16] = [
     Op::float_cosh,
     Op::float_exp,
     Op::float_log,
@@ -312,6 +312,7 @@ pub(super) const STAY_FULL: [Op; 15] = [
     Op::float_powf_scalar_impl,
     Op::float_max_dim,
     Op::float_max_dim_with_indices,
+    Op::sigmoid,
 ];
 
 /// The rule of every op, indexed by [`Op::index`]; `None` for ops without a float input.

@@ -1,10 +1,14 @@
-//! Gradients of parameters under rules of one's own: they are stored in f32 under all of them.
+//! Gradients: of parameters under rules of one's own, and through transposed convolutions.
 
 use burn::{
     nn::EmbeddingConfig,
-    tensor::{Device, FloatDType, Int, Tensor, module::conv1d, ops::ConvOptions},
+    tensor::{
+        DType, Device, FloatDType, Int, Tensor,
+        module::{conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d},
+        ops::{ConvOptions, ConvTransposeOptions},
+    },
 };
-use burn_amp::{Autocast, Op, Policy, Rule};
+use burn_amp::{Autocast, Op, Policy, Rule, full_precision};
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().unwrap()
@@ -49,4 +53,86 @@ fn the_gradient_of_a_weight_is_stored_in_f32_where_products_are_in_f32() {
         let found = values(weight.grad(&loss.backward()).unwrap());
         assert_eq!(found, [64.0 * 50_000.0; 2], "{policy}");
     }
+}
+
+/// Burn's client computes the gradient of a transposed convolution's input as a convolution.
+fn transposed(number: usize, x: Tensor<5>, weight: Tensor<5>) -> Tensor<5> {
+    match number {
+        1 => {
+            let (x, weight) = (x.reshape([2, 3, 16]), weight.reshape([3, 2, 8]));
+            let options = ConvTransposeOptions::new([2], [1], [1], [1], 1);
+            conv_transpose1d(x, weight, None, options).unsqueeze_dims(&[3, 4])
+        }
+        2 => {
+            let (x, weight) = (x.reshape([2, 3, 4, 4]), weight.reshape([3, 2, 4, 2]));
+            let options = ConvTransposeOptions::new([2, 1], [1, 0], [1, 0], [1, 1], 1);
+            conv_transpose2d(x, weight, None, options).unsqueeze_dim(4)
+        }
+        _ => {
+            let options = ConvTransposeOptions::new([2, 1, 1], [0; 3], [0; 3], [1; 3], 1);
+            conv_transpose3d(x, weight, None, options)
+        }
+    }
+}
+
+fn wave<const D: usize>(shape: [usize; D], step: f32, device: &Device) -> Tensor<D> {
+    let count = shape.iter().product::<usize>() as i64;
+    let ramp = Tensor::<1, Int>::arange(0..count, device).float();
+    (ramp * step).cos().reshape(shape)
+}
+
+#[test]
+fn gradients_of_transposed_convolutions_are_at_the_precision_of_their_forward() {
+    for number in 1..=3 {
+        let gradients = |device: Device| {
+            let device = device.autodiff();
+            let x = wave([2, 3, 4, 2, 2], 0.7, &device).require_grad();
+            let weight = wave([3, 2, 2, 2, 2], 0.3, &device).require_grad();
+            let loss = full_precision(|| transposed(number, x.clone(), weight.clone()).square());
+            let gradients = loss.sum().backward();
+            [
+                x.grad(&gradients).unwrap(),
+                weight.grad(&gradients).unwrap(),
+            ]
+            .map(values)
+        };
+        let device = Autocast::bf16().device(Device::flex()).unwrap();
+        assert_eq!(gradients(device), gradients(Device::flex()), "{number}");
+    }
+}
+
+/// What comes before a transposed convolution is recognized as backward too.
+#[test]
+fn gradients_go_through_transposed_convolutions() {
+    for number in 1..=3 {
+        let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
+        let device = autocast.device().autodiff();
+        let x = wave([24, 4], 0.7, &device).require_grad();
+        let weight = wave([4, 4], 0.4, &device).require_grad();
+        let filter = wave([3, 2, 2, 2, 2], 0.3, &device).require_grad();
+        let hidden = full_precision(|| x.clone().matmul(weight.clone()));
+        let loss = transposed(number, hidden.reshape([2, 3, 4, 2, 2]), filter).sum();
+        let gradients = loss.backward();
+        values(weight.grad(&gradients).unwrap());
+        values(x.grad(&gradients).unwrap());
+        // The product, and both of its gradients.
+        let report = autocast.report();
+        let runs = |dtype| report.runs_of(Op::float_matmul, dtype);
+        assert_eq!((runs(DType::F32), runs(DType::BF16)), (3, 0), "{number}");
+    }
+}
+
+/// By the rule of the transposed convolution.
+#[test]
+fn a_rule_of_transposed_convolutions_holds_for_their_gradients() {
+    let policy = Policy::builder(FloatDType::BF16).rule(Op::conv_transpose2d, Rule::Full);
+    let autocast = Autocast::new(policy.build()).lease(Device::flex()).unwrap();
+    let device = autocast.device().autodiff();
+    let x = wave([2, 3, 4, 2, 2], 0.7, &device).require_grad();
+    let filter = wave([3, 2, 2, 2, 2], 0.3, &device).require_grad();
+    let gradients = transposed(2, x.clone(), filter).sum().backward();
+    values(x.grad(&gradients).unwrap());
+    let report = autocast.report();
+    assert_eq!(report.runs_of(Op::conv2d, DType::F32), 1);
+    assert_eq!(report.runs(DType::BF16), 0);
 }

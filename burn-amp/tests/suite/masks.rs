@@ -1,7 +1,10 @@
-//! Masked scores: constants that 16 bits cannot hold, and rows that are masked entirely.
+//! Constants that 16 bits cannot hold, and rows of scores that are masked entirely.
 
+use burn::nn::loss::BinaryCrossEntropyLossConfig;
 use burn::tensor::{
-    Bool, Device, FloatDType, Int, Tensor, TensorData, activation::softmax, module::attention,
+    Bool, Device, FloatDType, Int, Tensor, TensorData,
+    activation::{sigmoid, softmax},
+    module::attention,
     ops::AttentionModuleOptions,
 };
 use burn_amp::{Autocast, Policy};
@@ -92,4 +95,55 @@ fn attention_of_a_row_that_is_masked_entirely_is_as_in_f32() {
             }
         }
     }
+}
+
+/// Numbers that are stored low, and the smallest constants that keep their logarithms and quotients finite.
+#[test]
+fn a_small_constant_does_not_vanish() {
+    let small = |device: &Device| {
+        let low = ramp([2, 3], 0.7, device).matmul(Tensor::<2>::zeros([3, 4], device));
+        let tiny = f32::MIN_POSITIVE;
+        [
+            (low.clone() + 1e-8).log(),
+            (low.clone() - (-1e-8)).log(),
+            low.clone().clamp_min(tiny).log(),
+            low.clone().clamp(1e-12, 1.0).log(),
+            low.clone()
+                .mask_fill(low.clone().lower_elem(tiny), tiny)
+                .log(),
+            low.clone().greater_elem(-1e-8).float(),
+            low.clone().lower_equal_elem(-1e-8).float(),
+            low.greater_elem(f32::MIN).float(),
+        ]
+        .map(values)
+    };
+    let expected = small(&Device::flex());
+    for autocast in [Autocast::fp16(), Autocast::bf16()] {
+        let device = autocast.device(Device::flex()).unwrap();
+        for (found, expected) in small(&device).iter().zip(&expected) {
+            for (found, expected) in found.iter().zip(expected) {
+                let close = (found - expected).abs() <= 0.004 * expected.abs();
+                assert!(close, "{found} is not {expected}");
+            }
+        }
+    }
+}
+
+/// Under O2, from logits of 8.3 on, a probability in fp16 would be 1, and have no logarithm of its complement.
+#[test]
+fn probabilities_of_o2_have_logarithms() {
+    let device = Autocast::new(Policy::o2()).device(Device::flex());
+    let device = device.unwrap().autodiff();
+    let logits = Tensor::<2>::from_floats([[12.0], [-12.0]], &device);
+    let weight = Tensor::<2>::ones([1, 1], &device).require_grad();
+    let probabilities = sigmoid(logits.matmul(weight.clone()));
+    let targets = Tensor::<2, Int>::from_ints([[1], [0]], &device);
+    let loss = BinaryCrossEntropyLossConfig::new().init(&device);
+    let gradients = loss.forward(probabilities, targets).backward();
+    let gradient = values(weight.grad(&gradients).unwrap());
+    let expected = -12.0 / (1.0 + 12f32.exp());
+    assert!(
+        (gradient[0] - expected).abs() < 0.01 * expected.abs(),
+        "{gradient:?} is not {expected}"
+    );
 }

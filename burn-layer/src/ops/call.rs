@@ -1,6 +1,6 @@
 //! One op on its way through the layers.
 
-use super::{again::Again, kernel_end::alone_in_kernel, lineage::Lineage};
+use super::{again::Again, constants::Constants, kernel_end::alone_in_kernel, lineage::Lineage};
 use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
     recent::GiveUp,
@@ -10,9 +10,7 @@ use crate::{
     scope::Scope,
     tensor::{Copied, MaximumOf, Part},
 };
-use burn_backend::{
-    DType, Distribution, FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor,
-};
+use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::{Arc, Mutex};
 
@@ -51,6 +49,8 @@ pub(crate) struct Call<B: BackendIr> {
     pub(super) shape: Option<Shape>,
     /// Whether the op draws zeros and ones.
     draws_mask: bool,
+    /// The numbers given to an elementwise op.
+    pub(super) constants: Constants,
     /// Whether a layer watches the results of ops.
     pub(super) watched: bool,
     /// The float inputs as they are stored, when watched.
@@ -81,6 +81,7 @@ impl<B: BackendIr> Call<B> {
             dims: Vec::new(),
             shape: None,
             draws_mask: false,
+            constants: Constants::default(),
             watched: false,
             stored: Vec::new(),
             values: Vec::new(),
@@ -194,24 +195,12 @@ impl<B: BackendIr> Call<B> {
         if self.plan.own && !self.op.gives_float() {
             self.plan = inputs.promote();
         }
-        if !self.plan.own {
-            layer.ran(self.op, self.plan.compute.unwrap_or(inputs.widest));
-        }
-    }
-
-    /// A constant of the op. If the program fills a tensor with a finite one, it stays finite in a dtype narrower than the one that
-    /// the program sees: the largest number, as the smallest `f32` is for a mask in `f32`.
-    pub(crate) fn fit(&self, constant: Scalar) -> Scalar {
-        let (Op::float_mask_fill, Some(inputs)) = (self.op, &self.inputs) else {
-            return constant;
-        };
-        let dtype = self.plan.compute.unwrap_or(inputs.widest);
-        let (number, range) = (constant.elem::<f64>(), dtype.finfo());
-        match range {
-            Some(range) if dtype != inputs.nominal && number.is_finite() => {
-                Scalar::Float(number.clamp(range.min, range.max))
-            }
-            _ => constant,
+        let widest = inputs.widest;
+        self.keep_constants();
+        if let Some(layer) = &self.layer
+            && !self.plan.own
+        {
+            layer.ran(self.op, self.plan.compute.unwrap_or(widest));
         }
     }
 

@@ -100,6 +100,9 @@ macro_rules! see {
     ($call:ident, [Shape], $arg:ident) => {
         $call.see_shape(&$arg);
     };
+    ($call:ident, [Scalar], $arg:ident) => {
+        $call.constants.see($arg);
+    };
     ($call:ident, [Distribution], $arg:ident) => {
         $call.see_distribution($arg);
     };

@@ -97,6 +97,7 @@ impl Lineage {
     pub(crate) fn forward(&self) -> Option<Forward> {
         let (used, of_first) = match self.op {
             Op::float_matmul => self.of_product()?,
+            Op::conv1d | Op::conv2d | Op::conv3d => (self.of_transposed_convolution()?, true),
             op if op.is_backward() => (self.of_others()?, op.name().ends_with("_x_backward")),
             _ => return None,
         };
@@ -130,6 +131,22 @@ impl Lineage {
         Some((used, false))
     }
 
+    /// The transposed convolution of forward, if the op is a convolution that computes the gradient of its input. Burn's client has
+    /// no op of its own for that.
+    fn of_transposed_convolution(&self) -> Option<Used> {
+        let forward = match self.op {
+            Op::conv1d => Op::conv_transpose1d,
+            Op::conv2d => Op::conv_transpose2d,
+            Op::conv3d => Op::conv_transpose3d,
+            _ => return None,
+        };
+        let [gradient, weight] = self.inputs.as_slice() else {
+            return None;
+        };
+        let used = weight.rows.used(None).filter(|used| used.op == forward);
+        used.filter(|_| gradient.gradient)
+    }
+
     /// The forward of an op whose name says that it is backward. The last input is the gradient. The others are asked from the
     /// last to the first, because a weight comes after the tensor that it is applied to, and is used in fewer ops.
     fn of_others(&self) -> Option<Used> {
@@ -153,6 +170,7 @@ impl Lineage {
         let product = self.op == Op::float_matmul;
         let last = self.inputs.last().filter(|_| product);
         let used = Used {
+            op: self.op,
             width: last.and_then(|last| last.width),
             scope: scope.cloned(),
             first: first.storage,
@@ -186,6 +204,7 @@ impl Lineage {
                 .inputs
                 .iter()
                 .all(|factor| factor.gradient || (self.any_gradient && factor.columns.is_some())),
+            Op::conv1d | Op::conv2d | Op::conv3d => self.of_transposed_convolution().is_some(),
             op => self.any_gradient && !op.has_backward(),
         }
     }

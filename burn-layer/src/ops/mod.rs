@@ -3,6 +3,7 @@
 mod again;
 pub(crate) mod batch;
 pub(crate) mod call;
+mod constants;
 mod delegate;
 mod distributed;
 mod identity;

@@ -1,0 +1,124 @@
+//! [`Constants`]: the numbers that a program gives to an op, where the op computes in a narrower dtype than the program sees.
+
+use super::call::Call;
+use crate::{Op, Plan};
+use burn_backend::{DType, Scalar};
+use burn_ir::BackendIr;
+
+/// The sizes of an op's constants, without zeros and those that are not finite.
+#[derive(Default)]
+pub(crate) struct Constants {
+    least: Option<f64>,
+    most: Option<f64>,
+}
+
+impl Constants {
+    pub(crate) fn see(&mut self, constant: Scalar) {
+        let size = constant.elem::<f64>().abs();
+        if size > 0.0 && size.is_finite() {
+            self.least = Some(self.least.map_or(size, |least| least.min(size)));
+            self.most = Some(self.most.map_or(size, |most| most.max(size)));
+        }
+    }
+
+    /// Whether one of them would be 0 or infinite in `dtype`, and the op would then compute something else.
+    fn are_lost(&self, op: Op, dtype: DType) -> bool {
+        let Some(range) = dtype.finfo() else {
+            return false;
+        };
+        // Half of the smallest number is rounded to 0.
+        let least = range.min_positive * range.epsilon / 2.0;
+        let vanishes = self.least.is_some_and(|size| size <= least);
+        let overflows = self.most.is_some_and(|size| size > range.max);
+        match op {
+            Op::float_add_scalar
+            | Op::float_sub_scalar
+            | Op::float_equal_elem
+            | Op::float_not_equal_elem
+            | Op::float_greater_elem
+            | Op::float_greater_equal_elem
+            | Op::float_lower_elem
+            | Op::float_lower_equal_elem => vanishes || overflows,
+            Op::float_mask_fill | Op::float_clamp | Op::float_clamp_min | Op::float_clamp_max => {
+                vanishes
+            }
+            _ => false,
+        }
+    }
+}
+
+impl<B: BackendIr> Call<B> {
+    /// Keeps constants that would be lost, such as the 1e-8 that keeps a logarithm finite: the op then computes and stores in the
+    /// dtype that the program sees.
+    pub(super) fn keep_constants(&mut self) {
+        let Some(inputs) = &self.inputs else {
+            return;
+        };
+        let computed = self.plan.compute.unwrap_or(inputs.widest);
+        let stored = self.plan.store.unwrap_or(computed);
+        let lost = |dtype| dtype != inputs.nominal && self.constants.are_lost(self.op, dtype);
+        if lost(computed) || lost(stored) {
+            self.plan = Plan::compute(inputs.nominal);
+        }
+    }
+
+    /// A constant, fit for the dtype that the op computes in. If the program fills a tensor with a large finite one, as it does for
+    /// a mask, it stays finite: the largest number.
+    pub(crate) fn fit(&self, constant: Scalar) -> Scalar {
+        let (Op::float_mask_fill, Some(inputs)) = (self.op, &self.inputs) else {
+            return constant;
+        };
+        let dtype = self.plan.compute.unwrap_or(inputs.widest);
+        let (number, range) = (constant.elem::<f64>(), dtype.finfo());
+        match range {
+            Some(range) if dtype != inputs.nominal && number.is_finite() => {
+                Scalar::Float(number.clamp(range.min, range.max))
+            }
+            _ => constant,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The smallest fp16 is 2^-24, its largest 65504.
+    #[test]
+    fn constants_are_lost_where_a_dtype_does_not_hold_them() {
+        let lost = |op, numbers: &[f64], dtype| {
+            let mut constants = Constants::default();
+            let numbers = numbers.iter().map(|number| Scalar::Float(*number));
+            numbers.for_each(|number| constants.see(number));
+            constants.are_lost(op, dtype)
+        };
+        for (op, numbers, in_f16, in_bf16) in [
+            (Op::float_add_scalar, &[1e-8][..], true, false),
+            (Op::float_add_scalar, &[2f64.powi(-25)], true, false),
+            (Op::float_add_scalar, &[2f64.powi(-24)], false, false),
+            (Op::float_add_scalar, &[0.0], false, false),
+            (Op::float_add_scalar, &[-1e5], true, false),
+            (
+                Op::float_add_scalar,
+                &[f64::NEG_INFINITY, f64::NAN],
+                false,
+                false,
+            ),
+            (Op::float_mul_scalar, &[1e-8], false, false),
+            (Op::float_lower_elem, &[f32::MIN.into()], true, true),
+            (Op::float_mask_fill, &[f32::MIN.into()], false, false),
+            (
+                Op::float_mask_fill,
+                &[f32::MIN_POSITIVE.into()],
+                true,
+                false,
+            ),
+            (Op::float_clamp, &[1e-8, 1e9], true, false),
+            (Op::float_clamp, &[-1.0, 1e9], false, false),
+        ] {
+            let found = [DType::F16, DType::BF16].map(|dtype| lost(op, numbers, dtype));
+            assert_eq!(found, [in_f16, in_bf16], "{op} {numbers:?}");
+            assert!(!lost(op, numbers, DType::F32));
+        }
+    }
+}
