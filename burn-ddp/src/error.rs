@@ -134,7 +134,7 @@ pub enum DdpError {
         reason: String,
     },
     /// The models of two ranks differ.
-    #[error("rank {rank} has another model than rank 0: {problem}")]
+    #[error("rank {rank} has another model than the first rank: {problem}")]
     ModelMismatch {
         /// The rank that differs.
         rank: usize,

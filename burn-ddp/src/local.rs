@@ -14,8 +14,8 @@ use crate::{
 
 /// Makes process groups whose ranks are threads of one process.
 ///
-/// They behave like other process groups, with the same collectives, checks and errors. (Only a rank that sends to one that does not
-/// yet receive, as in a broadcast, never waits: its data is kept in memory.) For training, each
+/// They behave like other process groups, with the same collectives, checks and errors. (One difference: a rank
+/// that only sends, as in a broadcast, never waits for the receiver; its data is kept in memory.) For training, each
 /// thread must create its own model, because clones of a model share their running statistics.
 ///
 /// ```

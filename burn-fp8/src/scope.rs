@@ -13,7 +13,8 @@ pub enum Microbatch {
     /// The first pass: the weights are cast, and the codes are kept.
     First,
     /// A later pass: the weights are not cast again, and their amax histories stay as they are. This holds as long as recipe and
-    /// parameter are the same, and no optimizer step, record or move to another device came in between. A value that was put into
+    /// parameter are the same, and no optimizer step, record, move to another device or pass of another kind (with fp8 or without)
+    /// came in between. A value that was put into
     /// the same parameter by hand (`Param::map`) goes unnoticed: make that pass the first.
     Later,
 }

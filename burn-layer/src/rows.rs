@@ -56,6 +56,12 @@ impl Rows {
         used.iter().rev().find(|used| used.width == width).cloned()
     }
 
+    /// The latest use of the rows in an op.
+    pub(crate) fn used_in(&self, op: Op) -> Option<Used> {
+        let used = lock(&self.used);
+        used.iter().rev().find(|used| used.op == op).cloned()
+    }
+
     /// Records the latest use. It replaces one that is the same to backward, so the list does not grow from step to step.
     pub(crate) fn set_used(&self, now: &Used) {
         let mut used = lock(&self.used);

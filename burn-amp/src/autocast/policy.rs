@@ -37,7 +37,7 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// | `log_sigmoid` | not listed | full | the same: it computes `log` and `exp` in the dtype that it is given |
 /// | `sigmoid` | not listed; the loss that takes its logarithms (`binary_cross_entropy`) is an error | full | in 16 bits, a probability may round to 1; its complement then has no logarithm, and the gradient is NaN |
 /// | average pools | not listed | full, stored as input | PyTorch's kernels sum in f32 internally |
-/// | sums, differences, products, quotients with a scalar | not listed | full, stored as input | PyTorch's kernels use the scalar in f32 |
+/// | sums, differences, products, quotients with a scalar | not listed | full, stored as input; in f32 if a scalar that is added would vanish or overflow there | PyTorch's kernels use the scalar in f32 |
 /// | `gelu` | not listed | bf16: as stored; fp16: full, stored as input | PyTorch's kernels compute in f32 internally; CubeCL's devices compute it by several ops in the dtype that they are given. In fp16, the cube of 41 overflows, and backward gives NaN. In bf16, `1 + erf(x)` cancels if `x` is far below 0; but with f32, `cargo bench --bench traffic` counted a tenth more bytes for a step of a small vision transformer |
 /// | `leaky_relu`, `erf`, `acosh`, `asinh`, `atanh` | not listed | full, stored as input | the same; few models spend much time in them |
 /// | `max_dim` | not listed | full | softmax and attention subtract it, which PyTorch's kernels do in f32 |
@@ -87,8 +87,8 @@ impl Policy {
     }
 
     /// Apex's `O2`: activations are kept in fp16 everywhere. Softmax and norms still compute in
-    /// f32, but their results are stored low, which halves the memory of activations. Powers, exponentials and logarithms stay in
-    /// f32. (In training, Burn computes softmax and norms by several ops. Sums and differences of a low tensor and one in f32
+    /// f32, but their results are stored low, which halves the memory of activations. Powers, exponentials, logarithms,
+    /// probabilities (`sigmoid`) and maxima along a dimension stay in f32. (In training, Burn computes softmax and norms by several ops. Sums and differences of a low tensor and one in f32
     /// stay in f32.)
     pub fn o2() -> Self {
         let builder = Self::builder(FloatDType::F16).name("O2");
@@ -97,7 +97,7 @@ impl Policy {
 
     /// Apex's `O3`: every op stores its result in the dtype of its input, which is fp16 after the first product. Ops that PyTorch's
     /// kernels for fp16 compute in f32 inside are computed so here too, and what Burn computes by several ops (a norm or
-    /// a softmax in training) keeps its sums, powers, exponentials and logarithms in f32. So do parameters, their gradients and
+    /// a softmax in training) keeps its sums, powers, exponentials, logarithms and maxima in f32. So do `sigmoid`, parameters, their gradients and
     /// what the optimizer computes from them. Rarely accurate enough for training.
     pub fn o3() -> Self {
         let mut builder = Self::builder(FloatDType::F16).name("O3").low_outputs(true);
@@ -321,7 +321,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// Stores the results of f32 ops (softmax, norms, losses; not sums, powers, exponentials and logarithms) in the low dtype, if
+    /// Stores the results of f32 ops (softmax, norms, losses; not sums, powers, exponentials, logarithms, `sigmoid` and maxima) in the low dtype, if
     /// their first input is low. This halves the memory of activations, except those of a softmax or norm in training, which Burn
     /// computes by several ops: see [`Policy::o2`].
     pub fn low_outputs(mut self, low: bool) -> Self {

@@ -118,7 +118,7 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
         ],
     ),
     // The maximum that softmax subtracts. It is just as exact in 16 bits, but a softmax can only be one kernel if all of it is
-    // f32. In training, Burn's attention takes the one with indices, and bounds it by the smallest f32, which would be -inf there.
+    // f32. In training, Burn's attention takes the one with indices, and bounds it by the lowest f32, which would be -inf there.
     (
         Rule::Full,
         &[Op::float_max_dim, Op::float_max_dim_with_indices],

@@ -4,7 +4,7 @@ use burn::{
     nn::EmbeddingConfig,
     tensor::{
         DType, Device, FloatDType, Int, Tensor,
-        module::{conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d},
+        module::{conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv2d},
         ops::{ConvOptions, ConvTransposeOptions},
     },
 };
@@ -111,7 +111,16 @@ fn gradients_go_through_transposed_convolutions() {
         let weight = wave([4, 4], 0.4, &device).require_grad();
         let filter = wave([3, 2, 2, 2, 2], 0.3, &device).require_grad();
         let hidden = full_precision(|| x.clone().matmul(weight.clone()));
-        let loss = transposed(number, hidden.reshape([2, 3, 4, 2, 2]), filter).sum();
+        let output = transposed(number, hidden.reshape([2, 3, 4, 2, 2]), filter.clone());
+        // The same filter in a convolution, which is the latest use of it.
+        let loss = match number {
+            2 => {
+                let options = ConvOptions::new([1, 1], [1, 0], [1, 1], 1);
+                let output: Tensor<4> = output.squeeze_dim(4);
+                conv2d(output, filter.reshape([3, 2, 4, 2]), None, options).sum()
+            }
+            _ => output.sum(),
+        };
         let gradients = loss.backward();
         values(weight.grad(&gradients).unwrap());
         values(x.grad(&gradients).unwrap());

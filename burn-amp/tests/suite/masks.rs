@@ -113,7 +113,14 @@ fn a_small_constant_does_not_vanish() {
                 .log(),
             low.clone().greater_elem(-1e-8).float(),
             low.clone().lower_equal_elem(-1e-8).float(),
-            low.greater_elem(f32::MIN).float(),
+            low.clone().greater_elem(f32::MIN).float(),
+            // What was masked is found again.
+            masked(-1e9, device).equal_elem(-1e9).float(),
+            masked(f32::MIN, device).greater_elem(f32::MIN).float(),
+            masked(f32::NEG_INFINITY, device)
+                .lower_elem(f32::MIN)
+                .float(),
+            softmax(masked(f32::NEG_INFINITY, device).clamp_min(-1e9), 1).slice(0..1),
         ]
         .map(values)
     };

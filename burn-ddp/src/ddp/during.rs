@@ -14,6 +14,7 @@ use super::{
     DdpStats, Overlap, Timeline,
     agreement::check_whole,
     gradient::Gradient,
+    hook::is_plain,
     overlap::is_layered,
     parameters::Signature,
     presence::{NOT_STATIC, Presence},
@@ -128,7 +129,7 @@ impl During {
     /// hook, which may compute sums, for example.
     fn check_repeatable(&self, trained: &[Signature]) -> Result<(), DdpError> {
         let hook = &self.overlap.config().hook;
-        match trained.iter().all(|it| hook.plain(it.dtype).is_some()) {
+        match is_plain(&**hook, trained) {
             true => Ok(()),
             false => Err(DdpError::InvalidArgument(format!(
                 "the hook {hook:?} has averaged a part of these gradients during backward, and would do so again with \

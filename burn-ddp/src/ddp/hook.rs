@@ -56,7 +56,8 @@ pub trait CommHook: Debug + Send + Sync + 'static {
 
     /// The type in which gradients of type `dtype` travel, if this hook computes nothing but an average in that
     /// type. With [`Backend::Nccl`](crate::Backend::Nccl), NCCL then computes it on the device, without calling
-    /// [`average`](Self::average). Default: `None`, so that all buckets go through the host.
+    /// [`average`](Self::average), if it can for the types of all trained parameters. Default: `None`, so that all buckets go
+    /// through the host.
     fn plain(&self, dtype: DType) -> Option<DType> {
         let _ = dtype;
         None

@@ -170,7 +170,7 @@ impl Ddp {
         let device = on_all_ranks(group, During::device(model))?;
         let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
         let trained = trained(&parameters);
-        overlap.begin(&trained);
+        overlap.decide_place(&trained);
         let mut ddp = Self {
             group: group.clone(),
             method: Method::During(During::new(group, overlap, device)?),

@@ -115,9 +115,9 @@ impl Overlap {
         self.reducer.config()
     }
 
-    /// Begins with the gradients of these parameters.
-    pub(super) fn begin(&self, trained: &[Signature]) {
-        self.reducer.begin(trained);
+    /// Decides whether the gradients of these parameters stay on the device, if the group uses NCCL.
+    pub(super) fn decide_place(&self, trained: &[Signature]) {
+        self.reducer.decide_place(trained);
     }
 
     /// When the buckets of the last backward pass were sent, and when their averages arrived.

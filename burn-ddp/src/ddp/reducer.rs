@@ -130,8 +130,8 @@ impl Reducer {
         }
     }
 
-    /// Begins with the gradients of these parameters.
-    pub(super) fn begin(&self, trained: &[Signature]) {
+    /// Decides whether the gradients of these parameters stay on the device, if the group uses NCCL.
+    pub(super) fn decide_place(&self, trained: &[Signature]) {
         let stays = is_plain(&*self.config.hook, trained);
         self.stays.store(stays, Ordering::SeqCst);
     }

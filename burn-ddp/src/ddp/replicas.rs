@@ -71,7 +71,8 @@ fn difference(ours: &[f32], other: &[f32], elements: usize) -> Option<usize> {
             _ => magnitude / elements as f32,
         };
         match ours.is_finite() && other.is_finite() {
-            true => (ours - other).abs() <= bound,
+            // The bound of a parameter with a NaN is one.
+            true => bound.is_nan() || (ours - other).abs() <= bound,
             false => ours.is_finite() == other.is_finite(),
         }
     };

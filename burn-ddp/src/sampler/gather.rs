@@ -57,8 +57,9 @@ impl DistributedSampler {
             };
             if !even {
                 return Err(DdpError::InvalidArgument(format!(
-                    "rank {rank} has {} results for {items} items; expected as many for each item \
+                    "rank {} has {} results for {items} items; expected as many for each item \
                      as the other ranks have",
+                    group.number(rank),
                     results.len()
                 )));
             }

@@ -42,8 +42,7 @@ fn hold(group: ProcessGroup) -> u64 {
 
 /// Takes the handle with this number.
 fn take(number: u64) -> ProcessGroup {
-    let mut sent = SENT.lock().expect("no panic under lock");
-    let group = sent.remove(&number);
+    let group = SENT.lock().expect("no panic under lock").remove(&number);
     group.expect("an operation that was sent runs once, in the process that sent it")
 }
 

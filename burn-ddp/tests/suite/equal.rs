@@ -143,20 +143,33 @@ fn sums_that_are_alike_do_not_make_models_equal() {
             weight: Param::from_tensor(Tensor::<2>::from_data(weight, &device)),
             bias: None,
         };
-        let first_step = |group: &ProcessGroup| {
-            let mut ddp = Ddp::new(group, DdpConfig::new(), &model)?;
+        let first_step = |group: &ProcessGroup, model: &Linear| {
+            let mut ddp = Ddp::new(group, DdpConfig::new(), model)?;
             let input = Tensor::<2>::ones([1, 20], &device);
             let loss = model.forward(input).sum();
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            ddp.reduce_gradients(gradients, &model).map(drop)
+            let gradients = GradientsParams::from_grads(loss.backward(), model);
+            ddp.reduce_gradients(gradients, model).map(drop)
         };
         // A part of the job in which all are equal, and one in which they are not.
         let part = group.subgroup(&[0, 1]).unwrap();
         let other = group.subgroup(&[2, 3]).unwrap();
         if let Some(part) = part {
-            first_step(&part).unwrap();
+            first_step(&part, &model).unwrap();
+            // Nor does a number that is none make them differ.
+            let nan = Tensor::<2>::full([1, 1], f32::NAN, &device.clone().without_autodiff());
+            let spoilt = Linear {
+                weight: model.weight.clone().map(|weight| {
+                    let nan = Tensor::from_inner(nan);
+                    weight
+                        .slice_assign([0..1, 1..2], nan)
+                        .detach()
+                        .require_grad()
+                }),
+                bias: None,
+            };
+            first_step(&part, &spoilt).unwrap();
         }
-        other.map(|other| first_step(&other).unwrap_err())
+        other.map(|other| first_step(&other, &model).unwrap_err())
     });
     for error in errors.iter().skip(2) {
         // The number in the whole job.

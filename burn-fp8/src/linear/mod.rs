@@ -37,7 +37,7 @@ use state::Fp8State;
 /// # Sizes
 /// Any sizes work; they need not be multiples of 16. A layer runs in high precision, like Burn's own `linear` and in the weight's
 /// dtype, if the input has no rows, if `d_input` or `d_output` is 0, or if fp8 is off. Kernels for tensor cores pad what they
-/// read. For cuBLASLt, operands are copied and padded, unless sizes are multiples of 16 and it finds them as it needs them.
+/// read. For cuBLASLt, operands are copied and padded, unless sizes are multiples of 16 and the layout fits already.
 ///
 /// # State
 /// With delayed scaling, amax histories and scales are state of the module. A forward pass on an autodiff device updates them,

@@ -1,7 +1,7 @@
 //! [`Constants`]: the numbers that a program gives to an op, where the op computes in a narrower dtype than the program sees.
 
 use super::call::Call;
-use crate::{Op, Plan};
+use crate::{Inputs, Op, Plan};
 use burn_backend::{DType, Scalar};
 use burn_ir::BackendIr;
 
@@ -31,20 +31,28 @@ impl Constants {
         let vanishes = self.least.is_some_and(|size| size <= least);
         let overflows = self.most.is_some_and(|size| size > range.max);
         match op {
-            Op::float_add_scalar
-            | Op::float_sub_scalar
+            Op::float_add_scalar | Op::float_sub_scalar => vanishes || overflows,
+            op => saturates(op) && vanishes,
+        }
+    }
+}
+
+/// Whether a large finite constant of the op becomes the largest number of a narrower dtype: where a program fills a tensor with it,
+/// as it does for a mask, and where it looks for such elements.
+fn saturates(op: Op) -> bool {
+    matches!(
+        op,
+        Op::float_mask_fill
+            | Op::float_clamp
+            | Op::float_clamp_min
+            | Op::float_clamp_max
             | Op::float_equal_elem
             | Op::float_not_equal_elem
             | Op::float_greater_elem
             | Op::float_greater_equal_elem
             | Op::float_lower_elem
-            | Op::float_lower_equal_elem => vanishes || overflows,
-            Op::float_mask_fill | Op::float_clamp | Op::float_clamp_min | Op::float_clamp_max => {
-                vanishes
-            }
-            _ => false,
-        }
-    }
+            | Op::float_lower_equal_elem
+    )
 }
 
 impl<B: BackendIr> Call<B> {
@@ -54,27 +62,34 @@ impl<B: BackendIr> Call<B> {
         let Some(inputs) = &self.inputs else {
             return;
         };
-        let computed = self.plan.compute.unwrap_or(inputs.widest);
-        let stored = self.plan.store.unwrap_or(computed);
         let lost = |dtype| dtype != inputs.nominal && self.constants.are_lost(self.op, dtype);
-        if lost(computed) || lost(stored) {
-            self.plan = Plan::compute(inputs.nominal);
+        if self.dtypes(inputs).into_iter().any(lost) {
+            self.plan = Plan {
+                recompute: self.plan.recompute,
+                ..Plan::compute(inputs.nominal)
+            };
         }
     }
 
-    /// A constant, fit for the dtype that the op computes in. If the program fills a tensor with a large finite one, as it does for
-    /// a mask, it stays finite: the largest number.
+    /// The dtypes that the op computes in and stores.
+    fn dtypes(&self, inputs: &Inputs) -> [DType; 2] {
+        let computed = self.plan.compute.unwrap_or(inputs.widest);
+        [computed, self.plan.store.unwrap_or(computed)]
+    }
+
+    /// A constant, fit for the dtypes that the op computes in and stores: see [`saturates`].
     pub(crate) fn fit(&self, constant: Scalar) -> Scalar {
-        let (Op::float_mask_fill, Some(inputs)) = (self.op, &self.inputs) else {
+        let Some(inputs) = self.inputs.as_ref().filter(|_| saturates(self.op)) else {
             return constant;
         };
-        let dtype = self.plan.compute.unwrap_or(inputs.widest);
-        let (number, range) = (constant.elem::<f64>(), dtype.finfo());
-        match range {
-            Some(range) if dtype != inputs.nominal && number.is_finite() => {
-                Scalar::Float(number.clamp(range.min, range.max))
-            }
-            _ => constant,
+        let number = constant.elem::<f64>();
+        let narrower = self.dtypes(inputs).into_iter();
+        let narrower = narrower.filter(|dtype| *dtype != inputs.nominal);
+        let fit = narrower.filter_map(|dtype| dtype.finfo());
+        let fit = fit.fold(number, |number, range| number.clamp(range.min, range.max));
+        match number.is_finite() && fit != number {
+            true => Scalar::Float(fit),
+            false => constant,
         }
     }
 }
@@ -105,7 +120,8 @@ mod tests {
                 false,
             ),
             (Op::float_mul_scalar, &[1e-8], false, false),
-            (Op::float_lower_elem, &[f32::MIN.into()], true, true),
+            (Op::float_lower_elem, &[f32::MIN.into()], false, false),
+            (Op::float_lower_elem, &[1e-8], true, false),
             (Op::float_mask_fill, &[f32::MIN.into()], false, false),
             (
                 Op::float_mask_fill,

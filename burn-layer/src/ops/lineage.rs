@@ -143,15 +143,20 @@ impl Lineage {
         let [gradient, weight] = self.inputs.as_slice() else {
             return None;
         };
-        let used = weight.rows.used(None).filter(|used| used.op == forward);
-        used.filter(|_| gradient.gradient)
+        weight.rows.used_in(forward).filter(|_| gradient.gradient)
     }
 
     /// The forward of an op whose name says that it is backward. The last input is the gradient. The others are asked from the
-    /// last to the first, because a weight comes after the tensor that it is applied to, and is used in fewer ops.
+    /// last to the first, because a weight comes after the tensor that it is applied to, and is used in fewer ops. Some, such as
+    /// the result of an activation, are only known from other uses.
     fn of_others(&self) -> Option<Used> {
         let (_, others) = self.inputs.split_last()?;
-        others.iter().rev().find_map(|input| input.rows.used(None))
+        let forward = Op::ALL
+            .iter()
+            .find(|op| op.backward().any(|op| op == self.op))?;
+        let others = || others.iter().rev();
+        let own = others().find_map(|input| input.rows.used_in(*forward));
+        own.or_else(|| others().find_map(|input| input.rows.used(None)))
     }
 
     /// The earlier use of the input, if backward runs (`in_backward`) and the op repeats one of forward: Burn's backward of a
