@@ -91,7 +91,7 @@ pub(crate) struct Args {
     /// Folder where rank 0 keeps the last two checkpoints and the best one [default: OUT/checkpoints]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) checkpoint_dir: Option<PathBuf>,
-    /// Steps between checkpoints [default: an epoch]
+    /// Steps between checkpoints, besides those at the end of each epoch
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Output")]
     pub(crate) checkpoint_every: Option<usize>,
     /// Resume from the last checkpoint

@@ -57,6 +57,9 @@ pub(crate) enum Error {
     Unreadable { path: PathBuf, problem: String },
     #[error(transparent)]
     Layer(#[from] LayerError),
+    /// The ranks could not share the amaxes of fp8 layers.
+    #[error(transparent)]
+    Amaxes(Box<dyn std::error::Error + Send + Sync>),
     /// The device could not execute an op, for instance because it ran out of memory.
     #[error("the device failed: {0}")]
     Device(#[from] TensorReadError),
@@ -117,7 +120,11 @@ impl Error {
             #[cfg(any(feature = "cuda", feature = "wgpu"))]
             Self::NoDevice(_) => 2,
             Self::Ranks(error) if error.is_setup() => 2,
-            Self::Device(_) | Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => 1,
+            Self::Amaxes(_)
+            | Self::Device(_)
+            | Self::Metrics(_)
+            | Self::Plot(_)
+            | Self::Ranks(_) => 1,
             Self::OnRank { source, .. } => source.exit_code(),
             Self::Said(code) => *code,
         }

@@ -1,5 +1,6 @@
 //! Logs a run while it trains.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use examples::metrics::{Metrics, MetricsError, Row};
@@ -34,17 +35,20 @@ pub(crate) struct Step {
 }
 
 impl Log {
-    /// The log of the steps from `first` to `last`.
-    pub(crate) fn new(args: &Args, first: usize, last: usize) -> Result<Self, MetricsError> {
+    /// The log of these steps.
+    pub(crate) fn new(
+        args: &Args,
+        Range {
+            start: first,
+            end: last,
+        }: Range<usize>,
+        per_epoch: usize,
+    ) -> Result<Self, MetricsError> {
         let metrics = Metrics::create(&args.out.join("metrics.csv"), first)?;
         let rows = metrics.rows();
-        // The last row with held-out results is the end of the last epoch.
-        let open = rows
-            .iter()
-            .rev()
-            .take_while(|row| row.held_out_loss.is_none());
-        let mut losses: Vec<f64> = open.map(|row| row.loss).collect();
-        losses.reverse();
+        let done = first % per_epoch;
+        let open = &rows[rows.len().saturating_sub(done)..];
+        let losses = open.iter().map(|row| row.loss).collect();
         Ok(Self {
             before: rows.last().map_or(0.0, |row| row.seconds),
             metrics,

@@ -48,6 +48,8 @@ pub(crate) struct Settings {
     pub(crate) weight_decay: f64,
     pub(crate) seed: u64,
     pub(crate) images_per_step: usize,
+    /// The number of images that a normalization sees at a time.
+    pub(crate) images_per_norm: usize,
 }
 
 impl Setup {
@@ -60,7 +62,7 @@ impl Setup {
             None => digits::bundled(),
         };
         let steps = Steps::new(args, ranks, data.train.len())?;
-        let settings = Settings::new(args, &data, steps.images);
+        let settings = Settings::new(args, ranks, &data, steps.images);
         std::fs::create_dir_all(&args.out).map_err(|source| Error::Output {
             path: args.out.clone(),
             source,
@@ -124,7 +126,7 @@ impl Steps {
 }
 
 impl Settings {
-    fn new(args: &Args, data: &Split, images_per_step: usize) -> Self {
+    fn new(args: &Args, ranks: usize, data: &Split, images_per_step: usize) -> Self {
         Self {
             data: format!("{}, checksum {:08x}", data.name, data.checksum()),
             depth: args.depth,
@@ -137,6 +139,10 @@ impl Settings {
             weight_decay: args.weight_decay,
             seed: args.seed,
             images_per_step,
+            images_per_norm: match args.no_sync_bn {
+                true => args.batch_size,
+                false => args.batch_size * ranks,
+            },
         }
     }
 

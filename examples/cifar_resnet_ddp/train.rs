@@ -66,14 +66,13 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
         .max_steps
         .unwrap_or(steps.total)
         .clamp(first, steps.total);
-    let checkpoint_every = args.checkpoint_every.unwrap_or(steps.per_epoch);
     let mut log = None;
     if group.is_main() {
         let dir = args.checkpoint_dir();
         if first == 0 {
             checkpoint::set_aside(&dir).map_err(|source| Error::Output { path: dir, source })?;
         }
-        log = Some(Log::new(args, first, last)?);
+        log = Some(Log::new(args, first..last, steps.per_epoch)?);
     }
 
     let started = Instant::now();
@@ -101,7 +100,9 @@ pub(crate) fn train(args: &Args, setup: Setup, group: &ProcessGroup) -> Result<O
                 held_out,
             })?;
         }
-        if done % checkpoint_every == 0 || done == last {
+        // Always at the end of an epoch, because its accuracy decides which checkpoint is the best.
+        let is_due = |every| done % every == 0;
+        if ends_epoch || args.checkpoint_every.is_some_and(is_due) {
             let accuracy = held_out.map(|held_out| held_out.accuracy());
             trainer.save(&checkpoints, done, accuracy, &settings)?;
         }

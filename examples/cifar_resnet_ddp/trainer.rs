@@ -9,7 +9,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn_amp::{LossScaler, LossScalerConfig};
 use burn_ddp::{Checkpoints, Ddp, ProcessGroup, ReduceOp};
-use burn_fp8::recipe::DelayedScaling;
+use burn_fp8::{recipe::DelayedScaling, share_amaxes};
 use examples::batch::Batch;
 use examples::resnet::ResNet;
 
@@ -29,6 +29,8 @@ pub(crate) struct Trainer {
     group: ProcessGroup,
     /// The group of the normalization layers, which may communicate at the same time as gradients.
     norm_group: ProcessGroup,
+    /// The group in which fp8 layers share their amaxes, with fp8.
+    amax_group: Option<Arc<ProcessGroup>>,
     loss: CrossEntropyLoss,
 }
 
@@ -47,8 +49,11 @@ impl Trainer {
         if !args.no_sync_bn {
             model = model.with_sync_batch_norm(&norm_group);
         }
-        if args.precision == Precision::Fp8 {
-            let reducer = Arc::new(group.duplicate()?);
+        let amax_group = match args.precision {
+            Precision::Fp8 => Some(Arc::new(group.duplicate()?)),
+            _ => None,
+        };
+        if let Some(reducer) = amax_group.clone() {
             model = model.with_fp8_head(DelayedScaling::new(), reducer)?;
         }
         let mut optimizer = sgd(args.weight_decay);
@@ -71,6 +76,7 @@ impl Trainer {
             ddp,
             group: group.clone(),
             norm_group,
+            amax_group,
             loss,
         })
     }
@@ -134,18 +140,16 @@ impl Trainer {
         accuracy: Option<f64>,
         settings: &Settings,
     ) -> Result<(), Error> {
+        // The amaxes of the last step are this rank's own until the next step, but all ranks resume from rank 0's.
+        let model = match &self.amax_group {
+            Some(group) => &share_amaxes(self.model.clone(), &**group).map_err(Error::Amaxes)?,
+            None => &self.model,
+        };
         let state = State {
             settings: settings.clone(),
             scaler: self.scaler.as_ref().map(|scaler| scaler.state().clone()),
         };
-        checkpoint::save(
-            checkpoints,
-            step,
-            accuracy,
-            &self.model,
-            &self.optimizer,
-            &state,
-        )?;
+        checkpoint::save(checkpoints, step, accuracy, model, &self.optimizer, &state)?;
         Ok(())
     }
 

@@ -46,15 +46,15 @@ fn losses(out: &Path) -> Vec<u64> {
     rows(out).iter().map(|row| row.loss.to_bits()).collect()
 }
 
-fn kill_and_resume(ranks: usize, kills: &[usize]) {
+fn kill_and_resume(ranks: usize, kills: &[usize], options: &[&str]) {
     let whole = tempfile::tempdir().unwrap();
-    let expected = parameters(&succeed(run(whole.path(), ranks, &[])));
+    let expected = parameters(&succeed(run(whole.path(), ranks, options)));
     assert_eq!(losses(whole.path()).len(), 16);
 
     let out = tempfile::tempdir().unwrap();
     for (attempt, &rows_before) in kills.iter().enumerate() {
-        let more: &[&str] = if attempt == 0 { &[] } else { &["--resume"] };
-        let mut child = run(out.path(), ranks, more)
+        let resume: &[&str] = if attempt == 0 { &[] } else { &["--resume"] };
+        let mut child = run(out.path(), ranks, &[options, resume].concat())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -72,24 +72,31 @@ fn kill_and_resume(ranks: usize, kills: &[usize]) {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    let resumed = parameters(&succeed(run(out.path(), ranks, &["--resume"])));
+    let more = [options, &["--resume"]].concat();
+    let resumed = parameters(&succeed(run(out.path(), ranks, &more)));
     assert_eq!(resumed, expected);
     assert_eq!(losses(out.path()), losses(whole.path()));
 }
 
 #[test]
 fn one_rank_killed_in_mid_epoch() {
-    kill_and_resume(1, &[5]);
+    kill_and_resume(1, &[5], &[]);
 }
 
 #[test]
 fn one_rank_killed_before_its_first_checkpoint_and_again_and_again() {
-    kill_and_resume(1, &[1, 7, 11]);
+    kill_and_resume(1, &[1, 7, 11], &[]);
 }
 
 #[test]
 fn two_ranks_killed_with_their_launcher() {
-    kill_and_resume(2, &[7]);
+    kill_and_resume(2, &[7], &[]);
+}
+
+/// The scales of fp8 come from the amaxes of both ranks, before and after.
+#[test]
+fn two_ranks_killed_in_fp8() {
+    kill_and_resume(2, &[5, 12], &["--precision", "fp8"]);
 }
 
 #[test]
