@@ -108,6 +108,35 @@ fn what_programs_did_is_summed_up() {
     assert!(machine.root.path().join(".gpu/out/logs.tar.gz").exists());
 }
 
+/// They end well, but that says nothing.
+#[test]
+fn a_model_that_learned_nothing_and_tests_that_are_none_are_told() {
+    let learned = "echo 'Held-out accuracy  10.00 % (35 of 355 images)'";
+    let none = "echo 'test result: ok. 0 passed; 0 failed; 9 filtered out'";
+    for (program, body, said) in [
+        (
+            "example-cifar_resnet_ddp",
+            learned,
+            "example-f32: 10.0 %, under 97 %",
+        ),
+        ("test-fp8", none, "test-fp8: no test ran"),
+    ] {
+        let Some(machine) = Machine::new(&[(program, body)]) else {
+            return;
+        };
+        let output = machine.run(&[]);
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(printed.contains(said), "{printed}");
+        let results = machine.read("benches/RESULTS.md");
+        let (name, why) = said.split_once(": ").unwrap();
+        assert!(
+            results.contains(&format!("| {name} | {why} |")),
+            "{results}"
+        );
+    }
+}
+
 #[test]
 fn parts_and_their_arguments_are_chosen() {
     let programs = [
