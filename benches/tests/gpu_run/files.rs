@@ -186,5 +186,17 @@ fn headers_that_kernels_include_are_looked_for_first() {
         fs::create_dir_all(header.parent().unwrap()).unwrap();
         fs::write(header, "").unwrap();
     }
-    assert!(machine.run_with(&variables, &[]).status.success());
+    // All are there, but of an old toolkit, or of one that is new enough.
+    for (version, status) in [(12_030, 2), (12_040, 0)] {
+        let define = format!("#define CUDA_VERSION {version}\n");
+        fs::write(toolkit.join("include/cuda.h"), define).unwrap();
+        let output = machine.run_with(&variables, &[]);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{told}");
+        assert_eq!(
+            told.contains("12.4 or newer (this is 12030)"),
+            status == 2,
+            "{told}"
+        );
+    }
 }
