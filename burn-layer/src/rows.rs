@@ -56,8 +56,8 @@ impl Rows {
         used.iter().rev().find(|used| used.width == width).cloned()
     }
 
-    /// The latest use of the rows in an op.
-    pub(crate) fn used_in(&self, op: Op) -> Option<Used> {
+    /// The latest use of the rows by an op.
+    pub(crate) fn used_by(&self, op: Op) -> Option<Used> {
         let used = lock(&self.used);
         used.iter().rev().find(|used| used.op == op).cloned()
     }

@@ -143,7 +143,7 @@ impl Lineage {
         let [gradient, weight] = self.inputs.as_slice() else {
             return None;
         };
-        weight.rows.used_in(forward).filter(|_| gradient.gradient)
+        weight.rows.used_by(forward).filter(|_| gradient.gradient)
     }
 
     /// The forward of an op whose name says that it is backward. The last input is the gradient. The others are asked from the
@@ -155,7 +155,7 @@ impl Lineage {
             .iter()
             .find(|op| op.backward().any(|op| op == self.op))?;
         let others = || others.iter().rev();
-        let own = others().find_map(|input| input.rows.used_in(*forward));
+        let own = others().find_map(|input| input.rows.used_by(*forward));
         own.or_else(|| others().find_map(|input| input.rows.used(None)))
     }
 

@@ -23,7 +23,8 @@ impl Autocast {
     /// which looks the same. Keys and values of attention do not count, nor does a matrix times itself. A weight that was
     /// computed by products (orthogonal initialization, a merged LoRA) counts after its first optimizer step, or once it is
     /// loaded from a record. In backward, the products of gradients with such a layer's weight or input count. An optimizer that
-    /// multiplies matrices, such as Muon with the momentum of a record, or with gradients that burn-ddp's `Ddp::new` has averaged, is best stepped in `autocast(&Policy::bf16(), ..)`.
+    /// multiplies matrices, such as Muon with the momentum of a record, or with gradients that burn-ddp's `Ddp::new` has averaged,
+    /// is best stepped in `autocast(&Policy::bf16(), ..)`.
     ///
     /// - `CurrentScaling`, `RowwiseScaling` and `BlockScaling` need no state and suit any model.
     /// - `DelayedScaling` keeps a layer's histories with its weight, and passes them on to what an optimizer's steps make of it:
