@@ -1,8 +1,13 @@
-//! How many ops travel to the thread of a device at a time.
+//! How ops travel to the thread of a device: 32 at a time, and each for itself.
 //!
 //! Burn's client sends a frame for every fourth op, which is right for a server that should start early. But every frame on a
 //! loopback socket wakes three threads, and the program's ops reach the client in groups of 32 anyway, because CubeCL's
 //! queue of a device hands them over when it is full. So larger frames hardly make ops wait longer than they wait there.
+//!
+//! With Burn's feature `fusion` (which `vision`, `linalg` and `signal` enable by default), the client also collects ops in graphs,
+//! which are sent once and named from then on. A layered device cannot run them in Burn 0.22.1: a custom op without tensors, such as
+//! a change of scope, ends the thread that collects them; and in a graph, `permute` and `flip` of floats and bools become ops of ints.
+//! On a loopback socket graphs save nothing, so they are off.
 
 use burn_std::{
     config::{BurnConfig, RuntimeConfig},
@@ -16,28 +21,46 @@ use std::sync::{Arc, Once};
 const OPS: usize = 32;
 
 /// Makes Burn's client send larger frames in this process, unless `burn.toml` sets their size or Burn's configuration is fixed
-/// already, because the program set it or Burn has read it.
-pub(crate) fn enlarge() {
+/// already, because the program set it or Burn has read it. And no graphs, in any case.
+pub(crate) fn configure() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let config = BurnConfig::from_current_dir().override_from_env();
-        if !enlarged(&config).is_some_and(BurnConfig::try_set) {
+        if !configured(&config).is_some_and(BurnConfig::try_set) {
             log::debug!("burn-layer: frames are as large as Burn's configuration has them");
+            drop_graphs();
         }
     });
 }
 
-/// The place of the frame size in the configuration.
-const KEY: &str = "/remote/flush_threshold";
-
-/// `config` with larger frames, or `None` if `burn.toml` sets their size.
-fn enlarged(config: &BurnConfig) -> Option<BurnConfig> {
-    if File::from_current_dir().0.pointer(KEY).is_some() {
-        return None;
+/// Sets the size of graphs in a configuration that is fixed. Threads keep the one that they have read, but the client of a device
+/// reads it on a thread of its own, which begins with the device.
+fn drop_graphs() {
+    let mut fixed = BurnConfig::storage().lock();
+    let without = fixed.as_ref().and_then(|fixed| {
+        let mut value = serde_json::to_value(&**fixed).ok()?;
+        *value.pointer_mut(GRAPH)? = json!(0);
+        serde_json::from_value(value).ok()
+    });
+    if let Some(without) = without {
+        *fixed = Some(Arc::new(without));
     }
+}
+
+/// The place of the frame size in the configuration.
+const FRAME: &str = "/remote/flush_threshold";
+
+/// The place of the size of graphs. With 0, none is begun.
+const GRAPH: &str = "/fusion/max_graph_size";
+
+/// `config` with larger frames, unless `burn.toml` sets their size, and without graphs.
+fn configured(config: &BurnConfig) -> Option<BurnConfig> {
     // The fields of `BurnConfig` are private, but it can be serialized and deserialized.
     let mut value: Value = serde_json::to_value(config).ok()?;
-    *value.pointer_mut(KEY)? = json!(OPS);
+    if File::from_current_dir().0.pointer(FRAME).is_none() {
+        *value.pointer_mut(FRAME)? = json!(OPS);
+    }
+    *value.pointer_mut(GRAPH)? = json!(0);
     serde_json::from_value(value).ok()
 }
 

@@ -105,7 +105,7 @@ impl Service {
     }
 
     fn start<B: BackendIr>(base: B::Device, kind: Kind) -> Result<Self, LayerError> {
-        frames::enlarge();
+        frames::configure();
         let runtime = runtime()?;
         let bind = |source| LayerError::Bind { source };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(bind)?;

@@ -33,6 +33,8 @@ fn frames_are_larger_than_burns() {
         return;
     }
     assert_eq!(ops_in_a_frame(), 32);
+    // And Burn's client collects no ops in graphs.
+    assert_eq!(BurnConfig::get().fusion().max_graph_size, Some(0));
 }
 
 /// Whether a process in a folder with that `burn.toml` has that many ops in a frame.
@@ -51,9 +53,12 @@ fn settles(test: &str, file: &str, ops: usize) -> bool {
 
 #[test]
 fn a_file_of_the_program_settles_it() {
-    let file = "[remote]\nflush_threshold = 7\n[fusion.beam_search]\nmax_blocks = 3\n";
+    let file = "[remote]\nflush_threshold = 7\n[fusion]\nmax_graph_size = 9\nbeam_search = { max_blocks = 3 }\n";
     if settles("suite::frames::a_file_of_the_program_settles_it", file, 7) {
-        assert_eq!(BurnConfig::get().fusion().beam_search.max_blocks, 3);
+        let config = BurnConfig::get();
+        assert_eq!(config.fusion().beam_search.max_blocks, 3);
+        // Layered devices cannot do with graphs.
+        assert_eq!(config.fusion().max_graph_size, Some(0));
     }
 }
 
@@ -81,4 +86,5 @@ fn so_does_the_program() {
         ops_in_a_frame(),
         BurnConfig::default().remote().flush_threshold
     );
+    assert_eq!(BurnConfig::get().fusion().max_graph_size, Some(0));
 }
