@@ -5,6 +5,7 @@ mod backends;
 mod compute;
 mod convert;
 mod exchange;
+mod fusion;
 mod remote;
 mod statistics;
 
