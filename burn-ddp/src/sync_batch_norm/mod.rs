@@ -5,7 +5,6 @@ mod backends;
 mod compute;
 mod convert;
 mod exchange;
-mod fusion;
 mod remote;
 mod statistics;
 

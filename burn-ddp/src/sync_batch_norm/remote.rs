@@ -2,13 +2,15 @@
 //!
 //! The process group waits here for the operation, so the server must be in the client's process, as it is for layered devices.
 
-use burn::{backend::tensor::FloatTensor, tensor::DType};
-use burn_ir::{
-    BackendIr, CustomOpIr, HandleContainer, OperationIr, OperationOutput, ScalarIr, TensorId,
-    TensorIr,
+use burn::{
+    backend::{Remote, tensor::FloatTensor},
+    remote::CustomOpClient,
+    tensor::DType,
 };
+use burn_backend::TensorMetadata;
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer, OperationOutput, ScalarIr, TensorIr};
 use burn_layer::Layers;
-use burn_router::{BackendRouter, CustomOpHandler, RouterChannel, RouterClient, RouterTensor};
+use burn_router::CustomOpHandler;
 use std::{
     collections::BTreeMap,
     sync::{
@@ -46,19 +48,16 @@ fn take(number: u64) -> ProcessGroup {
 
 /// The custom ops of [`SyncBatchNorm`](crate::SyncBatchNorm) by name, run by the kernels of `B`.
 fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHandler<B>); 2] {
-    let handler: CustomOpHandler<B> = Arc::new(|handles, desc, _| execute::<B>(handles, desc));
-    [(FORWARD, handler.clone()), (BACKWARD, handler)]
-}
-
-/// Runs an operation on the tensors that `handles` has.
-pub(super) fn execute<B: BackendIr + SyncBatchNormOps>(
-    handles: &mut HandleContainer<B::Handle>,
-    desc: &CustomOpIr,
-) {
-    match desc.id.as_str() {
-        FORWARD => forward::<B>(handles, desc),
-        _ => backward::<B>(handles, desc),
-    }
+    [
+        (
+            FORWARD,
+            Arc::new(|handles, desc, _| forward::<B>(handles, desc)),
+        ),
+        (
+            BACKWARD,
+            Arc::new(|handles, desc, _| backward::<B>(handles, desc)),
+        ),
+    ]
 }
 
 /// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm), whichever device is below its layers.
@@ -134,88 +133,56 @@ fn put<B: BackendIr>(
     }
 }
 
-/// The forward operation on `x`, gamma and beta.
-pub(super) fn forward_of(
-    inputs: [TensorIr; 3],
-    group: ProcessGroup,
-    epsilon: f64,
-    new_id: impl Fn() -> TensorId,
-) -> CustomOpIr {
-    let [x, gamma, _] = &inputs;
-    let statistics: DType = wide(x.dtype).into();
-    let outputs = [(x, x.dtype), (gamma, statistics), (gamma, statistics)];
-    describe(FORWARD, &inputs, outputs, group, epsilon, new_id)
-}
-
-/// The backward operation on `x`, gamma, the mean, the variance and the gradient of the output.
-pub(super) fn backward_of(
-    inputs: [TensorIr; 5],
-    group: ProcessGroup,
-    epsilon: f64,
-    new_id: impl Fn() -> TensorId,
-) -> CustomOpIr {
-    let [x, gamma, ..] = &inputs;
-    let outputs = [(x, x.dtype), (gamma, gamma.dtype), (gamma, gamma.dtype)];
-    describe(BACKWARD, &inputs, outputs, group, epsilon, new_id)
-}
-
-/// An operation with three outputs, each of the shape of an input and a dtype.
-fn describe(
+/// Sends an operation with three outputs, each of the shape of an input and a dtype.
+fn submit(
+    client: &CustomOpClient,
     name: &'static str,
     inputs: &[TensorIr],
     outputs: [(&TensorIr, DType); 3],
     group: ProcessGroup,
     epsilon: f64,
-    new_id: impl Fn() -> TensorId,
-) -> CustomOpIr {
-    let outputs =
-        outputs.map(|(like, dtype)| TensorIr::uninit(new_id(), like.shape.clone(), dtype));
+) -> Three<Remote> {
+    let outputs = outputs.map(|(like, dtype)| {
+        TensorIr::uninit(client.create_empty_handle(), like.shape.clone(), dtype)
+    });
     let scalars = vec![ScalarIr::UInt(hold(group)), ScalarIr::Float(epsilon)];
-    CustomOpIr::with_scalars(name, inputs, &outputs, scalars)
+    let desc = CustomOpIr::with_scalars(name, inputs, &outputs, scalars);
+    let [first, second, third] = client.register(desc).outputs();
+    (first, second, third)
 }
 
-/// The ops of a backend that sends `inputs` to a device later: `$submit` takes the client and the operation, and returns the outputs.
-macro_rules! lazy_sync_batch_norm {
-    ($submit:expr) => {
-        fn sync_batch_norm(
-            x: FloatTensor<Self>,
-            gamma: FloatTensor<Self>,
-            beta: FloatTensor<Self>,
-            group: ProcessGroup,
-            epsilon: f64,
-        ) -> Three<Self> {
-            let client = x.client.clone();
-            let inputs = [x, gamma, beta].map(|tensor| tensor.into_ir());
-            let desc = forward_of(inputs, group, epsilon, || client.create_empty_handle());
-            let [output, mean, variance] = $submit(&client, desc);
-            (output, mean, variance)
-        }
+/// With Burn's feature `fusion`, its client is another type, which `CustomOpClient` hides.
+impl SyncBatchNormOps for Remote {
+    fn sync_batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        group: ProcessGroup,
+        epsilon: f64,
+    ) -> Three<Self> {
+        let client = CustomOpClient::new(&x.device());
+        let inputs = [x, gamma, beta].map(|tensor| tensor.into_ir());
+        let [x, gamma, _] = &inputs;
+        let statistics: DType = wide(x.dtype).into();
+        let outputs = [(x, x.dtype), (gamma, statistics), (gamma, statistics)];
+        submit(&client, FORWARD, &inputs, outputs, group, epsilon)
+    }
 
-        fn sync_batch_norm_backward(
-            x: FloatTensor<Self>,
-            gamma: FloatTensor<Self>,
-            mean: FloatTensor<Self>,
-            variance: FloatTensor<Self>,
-            grad: FloatTensor<Self>,
-            group: ProcessGroup,
-            epsilon: f64,
-        ) -> Three<Self> {
-            let client = x.client.clone();
-            let inputs = [x, gamma, mean, variance, grad].map(|tensor| tensor.into_ir());
-            let desc = backward_of(inputs, group, epsilon, || client.create_empty_handle());
-            let [x, gamma, beta] = $submit(&client, desc);
-            (x, gamma, beta)
-        }
-    };
-}
-pub(super) use lazy_sync_batch_norm;
-
-fn submit<C: RouterClient>(client: &C, desc: CustomOpIr) -> [RouterTensor<C>; 3] {
-    client.register(OperationIr::Custom(desc)).outputs()
-}
-
-impl<C: RouterChannel> SyncBatchNormOps for BackendRouter<C> {
-    lazy_sync_batch_norm!(submit);
+    fn sync_batch_norm_backward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        group: ProcessGroup,
+        epsilon: f64,
+    ) -> Three<Self> {
+        let client = CustomOpClient::new(&x.device());
+        let inputs = [x, gamma, mean, variance, grad].map(|tensor| tensor.into_ir());
+        let [x, gamma, ..] = &inputs;
+        let outputs = [(x, x.dtype), (gamma, gamma.dtype), (gamma, gamma.dtype)];
+        submit(&client, BACKWARD, &inputs, outputs, group, epsilon)
+    }
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -225,7 +192,7 @@ mod tests {
         backend::Flex,
         tensor::{Shape, TensorData},
     };
-    use burn_ir::TensorStatus;
+    use burn_ir::{OperationIr, TensorId, TensorStatus};
     use burn_router::{CustomOpRegistry, TensorInterpreter};
 
     #[test]
