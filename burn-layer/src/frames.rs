@@ -26,25 +26,18 @@ pub(crate) fn configure() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let config = BurnConfig::from_current_dir().override_from_env();
-        if !configured(&config).is_some_and(BurnConfig::try_set) {
-            log::debug!("burn-layer: frames are as large as Burn's configuration has them");
-            drop_graphs();
+        let larger = File::from_current_dir().0.pointer(FRAME).is_none();
+        if adjusted(&config, larger).is_some_and(BurnConfig::try_set) {
+            return;
+        }
+        log::debug!("burn-layer: frames are as large as Burn's configuration has them");
+        // Threads keep the one that they have read, but the client of a device reads it on a thread of its own, which begins with
+        // the device.
+        let mut fixed = BurnConfig::storage().lock();
+        if let Some(without) = fixed.as_deref().and_then(|fixed| adjusted(fixed, false)) {
+            *fixed = Some(Arc::new(without));
         }
     });
-}
-
-/// Sets the size of graphs in a configuration that is fixed. Threads keep the one that they have read, but the client of a device
-/// reads it on a thread of its own, which begins with the device.
-fn drop_graphs() {
-    let mut fixed = BurnConfig::storage().lock();
-    let without = fixed.as_ref().and_then(|fixed| {
-        let mut value = serde_json::to_value(&**fixed).ok()?;
-        *value.pointer_mut(GRAPH)? = json!(0);
-        serde_json::from_value(value).ok()
-    });
-    if let Some(without) = without {
-        *fixed = Some(Arc::new(without));
-    }
 }
 
 /// The place of the frame size in the configuration.
@@ -53,11 +46,11 @@ const FRAME: &str = "/remote/flush_threshold";
 /// The place of the size of graphs. With 0, none is begun.
 const GRAPH: &str = "/fusion/max_graph_size";
 
-/// `config` with larger frames, unless `burn.toml` sets their size, and without graphs.
-fn configured(config: &BurnConfig) -> Option<BurnConfig> {
+/// `config` without graphs, and with `larger` frames or its own.
+fn adjusted(config: &BurnConfig, larger: bool) -> Option<BurnConfig> {
     // The fields of `BurnConfig` are private, but it can be serialized and deserialized.
     let mut value: Value = serde_json::to_value(config).ok()?;
-    if File::from_current_dir().0.pointer(FRAME).is_none() {
+    if larger {
         *value.pointer_mut(FRAME)? = json!(OPS);
     }
     *value.pointer_mut(GRAPH)? = json!(0);

@@ -30,6 +30,7 @@ mod service;
 mod source;
 mod tensor;
 mod under;
+mod whole;
 
 pub use backend::Layered;
 pub use burn_router::CustomOpHandler;
@@ -48,3 +49,4 @@ pub use run::{Ran, Run, RunInput};
 pub use scope::scoped;
 pub use tensor::{LayeredFloat, LayeredTensor};
 pub use under::device_under;
+pub use whole::ops_come_whole;

@@ -15,7 +15,7 @@ use crate::{
     custom_op::Handlers,
     frames,
     layer_set::{LayerSet, Stack},
-    scopes,
+    scopes, whole,
 };
 use burn::{remote::RemoteHost, tensor::Device};
 use burn_backend::{DeviceId, DeviceOps, DeviceSettings};
@@ -106,6 +106,7 @@ impl Service {
 
     fn start<B: BackendIr>(base: B::Device, kind: Kind) -> Result<Self, LayerError> {
         frames::configure();
+        whole::tell();
         let runtime = runtime()?;
         let bind = |source| LayerError::Bind { source };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(bind)?;

@@ -81,6 +81,8 @@ pub(crate) enum Part {
     Mask,
     /// A sigmoid, reshaped or not.
     Gate,
+    /// What the first so many ops of a sigmoid make.
+    OfSigmoid(usize),
 }
 
 /// The identity of the tensor that another one is the maximum of. While this lives, no other tensor's identity has its address.

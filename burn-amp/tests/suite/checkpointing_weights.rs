@@ -86,7 +86,7 @@ fn train(recipe: &Fp8Recipe, checkpointing: bool) -> (Vec<Vec<f32>>, Fp8State, u
         let x = wave([2, 8, 32], &device) * step as f32;
         let loss = net.forward(x).powf_scalar(2.0).mean();
         let gradients = GradientsParams::from_grads(loss.backward(), &net);
-        net = optimizer.step(1e-2, net, gradients);
+        net = optimizer.step(1e-4, net, gradients);
     }
     let mut collect = Collect(Vec::new());
     net.visit(&mut collect);

@@ -12,6 +12,8 @@ use burn::{
     },
 };
 use burn_amp::{Autocast, Op, Policy};
+use burn_layer::ops_come_whole;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn bf16() -> Device {
     Autocast::bf16().device(Device::flex()).unwrap()
@@ -226,10 +228,15 @@ fn tensors_move_between_devices_and_keep_their_values() {
 /// The client by which Burn 0.22 reaches served devices has no quantized tensors: quantize on the
 /// plain device. When this test fails, Burn has them, and they are to be tested here.
 #[test]
-#[should_panic(expected = "not implemented")]
 fn quantized_tensors_are_beyond_served_devices() {
     let scheme = Device::flex().settings().quantization.scheme;
-    let _ = thirds([8, 32], &bf16()).quantize_dynamic(&scheme);
+    let quantize = |device: Device| {
+        let quantized = thirds([8, 32], &device).quantize_dynamic(&scheme);
+        quantized.dequantize().into_data()
+    };
+    quantize(Device::flex());
+    let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| quantize(autocast.device()))).is_err());
 }
 
 /// A model trained on the autocast device, its optimizer too: the bytes of its records are what
@@ -290,9 +297,9 @@ fn running_statistics_are_kept_in_f32() {
     let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
     let (mean, variance) = run(autocast.device());
     for statistic in [&mean, &variance] {
-        statistic.clone().sign().into_data();
+        statistic.clone().abs().into_data();
     }
-    let stored = |dtype| autocast.report().runs_of(Op::float_sign, dtype);
+    let stored = |dtype| autocast.report().runs_of(Op::float_abs, dtype);
     assert_eq!((stored(DType::F32), stored(DType::BF16)), (2, 0));
     let (plain_mean, plain_variance) = run(Device::flex());
     assert_eq!((mean.dtype(), variance.dtype()), (DType::F32, DType::F32));
@@ -308,7 +315,11 @@ fn o0_is_the_plain_device() {
     let autocast = Autocast::new(Policy::o0()).lease(Device::flex()).unwrap();
     let run = |device: &Device| {
         let product = low([4, 6], device).matmul(thirds([6, 3], device));
-        softmax(product, 1).into_data()
+        match ops_come_whole() {
+            true => softmax(product, 1).into_data(),
+            // In parts it is rounded more often.
+            false => product.tanh().into_data(),
+        }
     };
     assert_eq!(run(&autocast.device()), run(&Device::flex()));
     let report = autocast.report();

@@ -39,6 +39,9 @@ macro_rules! again {
     ($call:ident, $name:ident, Float, $x:ident: Float, $value:ident: [Scalar]) => {
         again!(@op $call, [$x], |x| B::$name(x.remove(0), $value))
     };
+    ($call:ident, $name:ident, Recast, $x:ident: Float, $dtype:ident: [FloatDType]) => {
+        again!(@op $call, [$x], |x| B::$name(x.remove(0), $dtype))
+    };
     ($call:ident, $name:ident, Float, $x:ident: Float, $min:ident: [Scalar], $max:ident: [Scalar]) => {
         again!(@op $call, [$x], |x| B::$name(x.remove(0), $min, $max))
     };
@@ -118,7 +121,8 @@ impl<B: BackendIr> Call<B> {
         }
         let gains = |input: &&LayeredFloat<B>| {
             let stored = input.storage_dtype();
-            let output = self.plan.store.or(self.plan.compute).unwrap_or(stored);
+            let output = self.names.or(self.plan.store).or(self.plan.compute);
+            let output = output.unwrap_or(stored);
             stored.size() < output.size() || input.has_clones() || input.recomputed().is_some()
         };
         elements >= ELEMENTS && large.is_some_and(gains)
@@ -246,6 +250,7 @@ const CHEAP: &[Op] = &[
     Op::float_clamp_min,
     Op::float_clamp_max,
     Op::float_mask_fill,
+    Op::float_cast,
     Op::relu,
     Op::gelu,
     Op::sigmoid,

@@ -8,7 +8,7 @@ use crate::{
     reduce::Viewed,
     rows::{Rows, Used},
     scope::Scope,
-    tensor::{Copied, MaximumOf, Part},
+    tensor::{Copied, MaximumOf},
 };
 use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -48,7 +48,9 @@ pub(crate) struct Call<B: BackendIr> {
     /// The shape given to a reshape or a draw.
     pub(super) shape: Option<Shape>,
     /// Whether the op draws zeros and ones.
-    draws_mask: bool,
+    pub(super) draws_mask: bool,
+    /// The dtype that the program names for the result.
+    pub(super) names: Option<DType>,
     /// The numbers given to an elementwise op.
     pub(super) constants: Constants,
     /// Whether a layer watches the results of ops.
@@ -81,6 +83,7 @@ impl<B: BackendIr> Call<B> {
             dims: Vec::new(),
             shape: None,
             draws_mask: false,
+            names: None,
             constants: Constants::default(),
             watched: false,
             stored: Vec::new(),
@@ -136,6 +139,7 @@ impl<B: BackendIr> Call<B> {
     }
 
     pub(crate) fn see_dtype(&mut self, dtype: FloatDType) {
+        self.names = Some(dtype.into());
         if self.draws_mask {
             let shape = self.shape.take().into_iter();
             self.inputs = Some(Inputs::mask(shape.collect(), dtype.into()));
@@ -343,25 +347,6 @@ impl<B: BackendIr> Call<B> {
             tensor.layer().keep_for_now(&copied);
         }
         tensor.with_copied(copied)
-    }
-
-    /// Which part of something that Burn computes by several ops a result of that shape may be.
-    fn makes_part(&self, shape: &Shape) -> Option<Part> {
-        if self.draws_mask || self.op == Op::bool_into_float {
-            return Some(Part::Mask);
-        }
-        let inputs = self.inputs.as_ref()?;
-        match self.op {
-            Op::float_matmul => Some(Part::Product),
-            Op::sigmoid => Some(Part::Gate),
-            Op::float_reshape | Op::float_expand if inputs.first_part == Some(Part::Gate) => {
-                inputs.first_part
-            }
-            Op::float_reshape if inputs.shapes[0].num_dims() == 1 => {
-                (shape.last() == inputs.shapes[0].last()).then_some(Part::Row)
-            }
-            _ => None,
-        }
     }
 
     /// Passes on what a reshape leaves as it was: the copy in another dtype; the rows, if the last dimension is the same; and

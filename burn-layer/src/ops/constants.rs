@@ -5,20 +5,27 @@ use crate::{Inputs, Op, Plan};
 use burn_backend::{DType, Scalar};
 use burn_ir::BackendIr;
 
-/// The sizes of an op's constants, without zeros and those that are not finite.
+/// The first constant of an op, and the sizes of all without zeros and those that are not finite.
 #[derive(Default)]
 pub(crate) struct Constants {
+    first: Option<f64>,
     least: Option<f64>,
     most: Option<f64>,
 }
 
 impl Constants {
     pub(crate) fn see(&mut self, constant: Scalar) {
-        let size = constant.elem::<f64>().abs();
+        let number = constant.elem::<f64>();
+        self.first.get_or_insert(number);
+        let size = number.abs();
         if size > 0.0 && size.is_finite() {
             self.least = Some(self.least.map_or(size, |least| least.min(size)));
             self.most = Some(self.most.map_or(size, |most| most.max(size)));
         }
+    }
+
+    pub(crate) fn first(&self) -> Option<f64> {
+        self.first
     }
 
     /// Whether one of them would be 0 or infinite in `dtype`, and the op would then compute something else.

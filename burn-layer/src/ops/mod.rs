@@ -9,5 +9,6 @@ mod distributed;
 mod identity;
 mod kernel_end;
 mod lineage;
+mod parts;
 pub(crate) mod table;
 mod transaction;

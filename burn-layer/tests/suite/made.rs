@@ -69,6 +69,6 @@ fn a_layer_is_shown_what_ops_make_of_what() {
     assert_eq!(stored, [(DType::F32, DType::F32, 3); 3]);
 
     watch.off.store(true, Ordering::Relaxed);
-    x.neg().into_data();
+    x.abs().into_data();
     assert!(watch.made.lock().unwrap().is_empty());
 }

@@ -1,9 +1,11 @@
 //! Ops that a layer runs itself.
 
 use burn::backend::Flex;
-use burn::tensor::{DType, Device, Tensor, activation};
+use burn::tensor::{DType, Device, Tensor};
 use burn_backend::ops::FloatTensorOps;
-use burn_layer::{Inputs, Layer, Layers, Made, Op, Plan, Ran, Run, WeakDescent, scoped};
+use burn_layer::{
+    Inputs, Layer, Layers, Made, Op, Plan, Ran, Run, WeakDescent, ops_come_whole, scoped,
+};
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering},
@@ -127,10 +129,9 @@ fn a_layer_runs_ops_itself() {
     // What the layer leaves, the backend runs, and what is no float tensor it always runs.
     let x = Tensor::<1>::from_floats([1.0, -1.0], &device);
     let plain = Tensor::<1>::from_floats([1.0, -1.0], &Device::flex());
-    let exact = activation::gelu(plain).into_data();
-    assert_eq!(activation::gelu(x.clone()).into_data(), exact);
+    assert_eq!(x.clone().erf().into_data(), plain.erf().into_data());
     assert_eq!(x.argmax(0).into_scalar::<i64>(), 0);
-    assert!(ran().contains(&(Op::gelu, DType::F32)));
+    assert!(ran().contains(&(Op::float_erf, DType::F32)));
     assert!(ran().contains(&(Op::float_argmax, DType::F32)));
 }
 
@@ -249,16 +250,18 @@ fn a_descent_goes_with_the_last_of_its_tensors() {
     assert!(other.upgrade().is_none(), "its tensor is gone");
     let first = run(&weight);
     assert!(first.upgrade().is_some() && first != other);
-    for step in [
+    let mut steps = vec![
         weight.clone() - x.clone(),
         weight.clone() + x.clone(),
         weight.clone() * 0.9,
         weight.clone() / 1.1,
         weight.clone().clamp(0.0, 1.0),
-        weight.clone().clamp_min(0.0),
-        weight.clone().clamp_max(1.0),
         weight.clone().transpose(),
-    ] {
+    ];
+    if ops_come_whole() {
+        steps.extend([weight.clone().clamp_min(0.0), weight.clone().clamp_max(1.0)]);
+    }
+    for step in steps {
         assert!(run(&step) == first);
     }
     assert!(run(&weight.exp()) != first);

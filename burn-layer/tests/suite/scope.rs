@@ -4,7 +4,7 @@ use burn::{
     nn::{LinearConfig, conv::Conv2dConfig},
     tensor::{Device, Distribution, Tensor, activation::sigmoid},
 };
-use burn_layer::{Inputs, Layer, Layers, Op, Plan, scoped};
+use burn_layer::{Inputs, Layer, Layers, Op, Plan, ops_come_whole, scoped};
 use burn_std::id::StreamId;
 use std::{
     sync::{
@@ -52,15 +52,15 @@ static INNER: LazyLock<Arc<Name>> = LazyLock::new(|| Arc::new(Name("inner")));
 fn scopes_nest_and_end() {
     let recorder = Recorder::default();
     let x = Tensor::<1>::ones([2], &recorder.device());
-    let neg = || x.clone().neg();
+    let abs = || x.clone().abs();
     let inside = scoped(&OUTER, || {
-        let first = neg();
-        let inner = scoped(&INNER, neg);
-        scoped(&Arc::new(5usize), || first + inner + neg())
+        let first = abs();
+        let inner = scoped(&INNER, abs);
+        scoped(&Arc::new(5usize), || first + inner + abs())
     });
-    (inside + neg()).into_data();
+    (inside + abs()).into_data();
     // A scope of another type hides none.
-    let scopes = recorder.scopes_of(Op::float_neg);
+    let scopes = recorder.scopes_of(Op::float_abs);
     assert_eq!(scopes, ["outer", "inner", "outer", ""]);
     let scopes = recorder.scopes_of(Op::float_add);
     assert_eq!(scopes, ["outer", "outer", ""]);
@@ -79,15 +79,15 @@ fn a_scope_is_not_passed_on_to_the_next_lease() {
     let scopes = |inside: bool| {
         let recorder = Recorder::default();
         let layers = Layers::on(Device::flex()).layer(recorder.clone());
-        let negate = move || {
+        let run = move || {
             let lease = layers.lease().unwrap();
-            Tensor::<1>::ones([2], &lease.device()).neg().into_data();
+            Tensor::<1>::ones([2], &lease.device()).abs().into_data();
         };
         match inside {
-            true => scoped(&OUTER, negate),
-            false => negate(),
+            true => scoped(&OUTER, run),
+            false => run(),
         }
-        recorder.scopes_of(Op::float_neg)
+        recorder.scopes_of(Op::float_abs)
     };
     for inside in [true, false, true, false] {
         assert_eq!(scopes(inside), [if inside { "outer" } else { "" }]);
@@ -100,8 +100,8 @@ fn a_scope_ends_when_its_body_panics() {
     let x = Tensor::<1>::ones([2], &recorder.device());
     let panics = || scoped(&OUTER, || panic!("on purpose"));
     assert!(std::panic::catch_unwind(panics).is_err());
-    x.neg().into_data();
-    assert_eq!(recorder.scopes_of(Op::float_neg), [""]);
+    x.abs().into_data();
+    assert_eq!(recorder.scopes_of(Op::float_abs), [""]);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn scopes_belong_to_their_thread() {
     let x = Tensor::<1>::ones([2], &recorder.device());
     scoped(&OUTER, || {
         let x = x.clone();
-        std::thread::spawn(move || x.neg().into_data())
+        std::thread::spawn(move || x.abs().into_data())
             .join()
             .unwrap();
         scoped(&INNER, || x_exp(&recorder));
@@ -118,7 +118,7 @@ fn scopes_belong_to_their_thread() {
     fn x_exp(recorder: &Recorder) {
         Tensor::<1>::ones([2], &recorder.device()).exp().into_data();
     }
-    assert_eq!(recorder.scopes_of(Op::float_neg), [""]);
+    assert_eq!(recorder.scopes_of(Op::float_abs), [""]);
     assert_eq!(recorder.scopes_of(Op::float_exp), ["inner"]);
 }
 
@@ -202,12 +202,15 @@ fn backward_in_another_scope_is_in_the_scope_of_its_forward() {
 /// Burn's backward of a sigmoid begins with that sigmoid once more.
 #[test]
 fn backward_of_a_sigmoid_is_in_the_scope_of_its_forward() {
+    if !ops_come_whole() {
+        return println!("SKIPPED: with Burn's own fusion, its client sends this op in parts");
+    }
     let recorder = Recorder::default();
     let device = recorder.device().autodiff();
     let linear = LinearConfig::new(3, 3).init(&device);
     let x = linear.forward(Tensor::<2>::random([2, 3], Distribution::Default, &device));
     let y = scoped(&INNER, || {
-        sigmoid(x.clone()) + sigmoid(x.clone()).neg().exp()
+        sigmoid(x.clone()) + sigmoid(x.clone()).abs().exp()
     });
     scoped(&OUTER, || y.sum().backward());
     device.sync().unwrap();
@@ -292,7 +295,7 @@ struct Waits(Arc<Mutex<()>>, SyncSender<()>);
 
 impl Layer for Waits {
     fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
-        if op == Op::float_neg {
+        if op == Op::float_abs {
             self.1.send(()).unwrap();
             drop(self.0.lock().unwrap());
         }
@@ -312,7 +315,7 @@ fn a_device_that_others_wait_for_hinders_no_scope() {
     let recorder = Recorder::default();
     let device = recorder.device();
     let waiting = thread::spawn(move || {
-        let x = Tensor::<1>::ones([2], &slow).neg();
+        let x = Tensor::<1>::ones([2], &slow).abs();
         slow.sync().unwrap();
         x.into_data().try_to_vec::<f32>().unwrap()
     });
@@ -324,14 +327,14 @@ fn a_device_that_others_wait_for_hinders_no_scope() {
         let mut x = Tensor::<1>::ones([2], &device);
         // More scopes than the queue to the device has room for.
         for _ in 0..200 {
-            x = scoped(&OUTER, || x.neg());
+            x = scoped(&OUTER, || x.abs());
         }
         ends.send(x.into_data().try_to_vec::<f32>().unwrap())
     });
     let ended = ended.recv_timeout(Duration::from_secs(60));
     assert_eq!(ended.unwrap(), [1.0, 1.0]);
-    assert_eq!(recorder.scopes_of(Op::float_neg), ["outer"; 200]);
+    assert_eq!(recorder.scopes_of(Op::float_abs), ["outer"; 200]);
     assert!(!waiting.is_finished());
     drop(lock);
-    assert_eq!(waiting.join().unwrap(), [-1.0, -1.0]);
+    assert_eq!(waiting.join().unwrap(), [1.0, 1.0]);
 }

@@ -1,0 +1,82 @@
+//! Which part of something that Burn computes by several ops a result may be.
+
+use super::call::Call;
+use crate::{Op, tensor::Part};
+use burn_backend::Shape;
+use burn_ir::BackendIr;
+
+/// How Burn computes a sigmoid where its client does not send it whole, which it does without Burn's feature `fusion`:
+/// `exp(-ln(1 + exp(-x)))`, op by op, each with its number.
+const SIGMOID: [(Op, Option<f64>); 6] = [
+    (Op::float_mul_scalar, Some(-1.0)),
+    (Op::float_exp, None),
+    (Op::float_add_scalar, Some(1.0)),
+    (Op::float_log, None),
+    (Op::float_mul_scalar, Some(-1.0)),
+    (Op::float_exp, None),
+];
+
+impl<B: BackendIr> Call<B> {
+    /// Which part a result of that shape may be.
+    pub(super) fn makes_part(&self, shape: &Shape) -> Option<Part> {
+        if self.draws_mask || self.op == Op::bool_into_float {
+            return Some(Part::Mask);
+        }
+        let inputs = self.inputs.as_ref()?;
+        match self.op {
+            Op::float_matmul => Some(Part::Product),
+            Op::sigmoid => Some(Part::Gate),
+            Op::float_reshape | Op::float_expand | Op::float_cast
+                if inputs.first_part == Some(Part::Gate) =>
+            {
+                inputs.first_part
+            }
+            Op::float_reshape if inputs.shapes[0].num_dims() == 1 => {
+                (shape.last() == inputs.shapes[0].last()).then_some(Part::Row)
+            }
+            _ => continues_sigmoid(self.op, self.constants.first(), inputs.first_part),
+        }
+    }
+}
+
+/// What an op makes of a part of a [`SIGMOID`], or of the tensor that it begins with.
+fn continues_sigmoid(op: Op, number: Option<f64>, input: Option<Part>) -> Option<Part> {
+    let done = match input {
+        Some(Part::OfSigmoid(done)) => done,
+        _ => 0,
+    };
+    let is_next = |&done: &usize| SIGMOID[done] == (op, number);
+    let done = [done, 0].into_iter().find(is_next)? + 1;
+    Some(match done == SIGMOID.len() {
+        true => Part::Gate,
+        false => Part::OfSigmoid(done),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What ops on each other's results make of a tensor.
+    fn made(ops: &[(Op, Option<f64>)]) -> Option<Part> {
+        let next = |input, &(op, number): &_| continues_sigmoid(op, number, input);
+        ops.iter().fold(None, next)
+    }
+
+    #[test]
+    fn a_sigmoid_is_told_by_its_ops() {
+        assert_eq!(made(&SIGMOID), Some(Part::Gate));
+        // It may begin anywhere, with what looks like its beginning, and after another one.
+        assert_eq!(made(&[&SIGMOID[..3], &SIGMOID].concat()), Some(Part::Gate));
+        assert_eq!(made(&[&SIGMOID[..1], &SIGMOID].concat()), Some(Part::Gate));
+        assert_eq!(made(&[SIGMOID, SIGMOID].concat()), Some(Part::Gate));
+        assert_eq!(made(&[]), None);
+        for of_it in 1..SIGMOID.len() {
+            assert_eq!(made(&SIGMOID[..of_it]), Some(Part::OfSigmoid(of_it)));
+            assert_ne!(made(&SIGMOID[of_it..]), Some(Part::Gate));
+            let mut other = SIGMOID;
+            other[of_it] = (Op::float_add_scalar, Some(2.0));
+            assert_ne!(made(&other), Some(Part::Gate));
+        }
+    }
+}
