@@ -5,8 +5,8 @@ use std::sync::Once;
 
 /// Whether every op reaches the layers as the program calls it. With Burn's own feature `fusion`, which its default features enable
 /// together with `vision`, `linalg` and `signal`, some reach them as several smaller ops, because Burn's client has no other way
-/// to collect them: activation functions, softmaxes, norms, embeddings, and gradients of transposed convolutions. Results are
-/// those of Burn with fusion.
+/// to collect them: activation functions, softmaxes, norms, embeddings, `neg`, and gradients of transposed
+/// convolutions, among others.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, activation};
@@ -39,7 +39,7 @@ pub(crate) fn tell() {
     if !ops_come_whole() {
         ONCE.call_once(|| {
             log::warn!(
-                "burn-layer: Burn's own feature `fusion` is enabled, so activations such as `gelu` and `relu` reach layers in \
+                "burn-layer: Burn's own feature `fusion` is enabled, so some ops, such as `relu`, reach layers in \
                  parts, which take more memory in mixed precision. Depend on `burn` with `default-features = false`, and enable \
                  `fusion` of burn-layer, burn-amp or burn-ddp instead"
             );

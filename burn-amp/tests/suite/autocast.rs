@@ -62,8 +62,8 @@ fn policies_and_devices<const N: usize>(policies: [Policy; N]) -> Vec<(Policy, D
 }
 
 /// Has an op run on every parameter that runs as the parameter is stored.
-struct Sign;
-impl ModuleVisitor for Sign {
+struct Probe;
+impl ModuleVisitor for Probe {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         assert_eq!(param.val().dtype(), DType::F32);
         param.val().abs().into_data();
@@ -97,7 +97,7 @@ fn the_program_sees_f32() {
             // Gradients and moments are what an optimizer multiplies by its factors.
             assert_eq!(squares(low), before);
         }
-        net.visit(&mut Sign);
+        net.visit(&mut Probe);
         let report = autocast.report();
         let parameters = [DType::F32, low].map(|dtype| report.runs_of(Op::float_abs, dtype));
         assert_eq!(parameters, [6, 0]);

@@ -236,7 +236,16 @@ fn quantized_tensors_are_beyond_served_devices() {
     };
     quantize(Device::flex());
     let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
-    assert!(catch_unwind(AssertUnwindSafe(|| quantize(autocast.device()))).is_err());
+    let panic = catch_unwind(AssertUnwindSafe(|| quantize(autocast.device()))).unwrap_err();
+    // With Burn's own fusion it is the read that fails, for another reason.
+    if ops_come_whole() {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+        assert!(
+            said.is_some_and(|said| said.contains("not implemented")),
+            "{said:?}"
+        );
+    }
 }
 
 /// A model trained on the autocast device, its optimizer too: the bytes of its records are what

@@ -289,7 +289,7 @@ fn layers_of_one_input_are_each_in_their_scope() {
     }
 }
 
-/// A device whose plan of a negation says that it waits, and does, as collectives do for other ranks.
+/// A device whose plan of an absolute value says that it waits, and does, as collectives do for other ranks.
 #[derive(Clone, Debug)]
 struct Waits(Arc<Mutex<()>>, SyncSender<()>);
 
