@@ -1,15 +1,15 @@
 //! The ops on tensors with a scale per row, column or block, composed of the per-tensor ops and Burn's own.
 
 use burn::backend::{
-    TensorMetadata,
+    Backend, TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{FloatDType, Shape, Slice};
 
-use crate::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
+use crate::{Bias, Fp8Cast, Fp8Format, Granularity, MatmulSpec, provider::Provider};
 
 /// See [`Fp8Ops::fp8_quantize_blocks`].
-pub(crate) fn quantize<B: Fp8Ops>(
+pub(crate) fn quantize<B: Backend, P: Provider<B>>(
     input: FloatTensor<B>,
     cast: Fp8Cast,
 ) -> (IntTensor<B>, FloatTensor<B>) {
@@ -25,14 +25,14 @@ pub(crate) fn quantize<B: Fp8Ops>(
     if rank > 1 {
         amax = maxima::<B>(amax, rank - 2, granularity.rows());
     }
-    let scale = B::fp8_scales(amax, format, power_of_two);
+    let scale = P::scales(amax, format, power_of_two);
     let scaled = B::float_mul(input, stretch::<B>(scale.clone(), granularity, &shape));
-    let (codes, _) = B::fp8_quantize(scaled, unit::<B>(&scale), format);
+    let (codes, _) = P::quantize(scaled, unit::<B>(&scale), format);
     (codes, scale)
 }
 
 /// See [`Fp8Ops::fp8_dequantize_blocks`].
-pub(crate) fn dequantize<B: Fp8Ops>(
+pub(crate) fn dequantize<B: Backend, P: Provider<B>>(
     codes: IntTensor<B>,
     scale: FloatTensor<B>,
     granularity: Granularity,
@@ -40,16 +40,19 @@ pub(crate) fn dequantize<B: Fp8Ops>(
     dtype: FloatDType,
 ) -> FloatTensor<B> {
     let shape = codes.shape();
-    let values = B::fp8_dequantize(codes, unit::<B>(&scale), format, FloatDType::F32);
+    let values = P::dequantize(codes, unit::<B>(&scale), format, FloatDType::F32);
     let values = B::float_div(values, stretch::<B>(scale, granularity, &shape));
     B::float_cast(values, dtype)
 }
 
 /// See [`Fp8Ops::fp8_matmul_blocks`].
-pub(crate) fn matmul<B: Fp8Ops>(
-    (lhs, lhs_scale, lhs_granularity): (IntTensor<B>, FloatTensor<B>, Granularity),
-    (rhs, rhs_scale, rhs_granularity): (IntTensor<B>, FloatTensor<B>, Granularity),
+pub(crate) fn matmul<B: Backend, P: Provider<B>>(
+    lhs: IntTensor<B>,
+    rhs: IntTensor<B>,
+    lhs_scale: FloatTensor<B>,
+    rhs_scale: FloatTensor<B>,
     bias: Bias<B>,
+    [lhs_granularity, rhs_granularity]: [Granularity; 2],
     spec: MatmulSpec,
 ) -> FloatTensor<B> {
     let (left, right) = (lhs.shape(), rhs.shape());
@@ -58,7 +61,7 @@ pub(crate) fn matmul<B: Fp8Ops>(
     let one = unit::<B>(&lhs_scale);
     // If the inner dimension is 0, there may be no scales, and there is nothing to scale.
     if inner == 0 {
-        return B::fp8_matmul(lhs, rhs, one.clone(), one, bias, spec);
+        return P::matmul(lhs, rhs, one.clone(), one, bias, spec);
     }
     let raw = MatmulSpec {
         output: FloatDType::F32,
@@ -69,7 +72,7 @@ pub(crate) fn matmul<B: Fp8Ops>(
     let mut sum: Option<FloatTensor<B>> = None;
     for start in (0..inner).step_by(step) {
         let range = start..(start + step).min(inner);
-        let part = B::fp8_matmul(
+        let part = P::matmul(
             slice_int::<B>(lhs.clone(), rank - 1, range.clone()),
             slice_int::<B>(rhs.clone(), rank - 2, range),
             one.clone(),
@@ -116,12 +119,12 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// A scale of 1.
-fn unit<B: Fp8Ops>(like: &FloatTensor<B>) -> FloatTensor<B> {
+fn unit<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_ones(Shape::new([1]), &like.device(), FloatDType::F32)
 }
 
 /// The maximum of every `size` neighbors along `dim`; of the whole dimension for `None`.
-fn maxima<B: Fp8Ops>(tensor: FloatTensor<B>, dim: usize, size: Option<usize>) -> FloatTensor<B> {
+fn maxima<B: Backend>(tensor: FloatTensor<B>, dim: usize, size: Option<usize>) -> FloatTensor<B> {
     let mut shape = tensor.shape();
     let length = shape[dim];
     let size = match size {
@@ -149,7 +152,7 @@ fn maxima<B: Fp8Ops>(tensor: FloatTensor<B>, dim: usize, size: Option<usize>) ->
 }
 
 /// Repeats every scale over the rows and columns that share it. Dimensions with a single scale are left to broadcasting.
-fn stretch<B: Fp8Ops>(
+fn stretch<B: Backend>(
     scale: FloatTensor<B>,
     granularity: Granularity,
     shape: &Shape,
@@ -163,7 +166,7 @@ fn stretch<B: Fp8Ops>(
 }
 
 /// Repeats every element `times` times along `dim`, then cuts to `length`.
-fn repeat<B: Fp8Ops>(
+fn repeat<B: Backend>(
     tensor: FloatTensor<B>,
     dim: usize,
     times: Option<usize>,
@@ -196,7 +199,7 @@ fn ranges(shape: &Shape, dim: usize, range: core::ops::Range<usize>) -> Vec<Slic
     shape.iter().enumerate().map(all).collect()
 }
 
-fn slice<B: Fp8Ops>(
+fn slice<B: Backend>(
     tensor: FloatTensor<B>,
     dim: usize,
     range: core::ops::Range<usize>,
@@ -208,7 +211,7 @@ fn slice<B: Fp8Ops>(
     }
 }
 
-fn slice_int<B: Fp8Ops>(
+fn slice_int<B: Backend>(
     tensor: IntTensor<B>,
     dim: usize,
     range: core::ops::Range<usize>,

@@ -21,6 +21,7 @@ mod operand;
 )]
 mod ops;
 mod portable;
+mod provider;
 pub mod recipe;
 mod scope;
 mod tensor;

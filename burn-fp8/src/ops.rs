@@ -14,6 +14,7 @@ use crate::{
     Fp8Cast, Fp8Format, Granularity, Operand, granular,
     linear::GradAmaxSlot,
     portable,
+    provider::Native,
     recipe::{LinearCasts, ScaleUpdate},
 };
 
@@ -212,7 +213,7 @@ pub trait Fp8Ops: Backend {
         input: FloatTensor<Self>,
         cast: Fp8Cast,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        granular::quantize::<Self>(input, cast)
+        granular::quantize::<Self, Native>(input, cast)
     }
 
     /// The inverse of [`fp8_quantize_blocks`](Self::fp8_quantize_blocks).
@@ -223,7 +224,7 @@ pub trait Fp8Ops: Backend {
         format: Fp8Format,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        granular::dequantize::<Self>(codes, scale, granularity, format, dtype)
+        granular::dequantize::<Self, Native>(codes, scale, granularity, format, dtype)
     }
 
     /// [`fp8_matmul`](Self::fp8_matmul) for operands with scales of any granularity. Scales that change along the inner dimension
@@ -237,8 +238,7 @@ pub trait Fp8Ops: Backend {
         granularities: [Granularity; 2],
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
-        let [left, right] = granularities;
-        granular::matmul::<Self>((lhs, lhs_scale, left), (rhs, rhs_scale, right), bias, spec)
+        granular::matmul::<Self, Native>(lhs, rhs, lhs_scale, rhs_scale, bias, granularities, spec)
     }
 
     /// The product of `input` (`[rows, d_input]`), which is cast with `input_scale`, and a weight (`[d_input, d_output]`), which

@@ -25,6 +25,8 @@ mod suite {
     mod recipe;
     #[cfg(feature = "remote")]
     mod remote;
+    #[cfg(feature = "remote")]
+    mod remote_blocks;
     #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     mod routines;
     mod scope;

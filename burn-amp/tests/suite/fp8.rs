@@ -380,16 +380,21 @@ fn fp8_modules_run_on_layered_devices() {
     ];
     devices.push((with_fp8_ops(Layers::on(flex())).serve().unwrap(), flex()));
     devices.extend(wgpu().map(|plain| on(Autocast::fp16(), plain)));
-    for (device, plain) in devices {
+    let recipes: [Fp8Recipe; 3] = [
+        DelayedScaling::new().into(),
+        RowwiseScaling::new().into(),
+        BlockScaling::new().with_size(4).into(),
+    ];
+    for ((device, plain), recipe) in devices.iter().flat_map(|on| recipes.map(|it| (on, it))) {
         let run = |device: &Device| {
-            let layer = Fp8Linear::from_linear(linear([16, 8], device), DelayedScaling::new());
-            let layer = layer.unwrap();
+            let layer = Fp8Linear::from_linear(linear([16, 8], device), recipe).unwrap();
             let x = wave([4, 16], 0.6, device);
             let gradients = layer.forward(x.clone()).sum().backward();
             let rows = Fp8Cast::new(Granularity::Row, Fp8Format::E4M3);
             let codes = Fp8Tensor::quantize_as(x, rows).unwrap().into_data();
             (values(layer.weight.grad(&gradients).unwrap()), codes)
         };
-        assert_eq!(run(&device.autodiff()), run(&plain.autodiff()));
+        let [layered, plain] = [device, plain].map(|device| device.clone().autodiff());
+        assert_eq!(run(&layered), run(&plain), "{recipe:?}");
     }
 }

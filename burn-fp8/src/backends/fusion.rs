@@ -10,7 +10,8 @@ use burn_fusion::{
 use core::marker::PhantomData;
 
 use crate::{
-    Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec, custom, recipe::ScaleUpdate,
+    Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec, custom, provider::Native,
+    recipe::ScaleUpdate,
 };
 
 #[derive(Debug)]
@@ -24,7 +25,7 @@ impl<B: FusionBackend + Fp8Ops> Operation<B::FusionRuntime> for Fp8Operation<B> 
         &self,
         handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
     ) -> Result<(), ExecutionError> {
-        custom::execute::<B>(handles, &self.desc);
+        custom::execute::<B, Native>(handles, &self.desc);
         Ok(())
     }
 }
@@ -44,5 +45,4 @@ fn submit<B: FusionBackend + Fp8Ops, const N: usize>(
 
 impl<B: FusionBackend + Fp8Ops> Fp8Ops for Fusion<B> {
     custom::lazy_ops!(submit::<B, _>);
-    custom::lazy_block_ops!(submit::<B, _>);
 }

@@ -9,8 +9,8 @@ use burn_router::{
 use std::sync::Arc;
 
 use crate::{
-    Bias, Fp8Format, Fp8Ops, MatmulSpec,
-    custom::{self, Kernels, Native, Portable},
+    Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec, custom,
+    provider::{Native, Portable, Provider},
     recipe::ScaleUpdate,
 };
 
@@ -33,9 +33,9 @@ pub fn register_portable_fp8_ops<B: BackendIr>(registry: &mut CustomOpRegistry<B
     register(registry, handlers::<B, Portable>());
 }
 
-fn handlers<B: BackendIr, K: Kernels<B>>() -> Vec<(&'static str, CustomOpHandler<B>)> {
+fn handlers<B: BackendIr, P: Provider<B>>() -> Vec<(&'static str, CustomOpHandler<B>)> {
     let handler: CustomOpHandler<B> =
-        Arc::new(|handles, desc, _| custom::execute_with::<B, K>(handles, desc));
+        Arc::new(|handles, desc, _| custom::execute::<B, P>(handles, desc));
     custom::ALL.map(|id| (id, handler.clone())).to_vec()
 }
 

@@ -4,11 +4,12 @@ use burn::tensor::{DType, FloatDType, Shape};
 use burn_ir::{CustomOpIr, ScalarIr, TensorId, TensorIr};
 
 use super::{
-    AMAX, DEQUANTIZE, MATMUL, MATMUL_AMAX, QUANTIZE, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
-    scalar::{dtype_ir, format_ir, spec_ir},
+    AMAX, DEQUANTIZE, DEQUANTIZE_BLOCKS, MATMUL, MATMUL_AMAX, MATMUL_BLOCKS, QUANTIZE,
+    QUANTIZE_BLOCKS, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
+    scalar::{dtype_ir, format_ir, granularity_ir, spec_ir},
 };
 use crate::{
-    Fp8Format, MatmulSpec,
+    Fp8Cast, Fp8Format, Granularity, MatmulSpec,
     recipe::{AmaxCompute, ScaleUpdate},
 };
 
@@ -109,6 +110,55 @@ pub(crate) fn update_scale(
         ScalarIr::Bool(update.algorithm == AmaxCompute::Max),
     ];
     CustomOpIr::with_scalars(UPDATE_SCALE, &[history, scale, amax], &outputs, scalars)
+}
+
+pub(crate) fn quantize_blocks(
+    input: TensorIr,
+    cast: Fp8Cast,
+    mut id: impl FnMut() -> TensorId,
+) -> CustomOpIr {
+    let scales = cast.granularity.scale_shape(&input.shape);
+    let outputs = [
+        TensorIr::uninit(id(), input.shape.clone(), DType::U8),
+        TensorIr::uninit(id(), scales.into(), DType::F32),
+    ];
+    let [rows, columns] = granularity_ir(cast.granularity);
+    let scalars = vec![
+        rows,
+        columns,
+        format_ir(cast.format),
+        ScalarIr::Bool(cast.power_of_two),
+    ];
+    CustomOpIr::with_scalars(QUANTIZE_BLOCKS, &[input], &outputs, scalars)
+}
+
+pub(crate) fn dequantize_blocks(
+    [codes, scale]: [TensorIr; 2],
+    granularity: Granularity,
+    format: Fp8Format,
+    dtype: FloatDType,
+    mut id: impl FnMut() -> TensorId,
+) -> CustomOpIr {
+    let output = TensorIr::uninit(id(), codes.shape.clone(), dtype.into());
+    let [rows, columns] = granularity_ir(granularity);
+    let scalars = vec![rows, columns, format_ir(format), dtype_ir(dtype)];
+    CustomOpIr::with_scalars(DEQUANTIZE_BLOCKS, &[codes, scale], &[output], scalars)
+}
+
+pub(crate) fn matmul_blocks(
+    [lhs, rhs]: [TensorIr; 2],
+    scales: [TensorIr; 2],
+    bias: Option<TensorIr>,
+    granularities: [Granularity; 2],
+    spec: MatmulSpec,
+    mut id: impl FnMut() -> TensorId,
+) -> CustomOpIr {
+    let shape = matmul_shape(&lhs.shape, &rhs.shape);
+    let output = TensorIr::uninit(id(), shape, spec.output.into());
+    let inputs: Vec<_> = [lhs, rhs].into_iter().chain(scales).chain(bias).collect();
+    let scalars = granularities.into_iter().flat_map(granularity_ir);
+    let scalars = scalars.chain(spec_ir(spec)).collect();
+    CustomOpIr::with_scalars(MATMUL_BLOCKS, &inputs, &[output], scalars)
 }
 
 /// The shape of a matrix product with broadcast batch dimensions.

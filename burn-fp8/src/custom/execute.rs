@@ -3,31 +3,21 @@
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr};
 
 use super::{
-    AMAX, DEQUANTIZE, MATMUL, MATMUL_AMAX, QUANTIZE, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
-    blocks,
-    kernels::{Kernels, Native},
-    scalar::{dtype_of, format_of, spec_of},
+    AMAX, DEQUANTIZE, DEQUANTIZE_BLOCKS, MATMUL, MATMUL_AMAX, MATMUL_BLOCKS, QUANTIZE,
+    QUANTIZE_BLOCKS, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
+    scalar::{dtype_of, format_of, granularity_of, spec_of},
 };
 use crate::{
-    Bias, Fp8Ops, MatmulSpec,
+    Bias, Fp8Cast, Granularity, MatmulSpec,
+    provider::Provider,
     recipe::{AmaxCompute, ScaleUpdate},
 };
 
-/// Runs a described op with the backend's own kernels.
+/// Runs a described op with the ops of `P`.
 ///
 /// # Panics
 /// If no function of this version of the crate made the description.
-pub(crate) fn execute<B: BackendIr + Fp8Ops>(
-    handles: &mut HandleContainer<B::Handle>,
-    desc: &CustomOpIr,
-) {
-    if !blocks::execute::<B>(handles, desc) {
-        execute_with::<B, Native>(handles, desc);
-    }
-}
-
-/// Runs a described op with the kernels `K`. See [`execute`].
-pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
+pub(crate) fn execute<B: BackendIr, P: Provider<B>>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
 ) {
@@ -35,19 +25,19 @@ pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
         (AMAX, []) => {
             let ([input], [output]) = desc.as_fixed();
             let input = handles.get_float_tensor::<B>(input);
-            handles.register_float_tensor::<B>(&output.id, K::amax(input));
+            handles.register_float_tensor::<B>(&output.id, P::amax(input));
         }
         (SCALES, [format, ScalarIr::Bool(power_of_two)]) => {
             let ([amax], [output]) = desc.as_fixed();
             let amax = handles.get_float_tensor::<B>(amax);
-            let scales = K::scales(amax, format_of(format), *power_of_two);
+            let scales = P::scales(amax, format_of(format), *power_of_two);
             handles.register_float_tensor::<B>(&output.id, scales);
         }
         (QUANTIZE, [format]) => {
             let ([input, scale], [codes_ir, amax_ir]) = desc.as_fixed();
             let input = handles.get_float_tensor::<B>(input);
             let scale = handles.get_float_tensor::<B>(scale);
-            let (codes, amax) = K::quantize(input, scale, format_of(format));
+            let (codes, amax) = P::quantize(input, scale, format_of(format));
             handles.register_int_tensor::<B>(&codes_ir.id, codes);
             handles.register_float_tensor::<B>(&amax_ir.id, amax);
         }
@@ -55,7 +45,7 @@ pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
             let ([input, scale], [codes_ir, transposed_ir, amax_ir]) = desc.as_fixed();
             let input = handles.get_float_tensor::<B>(input);
             let scale = handles.get_float_tensor::<B>(scale);
-            let (codes, transposed, amax) = K::quantize_transposed(input, scale, format_of(format));
+            let (codes, transposed, amax) = P::quantize_transposed(input, scale, format_of(format));
             handles.register_int_tensor::<B>(&codes_ir.id, codes);
             handles.register_int_tensor::<B>(&transposed_ir.id, transposed);
             handles.register_float_tensor::<B>(&amax_ir.id, amax);
@@ -64,17 +54,17 @@ pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
             let ([codes, scale], [output]) = desc.as_fixed();
             let codes = handles.get_int_tensor::<B>(codes);
             let scale = handles.get_float_tensor::<B>(scale);
-            let values = K::dequantize(codes, scale, format_of(format), dtype_of(dtype));
+            let values = P::dequantize(codes, scale, format_of(format), dtype_of(dtype));
             handles.register_float_tensor::<B>(&output.id, values);
         }
         (MATMUL, [lhs, rhs, output, fast]) => {
             let spec = spec_of([lhs, rhs, output, fast]);
-            let product = operands(handles, desc, spec).product::<K>();
+            let product = operands(handles, desc, spec).product::<P>();
             handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
         }
         (MATMUL_AMAX, [lhs, rhs, output, fast]) => {
             let operands = operands(handles, desc, spec_of([lhs, rhs, output, fast]));
-            let (product, amax) = operands.product_and_amax::<K>();
+            let (product, amax) = operands.product_and_amax::<P>();
             handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
             handles.register_float_tensor::<B>(&desc.outputs[1].id, amax);
         }
@@ -99,9 +89,45 @@ pub(crate) fn execute_with<B: BackendIr, K: Kernels<B>>(
             let history = handles.get_float_tensor::<B>(history);
             let scale = handles.get_float_tensor::<B>(scale);
             let amax = handles.get_float_tensor::<B>(amax);
-            let (history, scale) = K::update_scale(history, scale, amax, update);
+            let (history, scale) = P::update_scale(history, scale, amax, update);
             handles.register_float_tensor::<B>(&history_ir.id, history);
             handles.register_float_tensor::<B>(&scale_ir.id, scale);
+        }
+        (QUANTIZE_BLOCKS, [rows, columns, format, ScalarIr::Bool(power_of_two)]) => {
+            let ([input], [codes_ir, scale_ir]) = desc.as_fixed();
+            let cast = Fp8Cast::new(granularity_of([rows, columns]), format_of(format))
+                .with_power_of_two(*power_of_two);
+            let input = handles.get_float_tensor::<B>(input);
+            let (codes, scale) = P::quantize_blocks(input, cast);
+            handles.register_int_tensor::<B>(&codes_ir.id, codes);
+            handles.register_float_tensor::<B>(&scale_ir.id, scale);
+        }
+        (DEQUANTIZE_BLOCKS, [rows, columns, format, dtype]) => {
+            let ([codes, scale], [output]) = desc.as_fixed();
+            let codes = handles.get_int_tensor::<B>(codes);
+            let scale = handles.get_float_tensor::<B>(scale);
+            let granularity = granularity_of([rows, columns]);
+            let (format, dtype) = (format_of(format), dtype_of(dtype));
+            let values = P::dequantize_blocks(codes, scale, granularity, format, dtype);
+            handles.register_float_tensor::<B>(&output.id, values);
+        }
+        (
+            MATMUL_BLOCKS,
+            [
+                left_rows,
+                left_columns,
+                rows,
+                columns,
+                lhs,
+                rhs,
+                output,
+                fast,
+            ],
+        ) => {
+            let sides = [[left_rows, left_columns], [rows, columns]].map(granularity_of);
+            let spec = spec_of([lhs, rhs, output, fast]);
+            let product = operands(handles, desc, spec).product_of_blocks::<P>(sides);
+            handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
         }
         (id, scalars) => {
             panic!("not an fp8 operation of this version of burn-fp8: {id} {scalars:?}")
@@ -134,13 +160,24 @@ fn operands<B: BackendIr>(
 }
 
 impl<B: BackendIr> Operands<B> {
-    fn product<K: Kernels<B>>(self) -> B::FloatTensorPrimitive {
+    fn product<P: Provider<B>>(self) -> B::FloatTensorPrimitive {
         let ([lhs, rhs], [lhs_scale, rhs_scale]) = (self.sides, self.scales);
-        K::matmul(lhs, rhs, lhs_scale, rhs_scale, self.bias, self.spec)
+        P::matmul(lhs, rhs, lhs_scale, rhs_scale, self.bias, self.spec)
     }
 
-    fn product_and_amax<K: Kernels<B>>(self) -> (B::FloatTensorPrimitive, B::FloatTensorPrimitive) {
+    fn product_and_amax<P: Provider<B>>(
+        self,
+    ) -> (B::FloatTensorPrimitive, B::FloatTensorPrimitive) {
         let ([lhs, rhs], [lhs_scale, rhs_scale]) = (self.sides, self.scales);
-        K::matmul_amax(lhs, rhs, lhs_scale, rhs_scale, self.bias, self.spec)
+        P::matmul_amax(lhs, rhs, lhs_scale, rhs_scale, self.bias, self.spec)
+    }
+
+    fn product_of_blocks<P: Provider<B>>(
+        self,
+        granularities: [Granularity; 2],
+    ) -> B::FloatTensorPrimitive {
+        let ([lhs, rhs], [lhs_scale, rhs_scale]) = (self.sides, self.scales);
+        let (bias, spec) = (self.bias, self.spec);
+        P::matmul_blocks(lhs, rhs, lhs_scale, rhs_scale, bias, granularities, spec)
     }
 }

@@ -123,6 +123,56 @@ macro_rules! lazy_ops {
             let [history, scale] = $submit(&client, desc);
             (history, scale)
         }
+
+        fn fp8_quantize_blocks(
+            input: FloatTensor<Self>,
+            cast: Fp8Cast,
+        ) -> (IntTensor<Self>, FloatTensor<Self>) {
+            let client = input.client.clone();
+            let desc =
+                custom::quantize_blocks(input.into_ir(), cast, || client.create_empty_handle());
+            let [codes, scale] = $submit(&client, desc);
+            (codes, scale)
+        }
+
+        fn fp8_dequantize_blocks(
+            codes: IntTensor<Self>,
+            scale: FloatTensor<Self>,
+            granularity: Granularity,
+            format: Fp8Format,
+            dtype: FloatDType,
+        ) -> FloatTensor<Self> {
+            let client = codes.client.clone();
+            let inputs = [codes.into_ir(), scale.into_ir()];
+            let desc = custom::dequantize_blocks(inputs, granularity, format, dtype, || {
+                client.create_empty_handle()
+            });
+            let [values] = $submit(&client, desc);
+            values
+        }
+
+        fn fp8_matmul_blocks(
+            lhs: IntTensor<Self>,
+            rhs: IntTensor<Self>,
+            lhs_scale: FloatTensor<Self>,
+            rhs_scale: FloatTensor<Self>,
+            bias: Bias<Self>,
+            granularities: [Granularity; 2],
+            spec: MatmulSpec,
+        ) -> FloatTensor<Self> {
+            let client = lhs.client.clone();
+            let sides = [lhs.into_ir(), rhs.into_ir()];
+            let scales = [lhs_scale.into_ir(), rhs_scale.into_ir()];
+            let bias = match bias {
+                Bias::None => None,
+                Bias::Row(bias) => Some(bias.into_ir()),
+            };
+            let desc = custom::matmul_blocks(sides, scales, bias, granularities, spec, || {
+                client.create_empty_handle()
+            });
+            let [product] = $submit(&client, desc);
+            product
+        }
     };
 }
 

@@ -21,7 +21,7 @@ use super::device::{Random, sqnr, values};
 use super::fixtures;
 
 /// Serves Flex until the runtime is dropped.
-fn serve(register: fn(&mut CustomOpRegistry<Flex>)) -> (Runtime, Device) {
+pub(super) fn serve(register: fn(&mut CustomOpRegistry<Flex>)) -> (Runtime, Device) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_io()
         .build()
@@ -45,7 +45,7 @@ fn register_one_by_one(registry: &mut CustomOpRegistry<Flex>) {
     }
 }
 
-fn servers() -> [(Runtime, Device); 3] {
+pub(super) fn servers() -> [(Runtime, Device); 3] {
     [
         serve(register_fp8_ops::<Flex>),
         serve(register_portable_fp8_ops::<Flex>),

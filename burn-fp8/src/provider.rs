@@ -1,4 +1,4 @@
-//! The kernels that run described ops.
+//! Who provides the fp8 ops of a backend: the backend itself, or Burn's standard ops.
 
 use burn::backend::{
     Backend,
@@ -6,20 +6,23 @@ use burn::backend::{
 };
 use burn::tensor::FloatDType;
 
-use crate::{Bias, Fp8Format, Fp8Ops, MatmulSpec, recipe::ScaleUpdate};
+use crate::{
+    Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec, granular, portable,
+    recipe::ScaleUpdate,
+};
 
-/// Defines the trait [`Kernels`] and its implementations from one list of functions.
-macro_rules! kernels {
+/// Defines the trait [`Provider`] and its implementations from one list of functions.
+macro_rules! providers {
     ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty = $native:ident, $portable:path;)*) => {
-        /// The ops of a backend, by any kernels.
-        pub(crate) trait Kernels<B: Backend> {
+        /// The fp8 ops of a backend.
+        pub(crate) trait Provider<B: Backend> {
             $(fn $name($($arg: $type),*) -> $ret;)*
         }
 
-        /// The backend's own kernels.
+        /// The backend's own ops.
         pub(crate) struct Native;
 
-        impl<B: Backend + Fp8Ops> Kernels<B> for Native {
+        impl<B: Backend + Fp8Ops> Provider<B> for Native {
             $(fn $name($($arg: $type),*) -> $ret {
                 B::$native($($arg),*)
             })*
@@ -30,7 +33,7 @@ macro_rules! kernels {
         pub(crate) struct Portable;
 
         #[cfg(feature = "remote")]
-        impl<B: Backend> Kernels<B> for Portable {
+        impl<B: Backend> Provider<B> for Portable {
             $(fn $name($($arg: $type),*) -> $ret {
                 $portable($($arg),*)
             })*
@@ -38,35 +41,50 @@ macro_rules! kernels {
     };
 }
 
-kernels! {
+providers! {
     amax(input: FloatTensor<B>) -> FloatTensor<B>
-        = fp8_amax, crate::portable::amax::<B>;
+        = fp8_amax, portable::amax::<B>;
     scales(amax: FloatTensor<B>, format: Fp8Format, power_of_two: bool) -> FloatTensor<B>
-        = fp8_scales, crate::portable::scales::<B>;
+        = fp8_scales, portable::scales::<B>;
     quantize(
         input: FloatTensor<B>, scale: FloatTensor<B>, format: Fp8Format
     ) -> (IntTensor<B>, FloatTensor<B>)
-        = fp8_quantize, crate::portable::quantize::<B>;
+        = fp8_quantize, portable::quantize::<B>;
     quantize_transposed(
         input: FloatTensor<B>, scale: FloatTensor<B>, format: Fp8Format
     ) -> (IntTensor<B>, IntTensor<B>, FloatTensor<B>)
-        = fp8_quantize_transposed, crate::portable::quantize_transposed::<B>;
+        = fp8_quantize_transposed, portable::quantize_transposed::<B>;
     dequantize(
         codes: IntTensor<B>, scale: FloatTensor<B>, format: Fp8Format, dtype: FloatDType
     ) -> FloatTensor<B>
-        = fp8_dequantize, crate::portable::dequantize::<B>;
+        = fp8_dequantize, portable::dequantize::<B>;
     matmul(
         lhs: IntTensor<B>, rhs: IntTensor<B>, lhs_scale: FloatTensor<B>,
         rhs_scale: FloatTensor<B>, bias: Bias<B>, spec: MatmulSpec
     ) -> FloatTensor<B>
-        = fp8_matmul, crate::portable::matmul::<B>;
+        = fp8_matmul, portable::matmul::<B>;
     matmul_amax(
         lhs: IntTensor<B>, rhs: IntTensor<B>, lhs_scale: FloatTensor<B>,
         rhs_scale: FloatTensor<B>, bias: Bias<B>, spec: MatmulSpec
     ) -> (FloatTensor<B>, FloatTensor<B>)
-        = fp8_matmul_amax, crate::portable::matmul_amax::<B>;
+        = fp8_matmul_amax, portable::matmul_amax::<B>;
     update_scale(
         history: FloatTensor<B>, scale: FloatTensor<B>, amax: FloatTensor<B>, update: ScaleUpdate
     ) -> (FloatTensor<B>, FloatTensor<B>)
-        = fp8_update_scale, crate::portable::update_scale::<B>;
+        = fp8_update_scale, portable::update_scale::<B>;
+    quantize_blocks(
+        input: FloatTensor<B>, cast: Fp8Cast
+    ) -> (IntTensor<B>, FloatTensor<B>)
+        = fp8_quantize_blocks, granular::quantize::<B, Portable>;
+    dequantize_blocks(
+        codes: IntTensor<B>, scale: FloatTensor<B>, granularity: Granularity, format: Fp8Format,
+        dtype: FloatDType
+    ) -> FloatTensor<B>
+        = fp8_dequantize_blocks, granular::dequantize::<B, Portable>;
+    matmul_blocks(
+        lhs: IntTensor<B>, rhs: IntTensor<B>, lhs_scale: FloatTensor<B>,
+        rhs_scale: FloatTensor<B>, bias: Bias<B>, granularities: [Granularity; 2],
+        spec: MatmulSpec
+    ) -> FloatTensor<B>
+        = fp8_matmul_blocks, granular::matmul::<B, Portable>;
 }
