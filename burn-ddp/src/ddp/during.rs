@@ -96,9 +96,9 @@ impl During {
     pub(super) fn average<M: Module>(
         &mut self,
         step: &Step<'_, M>,
-        gradients: GradientsParams,
+        mut gradients: GradientsParams,
     ) -> Result<GradientsParams, DdpError> {
-        let arrivals = step.arrivals(&gradients);
+        let arrivals = step.arrivals(&mut gradients);
         let explain = |error: &DdpError| explain(error, step.trained, &arrivals);
         let taken = self.overlap.taken(&self.device)?;
         // Backward ran once, and averaged all gradients.

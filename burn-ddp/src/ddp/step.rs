@@ -90,7 +90,7 @@ impl<'a, M: Module> Step<'a, M> {
     /// For each slot, the position at which its gradient arrived at the layer of an
     /// [`Overlap`](super::Overlap), from 1; 0 if this rank has no such gradient. Gradients that the program
     /// recomputed after backward come in the order of the slots.
-    pub(super) fn arrivals(&self, gradients: &GradientsParams) -> Vec<u32> {
+    pub(super) fn arrivals(&self, gradients: &mut GradientsParams) -> Vec<u32> {
         let mut numbers = Numbers {
             slots: &self.slots,
             gradients,
@@ -165,7 +165,7 @@ impl ModuleVisitor for Giver<'_> {
 
 struct Numbers<'a> {
     slots: &'a HashMap<ParamId, usize>,
-    gradients: &'a GradientsParams,
+    gradients: &'a mut GradientsParams,
     found: Vec<(Option<u64>, usize)>,
 }
 
@@ -174,8 +174,10 @@ impl ModuleVisitor for Numbers<'_> {
         let Some(slot) = self.slots.get(&param.id) else {
             return;
         };
-        if let Some(gradient) = self.gradients.get::<D>(param.id) {
-            self.found.push((number(gradient), *slot));
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            let (number, gradient) = number(gradient);
+            self.found.push((number, *slot));
+            self.gradients.register(param.id, gradient);
         }
     }
 }

@@ -130,9 +130,6 @@ fn overlapped_ranks_must_use_the_same_parameters() {
 
 #[test]
 fn overlapped_ranks_must_come_to_their_gradients_in_the_same_order() {
-    if !burn_layer::ops_come_whole() {
-        return println!("SKIPPED: with Burn's own fusion such ranks are not told");
-    }
     for scenario in ["overlapped other order", "overlapped other order, static"] {
         for (success, output) in results(scenario, 2) {
             assert!(!success, "{output}");
