@@ -8,6 +8,8 @@ mod suite {
     mod device;
     mod devices;
     mod exact;
+    #[cfg(feature = "signal")]
+    mod fft;
     mod fp8;
     mod fp8_accuracy;
     mod fp8_elsewhere;

@@ -60,8 +60,15 @@ enum Base {
 
 impl Layers {
     /// Begins with `device`: Flex or a CubeCL device. From an autodiff device, the one inside is taken.
+    ///
+    /// With the feature `signal`, the device has the FFTs of `burn::signal`.
     pub fn on(device: Device) -> Self {
-        Self::over_base(Base::Burn(device))
+        let layers = Self::over_base(Base::Burn(device));
+        #[cfg(all(feature = "signal", feature = "flex"))]
+        let layers = layers.custom_ops::<Flex>(crate::fft_ops::<Flex>());
+        #[cfg(all(feature = "signal", feature = "cubecl"))]
+        let layers = layers.custom_ops::<Cube>(crate::fft_ops::<Cube>());
+        layers
     }
 
     /// Begins with a device of any backend, even one that Burn's [`Device`] does not know.

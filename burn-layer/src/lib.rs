@@ -7,6 +7,8 @@ mod custom_op;
 mod deferred;
 mod device;
 mod error;
+#[cfg(feature = "signal")]
+mod fft;
 mod frames;
 mod kept;
 mod layer;
@@ -37,6 +39,8 @@ pub use burn_router::CustomOpHandler;
 pub use clip::{MaxNorm, gradient_norm, gradient_norm_on_device};
 pub use device::LayeredDevice;
 pub use error::LayerError;
+#[cfg(feature = "signal")]
+pub use fft::fft_ops;
 pub use kept::{Descent, Kept, WeakDescent};
 pub use layer::{Cast, Layer, Made};
 pub(crate) use layer_set::LayerSet;

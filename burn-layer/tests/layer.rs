@@ -7,6 +7,8 @@ mod suite {
     mod clip;
     mod delegation;
     mod devices;
+    #[cfg(feature = "signal")]
+    mod fft;
     mod frames;
     mod identity;
     mod lease;

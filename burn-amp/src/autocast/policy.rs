@@ -1,11 +1,14 @@
 //! [`Policy`]: which op runs in which precision.
 
+mod record;
+
 use super::{Rule, rules};
 use burn::tensor::{DType, FloatDType};
 use burn_layer::{Inputs, Op, Plan};
 use core::fmt;
+pub use record::PolicyError;
+use record::PolicyRecord;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 /// The rule of every op in the [table](rules), without overrides.
 const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
@@ -52,7 +55,7 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// | `x * x` | promote | full, as the square of `x` | Burn computes `square` and `powi_scalar(2)` by that product |
 /// | losses, norms and distances that Burn computes by other ops | full | by the rules of these ops | the device sees only these ops: differences of two low tensors are low; exponentials, sums and means are full |
 /// | `dot` | promote | a low product, summed in full | the same |
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "PolicyRecord", try_from = "PolicyRecord")]
 pub struct Policy {
     name: String,
@@ -333,79 +336,4 @@ impl PolicyBuilder {
     pub fn build(self) -> Policy {
         self.policy
     }
-}
-
-/// A policy in its serialized form, with the rules that differ from the table.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PolicyRecord {
-    name: String,
-    #[serde(default = "enabled")]
-    enabled: bool,
-    low: FloatDType,
-    #[serde(default)]
-    low_outputs: bool,
-    #[serde(default)]
-    rules: BTreeMap<String, Rule>,
-}
-
-fn enabled() -> bool {
-    true
-}
-
-impl From<Policy> for PolicyRecord {
-    fn from(policy: Policy) -> Self {
-        // By name, in the order in which the rules will be read: an op comes before its backward, which gets the op's rule unless
-        // it has another.
-        let mut ops: Vec<Op> = Op::ALL.to_vec();
-        ops.sort_by_key(|op| op.name());
-        let mut read = Policy::builder(policy.low);
-        let mut rules = BTreeMap::new();
-        for op in ops {
-            if let Some(rule) = policy.rule(op)
-                && read.policy.rule(op) != Some(rule)
-            {
-                read = read.rule(op, rule);
-                rules.insert(String::from(op.name()), rule);
-            }
-        }
-        Self {
-            rules,
-            name: policy.name,
-            enabled: policy.enabled,
-            low: policy.low,
-            low_outputs: policy.low_outputs,
-        }
-    }
-}
-
-impl TryFrom<PolicyRecord> for Policy {
-    type Error = PolicyError;
-
-    fn try_from(record: PolicyRecord) -> Result<Self, PolicyError> {
-        let mut policy = Policy::builder(record.low)
-            .name(record.name)
-            .low_outputs(record.low_outputs);
-        for (name, rule) in record.rules {
-            let op = Op::from_name(&name).filter(|op| op.takes_float());
-            policy = policy.rule(op.ok_or(PolicyError::UnknownOp { name })?, rule);
-        }
-        let mut policy = policy.build();
-        policy.enabled = record.enabled;
-        Ok(policy)
-    }
-}
-
-/// Why a serialized policy could not be read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PolicyError {
-    /// The policy has a rule for something that is no float op of Burn.
-    #[error(
-        "the policy has a rule for `{name}`, which is no op of Burn that takes a float tensor; `Op::ALL` lists the ops"
-    )]
-    UnknownOp {
-        /// The name in the serialized policy.
-        name: String,
-    },
 }

@@ -88,6 +88,22 @@ fn a_policy_prints_its_table() {
 }
 
 #[test]
+fn a_policy_shows_what_differs_from_the_table() {
+    let shown = |policy: Policy| format!("{policy:?}");
+    let plain = shown(Policy::bf16());
+    assert!(
+        plain.contains(r#"name: "bf16""#) && plain.contains("rules: {}"),
+        "{plain}"
+    );
+    let policy = Policy::builder(FloatDType::BF16).rule(Op::softmax, Rule::Promote);
+    let changed = shown(policy.build());
+    assert!(
+        changed.contains(r#"rules: {"softmax": Promote}"#),
+        "{changed}"
+    );
+}
+
+#[test]
 #[should_panic(expected = "takes no float tensor")]
 fn a_rule_for_an_int_op_is_refused() {
     let _ = Policy::builder(FloatDType::BF16).rule(Op::int_add, Rule::Lower);

@@ -14,3 +14,12 @@ pub(crate) fn devices() -> Vec<Device> {
     let gpus = wgpu().into_iter().chain(cuda());
     [Device::flex()].into_iter().chain(gpus).collect()
 }
+
+/// These, and CubeCL's CPU runtime where its feature is on.
+pub(crate) fn devices_and_cpu() -> Vec<Device> {
+    #[allow(unused_mut)]
+    let mut devices = devices();
+    #[cfg(feature = "cpu")]
+    devices.push(Device::cpu());
+    devices
+}

@@ -1,6 +1,6 @@
 //! Tensors that threads of a program hand to each other.
 
-use super::devices::devices;
+use super::devices::devices_and_cpu;
 use burn::tensor::{Device, Tensor};
 use burn_layer::Layers;
 use std::thread;
@@ -9,11 +9,7 @@ use std::thread;
 /// is right where that one reads it, and so it is on a layered device, whose service reads it.
 #[test]
 fn a_thread_reads_what_it_has_computed_in_another_ones_tensor() {
-    #[allow(unused_mut)]
-    let mut plain = devices();
-    #[cfg(feature = "cpu")]
-    plain.push(Device::cpu());
-    for under in plain {
+    for under in devices_and_cpu() {
         let device = Layers::on(under.clone()).serve().unwrap();
         for device in [&device as &Device, &under] {
             for _ in 0..3 {
