@@ -1,8 +1,8 @@
 //! The layers of one device.
 
 use crate::{
-    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, recent::Recent,
-    recompute::Recomputed, scopes::Scopes, seen::Seen, tensor::Copied,
+    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, float::Copied,
+    recent::Recent, recompute::Recomputed, scopes::Scopes, seen::Seen,
 };
 use burn_backend::{DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
 use burn_std::id::StreamId;

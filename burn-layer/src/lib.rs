@@ -9,7 +9,9 @@ mod device;
 mod error;
 #[cfg(feature = "signal")]
 mod fft;
+mod float;
 mod frames;
+mod held;
 mod kept;
 mod layer;
 mod layer_set;
@@ -41,6 +43,7 @@ pub use device::LayeredDevice;
 pub use error::LayerError;
 #[cfg(feature = "signal")]
 pub use fft::fft_ops;
+pub use float::LayeredFloat;
 pub use kept::{Descent, Kept, WeakDescent};
 pub use layer::{Cast, Layer, Made};
 pub(crate) use layer_set::LayerSet;
@@ -51,6 +54,6 @@ pub use plan::{Inputs, Plan};
 pub use reduce::{FloatView, Reduced};
 pub use run::{Ran, Run, RunInput};
 pub use scope::scoped;
-pub use tensor::{LayeredFloat, LayeredTensor};
+pub use tensor::LayeredTensor;
 pub use under::device_under;
 pub use whole::ops_come_whole;

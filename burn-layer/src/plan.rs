@@ -1,6 +1,6 @@
 //! [`Plan`]: how one op runs, and [`Inputs`]: what a layer decides it by.
 
-use crate::{LayeredFloat, kept::look, rows::Rows, scope::Scope, tensor::Part};
+use crate::{LayeredFloat, float::Part, kept::look, rows::Rows, scope::Scope};
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use std::{any::Any, sync::Arc};
 

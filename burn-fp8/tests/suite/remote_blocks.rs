@@ -70,14 +70,17 @@ fn casts_and_products_with_block_scales_are_one_op_each() {
     let (runtime, device) = serve(register);
     for sides in SIDES {
         run(&inputs(&device), sides);
-        let ops = core::mem::take(&mut *OPS.lock().unwrap());
+        let mut ops = core::mem::take(&mut *OPS.lock().unwrap());
         let cast = |side| match side {
             Granularity::Tensor => &["amax", "scales", "quantize"][..],
             _ => &["quantize_blocks"],
         };
         let casts = sides.map(cast).concat();
         let names = casts.iter().chain(&["matmul_blocks", "dequantize_blocks"]);
-        let expected: Vec<String> = names.map(|name| format!("fp8::{name}")).collect();
+        let mut expected: Vec<String> = names.map(|name| format!("fp8::{name}")).collect();
+        // With Burn's own fusion, its client may send independent ops in another order.
+        ops.sort();
+        expected.sort();
         assert_eq!(ops, expected, "{sides:?}");
     }
     runtime.shutdown_background();

@@ -2,11 +2,14 @@
 
 use super::call::{Call, transposes};
 use crate::{
-    LayeredFloat, Op,
+    LayeredFloat, LayeredTensor, Op,
     recompute::{DEPTH, Recomputed},
     source::Later,
 };
-use burn_backend::{DType, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{
+    BoolDType, DType, TensorMetadata,
+    tensor::{BoolTensor, FloatTensor},
+};
 use burn_ir::BackendIr;
 use std::sync::Arc;
 
@@ -22,6 +25,25 @@ pub(crate) struct Again<B: BackendIr> {
     run: Run<B>,
     /// The dtype that the result is cast to, if any.
     pub(super) store: Option<DType>,
+}
+
+/// The mask of an op that may run again.
+pub(super) enum Mask<B: BackendIr> {
+    Kept(BoolTensor<B>),
+    /// The elements of the op's own input that are not above 0.
+    NotPositive(BoolDType),
+}
+
+impl<B: BackendIr> Mask<B> {
+    /// The mask of the op's input.
+    pub(super) fn of(&self, input: &FloatTensor<B>) -> BoolTensor<B> {
+        match self {
+            Self::Kept(mask) => mask.clone(),
+            Self::NotPositive(dtype) => {
+                B::float_lower_equal_elem(input.clone(), 0f32.into(), *dtype)
+            }
+        }
+    }
 }
 
 /// Tells the call how to run the op again, and returns a view of a tensor that is computed again without computing it now. Covers
@@ -46,7 +68,11 @@ macro_rules! again {
         again!(@op $call, [$x], |x| B::$name(x.remove(0), $min, $max))
     };
     ($call:ident, $name:ident, Float, $x:ident: Float, $mask:ident: Bool, $value:ident: [Scalar]) => {
-        again!(@op $call, [$x], mask = $mask.clone(), |x| B::$name(x.remove(0), mask.clone().into_storage(), $value))
+        again!(@op $call, [$x], mask = $call.mask_again(&$mask, &$x), |x| {
+            let x = x.remove(0);
+            let mask = mask.of(&x);
+            B::$name(x, mask, $value)
+        })
     };
     ($call:ident, $name:ident, Float, $x:ident: Float, $shape:ident: [Shape]) => {
         again!(@view $call, [$x], shape = $shape.clone(), |x| B::$name(x.remove(0), shape.clone()))
@@ -102,6 +128,20 @@ impl<B: BackendIr> Call<B> {
             run,
             store: None,
         });
+    }
+
+    /// The mask of an op on `input` that may run again. In the two ops by which Burn computes `relu` where its client does not send
+    /// it whole, the mask need not be kept.
+    pub(super) fn mask_again(
+        &self,
+        mask: &LayeredTensor<BoolTensor<B>>,
+        input: &LayeredFloat<B>,
+    ) -> Mask<B> {
+        // Filled with 0, elements that are rounded to 0 before they are compared change nothing.
+        match self.constants.first() == Some(0.0) && mask.is_not_positive_of(input) {
+            true => Mask::NotPositive(mask.dtype().into()),
+            false => Mask::Kept(mask.clone().into_storage()),
+        }
     }
 
     /// Whether keeping the inputs takes less memory than keeping the output: one input is as large as the output but in a

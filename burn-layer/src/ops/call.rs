@@ -3,14 +3,17 @@
 use super::{again::Again, constants::Constants, kernel_end::alone_in_kernel, lineage::Lineage};
 use crate::{
     Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
+    float::{Copied, Origin},
     recent::GiveUp,
     recompute::Recomputed,
     reduce::Viewed,
     rows::{Rows, Used},
     scope::Scope,
-    tensor::{Copied, MaximumOf},
 };
-use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{
+    DType, Distribution, FloatDType, Shape, TensorMetadata,
+    tensor::{BoolTensor, FloatTensor},
+};
 use burn_ir::BackendIr;
 use std::sync::{Arc, Mutex};
 
@@ -34,7 +37,9 @@ pub(crate) struct Call<B: BackendIr> {
     /// How the result may be computed again.
     pub(super) again: Option<Again<B>>,
     /// If the result is the maximum of a tensor along a dimension: that tensor.
-    maximum_of: Option<MaximumOf>,
+    maximum_of: Option<Origin>,
+    /// If the result is a mask of the elements of a tensor that are not above 0: that tensor.
+    not_positive_of: Option<Origin>,
     /// The rows of a tensor that is reshaped or transposed.
     rows: Option<Arc<Rows>>,
     /// The copy in another dtype of a tensor that is reshaped.
@@ -76,6 +81,7 @@ impl<B: BackendIr> Call<B> {
             of_recomputed: None,
             again: None,
             maximum_of: None,
+            not_positive_of: None,
             rows: None,
             copied: None,
             copy: None,
@@ -101,13 +107,13 @@ impl<B: BackendIr> Call<B> {
             }
             None => {
                 self.maximum_of = match self.op {
-                    Op::float_max_dim | Op::float_max_dim_with_indices => {
-                        Some(tensor.for_maximum())
-                    }
+                    Op::float_max_dim | Op::float_max_dim_with_indices => Some(tensor.origin()),
                     // Burn's quiet softmax replaces infinite maxima.
                     Op::float_mask_fill => tensor.maximum_of().cloned(),
                     _ => None,
                 };
+                let is_first_of_relu = self.op == Op::float_lower_equal_elem;
+                self.not_positive_of = is_first_of_relu.then(|| tensor.origin());
                 self.only = identity;
                 if steps(self.op) {
                     self.descent = tensor.rows().descent.get().cloned();
@@ -404,6 +410,13 @@ impl<B: BackendIr> Call<B> {
             output: output.view(),
             scope: self.scope.as_deref(),
         });
+    }
+
+    /// Wraps a bool result.
+    pub(crate) fn mask(&mut self, mask: BoolTensor<B>) -> LayeredTensor<BoolTensor<B>> {
+        let of = self.not_positive_of.take();
+        let of = of.filter(|_| self.constants.first() == Some(0.0));
+        self.tensor(mask).with_not_positive_of(of)
     }
 
     pub(crate) fn tensor<P>(&self, tensor: P) -> LayeredTensor<P> {

@@ -218,7 +218,7 @@ macro_rules! wrap {
         $call.tensor($out)
     };
     ($call:ident, Bool, $out:expr) => {
-        $call.tensor($out)
+        $call.mask($out)
     };
     ($call:ident, Quantized, $out:expr) => {
         $call.tensor($out)

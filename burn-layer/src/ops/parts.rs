@@ -1,7 +1,7 @@
 //! Which part of something that Burn computes by several ops a result may be.
 
 use super::call::Call;
-use crate::{Op, tensor::Part};
+use crate::{Op, float::Part};
 use burn_backend::Shape;
 use burn_ir::BackendIr;
 

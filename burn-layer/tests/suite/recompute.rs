@@ -150,6 +150,39 @@ fn every_cheap_op_is_computed_again_with_the_same_result() {
     }
 }
 
+/// Where Burn's client does not send `relu` whole, the mask is made again as well; other masks are not.
+#[test]
+fn what_is_filled_is_where_the_mask_was() {
+    type Fill = fn(Tensor<2>) -> Tensor<2>;
+    let fills: [Fill; 5] = [
+        |x| x.clone().mask_fill(x.lower_equal_elem(0.0), 0.0),
+        |x| x.clone().mask_fill(x.lower_equal_elem(0.0), 0.5),
+        |x| x.clone().mask_fill(x.lower_equal_elem(0.1), 0.0),
+        |x| {
+            x.clone()
+                .mask_fill(x.clone().flip([0]).lower_equal_elem(0.0), 0.0)
+        },
+        |x| x.clone().mask_fill(x.lower_elem(0.1), 0.0),
+    ];
+    for plain in devices() {
+        let layer = Recompute::default();
+        let device = layer.device(&plain);
+        let signs = |x: Tensor<2>| x.exp().cos();
+        for fill in fills {
+            let kept = activation(&device, 64);
+            let made = fill(signs(kept.clone()));
+            give_up_earlier(&device);
+            let (found, computed) = layer.read(&made);
+            assert_eq!(computed[0], Op::float_mask_fill);
+            let unfilled = signs(activation(&plain, 64));
+            let expected = values(fill(unfilled.clone()));
+            assert_ne!(expected, values(unfilled));
+            agree(&plain, &found, &expected);
+            drop(kept);
+        }
+    }
+}
+
 /// What is computed in one dtype and stored in another is so again.
 #[test]
 fn what_was_stored_in_another_dtype_is_cast_again() {

@@ -1,0 +1,381 @@
+//! [`LayeredFloat`]: the float tensors of a layered backend, with what is known of them.
+
+use crate::{
+    Cast, LayerSet, LayeredDevice,
+    held::Held,
+    ops::batch::Products,
+    recent::GiveUp,
+    recompute::Recomputed,
+    rows::Rows,
+    source::{Later, Source},
+};
+use burn_backend::{
+    Backend, DType, Shape, TensorMetadata,
+    tensor::{Device, FloatTensor},
+};
+use core::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A copy in another dtype, which a tensor shares with its clones and reshapes. A narrower copy lives as long as they do if the
+/// tensor is no activation, so that a parameter is cast once and not once per op, or can be computed again, so that its wider
+/// elements need not be kept. Other copies are kept for a [while](crate::recent::Recent).
+pub(crate) type Copied<P> = Arc<Mutex<Option<(DType, P)>>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A float tensor of a layered backend: its storage, whose dtype the layers choose, and the
+/// dtype that the program sees.
+pub struct LayeredFloat<B: Backend> {
+    source: Source<FloatTensor<B>>,
+    nominal: DType,
+    /// Shared by all clones of the tensor, which are recognized by it.
+    identity: Arc<()>,
+    copied: Copied<FloatTensor<B>>,
+    rows: Arc<Rows>,
+    /// If this tensor is the transposition of another: the rows of that one.
+    columns: Option<Arc<Rows>>,
+    /// If this tensor is the maximum of another along a dimension: that one.
+    maximum_of: Option<Origin>,
+    /// Whether the tensor is a gradient.
+    gradient: bool,
+    /// Whether the tensor was computed by a product or a similar op of a network.
+    computed: bool,
+    /// Which part of something that Burn computes by several ops the tensor may be.
+    part: Option<Part>,
+    /// The product that gives the tensor, if it waits for the sum over its batch.
+    products: Option<Arc<Products<B>>>,
+    layer: Held,
+}
+
+/// A part of something that Burn computes by several ops: of a linear layer, which is a product and its sum with a row; of
+/// dropout, which multiplies by a mask; or of `silu`, which multiplies by a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Product,
+    /// A vector, reshaped.
+    Row,
+    /// Zeros and ones that were drawn.
+    Mask,
+    /// A sigmoid, reshaped or not.
+    Gate,
+    /// What the first so many ops of a sigmoid make.
+    OfSigmoid(usize),
+}
+
+/// The identity of the tensor that another one was made of. While this lives, no other tensor's identity has its address.
+pub(crate) type Origin = Weak<()>;
+
+impl<B: Backend> LayeredFloat<B> {
+    pub(crate) fn new(primitive: FloatTensor<B>, nominal: DType, layer: Arc<LayerSet>) -> Self {
+        Self::with_source(Source::Ready(primitive), nominal, layer)
+    }
+
+    /// A tensor of that shape and dtype, whose elements may have to be waited for or computed again.
+    pub(crate) fn later(
+        value: Later<FloatTensor<B>>,
+        (shape, dtype): (Shape, DType),
+        device: Device<B>,
+        nominal: DType,
+        layer: Arc<LayerSet>,
+    ) -> Self {
+        let source = Source::Later(value, (shape, dtype), device);
+        Self::with_source(source, nominal, layer)
+    }
+
+    fn with_source(source: Source<FloatTensor<B>>, nominal: DType, layer: Arc<LayerSet>) -> Self {
+        Self {
+            source,
+            nominal,
+            identity: Arc::new(()),
+            copied: Arc::default(),
+            rows: Arc::default(),
+            columns: None,
+            maximum_of: None,
+            gradient: false,
+            computed: false,
+            part: None,
+            products: None,
+            layer: Held::new(layer),
+        }
+    }
+
+    pub(crate) fn columns(&self) -> Option<&Arc<Rows>> {
+        self.columns.as_ref()
+    }
+
+    pub(crate) fn with_columns(self, columns: Option<Arc<Rows>>) -> Self {
+        Self { columns, ..self }
+    }
+
+    pub(crate) fn rows(&self) -> &Arc<Rows> {
+        &self.rows
+    }
+
+    pub(crate) fn with_rows(self, rows: Arc<Rows>) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// This tensor's identity, for what is made of it to refer to.
+    pub(crate) fn origin(&self) -> Origin {
+        Arc::downgrade(&self.identity)
+    }
+
+    /// The tensor that this one is the maximum of along a dimension, if it is one.
+    pub(crate) fn maximum_of(&self) -> Option<&Origin> {
+        self.maximum_of.as_ref()
+    }
+
+    /// Whether the tensor is the maximum along a dimension of the one with that identity.
+    pub(crate) fn is_maximum_of(&self, identity: usize) -> bool {
+        let of = self.maximum_of.as_ref();
+        of.is_some_and(|of| of.as_ptr() as usize == identity)
+    }
+
+    pub(crate) fn with_maximum_of(self, maximum_of: Option<Origin>) -> Self {
+        Self { maximum_of, ..self }
+    }
+
+    /// Whether the tensor is a gradient: computed from the one that a backward pass begins with.
+    pub(crate) fn is_gradient(&self) -> bool {
+        self.gradient
+    }
+
+    pub(crate) fn with_gradient(self, gradient: bool) -> Self {
+        Self { gradient, ..self }
+    }
+
+    /// Whether the tensor was computed by a product or a similar op of a network, as activations are and parameters are not.
+    pub(crate) fn is_computed(&self) -> bool {
+        self.computed
+    }
+
+    pub(crate) fn with_computed(self, computed: bool) -> Self {
+        Self { computed, ..self }
+    }
+
+    /// Which part of something that Burn computes by several ops the tensor may be.
+    pub(crate) fn part(&self) -> Option<Part> {
+        self.part
+    }
+
+    pub(crate) fn with_part(self, part: Option<Part>) -> Self {
+        Self { part, ..self }
+    }
+
+    /// The product that gives the tensor, if it waits for the sum over its batch.
+    pub(crate) fn products(&self) -> Option<&Arc<Products<B>>> {
+        self.products.as_ref()
+    }
+
+    pub(crate) fn with_products(self, products: Option<Arc<Products<B>>>) -> Self {
+        Self { products, ..self }
+    }
+
+    pub(crate) fn layer(&self) -> &Arc<LayerSet> {
+        &self.layer
+    }
+
+    /// A number that the clones of a tensor share while one of them lives.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.identity) as usize
+    }
+
+    /// Whether the tensor has other clones, such as one that the program still holds.
+    pub(crate) fn has_clones(&self) -> bool {
+        Arc::strong_count(&self.identity) > 1
+    }
+
+    pub(crate) fn copied(&self) -> &Copied<FloatTensor<B>> {
+        &self.copied
+    }
+
+    pub(crate) fn with_copied(self, copied: Copied<FloatTensor<B>>) -> Self {
+        Self { copied, ..self }
+    }
+
+    /// The copy in another dtype, if there is one.
+    pub(crate) fn copy(&self) -> Option<(DType, FloatTensor<B>)> {
+        let (dtype, copy) = lock(&self.copied).clone()?;
+        Some((dtype, in_shape::<B>(copy, self.shape())))
+    }
+
+    pub(crate) fn storage_device(&self) -> Device<B> {
+        self.source.device()
+    }
+
+    /// The length of the chain of tensors that are computed from each other to compute this one again. `None` if it never has to
+    /// be.
+    pub(crate) fn recomputed(&self) -> Option<usize> {
+        self.source.depth()
+    }
+
+    /// The value that can be computed again, if the tensor is one.
+    pub(crate) fn value(&self) -> Option<&Arc<Recomputed<FloatTensor<B>>>> {
+        self.source.value()
+    }
+
+    /// The dtype that the elements are stored in.
+    pub fn storage_dtype(&self) -> DType {
+        self.source.dtype()
+    }
+
+    /// The dtype that tells the precision of the elements: the one that they are stored in, except for a mask, whose zeros and
+    /// ones are exact in any dtype. For a mask, it is the one that the program sees.
+    pub(crate) fn meant_dtype(&self) -> DType {
+        match self.part {
+            Some(Part::Mask) => self.nominal,
+            _ => self.storage_dtype(),
+        }
+    }
+
+    /// The same elements as an input of an op that may run again, without anything else that is known of the tensor or shared.
+    pub(crate) fn alone(&self) -> Self {
+        Self::with_source(self.source.clone(), self.nominal, self.layer().clone())
+    }
+
+    /// The tensor in `dtype`, or as it is stored for `None`, without keeping a copy.
+    pub(crate) fn in_dtype(&self, dtype: Option<DType>) -> FloatTensor<B> {
+        let from = self.storage_dtype();
+        let stored = self.clone().into_storage();
+        match dtype.filter(|dtype| *dtype != from) {
+            Some(to) => {
+                let elements = self.shape().num_elements();
+                self.layer().cast(Cast {
+                    from,
+                    to,
+                    elements,
+                    saved: false,
+                });
+                B::float_cast(stored, to.into())
+            }
+            None => stored,
+        }
+    }
+
+    /// The tensor of the backend underneath, as it is stored.
+    pub fn into_storage(self) -> FloatTensor<B> {
+        self.source.get(&self.layer)
+    }
+
+    /// The tensor of the backend underneath in `dtype`. Uses an earlier cast of the same tensor if there
+    /// is one.
+    pub fn into_dtype(self, dtype: DType) -> FloatTensor<B> {
+        self.cast(dtype, true)
+    }
+
+    /// The same, but keeps no copy. This is for ops that are wide only inside: a backend that fuses ops does not write a copy
+    /// that nobody keeps.
+    pub(crate) fn into_dtype_once(self, dtype: DType) -> FloatTensor<B> {
+        self.cast(dtype, false)
+    }
+
+    fn cast(self, dtype: DType, keep: bool) -> FloatTensor<B> {
+        let from = self.storage_dtype();
+        if from == dtype {
+            return self.into_storage();
+        }
+        let cast = Cast {
+            from,
+            to: dtype,
+            elements: self.shape().num_elements(),
+            saved: false,
+        };
+        // The last holder has no use for a copy beyond this op.
+        let is_shared = keep && Arc::strong_count(&self.copied) > 1;
+        // A tensor that can be computed again gives up its wider elements below, so that only the narrower copy takes memory.
+        let lasts = (!self.computed || self.recomputed().is_some()) && dtype.size() < from.size();
+        let copied = self.copied.clone();
+        let layer = self.layer().clone();
+        let copy = lock(&copied).clone();
+        if let Some((at, tensor)) = copy
+            && at == dtype
+        {
+            layer.cast(Cast {
+                saved: true,
+                ..cast
+            });
+            return in_shape::<B>(tensor, self.shape());
+        }
+        layer.cast(cast);
+        let value = self.value().cloned();
+        let stored = self.into_storage();
+        if let Some(value) = value.filter(|_| is_shared && lasts) {
+            // The copy is all that products need.
+            value.give_up();
+        }
+        let tensor = B::float_cast(stored, dtype.into());
+        if is_shared {
+            *lock(&copied) = Some((dtype, tensor.clone()));
+            if !lasts {
+                layer.keep_for_now(&copied);
+            }
+        }
+        tensor
+    }
+
+    /// The tensor of the backend underneath in the dtype that the program sees.
+    pub fn into_nominal(self) -> FloatTensor<B> {
+        let nominal = self.nominal;
+        self.into_dtype(nominal)
+    }
+}
+
+fn in_shape<B: Backend>(tensor: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
+    if tensor.shape() == shape {
+        return tensor;
+    }
+    B::float_reshape(tensor, shape)
+}
+
+impl<B: Backend> Clone for LayeredFloat<B> {
+    fn clone(&self) -> Self {
+        Self {
+            source: self.source.clone(),
+            nominal: self.nominal,
+            identity: self.identity.clone(),
+            copied: self.copied.clone(),
+            rows: self.rows.clone(),
+            columns: self.columns.clone(),
+            maximum_of: self.maximum_of.clone(),
+            gradient: self.gradient,
+            computed: self.computed,
+            part: self.part,
+            products: self.products.clone(),
+            layer: self.layer.clone(),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for LayeredFloat<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayeredFloat")
+            .field("nominal", &self.nominal)
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+impl<B: Backend> TensorMetadata for LayeredFloat<B> {
+    type Device = LayeredDevice<B::Device>;
+
+    fn dtype(&self) -> DType {
+        self.nominal
+    }
+
+    fn shape(&self) -> Shape {
+        self.source.shape()
+    }
+
+    fn device(&self) -> Self::Device {
+        LayeredDevice::with_shared(self.storage_device(), self.layer().clone())
+    }
+
+    fn can_mut(&self) -> bool {
+        match &self.source {
+            Source::Ready(tensor) => tensor.can_mut(),
+            Source::Later(..) => false,
+        }
+    }
+}
