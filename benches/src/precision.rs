@@ -66,6 +66,9 @@ impl Precision {
             Self::Fp8Current => fp8(CurrentScaling::new().into()),
             Self::Fp8Delayed => fp8(DelayedScaling::new().into()),
         };
+        // What is counted on a CPU are the kernels of a GPU with tensor cores, which take the dense convolutions of these models.
+        #[cfg(feature = "cpu")]
+        let autocast = autocast.reduced_precision_reduction(device == Device::cpu());
         let device = autocast.device(device);
         device.expect("the device computes in bf16")
     }

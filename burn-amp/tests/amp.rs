@@ -40,6 +40,7 @@ mod suite {
     mod policy;
     mod pytorch_lists;
     mod recompute;
+    mod reduction;
     mod region;
     mod squares;
     mod training;

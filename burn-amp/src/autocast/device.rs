@@ -5,6 +5,7 @@ use super::fp8::Fp8;
 use super::{
     AutocastLayer, AutocastReport, NanGuard, Policy,
     fp8::{self, Fp8Settings},
+    reduction::Reduction,
     report::Counters,
 };
 use burn::tensor::{DType, Device};
@@ -39,6 +40,7 @@ pub struct Autocast {
     pub(super) fp8: Option<Fp8Settings>,
     guard: Option<NanGuard>,
     recompute: bool,
+    reduced: bool,
 }
 
 /// A device that [`Autocast::device`] has created, with what it was created from.
@@ -46,6 +48,7 @@ struct Made {
     policy: Policy,
     fp8: Option<Fp8Settings>,
     recompute: bool,
+    reduced: bool,
     plain: Device,
     /// The settings of the plain device at that time.
     settings: DeviceSettings,
@@ -62,6 +65,7 @@ impl Autocast {
             fp8: None,
             guard: None,
             recompute: true,
+            reduced: false,
         }
     }
 
@@ -109,6 +113,27 @@ impl Autocast {
         self
     }
 
+    /// Whether convolutions may add up their products in 16 bits, as PyTorch's `allow_bf16_reduced_precision_reduction` does for
+    /// matrix products. Off by default, so they are added in f32, as PyTorch's kernels do it.
+    ///
+    /// Flex does so in any case, and so do CubeCL's kernels for tensor cores, which take dense convolutions. For others (with
+    /// groups, transposed, or on devices without tensor cores) CubeCL's kernels (burn-cubecl 0.22.1) add in the dtype of their
+    /// inputs. In bf16 a sum of equal numbers stops growing at 256 of them, so that the gradient of a depthwise filter is wrong
+    /// by half for 4,096 positions. A convolution that would add up more than 64 products in this way is computed in f32, and its
+    /// result is stored as the policy says. That takes casts, and is no faster than in f32.
+    ///
+    /// ```
+    /// use burn_amp::Autocast;
+    ///
+    /// // As fast as it goes, however wrong:
+    /// let autocast = Autocast::bf16().reduced_precision_reduction(true);
+    /// # let _ = autocast;
+    /// ```
+    pub fn reduced_precision_reduction(mut self, allow: bool) -> Self {
+        self.reduced = allow;
+        self
+    }
+
     /// The autocast device over `device`, which lives as long as the process. `device` may be any Flex or CubeCL device; from an
     /// autodiff device you get an autodiff device. As with Burn's own devices, the same policy over the same device gives the
     /// same device, except with a [guard](Self::nan_guard) or after an op has panicked on it. Because of that check, a call for
@@ -126,14 +151,15 @@ impl Autocast {
         if self.guard.is_some() {
             return self.with_report(device).map(|autocast| autocast.device);
         }
-        let (policy, fp8, recompute) = (self.policy.clone(), self.fp8.clone(), self.recompute);
+        let (policy, fp8) = (self.policy.clone(), self.fp8.clone());
+        let (recompute, reduced) = (self.recompute, self.reduced);
         let plain = device.clone().inner();
         let settings = plain.settings();
         let devices = || DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |made: &Made| {
             made.policy == policy
                 && made.fp8 == fp8
-                && made.recompute == recompute
+                && (made.recompute, made.reduced) == (recompute, reduced)
                 && made.plain == plain
                 && made.settings == settings
         };
@@ -160,6 +186,7 @@ impl Autocast {
                     policy,
                     fp8,
                     recompute,
+                    reduced,
                     plain,
                     settings,
                     autocast: autocast.clone(),
@@ -315,6 +342,10 @@ impl Autocast {
             policy: Arc::new(self.policy),
             fp8: self.fp8.map(|fp8| Arc::new(fp8.into())),
             supported,
+            reduction: match self.reduced {
+                true => Reduction::Full,
+                false => Reduction::on(device),
+            },
             recompute: self.recompute,
             counters: Arc::default(),
             not_in_fp8: Arc::new(Once::new()),

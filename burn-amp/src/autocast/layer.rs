@@ -3,6 +3,7 @@
 use super::{
     AutocastDevice, Policy,
     fp8::Fp8,
+    reduction::Reduction,
     region::{self, Region},
     report::Counters,
 };
@@ -17,6 +18,8 @@ pub struct AutocastLayer {
     pub(super) fp8: Option<Arc<Fp8>>,
     /// The float dtypes that the device computes in.
     pub(super) supported: Vec<DType>,
+    /// In which precision the device adds up the products of convolutions in 16 bits.
+    pub(super) reduction: Reduction,
     /// Whether cheap results are computed again instead of being kept.
     pub(super) recompute: bool,
     pub(super) counters: Arc<Counters>,
@@ -33,6 +36,12 @@ impl AutocastLayer {
             #[cfg(feature = "fp8")]
             fp8: self.fp8.clone(),
         }
+    }
+
+    /// What a policy that is on plans for an op.
+    fn by(&self, policy: &Policy, op: Op, inputs: &Inputs) -> Plan {
+        let plan = self.reduction.plan(op, policy.plan(op, inputs), inputs);
+        self.with_recompute(policy, plan, inputs)
     }
 
     /// Lets cheap results be computed again, if the layer is to do so: kept results would use up memory that a low dtype saves.
@@ -52,11 +61,10 @@ impl Layer for AutocastLayer {
             // As without autocast.
             Some(Region::Policy(policy)) if !policy.is_enabled() => region::full(inputs),
             Some(Region::Policy(policy)) if self.supported.contains(&policy.low_dtype().into()) => {
-                self.with_recompute(policy, policy.plan(op, inputs), inputs)
+                self.by(policy, op, inputs)
             }
             _ => {
-                let plan = self.policy.plan(op, inputs);
-                let plan = self.with_recompute(&self.policy, plan, inputs);
+                let plan = self.by(&self.policy, op, inputs);
                 match &self.fp8 {
                     Some(fp8) if fp8.takes(op, inputs) => {
                         let as_computed = plan.compute.unwrap_or(inputs.nominal);

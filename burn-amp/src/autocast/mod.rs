@@ -9,6 +9,7 @@ mod fp8;
 mod layer;
 mod nan_guard;
 mod policy;
+mod reduction;
 mod region;
 mod report;
 mod rule;

@@ -1,0 +1,82 @@
+//! What convolutions on CubeCL's devices add up, against f32.
+
+use burn::tensor::{
+    Device, Tensor, TensorData,
+    module::{conv_transpose2d, conv2d},
+    ops::{ConvOptions, ConvTransposeOptions},
+};
+use burn_amp::Autocast;
+
+use super::devices::cube_devices;
+
+/// Positive numbers, whose sums grow, that are exact in bf16.
+fn positive(shape: [usize; 4], device: &Device) -> Tensor<4> {
+    let number = |place: usize| ((place * 37 + 11) % 29 + 1) as f32 / 32.0;
+    let numbers: Vec<f32> = (0..shape.iter().product()).map(number).collect();
+    Tensor::<4>::from_data(TensorData::new(numbers, shape), device).require_grad()
+}
+
+fn values(tensor: Tensor<4>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+/// The output, and the gradients of input and filter.
+fn pass(device: &Device, x: [usize; 4], filter: [usize; 4], groups: usize) -> [Vec<f32>; 3] {
+    let device = device.clone().autodiff();
+    let [x, filter] = [x, filter].map(|shape| positive(shape, &device));
+    let output = match groups {
+        // Transposed.
+        0 => {
+            let options = ConvTransposeOptions::new([2, 2], [1, 1], [0, 0], [1, 1], 1);
+            conv_transpose2d(x.clone(), filter.clone(), None, options)
+        }
+        _ => {
+            let padding = filter.dims()[2] / 2;
+            let options = ConvOptions::new([1, 1], [padding; 2], [1, 1], groups);
+            conv2d(x.clone(), filter.clone(), None, options)
+        }
+    };
+    let gradients = output.clone().sum().backward();
+    let gradients = [x, filter].map(|it| values(it.grad(&gradients).unwrap()));
+    let [of_x, of_filter] = gradients;
+    [values(output), of_x, of_filter]
+}
+
+/// The largest error relative to the value.
+fn error(found: &[f32], expected: &[f32]) -> f32 {
+    let errors = found.iter().zip(expected).map(|(a, b)| (a / b - 1.0).abs());
+    errors.fold(0.0, f32::max)
+}
+
+#[test]
+fn convolutions_add_up_in_f32() {
+    let cases = [
+        ("dense", [2, 32, 8, 8], [16, 32, 3, 3], 1),
+        ("depthwise", [4, 8, 32, 32], [8, 1, 3, 3], 8),
+        ("transposed", [2, 64, 4, 4], [64, 8, 4, 4], 0),
+    ];
+    for plain in cube_devices() {
+        let Ok(lease) = Autocast::bf16().lease(plain.clone()) else {
+            println!("SKIPPED: {plain:?} has no bf16");
+            continue;
+        };
+        for (name, x, filter, groups) in cases {
+            let expected = pass(&plain, x, filter, groups);
+            let found = pass(&lease.device(), x, filter, groups);
+            for (found, expected) in found.iter().zip(&expected) {
+                let error = error(found, expected);
+                // The result is rounded to bf16, and so is a sum of 64 products, at each of them.
+                assert!(error < 0.04, "{name}: {error}");
+            }
+        }
+        // What is worse if it is allowed to be, where there are no tensor cores to do better.
+        let reduced = Autocast::bf16().reduced_precision_reduction(true);
+        let reduced = reduced.lease(plain.clone()).unwrap();
+        let (name, x, filter, groups) = cases[1];
+        let expected = pass(&plain, x, filter, groups);
+        let found = pass(&reduced.device(), x, filter, groups);
+        let error = error(&found[2], &expected[2]);
+        println!("{name}, reduced precision: {error:.3}");
+        assert!(error > 0.1);
+    }
+}
