@@ -3,8 +3,9 @@
 use burn::tensor::{DType, Device, Shape};
 use burn_layer::{Inputs, Op, Plan};
 
-/// So many products may be added in 16 bits. It lets through depthwise filters of up to 8 by 8.
-const PRODUCTS: usize = 64;
+/// So many products may be added in 16 bits. It lets through depthwise filters of up to 4 by 4; by 45 products, a bf16 sum was off by
+/// 2 %.
+const PRODUCTS: usize = 16;
 
 /// In which precision a device adds up the products of a convolution in 16 bits.
 ///
@@ -22,19 +23,18 @@ pub(super) enum Reduction {
 }
 
 impl Reduction {
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu", feature = "rocm"))]
     pub(super) fn on(device: &Device) -> Self {
-        // Flex has no identity.
-        match device.identity() {
-            None => Self::Full,
-            Some(cube) if has_tensor_cores(&cube.fingerprint) => Self::FullIfDense,
-            Some(_) => Self::Reduced,
-        }
+        Self::of(fingerprint(device).as_deref())
     }
 
-    #[cfg(not(any(feature = "cpu", feature = "cuda", feature = "wgpu", feature = "rocm")))]
-    pub(super) fn on(_device: &Device) -> Self {
-        Self::Full
+    /// Of the device that compiles for `fingerprint`; without one, it is Flex, or a backend that is not known.
+    fn of(fingerprint: Option<&str>) -> Self {
+        match fingerprint {
+            None => Self::Full,
+            // NVIDIA's tensor cores and AMD's matrix cores.
+            Some(it) if it.starts_with("ptx") || it.starts_with("hip") => Self::FullIfDense,
+            Some(_) => Self::Reduced,
+        }
     }
 
     /// The plan, but in f32 for a convolution that would add up more than [`PRODUCTS`] in 16 bits. The result is stored as before.
@@ -59,10 +59,15 @@ impl Reduction {
     }
 }
 
-/// Whether what a CubeCL device compiles for has tensor cores (NVIDIA's) or matrix cores (AMD's) that its convolutions use.
+/// What a CubeCL device compiles its kernels for.
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu", feature = "rocm"))]
-fn has_tensor_cores(fingerprint: &str) -> bool {
-    fingerprint.starts_with("ptx") || fingerprint.starts_with("hip")
+fn fingerprint(device: &Device) -> Option<String> {
+    device.identity().map(|identity| identity.fingerprint)
+}
+
+#[cfg(not(any(feature = "cpu", feature = "cuda", feature = "wgpu", feature = "rocm")))]
+fn fingerprint(_device: &Device) -> Option<String> {
+    None
 }
 
 /// An element of what a convolution computes.
@@ -163,15 +168,31 @@ mod tests {
     }
 
     #[test]
+    fn what_tensor_cores_take_is_added_in_f32() {
+        assert_eq!(Reduction::on(&Device::flex()), Reduction::Full);
+        // As CubeCL 0.11 names what it compiles for.
+        for (fingerprint, expected) in [
+            ("ptx_sm90", Reduction::FullIfDense),
+            ("hip-kernel_gfx942", Reduction::FullIfDense),
+            ("spirv_4098_5567", Reduction::Reduced),
+            ("cpu_x86_64", Reduction::Reduced),
+        ] {
+            assert_eq!(Reduction::of(Some(fingerprint)), expected);
+        }
+        #[cfg(feature = "cpu")]
+        assert_eq!(Reduction::on(&Device::cpu()), Reduction::Reduced);
+    }
+
+    #[test]
     fn only_long_sums_are_moved() {
         let shapes = |channels: usize| [[1, channels, 9, 9], [4, channels, 2, 2]].map(Shape::new);
         let dense = |it: Reduction, channels| it.loses(Op::conv2d, &shapes(channels));
-        assert!(!dense(Reduction::Reduced, 16) && dense(Reduction::Reduced, 17));
-        assert!(!dense(Reduction::FullIfDense, 17) && !dense(Reduction::Full, 17));
+        assert!(!dense(Reduction::Reduced, 4) && dense(Reduction::Reduced, 5));
+        assert!(!dense(Reduction::FullIfDense, 5) && !dense(Reduction::Full, 5));
         let transposed = |it: Reduction| {
             it.loses(
                 Op::conv_transpose2d,
-                &[[1, 17, 9, 9], [17, 4, 2, 2]].map(Shape::new),
+                &[[1, 5, 9, 9], [5, 4, 2, 2]].map(Shape::new),
             )
         };
         assert!(transposed(Reduction::FullIfDense) && !transposed(Reduction::Full));
