@@ -41,6 +41,10 @@ mod suite {
     mod pytorch_lists;
     mod recompute;
     mod reduction;
+    // For the tests inside of it: the library has no test build.
+    #[allow(dead_code)]
+    #[path = "../../src/autocast/reduction.rs"]
+    mod reduction_rule;
     mod region;
     mod squares;
     mod training;
