@@ -8,7 +8,7 @@ use burn::tensor::{FloatDType, Shape, Slice};
 
 use crate::{Bias, Fp8Cast, Fp8Format, Granularity, MatmulSpec, provider::Provider};
 
-/// See [`Fp8Ops::fp8_quantize_blocks`].
+/// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks).
 pub(crate) fn quantize<B: Backend, P: Provider<B>>(
     input: FloatTensor<B>,
     cast: Fp8Cast,
@@ -31,7 +31,7 @@ pub(crate) fn quantize<B: Backend, P: Provider<B>>(
     (codes, scale)
 }
 
-/// See [`Fp8Ops::fp8_dequantize_blocks`].
+/// See [`Fp8Ops::fp8_dequantize_blocks`](crate::Fp8Ops::fp8_dequantize_blocks).
 pub(crate) fn dequantize<B: Backend, P: Provider<B>>(
     codes: IntTensor<B>,
     scale: FloatTensor<B>,
@@ -45,7 +45,7 @@ pub(crate) fn dequantize<B: Backend, P: Provider<B>>(
     B::float_cast(values, dtype)
 }
 
-/// See [`Fp8Ops::fp8_matmul_blocks`].
+/// See [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks).
 pub(crate) fn matmul<B: Backend, P: Provider<B>>(
     lhs: IntTensor<B>,
     rhs: IntTensor<B>,

@@ -27,6 +27,17 @@ pub enum Bias<B: Backend> {
     Row(FloatTensor<B>),
 }
 
+#[cfg(any(feature = "cubecl", feature = "remote"))]
+impl<B: Backend> Bias<B> {
+    /// The bias, if there is one.
+    pub(crate) fn row(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::None => None,
+            Self::Row(bias) => Some(bias),
+        }
+    }
+}
+
 /// The formats, the output dtype and the precision of [`Fp8Ops::fp8_matmul`].
 ///
 /// ```

@@ -14,6 +14,9 @@ fn the_same_policy_over_the_same_device_is_the_same_device() {
         device(Autocast::new(Policy::o1()))
     );
     assert_ne!(device(Autocast::bf16()), device(Autocast::fp16()));
+    let reduced = || device(Autocast::bf16().reduced_precision_reduction(true));
+    assert_eq!(reduced(), reduced());
+    assert_ne!(reduced(), device(Autocast::bf16()));
     let autodiff = Autocast::bf16().device(Device::flex().autodiff()).unwrap();
     assert_eq!(autodiff.clone().inner(), device(Autocast::bf16()).inner());
     assert!(autodiff.is_autodiff());

@@ -76,10 +76,7 @@ macro_rules! lazy_ops {
             let client = lhs.client.clone();
             let sides = [lhs.into_ir(), rhs.into_ir()];
             let scales = [lhs_scale.into_ir(), rhs_scale.into_ir()];
-            let bias = match bias {
-                Bias::None => None,
-                Bias::Row(bias) => Some(bias.into_ir()),
-            };
+            let bias = bias.row().map(|bias| bias.into_ir());
             let desc = custom::matmul(sides, scales, bias, spec, false, || {
                 client.create_empty_handle()
             });
@@ -98,10 +95,7 @@ macro_rules! lazy_ops {
             let client = lhs.client.clone();
             let sides = [lhs.into_ir(), rhs.into_ir()];
             let scales = [lhs_scale.into_ir(), rhs_scale.into_ir()];
-            let bias = match bias {
-                Bias::None => None,
-                Bias::Row(bias) => Some(bias.into_ir()),
-            };
+            let bias = bias.row().map(|bias| bias.into_ir());
             let desc = custom::matmul(sides, scales, bias, spec, true, || {
                 client.create_empty_handle()
             });
@@ -163,10 +157,7 @@ macro_rules! lazy_ops {
             let client = lhs.client.clone();
             let sides = [lhs.into_ir(), rhs.into_ir()];
             let scales = [lhs_scale.into_ir(), rhs_scale.into_ir()];
-            let bias = match bias {
-                Bias::None => None,
-                Bias::Row(bias) => Some(bias.into_ir()),
-            };
+            let bias = bias.row().map(|bias| bias.into_ir());
             let desc = custom::matmul_blocks(sides, scales, bias, granularities, spec, || {
                 client.create_empty_handle()
             });
