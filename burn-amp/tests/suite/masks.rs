@@ -136,11 +136,36 @@ fn a_small_constant_does_not_vanish() {
     }
 }
 
+/// As in losses of angles (ArcFace). At 1 and -1 the derivative of the arc cosine and the logarithm of the rest are infinite.
+#[test]
+fn a_bound_next_to_one_is_no_one() {
+    let bounded = |device: &Device| {
+        let identity = Tensor::<2>::eye(1, device);
+        let cosines = Tensor::<2>::from_floats([[1.0], [-1.0], [0.5]], device).require_grad();
+        let low = cosines.clone().matmul(identity);
+        let inside = low.clone().clamp(-1.0 + 1e-7, 1.0 - 1e-7);
+        let angles = inside.acos();
+        let gradients = angles.clone().sum().backward();
+        let rest = low.clamp_max(1.0 - 1e-7).neg().add_scalar(1.0).log();
+        [angles, rest, cosines.grad(&gradients).unwrap()].map(values)
+    };
+    let expected = bounded(&Device::flex().autodiff());
+    for autocast in [Autocast::fp16(), Autocast::bf16()] {
+        let device = autocast.device(Device::flex()).unwrap().autodiff();
+        for (found, expected) in bounded(&device).iter().zip(&expected) {
+            for (found, expected) in found.iter().zip(expected) {
+                let close = (found - expected).abs() <= 0.004 * expected.abs();
+                assert!(close, "{found} is not {expected}");
+            }
+        }
+    }
+}
+
 /// Under O2, from logits of 8.3 on, a probability in fp16 would be 1, and have no logarithm of its complement.
 #[test]
 fn probabilities_of_o2_have_logarithms() {
-    let device = Autocast::new(Policy::o2()).device(Device::flex());
-    let device = device.unwrap().autodiff();
+    let lease = Autocast::new(Policy::o2()).lease(Device::flex()).unwrap();
+    let device = lease.device().autodiff();
     let logits = Tensor::<2>::from_floats([[12.0], [-12.0]], &device);
     let weight = Tensor::<2>::ones([1, 1], &device).require_grad();
     let probabilities = sigmoid(logits.matmul(weight.clone()));

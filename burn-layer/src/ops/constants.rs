@@ -5,12 +5,14 @@ use crate::{Inputs, Op, Plan};
 use burn_backend::{DType, Scalar};
 use burn_ir::BackendIr;
 
-/// The first constant of an op, and the sizes of all without zeros and those that are not finite.
+/// The first constant of an op, and of the sizes of all the smallest above 0, the largest that is finite, and how far from 1 the
+/// nearest to it is that is not 1.
 #[derive(Default)]
 pub(crate) struct Constants {
     first: Option<f64>,
     least: Option<f64>,
     most: Option<f64>,
+    from_one: Option<f64>,
 }
 
 impl Constants {
@@ -21,6 +23,10 @@ impl Constants {
         if size > 0.0 && size.is_finite() {
             self.least = Some(self.least.map_or(size, |least| least.min(size)));
             self.most = Some(self.most.map_or(size, |most| most.max(size)));
+            let from_one = size - 1.0;
+            if from_one != 0.0 && self.from_one.is_none_or(|it| from_one.abs() < it.abs()) {
+                self.from_one = Some(from_one);
+            }
         }
     }
 
@@ -28,7 +34,7 @@ impl Constants {
         self.first
     }
 
-    /// Whether one of them would be 0 or infinite in `dtype`, and the op would then compute something else.
+    /// Whether one of them would be 0, 1, -1 or infinite in `dtype`, and the op would then compute something else.
     fn are_lost(&self, op: Op, dtype: DType) -> bool {
         let Some(range) = dtype.finfo() else {
             return false;
@@ -37,9 +43,12 @@ impl Constants {
         let least = range.min_positive * range.epsilon / 2.0;
         let vanishes = self.least.is_some_and(|size| size <= least);
         let overflows = self.most.is_some_and(|size| size > range.max);
+        // So is half of the distance to the next number, which is half as large below 1.
+        let near_one = -range.epsilon / 4.0..=range.epsilon / 2.0;
+        let is_one = self.from_one.is_some_and(|it| near_one.contains(&it));
         match op {
             Op::float_add_scalar | Op::float_sub_scalar => vanishes || overflows,
-            op => saturates(op) && vanishes,
+            op => saturates(op) && (vanishes || is_one),
         }
     }
 }
@@ -63,8 +72,8 @@ fn saturates(op: Op) -> bool {
 }
 
 impl<B: BackendIr> Call<B> {
-    /// Keeps constants that would be lost, such as the 1e-8 that keeps a logarithm finite: the op then computes and stores in the
-    /// dtype that the program sees.
+    /// Keeps constants that would be lost, such as the 1e-8 that keeps a logarithm finite, or the bound of `1 - 1e-7` that keeps the
+    /// derivative of an arc cosine finite: the op then computes and stores in the dtype that the program sees.
     pub(super) fn keep_constants(&mut self) {
         let Some(inputs) = &self.inputs else {
             return;
@@ -138,6 +147,16 @@ mod tests {
             ),
             (Op::float_clamp, &[1e-8, 1e9], true, false),
             (Op::float_clamp, &[-1.0, 1e9], false, false),
+            (Op::float_clamp, &[-1.0, 1.0], false, false),
+            // Next to 1 are 1 - 2^-11 and 1 + 2^-10 in fp16, 1 - 2^-8 and 1 + 2^-7 in bf16.
+            (Op::float_clamp, &[0.0, 1.0 - 1e-7], true, true),
+            (Op::float_clamp, &[-1.0 + 1e-4, 0.0], true, true),
+            (Op::float_clamp_max, &[1.0 - 1e-3], false, true),
+            (Op::float_clamp_max, &[0.99], false, false),
+            (Op::float_greater_elem, &[1.0 + 1e-4], true, true),
+            (Op::float_greater_elem, &[1.0 + 1e-3], false, true),
+            (Op::float_greater_elem, &[1.01], false, false),
+            (Op::float_mul_scalar, &[1.0 - 1e-7], false, false),
         ] {
             let found = [DType::F16, DType::BF16].map(|dtype| lost(op, numbers, dtype));
             assert_eq!(found, [in_f16, in_bf16], "{op} {numbers:?}");
