@@ -177,7 +177,8 @@ fn outputs_and_gradients_are_near_those_of_f32() {
             _ => 3e-2,
         };
         let exact = run(plain.clone());
-        let low = run(Autocast::new(policy.clone()).device(plain.clone()).unwrap());
+        let lease = Autocast::new(policy.clone()).lease(plain.clone()).unwrap();
+        let low = run(lease.device());
         for (exact, low) in [(&exact.0, &low.0), (&exact.1, &low.1), (&exact.2, &low.2)] {
             let distance = distance(exact, low);
             assert!(distance < tolerance, "{policy:?} on {plain:?}: {distance}");
@@ -352,12 +353,12 @@ fn policies_live_side_by_side() {
     let policy = Policy::builder(FloatDType::BF16)
         .rule(Op::float_exp, Rule::Lower)
         .build();
-    let own = Autocast::new(policy).device(Device::flex()).unwrap();
+    let own = Autocast::new(policy).lease(Device::flex()).unwrap();
     let preset = Autocast::bf16().device(Device::flex()).unwrap();
     let x: f32 = 1.0 + 1.0 / 1024.0;
     let exp = |device: &Device| values(Tensor::<1>::from_floats([x], device).exp())[0];
     assert!((exp(&preset) - x.exp()).abs() < 1e-6);
-    assert_ne!(exp(&own), exp(&preset));
+    assert_ne!(exp(&own.device()), exp(&preset));
 }
 
 #[test]

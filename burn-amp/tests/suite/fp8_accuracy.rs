@@ -106,8 +106,8 @@ fn a_feed_forward_block_in_fp8_is_within_torchaos_noise() {
     ];
     for recipe in recipes {
         for under in devices() {
-            let device = Autocast::fp8(recipe).unwrap().device(under).unwrap();
-            let found = passes(&model, [&x, &gradient], &device);
+            let lease = Autocast::fp8(recipe).unwrap().lease(under).unwrap();
+            let found = passes(&model, [&x, &gradient], &lease.device());
             let names = ["output", "input", "up", "down", "up's bias", "down's bias"];
             for ((name, expected), found) in names.iter().zip(&expected).zip(&found) {
                 let ratio = signal_to_noise(expected, found);

@@ -8,7 +8,7 @@ use burn::{
     },
 };
 use burn_amp::{Autocast, Op, Policy, Rule, full_precision};
-use burn_layer::{Layer, Layers, Made, ops_come_whole};
+use burn_layer::{Layer, Layers, Lease, Made, ops_come_whole};
 use std::sync::{Arc, Mutex};
 
 /// Writes down what elementwise products, and random numbers, are stored in.
@@ -29,11 +29,11 @@ impl Layer for Products {
 }
 
 impl Products {
-    fn over(autocast: Autocast) -> (Self, Device) {
+    fn over(autocast: Autocast) -> (Self, Lease) {
         let (products, plain) = (Self::default(), Device::flex());
         let layers = Layers::on(plain.clone()).layer(autocast.layer(&plain).unwrap());
-        let device = layers.layer(products.clone()).serve().unwrap();
-        (products, device)
+        let lease = layers.layer(products.clone()).lease().unwrap();
+        (products, lease)
     }
 
     /// Those of `body`.
@@ -72,8 +72,8 @@ fn low(value: f32) -> f32 {
 
 #[test]
 fn dropout_keeps_activations_low_and_rounds_them_once() {
-    let (products, device) = Products::over(Autocast::bf16());
-    let device = device.autodiff();
+    let (products, lease) = Products::over(Autocast::bf16());
+    let device = lease.device().autodiff();
     let x = activation(&device);
     let dropout = DropoutConfig::new(0.3).init();
     let (dropped, stored) = products.of(&device, || dropout.forward(x.clone()));
@@ -95,7 +95,8 @@ fn dropout_keeps_activations_low_and_rounds_them_once() {
 /// Backward needs a mask, so it takes half the memory. What else is done with it is in f32.
 #[test]
 fn masks_are_stored_low_and_are_f32_all_the_same() {
-    let (products, device) = Products::over(Autocast::bf16());
+    let (products, lease) = Products::over(Autocast::bf16());
+    let device = lease.device();
     let x = activation(&device);
     let draw = |distribution| move |x: &Tensor<2>| x.random_like(distribution);
     let stored = |distribution| {
@@ -146,7 +147,8 @@ fn masks_are_stored_low_and_are_f32_all_the_same() {
 
 #[test]
 fn silu_and_gates_keep_activations_low() {
-    let (products, device) = Products::over(Autocast::bf16());
+    let (products, lease) = Products::over(Autocast::bf16());
+    let device = lease.device();
     let x = activation(&device);
     let (product, stored) = products.of(&device, || silu(x.clone()));
     assert_eq!(stored, [DType::BF16]);
@@ -179,8 +181,8 @@ fn silu_and_gates_keep_activations_low() {
 /// Gradients of what is low are low.
 #[test]
 fn so_do_their_gradients() {
-    let (products, device) = Products::over(Autocast::bf16().recompute(false));
-    let device = device.autodiff();
+    let (products, lease) = Products::over(Autocast::bf16().recompute(false));
+    let device = lease.device().autodiff();
     let weight = Tensor::<2>::ones([16, 16], &device).require_grad();
     let of = |y: Tensor<2>| {
         let loss = y.matmul(weight.clone()).sum();
@@ -200,7 +202,8 @@ fn so_do_their_gradients() {
 
 #[test]
 fn what_is_not_low_stays_as_it_is() {
-    let (products, device) = Products::over(Autocast::bf16());
+    let (products, lease) = Products::over(Autocast::bf16());
+    let device = lease.device();
     let low = activation(&device);
     let wide = Tensor::<2>::random([64, 16], Distribution::Default, &device);
     let mask = || wide.random_like(Distribution::Bernoulli(0.5));
@@ -229,7 +232,8 @@ fn what_is_not_low_stays_as_it_is() {
 #[test]
 fn a_policys_own_rule_holds() {
     let policy = Policy::builder(FloatDType::BF16).rule(Op::float_mul, Rule::Full);
-    let (products, device) = Products::over(Autocast::new(policy.build()));
+    let (products, lease) = Products::over(Autocast::new(policy.build()));
+    let device = lease.device();
     let x = activation(&device).matmul(Tensor::ones([16, 16], &device));
     assert_eq!(products.of(&device, || silu(x.clone())).1, [DType::F32]);
 }

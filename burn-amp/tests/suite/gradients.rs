@@ -20,8 +20,8 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn the_gradient_of_an_embedding_is_summed_in_f32() {
     for rule in [Rule::Lower, Rule::Full, Rule::FullKeep, Rule::Promote] {
         let policy = Policy::builder(FloatDType::BF16).rule(Op::embedding, rule);
-        let device = Autocast::new(policy.build()).device(Device::flex());
-        let device = device.unwrap().autodiff();
+        let lease = Autocast::new(policy.build()).lease(Device::flex()).unwrap();
+        let device = lease.device().autodiff();
         let embedding = EmbeddingConfig::new(2, 1).init(&device);
         let output = embedding.forward(Tensor::<2, Int>::zeros([1, 1024], &device));
         let gradients = output.sum().backward();
@@ -42,8 +42,8 @@ fn the_gradient_of_a_weight_is_stored_in_f32_where_products_are_in_f32() {
         policy().rule(Op::float_matmul, Rule::Full),
     ] {
         let policy = policy.build();
-        let device = Autocast::new(policy.clone()).device(Device::flex());
-        let device = device.unwrap().autodiff();
+        let lease = Autocast::new(policy.clone()).lease(Device::flex()).unwrap();
+        let device = lease.device().autodiff();
         // The result of a convolution is stored low.
         let ones = |shape| Tensor::<3>::ones(shape, &device);
         let options = ConvOptions::new([1], [0], [1], 1);

@@ -2,17 +2,18 @@
 
 use super::devices::cube_devices;
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, activation};
-use burn_amp::{Autocast, NanGuard, Op, Policy, Rule, named};
+use burn_amp::{Autocast, AutocastLease, NanGuard, Op, Policy, Rule, named};
 
-fn guarded(autocast: Autocast) -> (NanGuard, Device) {
+fn guarded(autocast: Autocast) -> (NanGuard, AutocastLease) {
     let guard = NanGuard::new();
-    let device = autocast.nan_guard(&guard).device(Device::flex()).unwrap();
-    (guard, device)
+    let lease = autocast.nan_guard(&guard).lease(Device::flex()).unwrap();
+    (guard, lease)
 }
 
 #[test]
 fn it_names_the_first_op_that_overflowed_in_fp16() {
-    let (guard, device) = guarded(Autocast::fp16());
+    let (guard, lease) = guarded(Autocast::fp16());
+    let device = lease.device();
     let x = Tensor::<2>::full([2, 3], 300.0, &device);
     let square = named("block", || {
         named("attention", || x.clone().matmul(x.transpose()))
@@ -38,7 +39,8 @@ fn it_names_the_first_op_that_overflowed_in_fp16() {
 /// 1e5 is no fp16 number: a product of it overflows in the cast before it.
 #[test]
 fn it_names_the_op_whose_cast_overflowed() {
-    let (guard, device) = guarded(Autocast::fp16());
+    let (guard, lease) = guarded(Autocast::fp16());
+    let device = lease.device();
     let x = Tensor::<2>::full([2, 2], 1e5, &device);
     x.matmul(Tensor::eye(2, &device)).exp().into_data();
     let found = guard.first().unwrap();
@@ -49,7 +51,8 @@ fn it_names_the_op_whose_cast_overflowed() {
 #[test]
 fn it_names_the_op_that_was_stored_as_an_infinity() {
     let policy = Policy::builder(FloatDType::F16).rule(Op::float_powi_scalar, Rule::FullKeep);
-    let (guard, device) = guarded(Autocast::new(policy.build()));
+    let (guard, lease) = guarded(Autocast::new(policy.build()));
+    let device = lease.device();
     let low = Tensor::<2>::full([2, 2], 300.0, &device).matmul(Tensor::eye(2, &device));
     low.powi_scalar(2).add_scalar(1.0).into_data();
     let found = guard.first().unwrap();
@@ -68,8 +71,8 @@ fn it_names_the_op_that_was_stored_as_an_infinity() {
 /// The derivative of a square root is infinite at 0, where the square root itself is finite.
 #[test]
 fn it_looks_at_backward() {
-    let (guard, device) = guarded(Autocast::bf16());
-    let device = device.autodiff();
+    let (guard, lease) = guarded(Autocast::bf16());
+    let device = lease.device().autodiff();
     let x = Tensor::<1>::from_floats([0.0, 4.0], &device).require_grad();
     let loss = named("loss", || x.clone().sqrt().sum());
     device.sync().unwrap();
@@ -83,7 +86,8 @@ fn it_looks_at_backward() {
 
 #[test]
 fn infinities_of_the_program_are_no_find() {
-    let (guard, device) = guarded(Autocast::bf16());
+    let (guard, lease) = guarded(Autocast::bf16());
+    let device = lease.device();
     let scores = Tensor::<2>::ones([2, 2], &device);
     let mask = Tensor::<2>::from_floats([[0.0, f32::NEG_INFINITY], [0.0, 0.0]], &device);
     let masked = scores.mask_fill(mask.clone().lower_elem(0.0), f32::NEG_INFINITY) + mask;
@@ -97,7 +101,8 @@ fn infinities_of_the_program_are_no_find() {
 /// Of a row that is masked altogether, the softmax subtracts -inf from -inf.
 #[test]
 fn a_nan_of_infinities_is_a_find() {
-    let (guard, device) = guarded(Autocast::bf16());
+    let (guard, lease) = guarded(Autocast::bf16());
+    let device = lease.device();
     let scores = Tensor::<2>::ones([2, 2], &device);
     let mask = Tensor::<2>::from_floats([[1.0, 1.0], [0.0, 1.0]], &device);
     let masked = scores.mask_fill(mask.greater_elem(0.5), f32::NEG_INFINITY);
@@ -131,7 +136,8 @@ fn memory_without_a_value_is_no_find() {
 
 #[test]
 fn it_pauses_resumes_and_forgets() {
-    let (guard, device) = guarded(Autocast::bf16());
+    let (guard, lease) = guarded(Autocast::bf16());
+    let device = lease.device();
     let overflow = |x: f32| Tensor::<1>::from_floats([x], &device).exp().into_data();
     guard.pause();
     overflow(1000.0);

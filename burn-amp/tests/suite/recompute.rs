@@ -32,8 +32,8 @@ fn both<M: Module>(
     let record = build(plain).into_record();
     let [keeps, recomputes] = [false, true].map(|recompute| {
         let autocast = kind.clone().recompute(recompute);
-        let autocast = autocast.with_report(plain.clone()).unwrap();
-        let device = autocast.device.clone().autodiff();
+        let autocast = autocast.lease(plain.clone()).unwrap();
+        let device = autocast.device().autodiff();
         let model = build(&device).load_record(record.clone());
         let output = run(&model, &device);
         device.sync().unwrap();
@@ -131,8 +131,8 @@ fn a_convolution_has_the_same_gradients() {
 fn views_are_in_the_dtype_of_their_region() {
     let [keeps, recomputes] = [false, true].map(|recompute| {
         let autocast = Autocast::bf16().recompute(recompute);
-        let device = autocast.device(Device::flex()).unwrap();
-        let x = wave([64, 64], &device);
+        let lease = autocast.lease(Device::flex()).unwrap();
+        let x = wave([64, 64], &lease.device());
         let low = relu(x.clone().matmul(x));
         let turned = full_precision(|| low.clone().transpose());
         let sum = full_precision(|| turned + low.clone() * 1.001);
@@ -167,8 +167,8 @@ fn only_what_16_bits_need_is_computed_again() {
         Autocast::new(Policy::o0()),
     ];
     let [bf16, fp8, o0] = kinds.map(|kind| {
-        let autocast = kind.with_report(Device::flex()).unwrap();
-        let device = autocast.device.clone().autodiff();
+        let autocast = kind.lease(Device::flex()).unwrap();
+        let device = autocast.device().autodiff();
         let layers = [0, 1, 2].map(|_| LinearConfig::new(64, 64).with_bias(false).init(&device));
         let x = wave([64, 64], &device);
         let output = layers.iter().fold(x, |x, linear| gelu(linear.forward(x)));

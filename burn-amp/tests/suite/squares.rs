@@ -59,8 +59,8 @@ fn norms_and_losses_of_large_numbers_are_those_of_f32() {
 fn a_policy_decides_about_squares_by_its_rule_for_powers() {
     let policy = Policy::builder(FloatDType::F16);
     let policy = policy.rule(Op::float_powi_scalar, Rule::Promote).build();
-    let device = Autocast::new(policy).device(Device::flex()).unwrap();
-    assert!(values(large(&device).square())[0].is_infinite());
+    let lease = Autocast::new(policy).lease(Device::flex()).unwrap();
+    assert!(values(large(&lease.device()).square())[0].is_infinite());
 }
 
 /// `O2` and `O3` store low what norms give, and not what they compute on the way.
@@ -76,8 +76,8 @@ fn low_outputs_are_those_of_norms_not_of_their_parts() {
         [values(norm), values(layer_norm), values(soft)].concat()
     };
     for policy in [Policy::o2(), Policy::o3()] {
-        let device = Autocast::new(policy).device(Device::flex()).unwrap();
-        for (low, exact) in run(&device).into_iter().zip(run(&Device::flex())) {
+        let lease = Autocast::new(policy).lease(Device::flex()).unwrap();
+        for (low, exact) in run(&lease.device()).into_iter().zip(run(&Device::flex())) {
             assert!(
                 (low - exact).abs() <= exact.abs() / 512.0 + 1e-6,
                 "{low}, in f32 {exact}"
