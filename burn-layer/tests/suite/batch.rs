@@ -1,5 +1,6 @@
 //! Gradients of a factor that a batch of matrices shares.
 
+use super::devices::Leased;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_layer::{Inputs, Layer, Layers, Op, Plan};
 use std::sync::{Arc, Mutex};
@@ -25,7 +26,7 @@ impl Layer for OverBatch {
 impl OverBatch {
     fn device(&self) -> Device {
         let layers = Layers::on(Device::flex()).layer(self.clone());
-        layers.serve().unwrap()
+        layers.leased()
     }
 
     fn products(&self, device: &Device) -> Vec<bool> {

@@ -1,5 +1,6 @@
 //! Gradient checkpointing: backward makes products of tensors that it computes again, of which nothing is known.
 
+use super::devices::Leased;
 use burn::{
     nn::{Linear, LinearConfig},
     tensor::{Device, Distribution, Tensor, activation::gelu},
@@ -31,7 +32,7 @@ fn both(loss: impl Fn(&Device) -> Tensor<1>) -> [Vec<(&'static str, bool)>; 2] {
     [false, true].map(|checkpointing| {
         let recorder = Recorder::default();
         let layers = Layers::on(Device::flex()).layer(recorder.clone());
-        let device = layers.serve().unwrap().autodiff();
+        let device = layers.leased().autodiff();
         let device = match checkpointing {
             true => device.gradient_checkpointing(),
             false => device,

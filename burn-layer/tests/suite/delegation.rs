@@ -15,7 +15,7 @@ use burn::{
 };
 use burn_layer::{Inputs, Layer, Layers, Op, Plan, ops_come_whole};
 
-use super::devices::devices;
+use super::devices::{Leased, devices};
 
 #[derive(Debug)]
 struct Nothing;
@@ -30,7 +30,7 @@ impl Layer for LowMatmul {
 }
 
 fn nothing(plain: &Device) -> Device {
-    Layers::on(plain.clone()).layer(Nothing).serve().unwrap()
+    Layers::on(plain.clone()).layer(Nothing).leased()
 }
 
 /// The 16-bit floats that a device computes with: of WebGPU's there is no bf16.
@@ -179,7 +179,7 @@ fn a_plan_equals_casts_by_hand() {
     for plain in devices() {
         for low in low_dtypes(&plain) {
             let layers = Layers::on(plain.clone()).layer(LowMatmul(low));
-            let (a, b) = product(&layers.serve().unwrap());
+            let (a, b) = product(&layers.leased());
             let out = a.matmul(b);
             assert_eq!(out.dtype(), DType::F32);
 
@@ -196,7 +196,7 @@ fn mixed_storage_is_promoted() {
     for plain in devices() {
         for low in low_dtypes(&plain) {
             let layers = Layers::on(plain.clone()).layer(LowMatmul(low));
-            let one = Tensor::<2>::from_floats([[1.0]], &layers.serve().unwrap());
+            let one = Tensor::<2>::from_floats([[1.0]], &layers.leased());
             // 1 in 16 bits plus 2^-12, which these could not hold beside 1.
             let sum = one.clone().matmul(one.clone()) + one.mul_scalar(1.0 / 4096.0);
             assert_eq!(values(sum), [1.0 + 1.0 / 4096.0]);
@@ -210,8 +210,7 @@ fn layers_stack() {
     let layered = Layers::on(Device::flex())
         .layer(LowMatmul(FloatDType::BF16))
         .layer(Nothing)
-        .serve()
-        .unwrap();
+        .leased();
     let x = Tensor::<2>::from_floats([[1.0 + 1.0 / 1024.0]], &layered);
     let one = Tensor::<2>::from_floats([[1.0]], &layered);
     assert_eq!(values(x.clone().matmul(one)), [1.0]);

@@ -6,7 +6,9 @@ mod cuda;
 mod wgpu;
 
 use burn::tensor::Device;
+use burn_layer::{Layers, Lease};
 use cuda::cuda;
+use std::{cell::RefCell, mem, thread};
 use wgpu::wgpu;
 
 /// Flex, and wgpu's default adapter and an NVIDIA GPU, each where its feature is on and there is one.
@@ -22,4 +24,33 @@ pub(crate) fn devices_and_cpu() -> Vec<Device> {
     #[cfg(feature = "cpu")]
     devices.push(Device::cpu());
     devices
+}
+
+/// Devices for as long as the thread that asks for them, which runs one test: each that lives has threads that look for work, and
+/// many take the machine from what computes.
+pub(crate) trait Leased {
+    fn leased(self) -> Device;
+}
+
+impl Leased for Layers {
+    fn leased(self) -> Device {
+        thread_local! {
+            static LEASES: RefCell<Leases> = RefCell::default();
+        }
+        let lease = self.lease().unwrap();
+        let device = lease.device();
+        LEASES.with_borrow_mut(|leases| leases.0.push(lease));
+        device
+    }
+}
+
+#[derive(Default)]
+struct Leases(Vec<Lease>);
+
+impl Drop for Leases {
+    fn drop(&mut self) {
+        // A lease waits for its device, which a thread that ends cannot do.
+        let leases = mem::take(&mut self.0);
+        thread::spawn(move || drop(leases));
+    }
 }

@@ -8,7 +8,7 @@ use burn_flex::{Flex, FlexDevice};
 use burn_layer::{Layers, fft_ops};
 use std::f64::consts::TAU;
 
-use super::devices::devices_and_cpu;
+use super::devices::{Leased, devices_and_cpu};
 
 fn wave<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     let number = |place: usize| (place as f32 * 0.37).sin() + (place % 5) as f32;
@@ -31,9 +31,9 @@ fn assert_near(found: &[f32], expected: &[f64]) {
 }
 
 fn layered() -> Vec<(Device, Device)> {
-    let serve = |plain: Device| (Layers::on(plain.clone()).serve().unwrap(), plain);
+    let serve = |plain: Device| (Layers::on(plain.clone()).leased(), plain);
     let over = Layers::over::<Flex>(FlexDevice).custom_ops::<Flex>(fft_ops::<Flex>());
-    let over = (over.serve().unwrap(), Device::flex());
+    let over = (over.leased(), Device::flex());
     let plain = devices_and_cpu().into_iter();
     plain.map(serve).chain([over]).collect()
 }

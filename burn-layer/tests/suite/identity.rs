@@ -1,5 +1,6 @@
 //! Reductions along dimensions of one element.
 
+use super::devices::Leased;
 use burn::tensor::{Device, Tensor};
 use burn_layer::Layers;
 
@@ -17,7 +18,7 @@ const REDUCTIONS: [(&str, Reduction); 5] = [
 #[test]
 fn they_change_nothing() {
     let plain = Device::flex();
-    let layered = Layers::on(plain.clone()).serve().unwrap();
+    let layered = Layers::on(plain.clone()).leased();
     let [x, y] = [&plain, &layered].map(|device| {
         Tensor::<3>::from_data([[[1.5, -2.0]], [[0.25, 3.0]], [[-7.0, 0.1]]], device)
     });
@@ -34,7 +35,7 @@ fn they_change_nothing() {
 /// A sum begins with 0, and so would lose the sign of a zero.
 #[test]
 fn they_are_left_out() {
-    let layered = Layers::on(Device::flex()).serve().unwrap();
+    let layered = Layers::on(Device::flex()).leased();
     let zero = Tensor::<2>::from_data([[-0.0f32]], &layered);
     for sum in [zero.clone().sum_dim(1), zero.sum_dims(&[0, 1])] {
         let sum: f32 = sum.into_scalar();

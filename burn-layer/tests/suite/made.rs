@@ -1,5 +1,6 @@
 //! Watching what ops make.
 
+use super::devices::Leased;
 use burn::tensor::{DType, Device, Tensor};
 use burn_layer::{Inputs, Layer, Layers, Made, Op, Plan, scoped};
 use std::sync::{
@@ -45,10 +46,7 @@ impl Layer for Watch {
 #[test]
 fn a_layer_is_shown_what_ops_make_of_what() {
     let watch = Watch::default();
-    let device = Layers::on(Device::flex())
-        .layer(watch.clone())
-        .serve()
-        .unwrap();
+    let device = Layers::on(Device::flex()).layer(watch.clone()).leased();
     let x = Tensor::<1>::from_floats([1.0, 0.0, 3.0], &device);
     let outer = Arc::new(String::from("outer"));
     let inner = Arc::new(String::from("inner"));

@@ -1,5 +1,6 @@
 //! Ops that a layer runs itself.
 
+use super::devices::Leased;
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Tensor};
 use burn_backend::ops::FloatTensorOps;
@@ -78,10 +79,7 @@ impl Layer for Doubling {
 #[test]
 fn a_layer_runs_ops_itself() {
     let layer = Doubling::default();
-    let device = Layers::on(Device::flex())
-        .layer(layer.clone())
-        .serve()
-        .unwrap();
+    let device = Layers::on(Device::flex()).layer(layer.clone()).leased();
     let x = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.00390625]], &device);
     let weight = Tensor::<2>::eye(2, &device);
     let [outer, inner] = ["outer", "inner"].map(|name| Arc::new(String::from(name)));
@@ -166,10 +164,7 @@ impl Layer for Turned {
 #[test]
 fn what_is_kept_is_found_from_the_transposition() {
     let layer = Turned::default();
-    let device = Layers::on(Device::flex())
-        .layer(layer.clone())
-        .serve()
-        .unwrap();
+    let device = Layers::on(Device::flex()).layer(layer.clone()).leased();
     // Cubes, so that shapes tell nothing.
     let found = |turn: &dyn Fn(Tensor<3>) -> Tensor<3>| {
         let x = Tensor::<3>::ones([2, 2, 2], &device);
@@ -238,7 +233,7 @@ impl Layer for Family {
 fn a_descent_goes_with_the_last_of_its_tensors() {
     let layer = Family::default();
     let device = Layers::on(Device::flex()).layer(layer.clone());
-    let device = device.serve().unwrap();
+    let device = device.leased();
     let x = Tensor::<2>::ones([2, 2], &device) * 2.0;
     let run = |weight: &Tensor<2>| {
         x.clone().matmul(weight.clone()).into_data();

@@ -1,5 +1,6 @@
 //! What a layer is told of where the factors of a product come from.
 
+use super::devices::Leased;
 use burn::{
     module::ParamId,
     nn::{EmbeddingConfig, Initializer},
@@ -47,7 +48,7 @@ impl Layer for Recorder {
 impl Recorder {
     fn device(&self) -> Device {
         let layers = Layers::on(Device::flex()).layer(self.clone());
-        layers.serve().unwrap().autodiff()
+        layers.leased().autodiff()
     }
 
     /// Of the products since the last call.
@@ -220,7 +221,7 @@ impl Layer for Parts {
 fn masks_and_gates_are_told() {
     let parts = Parts::default();
     let layers = Layers::on(Device::flex()).layer(parts.clone());
-    let device = layers.serve().unwrap();
+    let device = layers.leased();
     let told = |product: &dyn Fn() -> Tensor<2>| {
         product();
         device.sync().unwrap();

@@ -1,6 +1,6 @@
 //! What is given up and computed again, beside the plain device.
 
-use super::devices::devices;
+use super::devices::{Leased, devices};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, activation};
 use burn_layer::{Inputs, Layer, Layers, Op, Plan, ops_come_whole};
 use std::{
@@ -29,7 +29,7 @@ impl Layer for Recompute {
 impl Recompute {
     fn device(&self, plain: &Device) -> Device {
         let layers = Layers::on(plain.clone()).layer(self.clone());
-        layers.serve().unwrap()
+        layers.leased()
     }
 
     /// What `tensor` holds, and what had to be computed again to read it.
@@ -206,7 +206,7 @@ fn what_was_stored_in_another_dtype_is_cast_again() {
     }
     let layer = Recompute::default();
     let layers = Layers::on(Device::flex()).layer(Stores(layer.clone()));
-    let device = layers.serve().unwrap();
+    let device = layers.leased();
     let x = activation(&device, 64);
     let made = x.clone().exp();
     give_up_earlier(&device);

@@ -1,5 +1,6 @@
 //! Layers that reduce gradients.
 
+use super::devices::Leased;
 use std::sync::Arc;
 
 use burn::{
@@ -48,7 +49,7 @@ impl Layer for Double {
 #[test]
 fn reduced_gradients_come_back_ready_or_later_from_the_host_or_the_device() {
     for double in [Double::Ready, Double::Deferred, Double::Primitive] {
-        let device = Layers::on(Device::flex()).layer(double).serve().unwrap();
+        let device = Layers::on(Device::flex()).layer(double).leased();
         let device = device.autodiff();
         let config = DistributedConfig {
             all_reduce_op: ReduceOperation::Mean,

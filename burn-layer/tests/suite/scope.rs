@@ -1,5 +1,6 @@
 //! Scopes: which ops are in them, forward and backward.
 
+use super::devices::Leased;
 use burn::{
     nn::{LinearConfig, conv::Conv2dConfig},
     tensor::{Device, Distribution, Tensor, activation::sigmoid},
@@ -31,10 +32,7 @@ impl Layer for Recorder {
 
 impl Recorder {
     fn device(&self) -> Device {
-        Layers::on(Device::flex())
-            .layer(self.clone())
-            .serve()
-            .unwrap()
+        Layers::on(Device::flex()).layer(self.clone()).leased()
     }
 
     /// The scopes in which `op` ran, in order.

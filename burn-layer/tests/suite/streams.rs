@@ -1,6 +1,6 @@
 //! Tensors that threads of a program hand to each other.
 
-use super::devices::devices_and_cpu;
+use super::devices::{Leased, devices_and_cpu};
 use burn::tensor::{Device, Tensor};
 use burn_layer::Layers;
 use std::thread;
@@ -10,7 +10,7 @@ use std::thread;
 #[test]
 fn a_thread_reads_what_it_has_computed_in_another_ones_tensor() {
     for under in devices_and_cpu() {
-        let device = Layers::on(under.clone()).serve().unwrap();
+        let device = Layers::on(under.clone()).leased();
         for device in [&device as &Device, &under] {
             for _ in 0..3 {
                 let make = || {
