@@ -206,9 +206,9 @@ fn widest(a: DType, b: DType) -> DType {
 
 /// How a [`Layer`](crate::Layer) wants an op to run: the dtype to compute in, the dtype to store, and what may be computed again.
 ///
-/// Constants are kept all the same: if a sum or difference with a scalar, a fill, a clamp or a comparison has a constant that would be 0
-/// in the dtype to compute in or to store (or, of a sum or difference, infinite, or, of the others, 1 or -1), the op runs in the dtype
-/// that the program sees. Larger constants of fills, clamps and comparisons become the largest number of a narrower dtype.
+/// Constants are kept all the same. If the dtype to compute in or to store would round a constant to 0 or infinity (of a sum or difference
+/// with a scalar), or to 0, 1 or -1 (of a fill, clamp or comparison), the op runs in the dtype that the program sees. Too large constants
+/// of fills, clamps and comparisons become the largest number of a narrower dtype.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The dtype that all float inputs are cast to first. `None` leaves them as they are.

@@ -5,8 +5,8 @@ use crate::{Inputs, Op, Plan};
 use burn_backend::{DType, Scalar};
 use burn_ir::BackendIr;
 
-/// The first constant of an op, and of the sizes of all the smallest above 0, the largest that is finite, and how far from 1 the
-/// nearest to it is that is not 1.
+/// The first constant of an op, and the sizes of all without zeros and those that are not finite: the smallest, the largest, and how far
+/// the nearest to 1 is from it, without 1 itself.
 #[derive(Default)]
 pub(crate) struct Constants {
     first: Option<f64>,
@@ -43,7 +43,7 @@ impl Constants {
         let least = range.min_positive * range.epsilon / 2.0;
         let vanishes = self.least.is_some_and(|size| size <= least);
         let overflows = self.most.is_some_and(|size| size > range.max);
-        // So is half of the distance to the next number, which is half as large below 1.
+        // What is at most half as far from 1 as the next number is rounded to 1. Below 1 that number is half as far as above.
         let near_one = -range.epsilon / 4.0..=range.epsilon / 2.0;
         let is_one = self.from_one.is_some_and(|it| near_one.contains(&it));
         match op {

@@ -8,7 +8,7 @@ mod wgpu;
 use burn::tensor::Device;
 use burn_layer::{Layers, Lease};
 use cuda::cuda;
-use std::{cell::RefCell, mem, thread};
+use std::cell::RefCell;
 use wgpu::wgpu;
 
 /// Flex, and wgpu's default adapter and an NVIDIA GPU, each where its feature is on and there is one.
@@ -35,22 +35,11 @@ pub(crate) trait Leased {
 impl Leased for Layers {
     fn leased(self) -> Device {
         thread_local! {
-            static LEASES: RefCell<Leases> = RefCell::default();
+            static LEASES: RefCell<Vec<Lease>> = RefCell::default();
         }
         let lease = self.lease().unwrap();
         let device = lease.device();
-        LEASES.with_borrow_mut(|leases| leases.0.push(lease));
+        LEASES.with_borrow_mut(|leases| leases.push(lease));
         device
-    }
-}
-
-#[derive(Default)]
-struct Leases(Vec<Lease>);
-
-impl Drop for Leases {
-    fn drop(&mut self) {
-        // A lease waits for its device, which a thread that ends cannot do.
-        let leases = mem::take(&mut self.0);
-        thread::spawn(move || drop(leases));
     }
 }
