@@ -8,7 +8,7 @@ use benches::{
     Comparison, Goal, Goals, Partner, is_selected, log_warnings, share_of_time, time_left,
 };
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_ddp::{Backend, LocalGroup, ProcessGroup, ReduceOp, TensorOp};
+use burn_ddp::{Backend, DdpError, LocalGroup, ProcessGroup, ReduceOp, TensorOp};
 use cudarc::{
     driver::{CudaContext, CudaSlice, CudaStream},
     nccl::{
@@ -16,7 +16,7 @@ use cudarc::{
         safe::{self, Comm, Id},
     },
 };
-use std::{sync::Arc, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 /// The numbers of f32 elements, the rounds in which they are timed, and the names of the sizes.
 const SIZES: [(usize, usize, &str); 4] = [
@@ -35,10 +35,15 @@ const SHARING: i32 = 23_000;
 const DIRECTLY: &str = "NCCL, directly";
 const GROUP: &str = "process group";
 
-fn main() {
+fn main() -> ExitCode {
     log_warnings();
     // The time limit counts from here.
     time_left();
+    // First through a group, whose error says what is missing: cudarc panics without the library.
+    if let Err(error) = all_reduce_one() {
+        eprintln!("{error}");
+        return ExitCode::FAILURE;
+    }
     let version = get_nccl_version().expect("NCCL is there");
     let allowed = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
     let shared = allowed && version >= SHARING;
@@ -62,6 +67,15 @@ fn main() {
             share_of_time(cases.len() - number),
         );
     }
+    ExitCode::SUCCESS
+}
+
+/// An all-reduce of one element on one rank.
+fn all_reduce_one() -> Result<(), DdpError> {
+    let group = &LocalGroup::with_backend(1, Backend::Nccl)[0];
+    let one = Tensor::<1>::ones([1], &Device::cuda(0));
+    group.collective(TensorOp::AllReduce(ReduceOp::Sum), one)?;
+    Ok(())
 }
 
 fn compare(ranks: usize, elements: usize, rounds: usize, size: &str, limit: Option<Duration>) {

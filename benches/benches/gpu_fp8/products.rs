@@ -10,8 +10,9 @@ use burn_fp8::{
     kernels::{MatmulPolicy, MatmulRoutine, set_matmul_policy},
     scaled_matmul,
 };
+use cudarc::driver::CudaContext;
 use serde::{Deserialize, Serialize};
-use std::{cell::Cell, collections::BTreeMap, process::Command, time::Duration};
+use std::{cell::Cell, collections::BTreeMap, time::Duration};
 
 use super::{distance, is_computed, question::Known, random, sync};
 
@@ -294,17 +295,15 @@ fn look(
 /// The routines that multiply fp8 natively on this GPU: those for its tensor cores, if they are compiled in (others would be
 /// emulated), and cuBLASLt (if it is not installed, another routine is used, and `look` removes it).
 pub(crate) fn native_routines() -> Vec<MatmulRoutine> {
-    let query = ["--id=0", "--query-gpu=compute_cap", "--format=csv,noheader"];
-    let output = Command::new("nvidia-smi").args(query).output();
-    let capability = output.map_or_else(|_| Vec::new(), |output| output.stdout);
-    let mut native = match capability.trim_ascii() {
-        b"9.0" => vec![
+    let gpu = CudaContext::new(0).expect("a GPU");
+    let mut native = match gpu.compute_capability().expect("a GPU") {
+        (9, 0) => vec![
             MatmulRoutine::Wgmma,
             MatmulRoutine::WgmmaTma,
             MatmulRoutine::WgmmaTma256,
         ],
-        b"8.9" | b"12.0" | b"12.1" => vec![MatmulRoutine::Mma],
-        b"10.0" | b"10.3" => vec![],
+        (8, 9) | (12, 0 | 1) => vec![MatmulRoutine::Mma],
+        (10, 0 | 3) => vec![],
         _ => return vec![],
     };
     native.retain(|_| cfg!(feature = "cuda-cpp"));

@@ -11,7 +11,10 @@ use super::{
 use burn::tensor::{DType, Device};
 use burn_backend::DeviceSettings;
 use burn_layer::{LayerError, Layers, Lease};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex, Once, PoisonError},
+};
 
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
 /// suits it.
@@ -36,22 +39,25 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 #[derive(Clone, Debug)]
 #[must_use = "autocast does nothing until a device is made of it"]
 pub struct Autocast {
+    pub(super) settings: Settings,
+    guard: Option<NanGuard>,
+}
+
+/// What an autocast device computes by. Devices with equal settings over one plain device do the same.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Settings {
     pub(super) policy: Policy,
     pub(super) fp8: Option<Fp8Settings>,
-    guard: Option<NanGuard>,
     recompute: bool,
     reduced: bool,
 }
 
 /// A device that [`Autocast::device`] has created, with what it was created from.
 struct Made {
-    policy: Policy,
-    fp8: Option<Fp8Settings>,
-    recompute: bool,
-    reduced: bool,
+    settings: Settings,
     plain: Device,
     /// The settings of the plain device at that time.
-    settings: DeviceSettings,
+    plain_settings: DeviceSettings,
     autocast: Device,
 }
 
@@ -61,11 +67,13 @@ impl Autocast {
     /// Autocast with a policy of your own.
     pub fn new(policy: Policy) -> Self {
         Self {
-            policy,
-            fp8: None,
+            settings: Settings {
+                policy,
+                fp8: None,
+                recompute: true,
+                reduced: false,
+            },
             guard: None,
-            recompute: true,
-            reduced: false,
         }
     }
 
@@ -109,7 +117,7 @@ impl Autocast {
     /// # Ok::<(), burn_layer::LayerError>(())
     /// ```
     pub fn recompute(mut self, recompute: bool) -> Self {
-        self.recompute = recompute;
+        self.settings.recompute = recompute;
         self
     }
 
@@ -131,7 +139,7 @@ impl Autocast {
     /// # let _ = autocast;
     /// ```
     pub fn reduced_precision_reduction(mut self, allow: bool) -> Self {
-        self.reduced = allow;
+        self.settings.reduced = allow;
         self
     }
 
@@ -152,17 +160,14 @@ impl Autocast {
         if self.guard.is_some() {
             return self.with_report(device).map(|autocast| autocast.device);
         }
-        let (policy, fp8) = (self.policy.clone(), self.fp8.clone());
-        let (recompute, reduced) = (self.recompute, self.reduced);
+        let settings = self.settings.clone();
         let plain = device.clone().inner();
-        let settings = plain.settings();
+        let plain_settings = plain.settings();
         let devices = || DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |made: &Made| {
-            made.policy == policy
-                && made.fp8 == fp8
-                && (made.recompute, made.reduced) == (recompute, reduced)
+            made.settings == settings
                 && made.plain == plain
-                && made.settings == settings
+                && made.plain_settings == plain_settings
         };
         let find = |devices: &[Made]| {
             devices
@@ -184,12 +189,9 @@ impl Autocast {
             None => {
                 let autocast = self.with_report(plain.clone())?.device;
                 devices.push(Made {
-                    policy,
-                    fp8,
-                    recompute,
-                    reduced,
-                    plain,
                     settings,
+                    plain,
+                    plain_settings,
                     autocast: autocast.clone(),
                 });
                 autocast
@@ -241,10 +243,8 @@ impl Autocast {
         let (layers, layer) = self.stack(device)?;
         let lease = layers.lease()?;
         Ok(AutocastLease {
-            lease,
-            counters: layer.counters,
-            #[cfg(feature = "fp8")]
-            fp8: layer.fp8,
+            autocast: layer.on(lease.device()),
+            _lease: lease,
         })
     }
 
@@ -329,7 +329,8 @@ impl Autocast {
                  Layers::on(device).layer(autocast).layer(guard)"
             );
         }
-        let low = DType::from(self.policy.low_dtype());
+        let settings = self.settings;
+        let low = DType::from(settings.policy.low_dtype());
         let mut supported = vec![DType::F64, DType::F32, DType::F16, DType::BF16];
         supported.retain(|dtype| device.supports_dtype(*dtype));
         if !supported.contains(&low) {
@@ -340,14 +341,14 @@ impl Autocast {
             });
         }
         Ok(AutocastLayer {
-            policy: Arc::new(self.policy),
-            fp8: self.fp8.map(|fp8| Arc::new(fp8.into())),
+            policy: Arc::new(settings.policy),
+            fp8: settings.fp8.map(|fp8| Arc::new(fp8.into())),
             supported,
-            reduction: match self.reduced {
+            reduction: match settings.reduced {
                 true => Reduction::Full,
                 false => Reduction::on(device),
             },
-            recompute: self.recompute,
+            recompute: settings.recompute,
             counters: Arc::default(),
             not_in_fp8: Arc::new(Once::new()),
         })
@@ -376,20 +377,21 @@ impl AutocastDevice {
 #[derive(Debug)]
 #[must_use = "the device goes when its lease is dropped"]
 pub struct AutocastLease {
-    lease: Lease,
-    counters: Arc<Counters>,
-    #[cfg(feature = "fp8")]
-    pub(super) fp8: Option<Arc<Fp8>>,
+    autocast: AutocastDevice,
+    _lease: Lease,
 }
 
 impl AutocastLease {
     /// The device.
     pub fn device(&self) -> Device {
-        self.lease.device()
+        self.autocast.device.clone()
     }
+}
 
-    /// What ran in which precision so far.
-    pub fn report(&self) -> AutocastReport {
-        self.counters.report()
+impl Deref for AutocastLease {
+    type Target = AutocastDevice;
+
+    fn deref(&self) -> &AutocastDevice {
+        &self.autocast
     }
 }

@@ -4,6 +4,12 @@ use std::sync::Arc;
 
 use super::{Average, CommHook, Compression};
 
+/// The default size of a bucket in bytes, as in PyTorch.
+pub(crate) const BUCKET: usize = 25 << 20;
+
+/// The default size of the first bucket in bytes, as in PyTorch: it is sent early.
+pub(crate) const FIRST_BUCKET: usize = 1 << 20;
+
 /// Settings of [`Ddp`](super::Ddp). They must be the same on all ranks.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -25,8 +31,8 @@ impl DdpConfig {
     /// Buckets of 25 MiB, with a first one of 1 MiB, and no compression, as in PyTorch.
     pub fn new() -> Self {
         Self {
-            bucket_bytes: 25 << 20,
-            first_bucket_bytes: 1 << 20,
+            bucket_bytes: BUCKET,
+            first_bucket_bytes: FIRST_BUCKET,
             hook: Arc::new(Average),
             divide_by_initial_world_size: true,
             static_graph: false,

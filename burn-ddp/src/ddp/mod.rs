@@ -45,6 +45,7 @@ use self::{
     step::Step,
     tied::tie,
 };
+pub(crate) use self::config::{BUCKET, FIRST_BUCKET};
 pub use self::{
     config::DdpConfig,
     hook::{Average, CommHook, Compression, GradientBucket},

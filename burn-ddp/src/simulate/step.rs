@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::ddp::{BUCKET, FIRST_BUCKET};
+
 /// A training step: how long it takes on a single rank, and how its gradients are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
@@ -22,8 +24,8 @@ impl Step {
         Self {
             compute: compute.as_secs_f64(),
             gradient_bytes,
-            bucket_bytes: 25 << 20,
-            first_bucket_bytes: 1 << 20,
+            bucket_bytes: BUCKET as u64,
+            first_bucket_bytes: FIRST_BUCKET as u64,
             overlap: true,
         }
     }

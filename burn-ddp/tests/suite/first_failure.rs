@@ -50,6 +50,8 @@ fn the_rank_that_failed_first_is_named_however_fast_the_others_end() {
             let options = LaunchOptions::new()
                 .arguments(PLAY)
                 .variable(SCENARIO, scenario)
+                // So that nobody takes the failures of ranks for this test's.
+                .prefix_output(true)
                 .grace(Duration::from_secs(10));
             let program = std::env::current_exe().unwrap();
             let error = launch::spawn(program, 3, options).unwrap_err();

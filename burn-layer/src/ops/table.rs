@@ -3,7 +3,7 @@
 //! One line for each op: its name in Burn, its arguments and what it returns. A capitalized word is a
 //! tensor kind that a layer wraps (see [`delegate`](super::delegate)); a type in brackets passes
 //! through as it is. [`Op`](crate::Op) and the delegation of every trait are generated from these
-//! lines; `tests/op_table.rs` compares them with the sources of Burn's traits.
+//! lines; `tests/suite/op_table.rs` compares them with the sources of Burn's traits.
 
 macro_rules! op_table {
     ($callback:ident) => {

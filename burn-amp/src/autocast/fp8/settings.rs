@@ -67,7 +67,7 @@ impl Autocast {
     /// ```
     pub fn fp8(recipe: impl Into<Fp8Recipe>) -> Result<Self, Fp8Error> {
         let mut autocast = Self::bf16();
-        autocast.fp8 = Some(Fp8Settings::new(recipe.into())?);
+        autocast.settings.fp8 = Some(Fp8Settings::new(recipe.into())?);
         Ok(autocast)
     }
 
@@ -83,8 +83,8 @@ impl Autocast {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rest(mut self, policy: Policy) -> Self {
-        match self.fp8 {
-            Some(_) => self.policy = policy,
+        match self.settings.fp8 {
+            Some(_) => self.settings.policy = policy,
             None => for_nothing("rest"),
         }
         self
@@ -93,7 +93,7 @@ impl Autocast {
     /// Selects the linear layers that run in fp8. Without [`Autocast::fp8`] none does, and the log says that the filter changes
     /// nothing.
     pub fn fp8_filter(mut self, filter: Fp8Filter) -> Self {
-        match &mut self.fp8 {
+        match &mut self.settings.fp8 {
             Some(fp8) => fp8.filter = filter,
             None => for_nothing("fp8_filter"),
         }
@@ -133,7 +133,7 @@ impl Autocast {
     /// # Ok::<(), Box<dyn Error>>(())
     /// ```
     pub fn amax_reducer(mut self, reducer: Arc<dyn AmaxReducer>) -> Self {
-        match &mut self.fp8 {
+        match &mut self.settings.fp8 {
             Some(fp8) => fp8.share(reducer),
             None => for_nothing("amax_reducer"),
         }

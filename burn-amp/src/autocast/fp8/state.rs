@@ -1,7 +1,7 @@
 //! [`Fp8State`]: the histories of delayed scaling for the layers of a device, on the host.
 
 use super::{Fp8, history::Histories, linear::Role};
-use crate::{AutocastDevice, AutocastLease};
+use crate::AutocastDevice;
 use burn::backend::{Backend, tensor::Device};
 use burn_backend::ExecutionError;
 use burn_fp8::{
@@ -209,51 +209,41 @@ impl Fp8 {
     }
 }
 
-/// The methods for the state, which a device and a lease both have.
-macro_rules! has_state {
-    ($device:ty, $sync:expr) => {
-        impl $device {
-            /// The histories of delayed scaling so far; none with other recipes. Waits until the device has done all its work.
-            /// Call it between two steps.
-            ///
-            /// # Errors
-            ///
-            /// When the device failed, or the [reducer](crate::Autocast::amax_reducer) did.
-            pub fn fp8_state(&self) -> Result<Fp8State, ExecutionError> {
-                let sync: fn(&Self) -> Result<(), ExecutionError> = $sync;
-                sync(self)?;
-                self.fp8
-                    .as_ref()
-                    .map_or_else(|| Ok(Fp8State::default()), |fp8| fp8.state())
-            }
+impl AutocastDevice {
+    /// The histories of delayed scaling so far; none with other recipes. Waits until the device has done all its work.
+    /// Call it between two steps.
+    ///
+    /// # Errors
+    ///
+    /// When the device failed, or the [reducer](crate::Autocast::amax_reducer) did.
+    pub fn fp8_state(&self) -> Result<Fp8State, ExecutionError> {
+        self.device.sync()?;
+        self.fp8
+            .as_ref()
+            .map_or_else(|| Ok(Fp8State::default()), |fp8| fp8.state())
+    }
 
-            /// Loads a [state](Fp8State), in place of what was loaded before. Layers get their histories when they run for the
-            /// first time, so call this before the model that belongs to the state runs. The recipe has to be the same, except
-            /// that a history of another length keeps its newest amaxes. On a device without layers in fp8, nothing is loaded,
-            /// and the log says so.
-            pub fn load_fp8_state(&self, state: Fp8State) {
-                match &self.fp8 {
-                    Some(fp8) => fp8.load(state),
-                    None => log::warn!("load_fp8_state loads nothing: no layer runs in fp8 here"),
-                }
-            }
-
-            /// How many layers of the [loaded](Self::load_fp8_state) state have not run yet. Waits until the device has done all
-            /// its work. After a step of the model that belongs to the state, there are none. If some are left, the model has
-            /// layers of other sizes or names.
-            ///
-            /// # Errors
-            ///
-            /// When the device failed.
-            pub fn fp8_layers_waiting(&self) -> Result<usize, ExecutionError> {
-                let sync: fn(&Self) -> Result<(), ExecutionError> = $sync;
-                sync(self)?;
-                let waiting = |fp8: &Arc<Fp8>| lock(&fp8.registry).waiting.len();
-                Ok(self.fp8.as_ref().map_or(0, waiting))
-            }
+    /// Loads a [state](Fp8State), in place of what was loaded before. Layers get their histories when they run for the
+    /// first time, so call this before the model that belongs to the state runs. The recipe has to be the same, except
+    /// that a history of another length keeps its newest amaxes. On a device without layers in fp8, nothing is loaded,
+    /// and the log says so.
+    pub fn load_fp8_state(&self, state: Fp8State) {
+        match &self.fp8 {
+            Some(fp8) => fp8.load(state),
+            None => log::warn!("load_fp8_state loads nothing: no layer runs in fp8 here"),
         }
-    };
-}
+    }
 
-has_state!(AutocastDevice, |device| device.device.sync());
-has_state!(AutocastLease, |lease| lease.device().sync());
+    /// How many layers of the [loaded](Self::load_fp8_state) state have not run yet. Waits until the device has done all
+    /// its work. After a step of the model that belongs to the state, there are none. If some are left, the model has
+    /// layers of other sizes or names.
+    ///
+    /// # Errors
+    ///
+    /// When the device failed.
+    pub fn fp8_layers_waiting(&self) -> Result<usize, ExecutionError> {
+        self.device.sync()?;
+        let waiting = |fp8: &Arc<Fp8>| lock(&fp8.registry).waiting.len();
+        Ok(self.fp8.as_ref().map_or(0, waiting))
+    }
+}

@@ -1,5 +1,6 @@
 //! The same for quantized tensors, with a separate call for each: only its device knows how many bytes a tensor
-//! has including its scales.
+//! has including its scales. The calls wait for other ranks while the model is mapped, one tensor at a time: modules hold locks
+//! for running statistics alone, which are not quantized.
 
 use burn::{
     module::{Module, ModuleMapper, Param},
