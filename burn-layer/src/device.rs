@@ -4,9 +4,10 @@ use crate::{Layer, LayerSet, layer_set::Stack};
 use burn_backend::{DeviceId, DeviceOps, DeviceSettings};
 use burn_std::device::Device;
 use core::fmt;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, LazyLock, Weak},
 };
 
 /// A device of a layered backend. Two are equal when they are the same device under the same layers.
@@ -83,7 +84,7 @@ type Names = HashMap<u16, (Weak<LayerSet>, DeviceId)>;
 static NAMES: LazyLock<Mutex<Names>> = LazyLock::new(Mutex::default);
 
 fn names() -> MutexGuard<'static, Names> {
-    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+    NAMES.lock()
 }
 
 /// An index that no living layered device has.

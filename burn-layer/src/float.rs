@@ -14,16 +14,13 @@ use burn_backend::{
     tensor::{Device, FloatTensor},
 };
 use core::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 
 /// A copy in another dtype, which a tensor shares with its clones and reshapes. A narrower copy lives as long as they do if the
 /// tensor is no activation, so that a parameter is cast once and not once per op, or can be computed again, so that its wider
 /// elements need not be kept. Other copies are kept for a [while](crate::recent::Recent).
 pub(crate) type Copied<P> = Arc<Mutex<Option<(DType, P)>>>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A float tensor of a layered backend: its storage, whose dtype the layers choose, and the
 /// dtype that the program sees.
@@ -197,7 +194,7 @@ impl<B: Backend> LayeredFloat<B> {
 
     /// The copy in another dtype, if there is one.
     pub(crate) fn copy(&self) -> Option<(DType, FloatTensor<B>)> {
-        let (dtype, copy) = lock(&self.copied).clone()?;
+        let (dtype, copy) = self.copied.lock().clone()?;
         Some((dtype, in_shape::<B>(copy, self.shape())))
     }
 
@@ -288,7 +285,7 @@ impl<B: Backend> LayeredFloat<B> {
         let lasts = (!self.computed || self.recomputed().is_some()) && dtype.size() < from.size();
         let copied = self.copied.clone();
         let layer = self.layer().clone();
-        let copy = lock(&copied).clone();
+        let copy = copied.lock().clone();
         if let Some((at, tensor)) = copy
             && at == dtype
         {
@@ -307,7 +304,7 @@ impl<B: Backend> LayeredFloat<B> {
         }
         let tensor = B::float_cast(stored, dtype.into());
         if is_shared {
-            *lock(&copied) = Some((dtype, tensor.clone()));
+            *copied.lock() = Some((dtype, tensor.clone()));
             if !lasts {
                 layer.keep_for_now(&copied);
             }

@@ -2,7 +2,8 @@
 
 use crate::rows::Rows;
 use core::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 
 /// Values that layers keep with a tensor, for the next op that needs them. All clones of the tensor share them, and so do its
 /// reshapes that keep the last dimension; the values are dropped with the last of these. With this, a layer computes
@@ -72,7 +73,7 @@ pub(crate) type KeptValues = Mutex<Vec<Box<dyn Any + Send>>>;
 
 /// Calls `body` with the kept value of type `T`, if there is one.
 pub(crate) fn look<T: Any, R>(kept: &KeptValues, body: impl FnOnce(&T) -> R) -> Option<R> {
-    let values = lock(kept);
+    let values = kept.lock();
     values
         .iter()
         .find_map(|value| value.downcast_ref())
@@ -80,7 +81,7 @@ pub(crate) fn look<T: Any, R>(kept: &KeptValues, body: impl FnOnce(&T) -> R) -> 
 }
 
 fn lend<T: Any + Default + Send, R>(kept: &KeptValues, body: impl FnOnce(&mut T) -> R) -> R {
-    let mut values = lock(kept);
+    let mut values = kept.lock();
     let place = match values.iter().position(|value| value.is::<T>()) {
         Some(place) => place,
         None => {
@@ -90,8 +91,4 @@ fn lend<T: Any + Default + Send, R>(kept: &KeptValues, body: impl FnOnce(&mut T)
     };
     let value = values[place].downcast_mut();
     body(value.expect("the value was found by its type"))
-}
-
-fn lock(kept: &KeptValues) -> MutexGuard<'_, Vec<Box<dyn Any + Send>>> {
-    kept.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,7 +11,8 @@ use core::{
     fmt,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// How many [copies](Recent) are kept: as many as a transformer block goes back to, such as the common input of queries, keys and
 /// values, and the scores, which are used for their maximum and then for the difference from it.
@@ -71,11 +72,11 @@ impl LayerSet {
 
     pub(crate) fn put_on(&self, stack: Stack) {
         *self.backward() = Seen::default();
-        *self.stack.write().unwrap_or_else(PoisonError::into_inner) = Some(stack);
+        *self.stack.write() = Some(stack);
     }
 
     pub(crate) fn take_off(&self) {
-        *self.stack.write().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.stack.write() = None;
     }
 
     /// Records that the backend underneath fuses ops.
@@ -98,7 +99,7 @@ impl LayerSet {
     }
 
     fn backward(&self) -> MutexGuard<'_, Seen> {
-        self.backward.lock().unwrap_or_else(PoisonError::into_inner)
+        self.backward.lock()
     }
 
     /// Whether, of the ops of this thread's stream, the last one of which this could be told was part of backward.
@@ -134,7 +135,7 @@ impl LayerSet {
     /// Calls `ask` with the layers and custom ops of the device. Panics if they were taken off: that ends the session, so that
     /// the program is told.
     fn with<R>(&self, ask: impl FnOnce(&Stack) -> R) -> R {
-        let stack = self.stack.read().unwrap_or_else(PoisonError::into_inner);
+        let stack = self.stack.read();
         ask(stack.as_ref().expect(
             "the layered device went with its lease: keep the lease for as long as the device",
         ))
@@ -215,7 +216,7 @@ impl LayerSet {
 
 impl fmt::Debug for LayerSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stack = self.stack.read().unwrap_or_else(PoisonError::into_inner);
+        let stack = self.stack.read();
         let layers = stack.iter().flat_map(|stack| &stack.layers);
         f.debug_list().entries(layers).finish()
     }

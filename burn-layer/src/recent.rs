@@ -1,10 +1,11 @@
 //! [`Recent`]: things that can be made again, and are given up when newer ones were made.
 
 use burn_backend::DType;
+use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
     sync::{
-        Mutex, PoisonError, Weak,
+        Weak,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -16,7 +17,7 @@ pub(crate) trait GiveUp: Send + Sync {
 
 impl<P: Send> GiveUp for Mutex<Option<(DType, P)>> {
     fn give_up(&self) {
-        *self.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.lock() = None;
     }
 }
 
@@ -43,7 +44,7 @@ impl Recent {
 
     /// Keeps `item` for now, and gives up the oldest if there are too many. The caller must not have any item locked.
     pub(crate) fn keep(&self, item: Weak<dyn GiveUp>) {
-        let mut recent = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.items.lock();
         recent.retain(|other| !other.ptr_eq(&item));
         recent.push_back(item);
         let oldest = (recent.len() > self.kept.load(Ordering::Relaxed)).then(|| recent.pop_front());
@@ -74,7 +75,7 @@ mod tests {
             recent.keep(copy);
         };
         let kept = || -> Vec<bool> {
-            let is_there = |copy: &Copied| copy.lock().unwrap().is_some();
+            let is_there = |copy: &Copied| copy.lock().is_some();
             copies.iter().map(is_there).collect()
         };
         (0..KEPT).for_each(keep);
@@ -93,6 +94,6 @@ mod tests {
         let copy: Copied = Arc::new(Mutex::new(Some((DType::F32, 1))));
         let weak: Weak<Mutex<_>> = Arc::downgrade(&copy);
         recent.keep(weak);
-        assert_eq!(*copy.lock().unwrap(), None);
+        assert_eq!(*copy.lock(), None);
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::{LayerSet, Op, recent::GiveUp};
 use core::fmt;
+use parking_lot::Mutex;
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -45,7 +46,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
 
     /// The tensor, computed again if it was given up. Nothing is locked meanwhile, so two threads may both compute it.
     pub(crate) fn get(self: &Arc<Self>, layer: &LayerSet) -> P {
-        let there = self.lock().clone();
+        let there = self.value.lock().clone();
         let value = there.unwrap_or_else(|| {
             if !self.op.is_view() {
                 layer.recomputed(self.op);
@@ -54,7 +55,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
                 self.again.fetch_add(1, Ordering::Relaxed);
             }
             let value = (self.compute)();
-            *self.lock() = Some(value.clone());
+            *self.value.lock() = Some(value.clone());
             value
         });
         layer.keep_value_for_now(self);
@@ -62,16 +63,12 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
     }
 }
 
-impl<P> Recomputed<P> {
-    fn lock(&self) -> MutexGuard<'_, Option<P>> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl<P> Recomputed<P> {}
 
 impl<P: Send> GiveUp for Recomputed<P> {
     fn give_up(&self) {
         if self.again.load(Ordering::Relaxed) < OFTEN {
-            *self.lock() = None;
+            *self.value.lock() = None;
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::{Descent, Op, kept::KeptValues, scope::Scope};
 use burn_backend::DType;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
 
 /// What is known of a tensor's rows. Its clones share it, and so do its reshapes that keep the last dimension, because they have
 /// the same rows.
@@ -52,26 +53,26 @@ impl Used {
 impl Rows {
     /// The latest use of the rows: in a product of that width, or, for `None`, in another op.
     pub(crate) fn used(&self, width: Option<usize>) -> Option<Used> {
-        let used = lock(&self.used);
+        let used = self.used.lock();
         used.iter().rev().find(|used| used.width == width).cloned()
     }
 
     /// The latest use of the rows by an op.
     pub(crate) fn used_by(&self, op: Op) -> Option<Used> {
-        let used = lock(&self.used);
+        let used = self.used.lock();
         used.iter().rev().find(|used| used.op == op).cloned()
     }
 
     /// Records the latest use. It replaces one that is the same to backward, so the list does not grow from step to step.
     pub(crate) fn set_used(&self, now: &Used) {
-        let mut used = lock(&self.used);
+        let mut used = self.used.lock();
         used.retain(|used| !used.is_like(now));
         used.push(now.clone());
     }
 
     /// Records that the rows are the gradient of the product `used`, whose first factor had `inputs` as its last dimension.
     pub(crate) fn set_backward_of(&self, used: &Used, inputs: Option<usize>) {
-        *lock(&self.backward_of) = Some(Box::new(BackwardOf {
+        *self.backward_of.lock() = Some(Box::new(BackwardOf {
             used: used.clone(),
             inputs,
         }));
@@ -80,22 +81,18 @@ impl Rows {
     /// The product that the rows are the gradient of, if its first factor had `inputs` as its last dimension. It is forgotten
     /// then: the gradient of the weight, which asks for it, is computed once.
     pub(crate) fn take_backward_of(&self, inputs: Option<usize>) -> Option<Used> {
-        let mut backward_of = lock(&self.backward_of);
+        let mut backward_of = self.backward_of.lock();
         let of = backward_of.take_if(|of| of.inputs == inputs);
         of.map(|of| of.used)
     }
 
     /// Whether uses of the rows in products of the width of `one` are known, and none of them is like `one`.
     pub(crate) fn excludes(&self, one: &Used) -> bool {
-        let used = lock(&self.used);
+        let used = self.used.lock();
         let mut of_width = used
             .iter()
             .filter(|used| used.width == one.width)
             .peekable();
         of_width.peek().is_some() && of_width.all(|used| !used.is_like(one))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

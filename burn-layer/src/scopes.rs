@@ -20,11 +20,12 @@ use crate::{
 use burn::{backend::DispatchDevice, tensor::Device};
 use burn_remote::CustomOpClient;
 use burn_std::id::StreamId;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     any::Any,
     collections::{HashMap, VecDeque, hash_map::Entry},
     sync::{
-        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        Arc, LazyLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -79,7 +80,7 @@ struct Told {
 
 fn program() -> MutexGuard<'static, Program> {
     static PROGRAM: LazyLock<Mutex<Program>> = LazyLock::new(Mutex::default);
-    PROGRAM.lock().unwrap_or_else(PoisonError::into_inner)
+    PROGRAM.lock()
 }
 
 impl Program {
@@ -151,7 +152,7 @@ const CHANGES: usize = 1 << 20;
 
 impl Scopes {
     fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 
     fn begin(&self, open: &HashMap<StreamId, Arc<Scope>>) {

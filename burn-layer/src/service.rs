@@ -22,11 +22,12 @@ use burn_backend::{DeviceId, DeviceOps, DeviceSettings};
 use burn_ir::BackendIr;
 use burn_remote::server::{BackendServer, TokenAuthorizer, WebSocketTransport};
 use burn_std::device::Device as _;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     any::TypeId,
     collections::VecDeque,
     net::{Ipv4Addr, TcpListener},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -41,7 +42,7 @@ const FUSION: &str = "fusion<";
 static VACANT: Mutex<VecDeque<Service>> = Mutex::new(VecDeque::new());
 
 fn vacant() -> MutexGuard<'static, VecDeque<Service>> {
-    VACANT.lock().unwrap_or_else(PoisonError::into_inner)
+    VACANT.lock()
 }
 
 /// The threads that move frames for every layered device. The ops themselves run on a thread of

@@ -1,13 +1,13 @@
 //! [`device_under`]: the device that a layered device lies over.
 
 use burn::tensor::Device;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 /// The layered devices that this process has served, each with the one underneath.
 static SERVED: Mutex<Vec<(Device, Device)>> = Mutex::new(Vec::new());
 
 fn served() -> MutexGuard<'static, Vec<(Device, Device)>> {
-    SERVED.lock().unwrap_or_else(PoisonError::into_inner)
+    SERVED.lock()
 }
 
 /// Records the device underneath a layered device. A device that takes over another's service lies over the same device, so there

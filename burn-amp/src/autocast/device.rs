@@ -11,9 +11,10 @@ use super::{
 use burn::tensor::{DType, Device};
 use burn_backend::DeviceSettings;
 use burn_layer::{LayerError, Layers, Lease};
+use parking_lot::Mutex;
 use std::{
     ops::Deref,
-    sync::{Arc, Mutex, Once, PoisonError},
+    sync::{Arc, Once},
 };
 
 /// Mixed precision for an unmodified Burn program: a device on which each op runs in the dtype that
@@ -163,7 +164,7 @@ impl Autocast {
         let settings = self.settings.clone();
         let plain = device.clone().inner();
         let plain_settings = plain.settings();
-        let devices = || DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = || DEVICES.lock();
         let same = |made: &Made| {
             made.settings == settings
                 && made.plain == plain

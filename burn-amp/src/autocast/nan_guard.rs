@@ -3,10 +3,11 @@
 use burn::tensor::{DType, Device, Shape};
 use burn_layer::{FloatView, Layer, LayerError, Layers, Made, Op, scoped};
 use core::fmt;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        Arc, LazyLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
@@ -88,7 +89,7 @@ impl NanGuard {
 
 impl Shared {
     fn first(&self) -> MutexGuard<'_, Option<NonFinite>> {
-        self.first.lock().unwrap_or_else(PoisonError::into_inner)
+        self.first.lock()
     }
 }
 
@@ -101,7 +102,7 @@ impl Shared {
 pub fn named<R>(name: &str, body: impl FnOnce() -> R) -> R {
     static NAMES: LazyLock<Mutex<HashMap<String, Arc<Name>>>> = LazyLock::new(Mutex::default);
     let name = {
-        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = NAMES.lock();
         let new = || Arc::new(Name(name.into()));
         names.entry(name.into()).or_insert_with(new).clone()
     };

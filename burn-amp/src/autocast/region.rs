@@ -2,7 +2,8 @@
 
 use super::Policy;
 use burn_layer::{Inputs, Plan, scoped};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::{Arc, LazyLock};
 
 /// The precision that a region asks for.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ pub fn autocast<R>(policy: &Policy, body: impl FnOnce() -> R) -> R {
 /// The region of a policy. Equal policies share one region.
 fn region(policy: &Policy) -> Arc<Region> {
     static REGIONS: Mutex<Vec<Arc<Region>>> = Mutex::new(Vec::new());
-    let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut regions = REGIONS.lock();
     let of_policy =
         |region: &&Arc<Region>| matches!(&***region, Region::Policy(p) if **p == *policy);
     if let Some(region) = regions.iter().find(of_policy) {

@@ -7,7 +7,8 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::Tensor,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// A handle to a [`LossScaler`], which its clones share. It is for training loops that are not your own, such
 /// as that of burn-train's `Learner`, which calls the model by reference.
@@ -90,11 +91,7 @@ impl SharedLossScaler {
     /// # Ok::<(), burn_amp::LossScalerError>(())
     /// ```
     pub fn with<R>(&self, act: impl FnOnce(&mut LossScaler) -> R) -> R {
-        act(&mut self.lock().scaler)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        act(&mut self.0.lock().scaler)
     }
 
     /// `schedule`, with this scaler's state in its record, which the `Learner` saves in every checkpoint and loads from there.
@@ -215,7 +212,7 @@ impl SharedLossScaler {
     ) -> (GradientsParams, ScaledStep) {
         let (loss, step) = self.with(|scaler| (scaler.scale(loss), scaler.next_step()));
         let grads = GradientsParams::from_grads(loss.backward(), module);
-        let Shared { scaler, together } = &mut *self.lock();
+        let Shared { scaler, together } = &mut *self.0.lock();
         let parts = scaler.unscale_step(step, grads, module).into_parts();
         together.update(scaler, &parts.1);
         parts

@@ -35,6 +35,7 @@ use burn::{
 };
 
 pub(crate) use self::broadcast::Part;
+pub(crate) use self::config::{BUCKET, FIRST_BUCKET};
 use self::{
     after::After,
     agreement::{check_equal, on_all_ranks},
@@ -45,7 +46,6 @@ use self::{
     step::Step,
     tied::tie,
 };
-pub(crate) use self::config::{BUCKET, FIRST_BUCKET};
 pub use self::{
     config::DdpConfig,
     hook::{Average, CommHook, Compression, GradientBucket},

@@ -1,6 +1,6 @@
 //! The codes of a weight, kept for the later micro-batches of a step.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::Dispatch;
 use burn::module::{
@@ -8,6 +8,7 @@ use burn::module::{
     ParamId,
 };
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
 use crate::{Fp8Cast, Operand, recipe::Fp8Recipe};
 
@@ -28,21 +29,17 @@ pub(super) struct WeightCache(Arc<Mutex<Casts>>);
 
 impl WeightCache {
     pub(super) fn get(&self, key: &CastKey) -> Option<Operand<Dispatch>> {
-        let casts = self.lock();
+        let casts = self.0.lock();
         let (_, operand) = casts.iter().find(|(kept, _)| kept == key)?;
         Some(operand.clone())
     }
 
     pub(super) fn keep(&self, key: CastKey, operand: Operand<Dispatch>) {
-        self.lock().push((key, operand));
+        self.0.lock().push((key, operand));
     }
 
     pub(super) fn clear(&self) {
-        self.lock().clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Casts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().clear();
     }
 }
 

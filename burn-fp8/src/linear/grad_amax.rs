@@ -1,9 +1,10 @@
 //! The slot in which backward leaves the amax of a gradient.
 
 use core::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::{Backend, tensor::FloatTensor};
+use parking_lot::Mutex;
 
 use crate::Fp8Ops;
 
@@ -16,7 +17,7 @@ impl GradAmaxSlot {
     /// Leaves an amax of shape `[1]`. If there is one already (the layer ran twice), the larger one stays, or NaN if one is NaN.
     pub(crate) fn put<B: Backend + Fp8Ops>(&self, amax: FloatTensor<B>) {
         // Locked until the end, because another thread's backward may leave an amax too.
-        let mut slot = self.lock();
+        let mut slot = self.0.lock();
         let other = slot
             .as_ref()
             .and_then(|it| it.downcast_ref::<FloatTensor<B>>());
@@ -29,7 +30,7 @@ impl GradAmaxSlot {
 
     /// The amax, if there is one and it is of type `T`. With `take`, the slot is emptied.
     pub(crate) fn get<T: Clone + 'static>(&self, take: bool) -> Option<T> {
-        let mut slot = self.lock();
+        let mut slot = self.0.lock();
         let amax = slot.as_ref()?.downcast_ref::<T>().cloned();
         if take {
             *slot = None;
@@ -39,15 +40,11 @@ impl GradAmaxSlot {
 
     /// Whether an amax is waiting.
     pub(crate) fn is_set(&self) -> bool {
-        self.lock().is_some()
+        self.0.lock().is_some()
     }
 
     /// A separate slot with the same amax.
     pub(crate) fn deep_clone(&self) -> Self {
-        Self(Arc::new(Mutex::new(self.lock().clone())))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<dyn Any + Send + Sync>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        Self(Arc::new(Mutex::new(self.0.lock().clone())))
     }
 }

@@ -1,12 +1,13 @@
 //! The state of a layer's delayed scaling, as a module.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::Dispatch;
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use parking_lot::Mutex;
 
 use super::{GradAmaxSlot, ScalingState, buffer::Buffer, buffers::Buffers};
 use crate::{
@@ -86,7 +87,7 @@ impl Fp8State {
 
     /// The state on the host.
     pub(super) fn snapshot(&self) -> Option<[ScalingState; 3]> {
-        let mut guard = self.lock();
+        let mut guard = self.buffers.lock();
         let buffers = guard.as_mut()?;
         self.collect(buffers);
         Some(buffers.tensors().map(|tensor| {
@@ -112,7 +113,7 @@ impl Fp8State {
         device: &Device,
         run: impl FnOnce(&mut Buffers) -> R,
     ) -> R {
-        let mut guard = self.lock();
+        let mut guard = self.buffers.lock();
         let buffers = guard.get_or_insert_with(|| Buffers::new(recipe, device));
         buffers.autodiff = device.gradient_checkpointing_strategy();
         buffers.conform(recipe);
@@ -132,13 +133,9 @@ impl Fp8State {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Buffers>> {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Calls `map` for every buffer, with the buffer's path and, for a scale, the unit in which it is recorded.
     fn map_buffers(self, mut map: impl FnMut(&[&'static str], &mut Buffer, Option<f32>)) -> Self {
-        if let Some(buffers) = self.lock().as_mut() {
+        if let Some(buffers) = self.buffers.lock().as_mut() {
             self.collect(buffers);
             buffers.forget_next_scales();
             for (name, tensor) in NAMES.into_iter().zip(buffers.tensors()) {
@@ -156,11 +153,11 @@ impl Fp8State {
 
     /// The autodiff strategy of the layer's device. The buffers themselves are never tracked.
     fn autodiff(&self) -> Option<GradientCheckpointingStrategy> {
-        self.lock().as_ref()?.autodiff
+        self.buffers.lock().as_ref()?.autodiff
     }
 
     fn with_autodiff(self, autodiff: Option<GradientCheckpointingStrategy>) -> Self {
-        if let Some(buffers) = self.lock().as_mut() {
+        if let Some(buffers) = self.buffers.lock().as_mut() {
             buffers.autodiff = autodiff;
         }
         self
@@ -174,7 +171,7 @@ pub(super) const AMAX: &str = "amax";
 impl Clone for Fp8State {
     fn clone(&self) -> Self {
         Self {
-            buffers: Arc::new(Mutex::new(self.lock().clone())),
+            buffers: Arc::new(Mutex::new(self.buffers.lock().clone())),
             gradient_amax: self.gradient_amax.deep_clone(),
         }
     }
@@ -182,7 +179,7 @@ impl Clone for Fp8State {
 
 impl Module for Fp8State {
     fn collect_devices(&self, mut devices: Devices) -> Devices {
-        if let Some(buffers) = self.lock().as_ref() {
+        if let Some(buffers) = self.buffers.lock().as_ref() {
             let device = buffers.input.scale.value.device();
             if !devices.contains(&device) {
                 devices.push(device);

@@ -15,7 +15,8 @@ use burn_backend::{
     tensor::{BoolTensor, FloatTensor},
 };
 use burn_ir::BackendIr;
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// An op that runs: its arguments are [seen](Call::see_float), the layers [plan](Call::plan) it, the
 /// arguments are [lowered](Call::lower), and the results are wrapped.

@@ -13,7 +13,8 @@ use burn::{
 };
 use burn_backend::ExecutionError;
 use burn_fp8::{Fp8Format, Fp8Ops, Operand, recipe::DelayedScaling};
-use std::sync::{Arc, Mutex, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 
 /// The amax histories of a layer, by the role of a tensor in the layer. They are kept with the layer's weight over all steps.
 pub(super) struct Histories<B: Backend> {

@@ -5,7 +5,7 @@ use super::{
     history::{Histories, Known, Scaled},
     product::{self, GradientOf, InputOf, Product, WasWeight},
     ranks::Lift,
-    state::{LayerName, lock},
+    state::LayerName,
 };
 use crate::autocast::nan_guard::Name;
 use burn::{
@@ -20,8 +20,9 @@ use burn_fp8::{
     recipe::{Fp8Recipe, RecipeFormat},
 };
 use burn_layer::{Descent, Op, Run, RunInput};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The role of a tensor in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +83,7 @@ impl Fp8 {
                 let descent = descent(&second);
                 let layer = self.layer(run, size, &second.device(), &descent);
                 if let Some(layer) = &layer {
-                    lock(layer).ran = true;
+                    layer.lock().ran = true;
                 }
                 second.kept.with(|WasWeight(was)| *was = true);
                 first.kept.with(|InputOf(layers)| {
@@ -169,7 +170,9 @@ impl Fp8 {
         let first = || {
             let names = run.scopes::<Name>();
             let names = names.into_iter().map(|name| name.0.clone()).collect();
-            lock(&self.registry).enter(LayerName { names, size }, recipe, device)
+            self.registry
+                .lock()
+                .enter(LayerName { names, size }, recipe, device)
         };
         weight.with(|Known(histories)| Some(histories.get_or_insert_with(first).clone()))
     }
@@ -178,7 +181,7 @@ impl Fp8 {
     fn in_backward<'a, B: Backend + Fp8Ops>(&self, layers: impl IntoIterator<Item = &'a Layer<B>>) {
         if let Fp8Recipe::Delayed(recipe) = &self.settings.recipe {
             for layer in layers {
-                lock(layer).in_backward(recipe);
+                layer.lock().in_backward(recipe);
             }
         }
     }
@@ -206,7 +209,7 @@ impl Fp8 {
             }
         });
         for layer in layers {
-            lock(layer).learn(recipe, max.as_ref());
+            layer.lock().learn(recipe, max.as_ref());
         }
     }
 
@@ -235,7 +238,7 @@ impl Fp8 {
                     let alive = Arc::new(());
                     let (operand, scaled) = match (recipe, layer) {
                         (Fp8Recipe::Delayed(recipe), Some(layer)) => {
-                            let (operand, scaled) = lock(layer).cast(matrix, recipe, role, &alive);
+                            let (operand, scaled) = layer.lock().cast(matrix, recipe, role, &alive);
                             (operand, Some(scaled))
                         }
                         _ => (Operand::cast(matrix, cast), None),
@@ -251,7 +254,7 @@ impl Fp8 {
             };
             let made = &casts[place];
             if let (Role::Input, Some(layer)) = (role, layer) {
-                lock(layer).input = made.scaled.clone();
+                layer.lock().input = made.scaled.clone();
             }
             made.operand.clone()
         });
@@ -277,7 +280,7 @@ impl Fp8 {
                 return;
             }
             let matrix = as_matrix::<B>(input.tensor());
-            let operand = lock(layer).cast_input_again(matrix, recipe);
+            let operand = layer.lock().cast_input_again(matrix, recipe);
             let format = format_of(recipe.format, Role::Input);
             casts.extend(operand.map(|operand| Made {
                 cast: self.fp8_cast(granularity, format),

@@ -28,9 +28,10 @@ use burn_fp8::{
     recipe::{AmaxReducer, Fp8Recipe},
 };
 use burn_layer::{Inputs, Layers, Op, Ran, Run};
+use parking_lot::Mutex;
 use ranks::{Lift, Reducer};
 use state::Registry;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// The [`Lift`] between the tensors of one of Burn's own backends and Burn's [`Tensor`].
 #[cfg(any(

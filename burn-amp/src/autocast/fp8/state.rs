@@ -8,8 +8,9 @@ use burn_fp8::{
     Fp8Ops,
     recipe::{DelayedScaling, Fp8Recipe},
 };
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// The histories and scales of the layers of a device with [`Autocast::fp8`](crate::Autocast::fp8) and delayed scaling. Save it
 /// with a checkpoint, because a model's record has only its weights. Any serde format will do, because floats are
@@ -151,12 +152,8 @@ trait Snapshot: Send + Sync {
 
 impl<B: Backend + Fp8Ops> Snapshot for Mutex<Histories<B>> {
     fn states(&self, recipe: &DelayedScaling) -> Result<Vec<TensorState>, ExecutionError> {
-        lock(self).states(recipe)
+        self.lock().states(recipe)
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Registry {
@@ -191,7 +188,7 @@ impl Fp8 {
             return Err(ExecutionError::generic(reason));
         }
         let (ran, waiting) = {
-            let registry = lock(&self.registry);
+            let registry = self.registry.lock();
             (registry.ran.clone(), registry.waiting.clone())
         };
         let ran = ran.into_iter().filter_map(|(layer, histories)| {
@@ -205,7 +202,7 @@ impl Fp8 {
     }
 
     fn load(&self, state: Fp8State) {
-        lock(&self.registry).waiting = state.layers;
+        self.registry.lock().waiting = state.layers;
     }
 }
 
@@ -243,7 +240,7 @@ impl AutocastDevice {
     /// When the device failed.
     pub fn fp8_layers_waiting(&self) -> Result<usize, ExecutionError> {
         self.device.sync()?;
-        let waiting = |fp8: &Arc<Fp8>| lock(&fp8.registry).waiting.len();
+        let waiting = |fp8: &Arc<Fp8>| fp8.registry.lock().waiting.len();
         Ok(self.fp8.as_ref().map_or(0, waiting))
     }
 }

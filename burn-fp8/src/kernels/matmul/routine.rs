@@ -1,13 +1,10 @@
 //! The routines that compute products, and the policies that pick one.
 
-use std::{
-    fmt,
-    str::FromStr,
-    sync::{OnceLock, RwLock},
-};
+use std::{fmt, str::FromStr, sync::OnceLock};
 
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use cubecl::client::Client;
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -237,12 +234,12 @@ static POLICY: RwLock<Option<MatmulPolicy>> = RwLock::new(None);
 /// set_matmul_policy(MatmulPolicy::Automatic);
 /// ```
 pub fn set_matmul_policy(policy: MatmulPolicy) {
-    *POLICY.write().unwrap_or_else(|e| e.into_inner()) = Some(policy);
+    *POLICY.write() = Some(policy);
 }
 
 /// How the kernels of products are currently picked. See [`set_matmul_policy`].
 pub fn matmul_policy() -> MatmulPolicy {
-    let set = *POLICY.read().unwrap_or_else(|e| e.into_inner());
+    let set = *POLICY.read();
     set.unwrap_or_else(environment)
 }
 

@@ -108,12 +108,10 @@ pub(super) fn matmul(product: Product) -> CubeTensor {
 
 #[cfg(feature = "cuda")]
 mod matmul {
-    use std::{
-        collections::BTreeSet,
-        sync::{Arc, Mutex, PoisonError},
-    };
+    use std::{collections::BTreeSet, sync::Arc};
 
     use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+    use parking_lot::Mutex;
 
     use super::{
         ffi::{self, Library},
@@ -195,7 +193,7 @@ mod matmul {
     /// Warns once for each problem, because the same product returns with every step.
     fn warn(problem: &str, plan: &Plan) {
         static HEARD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-        let mut heard = HEARD.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heard = HEARD.lock();
         if heard.insert(problem.to_string()) {
             log::warn!(
                 "burn-fp8: cuBLASLt left a product to the crate's own kernels, {plan:?}: {problem}"

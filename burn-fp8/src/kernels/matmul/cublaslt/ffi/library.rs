@@ -3,13 +3,14 @@
 use std::{
     collections::HashMap,
     ffi::c_void,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
 };
 
 use cudarc::{
     cublaslt::{result, sys},
     driver::{CudaContext, sys::CUstream},
 };
+use parking_lot::Mutex;
 
 use super::{
     super::plan::{BiasPlan, Plan},
@@ -62,10 +63,7 @@ impl Shape {
 /// cuBLASLt for a device, if it can be used there. If not, the log says why, once.
 pub(in super::super) fn library(ordinal: usize) -> Option<Arc<Library>> {
     static KNOWN: OnceLock<Mutex<HashMap<usize, Option<Arc<Library>>>>> = OnceLock::new();
-    let mut known = KNOWN
-        .get_or_init(Mutex::default)
-        .lock()
-        .expect("no panic under lock");
+    let mut known = KNOWN.get_or_init(Mutex::default).lock();
     let library = known.entry(ordinal).or_insert_with(|| {
         Library::open(ordinal)
             .inspect_err(|why| log::info!("burn-fp8: no cuBLASLt on cuda:{ordinal}: {why}"))
@@ -78,7 +76,7 @@ pub(in super::super) fn library(ordinal: usize) -> Option<Arc<Library>> {
 impl Library {
     /// Whether cuBLASLt was asked for a product of this kind before, and has no algorithm for it.
     pub(in super::super) fn has_refused(&self, plan: &Plan, spec: MatmulSpec) -> bool {
-        let algorithms = self.algorithms.lock().expect("no panic under lock");
+        let algorithms = self.algorithms.lock();
         matches!(algorithms.get(&Shape::of(plan, spec)), Some(Err(_)))
     }
 
@@ -88,7 +86,7 @@ impl Library {
         plan: &Plan,
         spec: MatmulSpec,
     ) -> Result<sys::cublasLtMatmulAlgo_t, String> {
-        let mut algorithms = self.algorithms.lock().expect("no panic under lock");
+        let mut algorithms = self.algorithms.lock();
         algorithms
             .entry(Shape::of(plan, spec))
             .or_insert_with(|| self.advice(plan, spec))
