@@ -47,7 +47,7 @@ pub struct LayeredFloat<B: Backend> {
 }
 
 /// A part of something that Burn computes by several ops: of a linear layer, which is a product and its sum with a row; of
-/// dropout, which multiplies by a mask; or of `silu`, which multiplies by a gate.
+/// dropout, which multiplies by a mask; of `silu`, which multiplies by a gate; or of backward, which begins with a one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Product,
@@ -59,6 +59,8 @@ pub(crate) enum Part {
     Gate,
     /// What the first so many ops of a sigmoid make.
     OfSigmoid(usize),
+    /// A one alone, as backward begins with, a number times it, or a reshape of these.
+    One,
 }
 
 /// The identity of the tensor that another one was made of. While this lives, no other tensor's identity has its address.

@@ -37,6 +37,8 @@ pub(crate) struct Used {
     pub(crate) scope: Option<Arc<Scope>>,
     /// The dtype that the first float input of the op was stored in.
     pub(crate) first: DType,
+    /// The widest dtype of the first inputs in all such uses, where the use was looked up.
+    pub(crate) widest: DType,
     /// Whether the op was a product of a batch of matrices with one last factor that they share.
     pub(crate) shared: bool,
 }
@@ -53,14 +55,20 @@ impl Used {
 impl Rows {
     /// The latest use of the rows: in a product of that width, or, for `None`, in another op.
     pub(crate) fn used(&self, width: Option<usize>) -> Option<Used> {
-        let used = self.used.lock();
-        used.iter().rev().find(|used| used.width == width).cloned()
+        self.latest(|used| used.width == width)
     }
 
     /// The latest use of the rows by an op.
     pub(crate) fn used_by(&self, op: Op) -> Option<Used> {
+        self.latest(|used| used.op == op)
+    }
+
+    fn latest(&self, is_such: impl Fn(&Used) -> bool) -> Option<Used> {
         let used = self.used.lock();
-        used.iter().rev().find(|used| used.op == op).cloned()
+        let such = || used.iter().filter(|used| is_such(used));
+        let widest = such().map(|used| used.first).max_by_key(DType::size)?;
+        let latest = such().next_back()?.clone();
+        Some(Used { widest, ..latest })
     }
 
     /// Records the latest use. It replaces one that is the same to backward, so the list does not grow from step to step.

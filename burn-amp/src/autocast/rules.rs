@@ -142,6 +142,7 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
         Rule::FullKeep,
         &[
             Op::leaky_relu,
+            Op::float_remainder,
             Op::float_erf,
             Op::float_acosh,
             Op::float_asinh,
@@ -192,7 +193,6 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_sub,
             Op::float_mul,
             Op::float_div,
-            Op::float_remainder,
             Op::float_neg,
             Op::float_clamp,
             Op::float_clamp_min,

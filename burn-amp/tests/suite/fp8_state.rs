@@ -48,7 +48,7 @@ impl Model {
     }
 
     fn loss(&self, step: usize, device: &Device) -> Tensor<1> {
-        let size = [1.0, 30.0, 0.2, 5.0, 0.7, 90.0][step];
+        let size = [1.0, 0.2, 30.0, 5.0, 0.7, 90.0][step];
         let x = wave([ROWS, 16], 0.2 + step as f32, device) * size;
         let gradient = wave([ROWS, 32], 0.9 + step as f32, device) * (size * 1e-3);
         (self.forward(x) * gradient).sum()
@@ -57,7 +57,7 @@ impl Model {
     fn step(self, step: usize, device: &Device) -> Self {
         let gradients = self.loss(step, device).backward();
         let gradients = GradientsParams::from_grads(gradients, &self);
-        SgdConfig::new().init().step(1e-2, self, gradients)
+        SgdConfig::new().init().step(1e-1, self, gradients)
     }
 
     fn weights(&self) -> Vec<u32> {
@@ -89,22 +89,32 @@ fn lease(autocast: Autocast) -> (AutocastLease, Device) {
     (lease, device)
 }
 
-/// With an interval, and with a pass of evaluation before the checkpoint, by which the weight is cast already.
+/// With an interval; with a pass of evaluation before the checkpoint, by which the weight is cast already; and with an older clone,
+/// whose weight stays cast.
 #[test]
 fn a_resumed_run_continues_bit_for_bit() {
-    for (interval, evaluates) in [(1, false), (1, true), (2, true)] {
+    for (interval, evaluates, keeps) in [
+        (1, false, false),
+        (1, true, false),
+        (2, true, false),
+        (1, false, true),
+        (2, true, true),
+    ] {
         let autocast = || Autocast::fp8(recipe().with_interval(interval)).unwrap();
         let (before, device) = lease(autocast());
         let mut model = Model::new(&device);
+        let mut older = None;
         for step in 0..3 {
+            older = keeps.then(|| model.clone());
             model = model.step(step, &device);
         }
-        if evaluates {
+        for model in [evaluates.then_some(&model), older.as_ref()] {
             let x = wave([ROWS, 16], 0.1, &before.device()) * 300.0;
-            model.valid().forward(x).into_data();
+            model.map(|model| model.valid().forward(x).into_data());
         }
         let record = model.clone().into_record();
         let state = serde_json::to_string(&before.fp8_state().unwrap()).unwrap();
+        drop(older);
         for step in 3..6 {
             model = model.step(step, &device);
         }
@@ -127,7 +137,8 @@ fn a_resumed_run_continues_bit_for_bit() {
         };
         let state: Fp8State = serde_json::from_str(&state).unwrap();
         let expected = (model.weights(), before.fp8_state().unwrap());
-        assert_eq!(resumed(Some(state)), expected, "{interval} {evaluates}");
+        let case = format!("{interval} {evaluates} {keeps}");
+        assert_eq!(resumed(Some(state)), expected, "{case}");
         assert_ne!(resumed(None), expected);
     }
 }

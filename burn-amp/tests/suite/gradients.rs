@@ -30,6 +30,22 @@ fn the_gradient_of_an_embedding_is_summed_in_f32() {
     }
 }
 
+/// As of an initial state, in a recurrence: the same weight has factors in f32 and in bf16. In bf16, 256 + 1 is 256.
+#[test]
+fn the_gradient_of_a_parameter_is_in_f32_whatever_else_its_factor_multiplied() {
+    let lease = Autocast::bf16().lease(Device::flex()).unwrap();
+    let device = lease.device().autodiff();
+    let weight = Tensor::<2>::eye(4, &device).require_grad();
+    let first = Tensor::<2>::ones([1, 4], &device).require_grad();
+    let gradient = || {
+        let second = first.clone().matmul(weight.clone());
+        let loss = second.matmul(weight.clone()).sum();
+        first.grad(&loss.backward()).unwrap()
+    };
+    let sum = (1..300).fold(gradient(), |sum, _| sum + gradient());
+    assert_eq!(values(sum), [300.0; 4]);
+}
+
 /// The gradient of a weight that was used in a product is a product again. Here it is too large for fp16.
 #[test]
 fn the_gradient_of_a_weight_is_stored_in_f32_where_products_are_in_f32() {

@@ -5,7 +5,7 @@ use burn::tensor::{
     Bool, Device, FloatDType, Int, Tensor, TensorData,
     activation::{sigmoid, softmax},
     module::attention,
-    ops::AttentionModuleOptions,
+    ops::{AttentionModuleOptions, PadMode},
 };
 use burn_amp::{Autocast, Policy};
 
@@ -62,6 +62,30 @@ fn a_finite_constant_stays_finite() {
 }
 
 /// By Burn's attention: in training it consists of several ops.
+#[test]
+fn a_finite_constant_that_pads_stays_finite() {
+    for (autocast, constant, expected) in [
+        (Autocast::fp16(), -1e9, -65504.0),
+        (Autocast::fp16(), 1e-8, 1e-8),
+        (Autocast::bf16(), f32::MIN, -3.389_531_4e38),
+        (Autocast::bf16(), f32::NEG_INFINITY, f32::NEG_INFINITY),
+    ] {
+        // In training, Burn pads by other ops.
+        for training in [false, true] {
+            let device = autocast.clone().device(Device::flex()).unwrap();
+            let device = if training { device.autodiff() } else { device };
+            let low = ramp([2, 3], 0.7, &device).matmul(ramp([3, 2], 0.4, &device));
+            let padded = values(low.pad([(1, 0), (0, 0)], PadMode::Constant(constant)));
+            let found = padded[..2].to_vec();
+            let whole = [constant; 2];
+            assert!(
+                found == [expected; 2] || (training && found == whole),
+                "{constant}: {found:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn attention_of_a_row_that_is_masked_entirely_is_as_in_f32() {
     let attend = |device: &Device| {

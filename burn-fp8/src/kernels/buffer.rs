@@ -212,6 +212,21 @@ pub(in crate::kernels) fn as_it_lies(tensor: &CubeTensor) -> BufferArg {
     array(tensor.handle.clone(), extent(tensor), tensor.dtype.size())
 }
 
+/// A copy in memory of its own, in the same layout.
+pub(in crate::kernels) fn copy_as_it_lies(tensor: &CubeTensor) -> CubeTensor {
+    let memory = CubeTensor::new_contiguous(
+        tensor.client.clone(),
+        tensor.device.clone(),
+        Shape::new([extent(tensor)]),
+        tensor.handle.clone(),
+        tensor.dtype,
+    );
+    CubeTensor {
+        meta: tensor.meta.clone(),
+        ..memory.copy()
+    }
+}
+
 /// A tensor of codes in its own layout, as words.
 pub(in crate::kernels) fn code_words(codes: &CubeTensor) -> BufferArg {
     raw(codes.handle.clone(), words(extent(codes)))

@@ -7,6 +7,9 @@ use cubecl::prelude::*;
 use super::{blocks::Blocks, buffer, codec::Four};
 use crate::{Fp8Error, Granularity};
 
+/// The elements of the longest row or column that is divided into blocks: `FastDivmod` wraps around for larger numbers of 32 bits.
+const LONGEST: usize = 1 << 31;
+
 /// Refuses to cast a tensor that has more elements than the kernels can count.
 ///
 /// # Errors
@@ -17,11 +20,22 @@ pub(crate) fn check_cast(
     granularity: Granularity,
 ) -> Result<(), Fp8Error> {
     let elements = shape.num_elements();
+    let refused = |what, elements, most| Fp8Error::TooLarge {
+        what,
+        shape: shape.to_vec(),
+        elements,
+        most,
+    };
     // A tensor with one scale is treated as one row. If blocks share groups of four elements, elements are read one by one.
     let columns = match granularity {
         Granularity::Tensor => elements,
         _ => {
             let Blocks { matrix, block } = Blocks::of(shape, granularity);
+            let longest = matrix[0].max(matrix[1]);
+            if longest > LONGEST {
+                let what = "a row or column of the tensor to be cast with several scales";
+                return Err(refused(what, longest, LONGEST));
+            }
             let shared = !block[1].is_multiple_of(4) && block[1] != matrix[1];
             if shared { 1 } else { matrix[1] }
         }
@@ -29,12 +43,7 @@ pub(crate) fn check_cast(
     let most = fours(columns, dtype) * buffer::MOST;
     match elements <= most {
         true => Ok(()),
-        false => Err(Fp8Error::TooLarge {
-            what: "the tensor to be cast",
-            shape: shape.to_vec(),
-            elements,
-            most,
-        }),
+        false => Err(refused("the tensor to be cast", elements, most)),
     }
 }
 
@@ -124,6 +133,13 @@ mod tests {
                 "{columns} {granularity:?}"
             );
         }
+        // In 32 bits, block 65,536 of 32,772 columns would be block 0.
+        let wide = |columns| check_cast(&Shape::new([columns]), DType::U8, block(1, 32_772));
+        assert_eq!(wide(LONGEST), Ok(()));
+        assert!(wide(LONGEST + 4).is_err());
+        let tall = Shape::new([LONGEST + 4, 1]);
+        assert!(check_cast(&tall, DType::BF16, Granularity::Row).is_err());
+        assert_eq!(check_cast(&tall, DType::BF16, Granularity::Tensor), Ok(()));
         // With one scale per tensor, rows do not matter.
         let pairs = Shape::new([2 * (one / 2), 2]);
         assert_eq!(check_cast(&pairs, DType::F16, Granularity::Tensor), Ok(()));

@@ -59,7 +59,9 @@ impl Rows {
 
     /// A kernel's argument.
     pub(in crate::kernels) fn launch(&self) -> LinesLaunch {
-        lines(self.columns, self.pitch)
+        // Without gaps the kernel has no use for the columns, which may be more than `FastDivmod` can take.
+        let columns = if self.have_gaps() { self.columns } else { 1 };
+        lines(columns, self.pitch)
     }
 }
 

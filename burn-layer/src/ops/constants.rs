@@ -59,6 +59,7 @@ fn saturates(op: Op) -> bool {
     matches!(
         op,
         Op::float_mask_fill
+            | Op::float_pad
             | Op::float_clamp
             | Op::float_clamp_min
             | Op::float_clamp_max

@@ -103,6 +103,11 @@ macro_rules! see {
     ($call:ident, [Scalar], $arg:ident) => {
         $call.constants.see($arg);
     };
+    ($call:ident, [PadMode], $arg:ident) => {
+        if let PadMode::Constant(number) = $arg {
+            $call.constants.see(number.into());
+        }
+    };
     ($call:ident, [Distribution], $arg:ident) => {
         $call.see_distribution($arg);
     };
@@ -116,6 +121,12 @@ macro_rules! see {
 macro_rules! fit {
     ($call:ident, [Scalar], $arg:ident) => {
         let $arg = $call.fit($arg);
+    };
+    ($call:ident, [PadMode], $arg:ident) => {
+        let $arg = match $arg {
+            PadMode::Constant(number) => PadMode::Constant($call.fit(number.into()).elem()),
+            mode => mode,
+        };
     };
     ($call:ident, $other:tt, $arg:ident) => {};
 }

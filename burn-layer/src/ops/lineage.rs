@@ -4,8 +4,9 @@
 //! of the loss, and everything that it computes is linear in that tensor. So a tensor of ones that has one element counts as a
 //! gradient, and so does what is computed from it: a product of a gradient with anything is a gradient, a sum only if all its
 //! terms are. The difference of a parameter and a gradient, which an optimizer computes, is none. A parameter of one element that
-//! is initialized to 1 looks like a gradient too, but only until what it was multiplied with reaches an op that backward does not
-//! have: an op with a backward of its own, or a product with a factor that is not transposed.
+//! is initialized to 1 looks like a gradient too, until its first step: the difference of a one and a gradient is none. Before that,
+//! what it is multiplied with looks like one until it reaches an op that backward does not have: an op with a backward of its own,
+//! or a product with a factor that is not transposed.
 //!
 //! Activations are told from parameters in the same way: they are computed from products.
 //!
@@ -14,6 +15,7 @@
 
 use crate::{
     LayeredFloat, Op,
+    float::Part,
     rows::{Rows, Used},
     scope::Scope,
 };
@@ -28,6 +30,8 @@ pub(crate) struct Lineage {
     any_gradient: bool,
     all_gradients: bool,
     any_computed: bool,
+    /// For a difference: whether the first tensor is a [one](Part::One).
+    from_one: bool,
     /// For a difference: whether the second tensor has the shape of the first, and was not computed by a network.
     by_like: bool,
     /// The shape of its first tensor.
@@ -51,7 +55,8 @@ struct Input {
 pub(crate) struct Forward {
     /// The scope that the forward was in, if any.
     pub(crate) scope: Option<Arc<Scope>>,
-    /// If the op computes the gradient of the forward's first float input: the dtype which that was stored in.
+    /// If the op computes the gradient of the forward's first float input: the dtype which that was stored in. If forward used the
+    /// other input several times, it is not known with which one, and this is the widest.
     pub(crate) gradient_of: Option<DType>,
     /// Whether the op computes the gradient of a factor that all matrices of a batch shared.
     pub(crate) of_shared: bool,
@@ -65,6 +70,7 @@ impl Lineage {
             any_gradient: false,
             all_gradients: true,
             any_computed: false,
+            from_one: false,
             by_like: false,
             first: None,
         }
@@ -76,6 +82,7 @@ impl Lineage {
         self.any_computed |= tensor.is_computed();
         if self.op == Op::float_sub {
             let shape = tensor.shape();
+            self.from_one |= self.first.is_none() && tensor.part() == Some(Part::One);
             self.by_like = !tensor.is_computed() && self.first.as_ref() == Some(&shape);
             self.first.get_or_insert(shape);
         }
@@ -102,7 +109,7 @@ impl Lineage {
             _ => return None,
         };
         Some(Forward {
-            gradient_of: of_first.then_some(used.first),
+            gradient_of: of_first.then_some(used.widest),
             of_shared: used.shared && !of_first,
             scope: used.scope,
         })
@@ -179,6 +186,7 @@ impl Lineage {
             width: last.and_then(|last| last.width),
             scope: scope.cloned(),
             first: first.storage,
+            widest: first.storage,
             shared: last.is_some_and(|last| last.batch == 1 && first.batch > 1),
         };
         self.inputs
@@ -204,7 +212,9 @@ impl Lineage {
     pub(crate) fn makes_gradient(&self, shape: &Shape) -> bool {
         match self.op {
             Op::float_ones => shape.num_elements() == 1,
-            Op::float_add | Op::float_sub => self.any_gradient && self.all_gradients,
+            Op::float_add | Op::float_sub => {
+                self.any_gradient && self.all_gradients && !self.from_one
+            }
             Op::float_matmul => self
                 .inputs
                 .iter()

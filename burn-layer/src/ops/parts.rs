@@ -22,8 +22,14 @@ impl<B: BackendIr> Call<B> {
         if self.draws_mask || self.op == Op::bool_into_float {
             return Some(Part::Mask);
         }
+        if self.op == Op::float_ones {
+            return (shape.num_elements() == 1).then_some(Part::One);
+        }
         let inputs = self.inputs.as_ref()?;
         match self.op {
+            Op::float_reshape | Op::float_mul_scalar if inputs.first_part == Some(Part::One) => {
+                inputs.first_part
+            }
             Op::float_matmul => Some(Part::Product),
             Op::sigmoid => Some(Part::Gate),
             Op::float_reshape | Op::float_expand | Op::float_cast

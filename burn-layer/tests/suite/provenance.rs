@@ -175,6 +175,28 @@ fn a_step_makes_a_parameter() {
     }
 }
 
+/// A parameter of one element that began as 1 looks like the beginning of a backward pass, but not after its first step.
+#[test]
+fn a_step_on_a_factor_of_one_makes_a_parameter() {
+    let recorder = Recorder::default();
+    let device = recorder.device();
+    let gamma = Tensor::<1>::ones([1], &device).require_grad();
+    let [x, weight] = [0, 1].map(|_| random(&device));
+    let loss = (x.clone() * gamma.clone().unsqueeze()).sum();
+    let gradient = gamma.grad(&loss.backward()).unwrap();
+    let gamma = gamma.without_autodiff();
+    let [x, weight] = [x, weight].map(Tensor::without_autodiff);
+    // As SGD has it, and with decoupled weight decay.
+    for decayed in [gamma.clone(), gamma * 0.99] {
+        let stepped = decayed - gradient.clone() * 0.1;
+        let scaled = x.clone().matmul(x.clone()) * stepped.unsqueeze();
+        recorder.products(&device);
+        weight.clone().matmul(scaled.clone());
+        scaled.matmul(weight.clone());
+        assert_eq!(recorder.products(&device), [ACTIVATION, PARAMETER]);
+    }
+}
+
 /// What comes back of a collective is what went.
 #[test]
 fn a_reduced_gradient_is_a_gradient() {

@@ -2,7 +2,7 @@
 
 use super::{
     linear::{Role, format_of},
-    state::{Bits, TensorState},
+    state::{Bits, CastState, TensorState},
 };
 use burn::{
     backend::{
@@ -64,11 +64,30 @@ struct History<B: Backend> {
     /// The largest amax of the gradients in a backward that may not be over: a layer that ran several times in a step has several
     /// gradients. The next backward adds it to the history.
     pending: Option<FloatTensor<B>>,
-    /// The scale of the last cast, with a weak reference that dies with the cast.
-    last: Option<(FloatTensor<B>, Weak<()>)>,
-    /// The scale of a cast that was alive when the record was taken. The next cast uses it again, and its amax is not counted
-    /// again, because the record has it already.
-    again: Option<FloatTensor<B>>,
+    /// The casts of the weight that may be alive. There may be several, because clones of a model, such as the best one so far or
+    /// an average of its weights, have their histories in common.
+    casts: Vec<Cast<B>>,
+    /// The casts of the weight that were alive when the record was taken.
+    loaded: Vec<CastState>,
+}
+
+/// A cast of a weight.
+#[derive(Debug)]
+struct Cast<B: Backend> {
+    scale: FloatTensor<B>,
+    amax: FloatTensor<B>,
+    /// Dies with the cast.
+    alive: Weak<()>,
+}
+
+impl<B: Backend> Clone for Cast<B> {
+    fn clone(&self) -> Self {
+        Self {
+            scale: self.scale.clone(),
+            amax: self.amax.clone(),
+            alive: self.alive.clone(),
+        }
+    }
 }
 
 impl<B: Backend + Fp8Ops> Histories<B> {
@@ -126,12 +145,14 @@ impl<B: Backend + Fp8Ops> Histories<B> {
             }
         };
         let history = &mut self.of[place].1;
-        let again = history.again.take();
+        let again = history.scale_of_loaded(&tensor);
         let is_new = again.is_none();
         let by_itself = is_new && !history.learned;
         let scale = again.unwrap_or_else(|| history.scale_of(&tensor, format, recipe));
-        let (operand, amax) = Operand::cast_with(tensor, scale.clone(), format);
-        history.last = Some((scale.clone(), Arc::downgrade(alive)));
+        let (operand, amax) = Operand::<B>::cast_with(tensor, scale.clone(), format);
+        if role == Role::Weight {
+            history.keep_cast(scale.clone(), amax.clone(), alive);
+        }
         if is_new {
             history.wait(amax, alive);
         }
@@ -209,8 +230,8 @@ impl<B: Backend> Clone for History<B> {
             learned: self.learned,
             waiting: self.waiting.clone(),
             pending: self.pending.clone(),
-            last: self.last.clone(),
-            again: self.again.clone(),
+            casts: self.casts.clone(),
+            loaded: self.loaded.clone(),
         }
     }
 }
@@ -233,6 +254,28 @@ impl<B: Backend + Fp8Ops> History<B> {
             true => self.scale.clone(),
             false => self.with(B::fp8_amax(tensor.clone()), format, recipe).1,
         }
+    }
+
+    /// The scale of a weight that was cast when the record was taken, and whose amax the record has already. It is recognized by its
+    /// amax. Asked once: the first cast after loading is that of the weight that was saved.
+    fn scale_of_loaded(&mut self, tensor: &FloatTensor<B>) -> Option<FloatTensor<B>> {
+        let loaded = std::mem::take(&mut self.loaded);
+        if loaded.is_empty() {
+            return None;
+        }
+        let amax = value::<B>(&B::fp8_amax(tensor.clone())).ok()?;
+        let cast = loaded.iter().find(|cast| cast.amax == amax)?;
+        Some(one_dim::<B>(&[cast.scale.0], &tensor.device()))
+    }
+
+    /// Keeps how a weight was cast, and forgets casts that are gone.
+    fn keep_cast(&mut self, scale: FloatTensor<B>, amax: FloatTensor<B>, alive: &Arc<()>) {
+        self.casts.retain(|cast| cast.alive.strong_count() > 0);
+        self.casts.push(Cast {
+            scale,
+            amax,
+            alive: Arc::downgrade(alive),
+        });
     }
 
     /// The amaxes and the scale after adding one more amax.
@@ -298,47 +341,56 @@ impl<B: Backend + Fp8Ops> History<B> {
     }
 
     fn from_state(state: &TensorState, recipe: &DelayedScaling, device: &Device<B>) -> Self {
-        let tensor = |values: Vec<f32>| {
-            let shape = [values.len()];
-            B::float_from_data(TensorData::new(values, shape), device)
-        };
-        let waiting = state
-            .waiting
-            .map(|amax| (tensor(vec![amax.0]), Weak::new()));
+        let tensor = |values: &[f32]| one_dim::<B>(values, device);
+        let waiting = state.waiting.map(|amax| (tensor(&[amax.0]), Weak::new()));
         Self {
-            amaxes: tensor(state.amaxes(recipe.amax_history_len)),
-            scale: tensor(vec![state.scale.0]),
-            steps: tensor(vec![state.steps.0]),
+            amaxes: tensor(&state.amaxes(recipe.amax_history_len)),
+            scale: tensor(&[state.scale.0]),
+            steps: tensor(&[state.steps.0]),
             learned: state.learned,
             waiting: waiting.into_iter().collect(),
             pending: None,
-            last: None,
-            again: state.cast_with.map(|scale| tensor(vec![scale.0])),
+            casts: Vec::new(),
+            loaded: state.casts.clone(),
         }
     }
 
     fn state(&self, role: Role) -> Result<TensorState, ExecutionError> {
-        let values = |tensor: &FloatTensor<B>| -> Result<Vec<Bits>, ExecutionError> {
-            let data = burn_backend::try_read_sync(B::float_into_data(tensor.clone()));
-            let waits = || ExecutionError::generic("this platform cannot wait for a tensor");
-            Ok(data.ok_or_else(waits)??.iter().map(Bits).collect())
-        };
-        let value = |tensor: &FloatTensor<B>| values(tensor).map(|values| values[0]);
         // A weight is saved and loaded, so its cast has to be the same afterwards. Other tensors do not outlive the process.
-        let cast_with = match (&self.last, &self.again) {
-            (Some((scale, alive)), _) if alive.strong_count() > 0 => Some(scale),
-            (_, again) => again.as_ref(),
-        };
-        let cast_with = cast_with.filter(|_| role == Role::Weight).map(value);
+        let alive = self.casts.iter();
+        let alive = alive.filter(|cast| cast.alive.strong_count() > 0);
+        let alive = alive.map(|cast| {
+            Ok(CastState {
+                scale: value::<B>(&cast.scale)?,
+                amax: value::<B>(&cast.amax)?,
+            })
+        });
+        let casts = alive.chain(self.loaded.iter().copied().map(Ok));
         let waiting = self.waiting();
         Ok(TensorState {
             role,
-            amaxes: values(&self.amaxes)?,
-            scale: value(&self.scale)?,
-            steps: value(&self.steps)?,
+            amaxes: values::<B>(&self.amaxes)?,
+            scale: value::<B>(&self.scale)?,
+            steps: value::<B>(&self.steps)?,
             learned: self.learned,
-            waiting: waiting.as_ref().map(value).transpose()?,
-            cast_with: cast_with.transpose()?,
+            waiting: waiting.as_ref().map(value::<B>).transpose()?,
+            casts: casts.collect::<Result<_, ExecutionError>>()?,
         })
     }
+}
+
+fn one_dim<B: Backend>(values: &[f32], device: &Device<B>) -> FloatTensor<B> {
+    B::float_from_data(TensorData::new(values.to_vec(), [values.len()]), device)
+}
+
+/// Copies a tensor to the host, which waits for it.
+fn values<B: Backend>(tensor: &FloatTensor<B>) -> Result<Vec<Bits>, ExecutionError> {
+    let data = burn_backend::try_read_sync(B::float_into_data(tensor.clone()));
+    let waits = || ExecutionError::generic("this platform cannot wait for a tensor");
+    Ok(data.ok_or_else(waits)??.iter().map(Bits).collect())
+}
+
+/// The same for a tensor of one element.
+fn value<B: Backend>(tensor: &FloatTensor<B>) -> Result<Bits, ExecutionError> {
+    values::<B>(tensor).map(|values| values[0])
 }

@@ -108,8 +108,15 @@ pub(super) struct TensorState {
     pub(super) learned: bool,
     /// An amax that waits for a step.
     pub(super) waiting: Option<Bits>,
-    /// The scale of a cast that is still alive.
-    pub(super) cast_with: Option<Bits>,
+    /// The casts that are still alive: how clones of the weight are cast.
+    pub(super) casts: Vec<CastState>,
+}
+
+/// A cast of a weight, and the amax by which the weight is recognized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct CastState {
+    pub(super) scale: Bits,
+    pub(super) amax: Bits,
 }
 
 impl TensorState {
@@ -122,7 +129,7 @@ impl TensorState {
             steps: Bits(0.0),
             learned: false,
             waiting: None,
-            cast_with: None,
+            casts: Vec::new(),
         }
     }
 

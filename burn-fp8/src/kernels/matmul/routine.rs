@@ -155,6 +155,11 @@ impl MatmulRoutine {
         !matches!(self, Self::Direct | Self::Decoded)
     }
 
+    /// Whether the routine's operands are loaded by the TMA.
+    pub(super) fn loads_by_tma(self) -> bool {
+        self.tile().is_some_and(Tile::has_tma)
+    }
+
     /// The tile kernel of a routine that runs on tensor cores.
     pub(super) fn tile(self) -> Option<&'static Tile> {
         match self {

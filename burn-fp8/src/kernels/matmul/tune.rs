@@ -21,14 +21,14 @@ pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
         for routine in MatmulRoutine::ALL {
             let run = move |keyed: Keyed| {
                 let routine = keyed.in_place_of(routine);
-                Ok::<_, String>(routine.matmul(keyed.product))
+                Ok::<_, String>(routine.matmul(keyed.product_for(routine)))
             };
             let tunable = Tunable::new(&routine.to_string(), run);
             set = set.with(tunable.group(&one, move |key| rank(routine, key)));
         }
         set
     });
-    TUNER.execute(&id, &client, routines, Keyed { key, product })
+    TUNER.execute(&id, &client, routines, Keyed::new(key, product))
 }
 
 /// A product with its key. The key is computed only once, because cuBLASLt may take fewer products when it is asked again.
@@ -36,15 +36,47 @@ pub(super) fn matmul(key: Key, product: Product) -> CubeTensor {
 struct Keyed {
     key: Key,
     product: Product,
+    /// The product for routines that are given copies of its codes.
+    apart: Vec<(MatmulRoutine, Product)>,
 }
 
 impl Keyed {
+    fn new(key: Key, product: Product) -> Self {
+        Self {
+            key,
+            product,
+            apart: Vec::new(),
+        }
+    }
+
     /// The product for a measurement, which writes to an amax of its own.
+    ///
+    /// For CubeCL (0.11.3), a kernel writes what it loads by the TMA. If that kernel fails, its operands count as lost, and whatever else
+    /// reads them fails too. So such routines are measured on copies.
     fn measured(&self) -> Self {
         let mut keyed = self.clone();
         let amax = &mut keyed.product.amax;
         *amax = amax.as_ref().map(buffer::zero_scalar);
+        let mut copied = self.key.routines.clone();
+        copied.retain(|routine| routine.loads_by_tma());
+        let apart = copied.into_iter().map(|routine| {
+            let product = Product {
+                lhs: buffer::copy_as_it_lies(&self.product.lhs),
+                rhs: buffer::copy_as_it_lies(&self.product.rhs),
+                ..keyed.product.clone()
+            };
+            (routine, product)
+        });
+        keyed.apart = apart.collect();
         keyed
+    }
+
+    fn product_for(self, routine: MatmulRoutine) -> Product {
+        let mut apart = self.apart.into_iter();
+        match apart.find(|(of, _)| *of == routine) {
+            Some((_, product)) => product,
+            None => self.product,
+        }
     }
 
     /// `routine` if it is among the key's routines, and otherwise the one that decodes. So no stored result can make a device
@@ -180,8 +212,8 @@ mod tests {
     #[test]
     fn no_result_has_an_instruction_emulated() {
         let in_place_of = |product: &Product, native: &[MatmulRoutine], routine| {
-            let (key, product) = (key_with(product, native), product.clone());
-            Keyed { key, product }.in_place_of(routine)
+            let key = key_with(product, native);
+            Keyed::new(key, product.clone()).in_place_of(routine)
         };
         let large = sized(256, 512, 512);
         let native = [Direct, Decoded, Wgmma];
@@ -197,6 +229,32 @@ mod tests {
         }
         // This product cannot be decoded.
         assert_eq!(in_place_of(&sized(4, 0, 4), &native, Wgmma), Direct);
+    }
+
+    #[test]
+    fn a_failed_load_by_the_tma_leaves_the_operands_to_others() {
+        let mut product = sized(256, 512, 512);
+        product.rhs = buffer::swapped(product.rhs);
+        let key = key_with(&product, &[Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256]);
+        let keyed = Keyed::new(key, product.clone());
+        let memory = |product: &Product| {
+            let memory = |codes: &CubeTensor| format!("{:?}", codes.handle.memory);
+            [memory(&product.lhs), memory(&product.rhs)]
+        };
+        let own = memory(&product);
+        let measured = keyed.measured();
+        let mut seen = vec![own.clone()];
+        for routine in [WgmmaTma, WgmmaTma256] {
+            let copied = measured.clone().product_for(routine);
+            assert_eq!(copied.rhs.meta, product.rhs.meta);
+            assert!(!seen.contains(&memory(&copied)), "{routine}");
+            seen.push(memory(&copied));
+        }
+        for routine in [Direct, Decoded, Wgmma] {
+            assert_eq!(memory(&measured.clone().product_for(routine)), own);
+        }
+        // The product itself is computed from its own.
+        assert_eq!(memory(&keyed.product_for(WgmmaTma)), own);
     }
 
     /// A product is decoded if nothing multiplies it directly, or if everything that does has failed.

@@ -72,6 +72,10 @@ impl Tile {
         }
     }
 
+    pub(super) fn has_tma(&self) -> bool {
+        self.tma
+    }
+
     /// Whether the tiles suit the product. A tall tile leaves no registers for different scales of all columns in a step, and a product
     /// with few rows would waste half of it.
     fn suits(&self, rows: usize, scaling: Scaling) -> bool {

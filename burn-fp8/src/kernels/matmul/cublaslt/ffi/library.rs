@@ -74,10 +74,16 @@ pub(in super::super) fn library(ordinal: usize) -> Option<Arc<Library>> {
 }
 
 impl Library {
-    /// Whether cuBLASLt was asked for a product of this kind before, and has no algorithm for it.
+    /// Whether cuBLASLt was asked for a product of this kind before, and had no algorithm for it, or failed.
     pub(in super::super) fn has_refused(&self, plan: &Plan, spec: MatmulSpec) -> bool {
         let algorithms = self.algorithms.lock();
         matches!(algorithms.get(&Shape::of(plan, spec)), Some(Err(_)))
+    }
+
+    /// Records that a product of this kind failed, although there was an algorithm.
+    pub(super) fn refuse(&self, plan: &Plan, spec: MatmulSpec, why: &str) {
+        let mut algorithms = self.algorithms.lock();
+        algorithms.insert(Shape::of(plan, spec), Err(why.to_string()));
     }
 
     /// The algorithm that the heuristics advise for a product. They are asked once for each kind.

@@ -15,7 +15,7 @@ use crate::MatmulSpec;
 use problem::{ALIGNMENT, Addresses, Problem, WORKSPACE};
 
 /// Enqueues the computation of `operands.output` on CubeCL's stream. After an error here, another routine computes the product.
-/// An error that occurs when the stream reaches it is found by the reader of the output.
+/// An error that occurs when the stream reaches it is found by the reader of the output, and the next such product is left to others.
 pub(super) fn run(
     library: &Arc<Library>,
     plan: &Plan,
@@ -52,7 +52,8 @@ pub(super) fn run(
         // elements, `leading` apart, one f32 as each factor, n elements as a bias, m times n as the output, and `WORKSPACE`
         // bytes. They exist when the stream reaches this, and nobody else uses them until it is done, in each replay of a graph
         // too: see `stream`.
-        unsafe { library.enqueue(&problem, &addresses, &algorithm, stream) }
+        let done = unsafe { library.enqueue(&problem, &addresses, &algorithm, stream) };
+        done.inspect_err(|why| library.refuse(&plan, spec, why))
     };
     stream::enqueue(
         &operands.output.client,
