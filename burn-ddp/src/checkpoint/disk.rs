@@ -1,4 +1,4 @@
-//! Operations on folders.
+//! Operations on files and folders.
 
 use std::{
     fs::{self, File},
@@ -25,11 +25,11 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     File::open(parent)?.sync_all()
 }
 
-/// Removes a folder, if it exists.
-pub(super) fn remove_folder(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+/// What an operation on a file or folder returned, or `None` if there is no such file or folder, which is no error here.
+pub(crate) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        result => result.map(Some),
     }
 }
 

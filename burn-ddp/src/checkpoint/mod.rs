@@ -12,8 +12,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::disk::make_folder;
-use self::disk::{flush, in_words, remove_folder};
+use self::disk::{flush, in_words};
+pub(crate) use self::disk::{if_there, make_folder};
 use crate::{DdpError, ProcessGroup};
 
 /// The file that describes a checkpoint, next to the program's files.
@@ -195,7 +195,7 @@ impl Checkpoints {
         write: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<()> {
         // A run that was killed may have left it.
-        remove_folder(unfinished)?;
+        if_there(fs::remove_dir_all(unfinished))?;
         fs::create_dir(unfinished)?;
         write(unfinished)?;
         let description = Checkpoint {
@@ -217,7 +217,7 @@ impl Checkpoints {
         let again = finished.exists();
         if again {
             // It may be left from last time.
-            remove_folder(&replaced)?;
+            if_there(fs::remove_dir_all(&replaced))?;
             fs::rename(&finished, &replaced)?;
         }
         let renamed = fs::rename(unfinished, &finished);
@@ -245,10 +245,9 @@ impl Checkpoints {
             if replaced.is_some_and(|name| self.folder.join(name).exists()) {
                 continue;
             }
-            match describe(entry.path()) {
-                Ok(checkpoint) => all.push(checkpoint),
-                // Not one of our checkpoints.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            match if_there(describe(entry.path())) {
+                // Without a description, it is not one of our checkpoints.
+                Ok(checkpoint) => all.extend(checkpoint),
                 Err(error) => {
                     let folder = entry.path();
                     log::warn!("burn-ddp: {} is no checkpoint: {error}", folder.display());
@@ -265,12 +264,12 @@ impl Checkpoints {
             let entry = entry?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            match name.strip_prefix(REPLACED).map(|it| self.folder.join(it)) {
+            let replaced = name.strip_prefix(REPLACED).map(|it| self.folder.join(it));
+            match replaced {
                 // The new checkpoint did not get its final name.
                 Some(step) if !step.exists() => fs::rename(entry.path(), step)?,
-                Some(_) => remove_folder(&entry.path())?,
-                None if name.starts_with(UNFINISHED) => remove_folder(&entry.path())?,
-                None => {}
+                None if !name.starts_with(UNFINISHED) => {}
+                _ => if_there(fs::remove_dir_all(entry.path())).map(drop)?,
             }
         }
         Ok(())

@@ -10,7 +10,10 @@ use std::{
 
 use burn_train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer};
 
-use crate::{DdpError, ProcessGroup, checkpoint::make_folder};
+use crate::{
+    DdpError, ProcessGroup,
+    checkpoint::{if_there, make_folder},
+};
 
 /// The names that burn-train's default checkpointers give their files.
 const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
@@ -203,9 +206,10 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
             File::create(&note)?.sync_all()?;
             File::open(&self.folder)?.sync_all()?;
             finish(&self.folder, epoch)?;
-            to_delete
-                .iter()
-                .try_for_each(|(part, epoch)| remove(&self.folder.join(name(part, *epoch))))
+            for (part, epoch) in to_delete {
+                if_there(fs::remove_file(self.folder.join(name(part, epoch))))?;
+            }
+            Ok(())
         };
         let finished = finish();
         if finished.is_err() {
@@ -221,7 +225,8 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
         let last = last(&self.folder).map_err(CheckpointerError::IOError)?;
         if at_rest && last > Some(epoch) {
             let file = self.folder.join(name(self.part, epoch));
-            return remove(&file).map_err(CheckpointerError::IOError);
+            let removed = if_there(fs::remove_file(file)).map(drop);
+            return removed.map_err(CheckpointerError::IOError);
         }
         writing.to_delete.push((self.part, epoch));
         Ok(())
@@ -251,23 +256,11 @@ fn whole(epoch: usize) -> String {
 /// Gives the parts of an epoch their final names, if they do not have them yet.
 fn finish(folder: &Path, epoch: usize) -> io::Result<()> {
     for part in PARTS {
-        match fs::rename(
-            folder.join(unfinished(part, epoch)),
-            folder.join(name(part, epoch)),
-        ) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        let unfinished = folder.join(unfinished(part, epoch));
+        if_there(fs::rename(unfinished, folder.join(name(part, epoch))))?;
     }
     File::open(folder)?.sync_all()?;
     fs::remove_file(folder.join(whole(epoch)))
-}
-
-fn remove(file: &Path) -> io::Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// The epoch in the name of a part's file.
@@ -311,7 +304,7 @@ fn tidy(folder: &Path) -> io::Result<()> {
     for name in names(folder)? {
         let part = name.strip_prefix(UNFINISHED);
         if part.is_some_and(|name| PARTS.iter().any(|part| epoch_of(name, part).is_some())) {
-            remove(&folder.join(name))?;
+            if_there(fs::remove_file(folder.join(name)))?;
         }
     }
     Ok(())
