@@ -4,8 +4,7 @@ mod disk;
 mod states;
 
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -13,7 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use self::disk::{flush, in_words};
-pub(crate) use self::disk::{if_there, make_folder};
+pub(crate) use self::disk::{if_there, make_folder, sync_folder};
 use crate::{DdpError, ProcessGroup};
 
 /// The file that describes a checkpoint, next to the program's files.
@@ -225,7 +224,7 @@ impl Checkpoints {
             fs::rename(&replaced, &finished)?;
         }
         renamed?;
-        File::open(&self.folder)?.sync_all()
+        sync_folder(&self.folder)
     }
 
     /// All checkpoints, in the order in which they were written.

@@ -12,7 +12,7 @@ use burn_train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCh
 
 use crate::{
     DdpError, ProcessGroup,
-    checkpoint::{if_there, make_folder},
+    checkpoint::{if_there, make_folder, sync_folder},
 };
 
 /// The names that burn-train's default checkpointers give their files.
@@ -204,7 +204,7 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
         let finish = || {
             let note = self.folder.join(whole(epoch));
             File::create(&note)?.sync_all()?;
-            File::open(&self.folder)?.sync_all()?;
+            sync_folder(&self.folder)?;
             finish(&self.folder, epoch)?;
             for (part, epoch) in to_delete {
                 if_there(fs::remove_file(self.folder.join(name(part, epoch))))?;
@@ -259,7 +259,7 @@ fn finish(folder: &Path, epoch: usize) -> io::Result<()> {
         let unfinished = folder.join(unfinished(part, epoch));
         if_there(fs::rename(unfinished, folder.join(name(part, epoch))))?;
     }
-    File::open(folder)?.sync_all()?;
+    sync_folder(folder)?;
     fs::remove_file(folder.join(whole(epoch)))
 }
 
