@@ -18,20 +18,37 @@ impl Checkpoint {
     ///
     /// [`DdpError::Checkpoint`] when the checkpoint has no states, none of that rank, or one of a different type.
     pub fn state<T: DeserializeOwned>(&self, rank: usize) -> Result<T, DdpError> {
-        let failed = |problem: String| DdpError::Checkpoint {
-            path: self.folder.join(RANKS),
-            problem,
-        };
-        let text = fs::read(self.folder.join(RANKS)).map_err(|error| failed(error.to_string()))?;
-        let invalid = |error: decode::Error| failed(error.to_string());
-        let states: Vec<Vec<u8>> = decode(&text).map_err(invalid)?;
+        let states = self.states()?;
         let state = states.get(rank).ok_or_else(|| {
-            let ranks = states.len();
-            failed(format!(
-                "it has the states of {ranks} ranks, and none of rank {rank}"
+            self.no_state(format!(
+                "it has the states of {} ranks, and none of rank {rank}; what is the same on all ranks, such as a \
+                 `SamplerState`, can be read with `state(0)`",
+                states.len()
             ))
         })?;
-        decode(state).map_err(invalid)
+        decode(state).map_err(|error| self.no_state(error))
+    }
+
+    /// The number of ranks whose [states](Self::state) it has: those of the job that saved it. A job that goes on with more
+    /// ranks has to choose what the new ones begin with.
+    ///
+    /// # Errors
+    ///
+    /// [`DdpError::Checkpoint`] when the checkpoint has no states.
+    pub fn ranks(&self) -> Result<usize, DdpError> {
+        Ok(self.states()?.len())
+    }
+
+    fn states(&self) -> Result<Vec<Vec<u8>>, DdpError> {
+        let text = fs::read(self.folder.join(RANKS)).map_err(|error| self.no_state(error))?;
+        decode(&text).map_err(|error| self.no_state(error))
+    }
+
+    fn no_state(&self, problem: impl ToString) -> DdpError {
+        DdpError::Checkpoint {
+            path: self.folder.join(RANKS),
+            problem: problem.to_string(),
+        }
     }
 }
 
@@ -71,7 +88,9 @@ impl Checkpoints {
     /// if let Some(last) = checkpoints.latest()? {
     ///     model = model.try_load_file(last.folder.join("model.bpk"))?;
     ///     optimizer = optimizer.load(last.folder.join("optimizer.bpk"))?;
-    ///     let state: State = last.state(group.rank())?;
+    ///     // Where there are more ranks than before, the new ones begin with the last one's state.
+    ///     let rank = group.rank().min(last.ranks()? - 1);
+    ///     let state: State = last.state(rank)?;
     ///     sampler.load_state(&state.sampler);
     ///     assert_eq!((sampler.len(), state.seed), (54, 7));
     /// }

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt, path::Path};
 
-use burn_ddp::{Checkpoints, DdpError, ProcessGroup};
+use burn_ddp::{Checkpoints, DdpError, DistributedSampler, ProcessGroup, SamplerState};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,7 @@ fn each_rank_gets_its_state_back() {
         // As many ranks as there were, and of the type that it was.
         let error = latest.state::<State>(3).unwrap_err().to_string();
         assert!(error.contains("the states of 3 ranks"), "{error}");
+        assert!(error.contains("`state(0)`"), "what to do: {error}");
         assert!(latest.state::<Vec<u8>>(rank).is_err());
         // What cannot be serialized is everyone's error, and nothing is saved.
         let odd = match rank {
@@ -52,7 +53,38 @@ fn each_rank_gets_its_state_back() {
             without.state::<State>(rank),
             Err(DdpError::Checkpoint { .. })
         ));
+        assert!(matches!(without.ranks(), Err(DdpError::Checkpoint { .. })));
     });
+}
+
+/// As the documentation of `save_with` does it.
+#[test]
+fn other_numbers_of_ranks_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let sampler = |group: &ProcessGroup| {
+        DistributedSampler::new(24, group.rank(), group.world_size()).shuffle(true)
+    };
+    locally(2, |group| {
+        let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+        let state = (sampler(&group).state(6), group.rank());
+        let saved = checkpoints.save_with(1, None, &state, |_| Ok(()));
+        saved.unwrap();
+    });
+    for ranks in [1, 2, 3] {
+        let left = locally(ranks, |group| {
+            let checkpoints = Checkpoints::new(folder.path(), &group).unwrap();
+            let last = checkpoints.latest().unwrap().unwrap();
+            assert_eq!(last.ranks().unwrap(), 2);
+            let rank = group.rank().min(last.ranks().unwrap() - 1);
+            let (state, saved_by): (SamplerState, usize) = last.state(rank).unwrap();
+            assert_eq!(saved_by, group.rank().min(1));
+            let mut sampler = sampler(&group);
+            sampler.load_state(&state);
+            sampler.len()
+        });
+        // Twelve of the items were taken.
+        assert_eq!(left.iter().sum::<usize>(), 12, "{left:?}");
+    }
 }
 
 #[test]
