@@ -42,6 +42,10 @@ struct Run {
     /// Seconds until the other ranks are ended after one has failed.
     #[arg(long, default_value_t = 5.0)]
     grace: f64,
+    /// Seconds that the ranks have to end, and to save a checkpoint, when a signal (Ctrl-C, SIGTERM) asks them to.
+    /// Then they are killed; a second signal kills them at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    stop_grace: f64,
     /// Number of times to restart all ranks after one has failed. The environment variable
     /// RESTART_COUNT tells the ranks how often they were restarted.
     #[arg(long, default_value_t = 0)]
@@ -101,13 +105,16 @@ fn run(run: Run) -> Result<(), DdpError> {
         )));
     }
     let (program, arguments) = run.command.split_first().expect("clap requires one");
-    let grace = Duration::try_from_secs_f64(run.grace)
-        .map_err(|error| invalid(format!("--grace: {error}")))?;
+    let seconds = |option: &str, seconds: f64| {
+        Duration::try_from_secs_f64(seconds)
+            .map_err(|error| invalid(format!("{option} {seconds}: {error}")))
+    };
     let mut options = LaunchOptions::new()
         .arguments(arguments)
         .nodes(run.nnodes, run.node_rank)
         .prefix_output(!run.no_prefix)
-        .grace(grace)
+        .grace(seconds("--grace", run.grace)?)
+        .stop_grace(seconds("--stop-grace", run.stop_grace)?)
         .max_restarts(run.max_restarts);
     if let Some(master) = &run.master {
         let parts = master.rsplit_once(':');

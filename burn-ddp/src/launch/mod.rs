@@ -47,6 +47,7 @@ pub struct LaunchOptions {
     node_rank: usize,
     prefix: bool,
     grace: Duration,
+    stop_grace: Duration,
     max_restarts: usize,
 }
 
@@ -67,6 +68,7 @@ impl LaunchOptions {
             node_rank: 0,
             prefix: false,
             grace: Duration::from_secs(5),
+            stop_grace: Duration::from_secs(30),
             max_restarts: 0,
         }
     }
@@ -115,9 +117,18 @@ impl LaunchOptions {
     }
 
     /// How long the other ranks may continue after one has failed, to report their own errors, and also
-    /// how long they have between SIGTERM and SIGKILL. Default: 5 seconds.
+    /// how long they then have between SIGTERM and SIGKILL. Default: 5 seconds.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
+        self
+    }
+
+    /// How long the ranks have to end, for example to save a checkpoint, after this process has forwarded a signal that
+    /// asks them to. Then they are killed. Default: 30 seconds, as in Kubernetes, torchrun and Slurm.
+    ///
+    /// A cluster's limit for this process counts from the same moment: this one should not be longer.
+    pub fn stop_grace(mut self, grace: Duration) -> Self {
+        self.stop_grace = grace;
         self
     }
 
@@ -197,8 +208,8 @@ pub fn spawn_self(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> 
 /// Processes that the ranks leave running are ended after the same [grace](LaunchOptions::grace). The ranks end with this
 /// process, however it ends ([`ProcessGroup::init`] ensures it).
 ///
-/// A second Ctrl-C (or SIGTERM, or another signal that asks to end), at least a fifth of a second after the first, kills
-/// the ranks at once.
+/// Ranks that are asked to end have [30 seconds](LaunchOptions::stop_grace) for it, and are killed after that. A second
+/// Ctrl-C (or SIGTERM, or another signal that asks to end), at least a fifth of a second after the first, kills them at once.
 ///
 /// Ranks have no terminal: they get no input from one, and a rank that tries to set it up (by /dev/tty) is stopped by the
 /// system. When a signal stops a rank, a message on stderr says so once (on Linux).
@@ -228,7 +239,7 @@ pub fn spawn(
     let mut restarts = 0;
     loop {
         let mut processes = start(program.as_ref(), ranks, &options, restarts)?;
-        let result = processes.supervise(&mut signals, options.grace);
+        let result = processes.supervise(&mut signals, options.grace, options.stop_grace);
         let again = matches!(result, Err(DdpError::RankFailed { .. }))
             && !processes.interrupted()
             && restarts < options.max_restarts;

@@ -124,10 +124,13 @@ impl Processes {
         &mut self,
         signals: &mut Signals,
         grace: Duration,
+        stop_grace: Duration,
     ) -> Result<(), DdpError> {
-        let grace = grace.min(FOREVER);
+        let [grace, stop_grace] = [grace, stop_grace].map(|limit| limit.min(FOREVER));
         let mut failures = Failures::default();
+        // The launcher's own signal to the ranks that are left, and whether one was sent.
         let mut next: Option<(Instant, Signal)> = None;
+        let mut told = false;
         while !self.running.is_empty() {
             for signal in signals.pending() {
                 self.pass_on(signal);
@@ -135,19 +138,23 @@ impl Processes {
             let ended = self.ended()?;
             self.tell_of_stops();
             // Ranks that end after the launcher has sent SIGTERM are no failures, if others failed before.
-            let on_their_own = !matches!(next, Some((_, Signal::SIGKILL)));
-            if on_their_own || failures.is_empty() {
+            if !told || failures.is_empty() {
                 failures.add(ended);
             }
-            let is_ending = self.interrupted() || !failures.is_empty();
-            if is_ending || self.running.iter().all(|rank| rank.ended) {
-                // The remaining ranks have this long to end.
-                next.get_or_insert((Instant::now() + grace, Signal::SIGTERM));
+            let is_ending = !failures.is_empty() || self.running.iter().all(|rank| rank.ended);
+            match self.interrupted {
+                // The ranks were asked to end, and may be saving a checkpoint: another SIGTERM could end them in it.
+                Some(at) if !told => next = Some((at + stop_grace, Signal::SIGKILL)),
+                None if is_ending => {
+                    next.get_or_insert((Instant::now() + grace, Signal::SIGTERM));
+                }
+                _ => {}
             }
             if let Some((at, signal)) = next
                 && Instant::now() >= at
             {
                 self.signal(signal);
+                told = true;
                 next = Some((Instant::now() + grace, Signal::SIGKILL));
             }
             thread::sleep(LOOK);
@@ -203,7 +210,13 @@ impl Processes {
     }
 
     fn signal(&mut self, signal: Signal) {
-        self.running.iter().for_each(|rank| rank.signal(signal));
+        for rank in &self.running {
+            rank.signal(signal);
+            if ends(signal) {
+                // A rank that is stopped hears of it when it goes on.
+                rank.signal(Signal::SIGCONT);
+            }
+        }
         if signal == Signal::SIGKILL {
             // A zombie that nobody waits for would keep its group alive forever.
             self.running.retain(|rank| !rank.ended);

@@ -58,7 +58,9 @@ fn set(signal: Signal, action: &SigAction) -> io::Result<SigAction> {
 /// Whether a signal asks a job to end. The meaning of the others is up to the ranks: with `--signal=USR1`, for instance,
 /// Slurm announces that the time is nearly over.
 pub(super) fn ends(signal: Signal) -> bool {
-    !matches!(signal, Signal::SIGUSR1 | Signal::SIGUSR2)
+    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+    matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT)
 }
 
 /// A watch over the signals of this process. There may be several at a time, and each sees all signals.

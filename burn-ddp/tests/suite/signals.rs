@@ -34,9 +34,9 @@ fn afterwards_signals_do_what_they_did_before() {
 
 /// The command, with scripts as ranks that say something at first; once all have, what it is told, and how long it
 /// hears nothing more.
-fn scripts(script: &str, grace: f64, signals: &[(Signal, u64)]) -> (bool, String) {
+fn scripts(script: &str, options: &str, signals: &[(Signal, u64)]) -> (bool, String) {
     let command = format!(
-        "trap '' HUP; exec {} run -n 2 --grace {grace} -- sh -c \"$SCRIPT\"",
+        "trap '' HUP; exec {} run -n 2 {options} -- sh -c \"$SCRIPT\"",
         env!("CARGO_BIN_EXE_burn-ddp")
     );
     let child = Command::new("sh")
@@ -59,7 +59,7 @@ fn ranks_hear_what_slurm_has_to_say() {
                   while :; do sleep 0.05; done";
     // Under nohup, the end of the terminal is nothing to it.
     let signals = [Signal::SIGHUP, Signal::SIGUSR2, Signal::SIGUSR1];
-    let (success, output) = scripts(script, 0.1, &signals.map(|signal| (signal, 400)));
+    let (success, output) = scripts(script, "--grace 0.1", &signals.map(|signal| (signal, 400)));
     assert!(success, "{output}");
     for rank in 0..2 {
         assert!(line(&output, rank, "SAVED").is_some(), "{output}");
@@ -99,7 +99,11 @@ fn who_asks_twice_does_not_wait() {
     let script = "trap '' INT TERM; echo STEP; while :; do sleep 0.05; done";
     for second in [Signal::SIGINT, Signal::SIGTERM] {
         let start = Instant::now();
-        let (success, _) = scripts(script, 100.0, &[(Signal::SIGINT, 400), (second, 0)]);
+        let (success, _) = scripts(
+            script,
+            "--stop-grace 100",
+            &[(Signal::SIGINT, 400), (second, 0)],
+        );
         assert!(!success);
         assert!(start.elapsed() < Duration::from_secs(15));
     }
@@ -111,9 +115,34 @@ fn a_signal_that_comes_twice_at_a_time_is_one() {
     let script = "trap 'trap \"\" INT; sleep 0.5; echo SAVED; exit 0' INT; echo STEP; \
                   while :; do sleep 0.05; done";
     let signals = [(Signal::SIGINT, 40), (Signal::SIGINT, 0)];
-    let (success, output) = scripts(script, 100.0, &signals);
+    let (success, output) = scripts(script, "--stop-grace 100", &signals);
     assert!(success, "{output}");
     for rank in 0..2 {
         assert!(line(&output, rank, "SAVED").is_some(), "{output}");
     }
+}
+
+/// A checkpoint takes longer than other ranks may take to report their errors.
+#[test]
+fn who_is_asked_to_end_has_time_to_save() {
+    let script = "trap 'echo SAVING; sleep 2; echo SAVED; exit 0' TERM; echo STEP; \
+                  while :; do sleep 0.05; done";
+    let (success, output) = scripts(script, "--grace 0.2", &[(Signal::SIGTERM, 0)]);
+    assert!(success, "{output}");
+    for rank in 0..2 {
+        assert!(line(&output, rank, "SAVED").is_some(), "{output}");
+    }
+    // They were asked once.
+    assert_eq!(output.matches("SAVING").count(), 2, "{output}");
+}
+
+#[test]
+fn who_does_not_end_in_time_is_killed() {
+    let script = "trap 'echo ASKED' TERM; echo STEP; while :; do sleep 0.05; done";
+    let start = Instant::now();
+    let options = "--grace 100 --stop-grace 0.5";
+    let (success, output) = scripts(script, options, &[(Signal::SIGTERM, 0)]);
+    assert!(!success);
+    assert!(start.elapsed() < Duration::from_secs(15));
+    assert_eq!(output.matches("ASKED").count(), 2, "{output}");
 }
