@@ -211,6 +211,9 @@ pub fn spawn_self(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> 
 /// Ranks that are asked to end have [30 seconds](LaunchOptions::stop_grace) for it, and are killed after that. A second
 /// Ctrl-C (or SIGTERM, or another signal that asks to end), at least a fifth of a second after the first, kills them at once.
 ///
+/// Ctrl-Z (SIGTSTP) stops the ranks together with this process, and they go on with it. Their time limits count the pause: if a
+/// call is under way in one that is longer than its limit, the job ends with [`DdpError::Timeout`].
+///
 /// Ranks have no terminal: they get no input from one, and a rank that tries to set it up (by /dev/tty) is stopped by the
 /// system. When a signal stops a rank, a message on stderr says so once (on Linux).
 ///

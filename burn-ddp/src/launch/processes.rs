@@ -12,7 +12,7 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, killpg},
+    sys::signal::{Signal, killpg, raise},
     unistd::Pid,
 };
 use tempfile::TempDir;
@@ -133,7 +133,13 @@ impl Processes {
         let mut told = false;
         while !self.running.is_empty() {
             for signal in signals.pending() {
-                self.pass_on(signal);
+                match signal {
+                    Signal::SIGTSTP => {
+                        let paused = self.suspend();
+                        next = next.map(|(at, signal)| (at + paused, signal));
+                    }
+                    signal => self.pass_on(signal),
+                }
             }
             let ended = self.ended()?;
             self.tell_of_stops();
@@ -207,6 +213,19 @@ impl Processes {
         if ends(signal) {
             self.interrupted.get_or_insert_with(Instant::now);
         }
+    }
+
+    /// Stops the ranks and this process until the shell lets it go on, and returns for how long. Ctrl-Z does not reach the
+    /// ranks, which would run on until they wait for this process to read what they print.
+    fn suspend(&mut self) -> Duration {
+        let start = Instant::now();
+        self.signal(Signal::SIGSTOP);
+        // Does not return before this process goes on. If it fails, the ranks go on at once.
+        let _ = raise(Signal::SIGSTOP);
+        self.signal(Signal::SIGCONT);
+        let paused = start.elapsed();
+        self.interrupted = self.interrupted.map(|at| at + paused);
+        paused
     }
 
     fn signal(&mut self, signal: Signal) {

@@ -13,11 +13,12 @@ use nix::{
     sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
 };
 
-const WATCHED: [Signal; 6] = [
+const WATCHED: [Signal; 7] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGHUP,
     Signal::SIGQUIT,
+    Signal::SIGTSTP,
     Signal::SIGUSR1,
     Signal::SIGUSR2,
 ];
@@ -83,8 +84,9 @@ impl Signals {
             // If SIGCHLD is ignored, as under some supervisors, the system does not keep the exit codes of children.
             for (signal, ours) in watched.into_iter().chain([(Signal::SIGCHLD, &kept)]) {
                 match set(signal, ours) {
-                    // A program under nohup keeps running when its terminal is closed.
-                    Ok(old) if signal == Signal::SIGHUP && is_ignored(&old) => {
+                    // A program under nohup keeps running when its terminal is closed, and where a shell has no job control,
+                    // nothing would let a program go on that Ctrl-Z has stopped.
+                    Ok(old) if may_be_ignored(signal) && is_ignored(&old) => {
                         // This action was set a moment ago, so that setting it again works.
                         let _ = set(signal, &old);
                     }
@@ -130,6 +132,10 @@ impl Drop for Signals {
             }
         }
     }
+}
+
+fn may_be_ignored(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGHUP | Signal::SIGTSTP)
 }
 
 fn is_ignored(action: &SigAction) -> bool {

@@ -138,3 +138,53 @@ fn a_stopped_rank_is_named_once() {
     errors.read_to_string(&mut more).unwrap();
     assert_eq!(more, "");
 }
+
+/// The state of a process, such as T for stopped.
+#[cfg(target_os = "linux")]
+fn state(pid: i32) -> char {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, after_name) = text.rsplit_once(") ").unwrap();
+    after_name.chars().next().unwrap()
+}
+
+/// Ctrl-Z reaches the launcher alone, and stops its ranks with it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_job_can_be_suspended_and_go_on() {
+    // A rank ends if nobody ends it.
+    let script = "echo PID $$; for i in $(seq 1200); do sleep 0.05; done";
+    let child = Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
+        .args(["run", "-n", "2", "--no-prefix", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut launcher = Rank(child.unwrap());
+    let output = launcher.0.stdout.as_mut().unwrap();
+    let pids = [(); 2].map(|()| {
+        let line = read_until(output, "\n");
+        line.trim().strip_prefix("PID ").unwrap().parse().unwrap()
+    });
+    let all = [launcher.0.id() as i32, pids[0], pids[1]];
+    let wait_until = |stopped: bool| {
+        let start = std::time::Instant::now();
+        while all.iter().any(|pid| (state(*pid) == 'T') != stopped) {
+            let states = all.map(state);
+            assert!(start.elapsed() < Duration::from_secs(20), "{states:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    for _ in 0..2 {
+        launcher.signal(Signal::SIGTSTP);
+        wait_until(true);
+        launcher.signal(Signal::SIGCONT);
+        wait_until(false);
+    }
+    launcher.signal(Signal::SIGTERM);
+    let mut errors = launcher.0.stderr.take().unwrap();
+    let (success, _) = launcher.finish(Duration::from_secs(20));
+    assert!(!success);
+    let mut said = String::new();
+    errors.read_to_string(&mut said).unwrap();
+    // That it was stopped is no surprise to who stopped it.
+    assert!(!said.contains("was stopped"), "{said}");
+}
