@@ -181,7 +181,7 @@ pub enum DdpError {
     RankFailed {
         /// The rank.
         rank: usize,
-        /// Its exit status or signal, in words.
+        /// Its exit status or signal, in words, and why there was no restart if one was left.
         status: String,
         /// Its exit code, unless a signal killed it.
         code: Option<i32>,

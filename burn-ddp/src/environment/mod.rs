@@ -34,7 +34,7 @@ pub(crate) const TIMEOUT: &str = "BURN_DDP_TIMEOUT";
 pub(crate) const BACKEND: &str = "BURN_DDP_BACKEND";
 /// Set by [`launch`](crate::launch): the process that a rank must not outlive.
 pub(crate) const PARENT: &str = "BURN_DDP_PARENT";
-/// Set by [`launch`](crate::launch): the folder in which a rank notes which other rank made it fail.
+/// Set by [`launch`](crate::launch): the folder in which a rank notes why it fails.
 pub(crate) const BLAME: &str = "BURN_DDP_BLAME";
 /// Set by [`launch`](crate::launch): how often the job was restarted.
 pub(crate) const RESTARTS: &str = "RESTART_COUNT";
@@ -302,7 +302,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         self.number(PARENT)
     }
 
-    /// The folder in which a rank notes which other rank made it fail.
+    /// The folder in which a rank notes for its launcher why it fails.
     pub(crate) fn blame(&self) -> Option<PathBuf> {
         (self.get)(BLAME).map(PathBuf::from)
     }

@@ -169,14 +169,18 @@ impl GroupBuilder {
         let local_rank = self.local_rank.unwrap_or(local_rank);
         let transport = match place {
             None => Box::new(Alone::default()),
-            Some(place) => tcp::connect(
-                &place,
-                rank,
-                world_size,
-                &self.secret.unwrap_or_else(|| environment.secret()),
-                self.sockets,
-                Deadline::after(self.connect_timeout.unwrap_or(timeout)),
-            )?,
+            Some(place) => {
+                let connected = tcp::connect(
+                    &place,
+                    rank,
+                    world_size,
+                    &self.secret.unwrap_or_else(|| environment.secret()),
+                    self.sockets,
+                    Deadline::after(self.connect_timeout.unwrap_or(timeout)),
+                );
+                launch::note_meeting(rank, &connected);
+                connected?
+            }
         };
         Ok(ProcessGroup::new(
             transport,

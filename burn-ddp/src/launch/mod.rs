@@ -32,7 +32,10 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use self::{blame::blame, parent::die_with};
+pub(crate) use self::{
+    blame::{blame, note_meeting},
+    parent::die_with,
+};
 use self::{processes::Processes, signals::Signals};
 use crate::{DdpError, ProcessGroup, environment, is_distributed_env};
 
@@ -137,7 +140,9 @@ impl LaunchOptions {
     /// [checkpoint](crate::Checkpoints). Default: 0.
     ///
     /// On several machines, each launcher counts its own restarts, and the new ranks wait for one another at the master, as
-    /// the first ones did. Give them time by the same [`grace`](Self::grace) on all machines.
+    /// the first ones did. Give them time by the same [`grace`](Self::grace) on all machines. If ranks do not appear
+    /// within the [time limit](crate::GroupBuilder::connect_timeout), the launcher of their machine may have been asked to end,
+    /// and there are no more restarts.
     pub fn max_restarts(mut self, restarts: usize) -> Self {
         self.max_restarts = restarts;
         self
@@ -242,11 +247,18 @@ pub fn spawn(
     let mut restarts = 0;
     loop {
         let mut processes = start(program.as_ref(), ranks, &options, restarts)?;
-        let result = processes.supervise(&mut signals, options.grace, options.stop_grace);
-        let again = matches!(result, Err(DdpError::RankFailed { .. }))
-            && !processes.interrupted()
-            && restarts < options.max_restarts;
-        if !again {
+        let mut result = processes.supervise(&mut signals, options.grace, options.stop_grace);
+        let Err(DdpError::RankFailed { rank, status, .. }) = &mut result else {
+            return result;
+        };
+        if processes.interrupted() || restarts == options.max_restarts {
+            return result;
+        }
+        // Another machine's launcher that was asked to end does not start its ranks again: to wait once is enough.
+        if options.nodes > 1 && processes.waited_in_vain(*rank) {
+            status.push_str(
+                "; ranks did not appear in time, and the launcher of another machine may have ended, so this one does not try again",
+            );
             return result;
         }
         restarts += 1;

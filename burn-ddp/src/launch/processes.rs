@@ -38,7 +38,7 @@ pub(super) struct Processes {
     output: Vec<Output>,
     /// When a signal first asked the job to end.
     interrupted: Option<Instant>,
-    /// The folder where the ranks meet, and note which rank made them fail.
+    /// The folder where the ranks meet, and note why they fail.
     folder: TempDir,
 }
 
@@ -80,6 +80,11 @@ impl Processes {
     /// Whether a signal asked the job to end.
     pub(super) fn interrupted(&self) -> bool {
         self.interrupted.is_some()
+    }
+
+    /// Whether a rank has waited in vain for ranks to appear.
+    pub(super) fn waited_in_vain(&self, rank: usize) -> bool {
+        blame::waited_in_vain(rank, self.folder.path())
     }
 
     pub(super) fn start(

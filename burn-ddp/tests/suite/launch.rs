@@ -323,13 +323,14 @@ fn what_ranks_leave_running_is_ended() {
     script("setsid sleep 20 & exit 0");
 }
 
-/// What launchers on this machine print that play machines of their own.
-fn machines(ranks: usize, arguments: &[&str], scenario: &str, folder: &Path) -> Vec<Output> {
+/// Launchers on this machine that play two machines.
+fn two_machines(ranks: usize, arguments: &[&str], scenario: &str, timeout: &str) -> [Command; 2] {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let master = listener.local_addr().unwrap().to_string();
     drop(listener);
-    let launchers = ["0", "1"].map(|node| {
-        Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
+    ["0", "1"].map(|node| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
+        command
             .args(["run", "-n", &ranks.to_string(), "--nnodes", "2"])
             .args(["--node-rank", node, "--master", &master, "--grace", "2"])
             .args(arguments)
@@ -337,14 +338,18 @@ fn machines(ranks: usize, arguments: &[&str], scenario: &str, folder: &Path) -> 
             .arg(std::env::current_exe().unwrap())
             .args(PLAY)
             .env(SCENARIO, scenario)
-            .env(FOLDER, folder)
-            .env("BURN_DDP_TIMEOUT", "60")
+            .env("BURN_DDP_TIMEOUT", timeout)
             .env("BURN_DDP_SECRET", "of both machines")
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
-    });
+            .stderr(Stdio::piped());
+        command
+    })
+}
+
+/// What two machines print.
+fn machines(ranks: usize, arguments: &[&str], scenario: &str, folder: &Path) -> Vec<Output> {
+    let launchers = two_machines(ranks, arguments, scenario, "60")
+        .map(|mut command| command.env(FOLDER, folder).spawn().unwrap());
     let outputs = launchers.into_iter().map(|it| it.wait_with_output());
     outputs.map(Result::unwrap).collect()
 }
@@ -367,6 +372,33 @@ fn machines_meet_at_a_master() {
     }
     let all = ["attempt-0-from-0", "attempt-1-from-2", "attempt-2-from-4"];
     assert_eq!(attempts(folder.path()), all);
+}
+
+/// Ctrl-C on one of two machines: the other starts again once, as it does when a rank of that one has failed.
+#[test]
+fn a_machine_that_waits_in_vain_does_not_start_again() {
+    let check = |interrupted: usize| {
+        let mut launchers = two_machines(1, &["--max-restarts", "2"], "loop", "10")
+            .map(|mut command| Rank(command.spawn().unwrap()));
+        let printed = launchers[interrupted].wait_for_steps(1);
+        assert!(printed.contains("STEP"), "{printed}");
+        launchers[interrupted].signal(Signal::SIGINT);
+        let mut errors = launchers[1 - interrupted].0.stderr.take().unwrap();
+        for launcher in launchers {
+            let (success, _) = launcher.finish(Duration::from_secs(100));
+            assert!(!success);
+        }
+        let mut said = String::new();
+        errors.read_to_string(&mut said).unwrap();
+        assert!(said.contains("starting all ranks again (1 of 2)"), "{said}");
+        assert!(!said.contains("(2 of 2)"), "{said}");
+        assert!(said.contains("ranks did not appear in time"), "{said}");
+    };
+    // The machine with rank 0 waits for the other to come, the other for rank 0 to listen.
+    std::thread::scope(|scope| {
+        scope.spawn(|| check(0));
+        check(1);
+    });
 }
 
 #[test]
