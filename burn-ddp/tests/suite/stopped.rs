@@ -4,10 +4,7 @@
 use std::{path::Path, process::Command, time::Duration};
 
 use burn_ddp::{Checkpoints, DdpError, ProcessGroup};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::{Signal, raise};
 
 use crate::ranks::{FOLDER, PLAY, Rank, meeting_place, spawn};
 
@@ -43,7 +40,8 @@ pub(crate) fn while_it_writes(group: &ProcessGroup) -> Result<(), DdpError> {
     for step in 1..3 {
         checkpoints.save(step, None, |_| {
             if step == 2 {
-                kill(Pid::this(), Signal::SIGSTOP)?;
+                // Stops this thread before it goes on. `kill` may stop another one first.
+                raise(Signal::SIGSTOP)?;
             }
             Ok(())
         })?;
