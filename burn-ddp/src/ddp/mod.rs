@@ -104,6 +104,8 @@ pub struct Ddp {
     parameters: Vec<Signature>,
     /// The signatures of the trained parameters, last first: the order in which backward computes gradients.
     trained: Vec<Signature>,
+    /// The digests of the tensors that are not trained, as this `Ddp` was made.
+    untrained: Vec<Vec<f32>>,
     synchronize: bool,
     divide_by_initial_world_size: bool,
     /// The number of ranks that have a batch for this step.
@@ -138,6 +140,7 @@ impl Ddp {
     ) -> Result<Self, DdpError> {
         let parameters = check_equal(group, model)?;
         let trained = trained(&parameters);
+        let untrained = replicas::untrained(group, model)?;
         let divide_by_initial_world_size = config.divide_by_initial_world_size;
         let after = After::new(group.duplicate()?, config, &trained, model)?;
         Ok(Self {
@@ -145,6 +148,7 @@ impl Ddp {
             method: Method::After(after),
             parameters,
             trained,
+            untrained,
             synchronize: true,
             divide_by_initial_world_size,
             active: group.world_size(),
@@ -171,11 +175,13 @@ impl Ddp {
         let device = on_all_ranks(group, During::device(model))?;
         let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
         let trained = trained(&parameters);
+        let untrained = replicas::untrained(group, model)?;
         overlap.decide_place(&trained);
         let mut ddp = Self {
             group: group.clone(),
             method: Method::During(During::new(group, overlap, device)?),
             trained,
+            untrained,
             parameters,
             synchronize: true,
             divide_by_initial_world_size,
@@ -193,7 +199,8 @@ impl Ddp {
     ///
     /// Parameters then stay equal by themselves. Running statistics do not: each rank updates its own from its own batches
     /// (PyTorch copies rank 0's before each forward pass), until this is called again, for instance before an evaluation.
-    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. If a parameter (one [`ParamId`](burn::module::ParamId)) is
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. So a new `Ddp` in the middle of training, as when layers are
+    /// unfrozen, needs this again if the model has running statistics. If a parameter (one [`ParamId`](burn::module::ParamId)) is
     /// in several places of the model with the same contents, these share one tensor afterwards.
     ///
     /// # Errors
@@ -285,7 +292,9 @@ impl Ddp {
     /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
     /// `Ddp` was made for, or its gradients cannot be read. In the first step without
     /// [`broadcast_parameters`](Self::broadcast_parameters), [`DdpError::ModelMismatch`], on all ranks, when
-    /// the sums of parameters, or samples of their elements, show that their initial values differ from rank 0's.
+    /// the sums of tensors, or samples of their elements, show that their initial values differ from rank 0's. Frozen
+    /// parameters and buffers (including running statistics) count as they were when this `Ddp` was made, before forward
+    /// passes; quantized tensors are not compared.
     pub fn reduce_gradients<M: Module>(
         &mut self,
         gradients: GradientsParams,
@@ -294,14 +303,15 @@ impl Ddp {
         if self.group.world_size() == 1 || !self.synchronize {
             return Ok(gradients);
         }
+        let give_up = |error| self.group.give_up(error);
+        let step = Step::new(model, &self.trained, self.factor()).map_err(give_up)?;
         if !*self.equal.get_mut() {
-            replicas::check_same(&self.group, model, &self.parameters)?;
+            replicas::check_same(&self.group, model, &self.parameters, &self.untrained)?;
             *self.equal.get_mut() = true;
         }
-        let averages = Step::new(model, &self.trained, self.factor())
-            .and_then(|step| self.method.average(&step, gradients));
+        let averages = self.method.average(&step, gradients);
         // If one rank fails, the others must not wait for it.
-        let gradients = averages.map_err(|error| self.group.give_up(error))?;
+        let gradients = averages.map_err(give_up)?;
         self.steps += 1;
         Ok(gradients)
     }

@@ -1,8 +1,8 @@
-//! Checks that all ranks begin with the same parameters, if nothing has made them equal.
+//! Checks that all ranks begin with the same tensors, if nothing has made them equal.
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
-    tensor::{FloatDType, Slice, Tensor},
+    tensor::{Bool, DType, FloatDType, Int, Slice, Tensor},
 };
 
 use super::parameters::Signature;
@@ -15,32 +15,63 @@ const TOLERANCE: f32 = 1e-3;
 /// The most elements of a parameter that are compared one by one. The sums of large matrices are alike by chance.
 const SAMPLES: usize = 8;
 
-/// Compares the trained parameters of all ranks with those of rank 0, by their sums and some of their elements.
+/// The digests of the tensors that are not trained, before forward passes change running statistics.
+pub(super) fn untrained<M: Module>(
+    group: &ProcessGroup,
+    model: &M,
+) -> Result<Vec<Vec<f32>>, DdpError> {
+    match group.world_size() {
+        1 => Ok(Vec::new()),
+        _ => digests(group, model, false),
+    }
+}
+
+/// Compares the tensors of all ranks with those of rank 0, by their sums and some of their elements. One that is not trained may
+/// have been equal [before](untrained), and gone apart in forward passes, or the ranks may have loaded the same record since.
 pub(super) fn check_same<M: Module>(
     group: &ProcessGroup,
     model: &M,
     parameters: &[Signature],
+    before: &[Vec<f32>],
 ) -> Result<(), DdpError> {
-    let mut digests = Digests::default();
-    model.visit(&mut digests);
-    if digests.0.is_empty() {
+    let now = digests(group, model, true)?;
+    let mut before = before.iter();
+    let compared = parameters.iter().filter(|it| !is_quantized(it.dtype));
+    // One digest of a trained parameter, two of another tensor.
+    let own: Vec<(&Signature, Vec<&Vec<f32>>)> = compared
+        .zip(&now)
+        .map(|(parameter, now)| {
+            let before = if parameter.trained {
+                None
+            } else {
+                before.next()
+            };
+            (parameter, before.into_iter().chain([now]).collect())
+        })
+        .collect();
+    let sent = own.iter().flat_map(|(_, digests)| digests);
+    let sent: Vec<f32> = sent.flat_map(|digest| digest.iter().copied()).collect();
+    if sent.is_empty() {
         return Ok(());
     }
-    let device = digests.0[0].device();
-    let lengths: Vec<usize> = digests.0.iter().map(|it| it.dims()[0]).collect();
-    let digests = digests.0.into_iter().map(|it| it.to_device(&device));
-    let read = Tensor::cat(digests.collect(), 0).try_into_data();
-    let own = read.map_err(|error| group.give_up(error.into()))?;
-    let own: Vec<f32> = own.iter().collect();
-    let all = group.all_gather(&own)?;
-    let trained = || parameters.iter().filter(|it| it.trained);
-    for (rank, theirs) in all.chunks_exact(own.len()).enumerate() {
+    let all = group.all_gather(&sent)?;
+    for (rank, theirs) in all.chunks_exact(sent.len()).enumerate() {
         let mut at = 0;
-        for (&length, parameter) in lengths.iter().zip(trained()) {
-            let place = at..at + length;
-            at += length;
-            let (theirs, first) = (&theirs[place.clone()], &all[place]);
-            let Some(differs) = difference(theirs, first, parameter.shape.num_elements()) else {
+        for (parameter, digests) in &own {
+            let length = digests[0].len();
+            let place = at..at + digests.len() * length;
+            at = place.end;
+            let [theirs, first] =
+                [&theirs[place.clone()], &all[place]].map(|digests| digests.chunks_exact(length));
+            let differences: Option<Vec<_>> = theirs
+                .zip(first)
+                .map(|(theirs, first)| {
+                    let differs = difference(theirs, first, parameter.shape.num_elements())?;
+                    Some((differs, theirs[differs], first[differs]))
+                })
+                .collect();
+            let Some((differs, found, expected)) = differences.and_then(|it| it.first().copied())
+            else {
                 continue;
             };
             let what = match differs {
@@ -51,14 +82,41 @@ pub(super) fn check_same<M: Module>(
             return Err(DdpError::ModelMismatch {
                 rank: group.number(rank),
                 problem: format!(
-                    "`{}` begins with other numbers ({what} {}, expected {}); pass the model through \
+                    "`{}` begins with other numbers ({what} {found}, expected {expected}); pass the model through \
                      Ddp::broadcast_parameters before the first step",
-                    parameter.path, theirs[differs], first[differs]
+                    parameter.path
                 ),
             });
         }
     }
     Ok(())
+}
+
+/// The digests of a model's tensors, of all of them or of those that are not trained. Quantized ones, which are costly to read, have
+/// none.
+fn digests<M: Module>(
+    group: &ProcessGroup,
+    model: &M,
+    trained_too: bool,
+) -> Result<Vec<Vec<f32>>, DdpError> {
+    let mut digests = Digests {
+        trained_too,
+        found: Vec::new(),
+    };
+    model.visit(&mut digests);
+    let Some(first) = digests.found.first() else {
+        return Ok(Vec::new());
+    };
+    let device = first.device();
+    let lengths: Vec<usize> = digests.found.iter().map(|it| it.dims()[0]).collect();
+    let found = digests.found.into_iter().map(|it| it.to_device(&device));
+    let read = Tensor::cat(found.collect(), 0).try_into_data();
+    let read = read.map_err(|error| group.give_up(error.into()))?;
+    let mut values = read.iter::<f32>();
+    let digests = lengths
+        .iter()
+        .map(|length| values.by_ref().take(*length).collect());
+    Ok(digests.collect())
 }
 
 /// The first place where the digest of a parameter of so many `elements` differs from another by more than rounding.
@@ -79,23 +137,42 @@ fn difference(ours: &[f32], other: &[f32], elements: usize) -> Option<usize> {
     (0..ours.len()).find(|&place| !close(place))
 }
 
-/// For each trained parameter, its sum, its sum of magnitudes, and [some](SAMPLES) of its elements, evenly spaced.
-#[derive(Default)]
-struct Digests(Vec<Tensor<1>>);
+/// For each tensor, its sum, its sum of magnitudes, and [some](SAMPLES) of its elements, evenly spaced.
+struct Digests {
+    trained_too: bool,
+    found: Vec<Tensor<1>>,
+}
+
+impl Digests {
+    fn add<const D: usize>(&mut self, value: Tensor<D>) {
+        let elements = value.shape().num_elements();
+        let value = value.without_autodiff().reshape([elements]);
+        let step = elements.div_ceil(SAMPLES).max(1) as isize;
+        let samples = value.clone().slice(Slice::new(0, None, step));
+        let value = value.cast(FloatDType::F32);
+        let sums = [value.clone().sum(), value.abs().sum()];
+        let digest = sums.into_iter().chain([samples.cast(FloatDType::F32)]);
+        self.found.push(Tensor::cat(digest.collect(), 0));
+    }
+}
 
 impl ModuleVisitor for Digests {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
-        let quantized = matches!(value.dtype(), burn::tensor::DType::QFloat(_));
-        if param.is_require_grad() && !quantized {
-            let elements = value.shape().num_elements();
-            let value = value.without_autodiff().reshape([elements]);
-            let step = elements.div_ceil(SAMPLES).max(1) as isize;
-            let samples = value.clone().slice(Slice::new(0, None, step));
-            let value = value.cast(FloatDType::F32);
-            let sums = [value.clone().sum(), value.abs().sum()];
-            let digest = sums.into_iter().chain([samples.cast(FloatDType::F32)]);
-            self.0.push(Tensor::cat(digest.collect(), 0));
+        if !is_quantized(value.dtype()) && (self.trained_too || !param.is_require_grad()) {
+            self.add(value);
         }
     }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(param.base().cast(FloatDType::F32));
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(param.base().cast(FloatDType::F32));
+    }
+}
+
+fn is_quantized(dtype: DType) -> bool {
+    matches!(dtype, DType::QFloat(_))
 }

@@ -1,17 +1,18 @@
 //! Ranks that begin alike: what rank 0 has loaded reaches the others, and who forgets it is told.
 
 use burn::{
-    module::{Module, Param},
-    nn::{Linear, LinearConfig},
+    module::{Module, Param, ParamId, RunningState},
+    nn::{BatchNorm, BatchNormConfig, Initializer, Linear, LinearConfig},
     optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     store::ModuleRecord,
-    tensor::{Device, Tensor, TensorData},
+    tensor::{Bool, Device, Int, Tensor, TensorData},
 };
 use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup};
 use burn_layer::Layers;
 
 use crate::{
     net::{closest, contents},
+    overlapped::{layered, results},
     ranks::locally,
 };
 
@@ -217,5 +218,121 @@ fn models_on_several_devices_are_compared() {
                 Err(error) => assert!(other && error.to_string().contains("begins with other")),
             }
         }
+    }
+}
+
+/// A head that begins alike, over what no optimizer changes.
+#[derive(Module, Debug)]
+struct Untrained {
+    base: Linear,
+    norm: BatchNorm,
+    count: Param<Tensor<1, Int>>,
+    mask: Param<Tensor<1, Bool>>,
+    head: Linear,
+}
+
+impl Untrained {
+    /// What differs from the other ranks' is 4 instead of 1.
+    fn new(differs: &str, device: &Device) -> Self {
+        let value = |name: &str| if name == differs { 4.0 } else { 1.0 };
+        let linear = |name: &str| {
+            let initializer = Initializer::Constant { value: value(name) };
+            LinearConfig::new(4, 4)
+                .with_initializer(initializer)
+                .init(device)
+        };
+        let mut norm = BatchNormConfig::new(4).init(device);
+        norm.running_var = RunningState::new(Tensor::full([4], value("statistics"), device));
+        let count = Tensor::full([1], value("count") as i32, device);
+        let mask = Tensor::<1>::ones([4], device).equal_elem(value("mask") as f32);
+        Self {
+            base: linear("base").no_grad(),
+            norm,
+            count: Param::initialized(ParamId::new(), count),
+            mask: Param::initialized(ParamId::new(), mask),
+            head: linear("head"),
+        }
+    }
+
+    /// The first step after forward passes that make the ranks' running statistics different.
+    fn first_step(&self, mut ddp: Ddp, device: &Device) -> Result<(), DdpError> {
+        let batch = Tensor::<2>::full([2, 4], ddp.group().rank() as f32, device);
+        let output = self.norm.forward(self.base.forward(batch));
+        let _ = self.norm.valid();
+        let loss = self.head.forward(output).sum();
+        let gradients = GradientsParams::from_grads(loss.backward(), self);
+        ddp.reduce_gradients(gradients, self).map(drop)
+    }
+}
+
+#[test]
+fn what_is_not_trained_must_begin_alike_too() {
+    let device = Device::flex().autodiff();
+    let named = [
+        ("base", "`base.weight` begins with other numbers"),
+        ("statistics", "`norm.running_var` begins with other numbers"),
+        ("count", "`count` begins with other numbers"),
+        ("mask", "`mask` begins with other numbers"),
+        ("head", "`head.weight` begins with other numbers"),
+    ];
+    for (differs, named) in named {
+        let body = |group: ProcessGroup, received: bool| {
+            let differs = if group.rank() == 1 { differs } else { "" };
+            let model = Untrained::new(differs, &device);
+            let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+            let model = match received {
+                true => ddp.broadcast_parameters(model).unwrap(),
+                false => model,
+            };
+            model.first_step(ddp, &device)
+        };
+        for result in locally(3, |group| body(group, false)) {
+            let Err(DdpError::ModelMismatch { rank: 1, problem }) = result else {
+                panic!("{differs}: {result:?}")
+            };
+            assert!(problem.starts_with(named), "{problem}");
+            assert!(problem.contains("Ddp::broadcast_parameters"), "{problem}");
+        }
+        for result in locally(3, |group| body(group, true)) {
+            result.unwrap();
+        }
+        // Every rank loads the same record, later.
+        for result in locally(3, |group| {
+            let differs = if group.rank() == 1 { differs } else { "" };
+            let model = Untrained::new(differs, &device);
+            let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+            Untrained::new("", &device).first_step(ddp, &device)
+        }) {
+            result.unwrap();
+        }
+    }
+    // Running statistics that begin alike may go apart.
+    for result in locally(3, |group| {
+        let model = Untrained::new("", &device);
+        let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        model.first_step(ddp, &device)
+    }) {
+        result.unwrap();
+    }
+}
+
+/// Rank 1 has another frozen layer.
+pub(crate) fn untrained_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+    let (device, overlap) = layered(group, DdpConfig::new())?;
+    let differs = if group.rank() == 1 { "base" } else { "" };
+    let model = Untrained::new(differs, &device);
+    let ddp = Ddp::overlapped(group, overlap, &model)?;
+    let error = model.first_step(ddp, &device).unwrap_err();
+    assert!(
+        error.to_string().contains("`base.weight` begins"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_not_trained_is_compared_on_layered_devices_too() {
+    for (success, output) in results("overlapped untrained", 2) {
+        assert!(success, "{output}");
     }
 }

@@ -59,6 +59,7 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped sums" => |group| sums_when_overlapped(group, WAYS[2]),
         "overlapped sums, none inside" => |group| sums_when_overlapped(group, WAYS[3]),
         "overlapped alone again" => crate::static_graph::alone_again_when_overlapped,
+        "overlapped untrained" => crate::equal::untrained_when_overlapped,
         "overlapped early" => crate::early::when_overlapped,
         "overlapped partly" => crate::partly::when_overlapped,
         "overlapped unmarked" => crate::accumulation::unmarked_when_overlapped,
