@@ -18,6 +18,7 @@ use super::{
     overlap::is_layered,
     parameters::Signature,
     presence::{NOT_STATIC, Presence},
+    reducer::Taken,
     server::GradientServer,
     step::Step,
 };
@@ -101,8 +102,13 @@ impl During {
         let arrivals = step.arrivals(&mut gradients);
         let explain = |error: &DdpError| explain(error, step.trained, &arrivals);
         let taken = self.overlap.taken(&self.device)?;
-        // Backward ran once, and averaged all gradients.
-        let whole = (taken.passes, taken.gradients) == (1, gradients.len());
+        // Backward ran once, and averaged all gradients, if there are any.
+        let whole = taken
+            == Taken {
+                passes: gradients.len().min(1),
+                gradients: gradients.len(),
+                elements: step.elements(&arrivals),
+            };
         let heard = !std::mem::take(&mut self.unheard);
         // Compare first: waiting for a bucket that other ranks do not have would be in vain.
         let whole = heard && self.is_whole(step, &arrivals, whole).inspect_err(explain)?;

@@ -40,6 +40,9 @@ use crate::{DdpError, ProcessGroup};
 /// - Each rank needs its own process: Burn has one gradient server for all layered devices of a process, which
 ///   waits for one backward pass at a time. So a process can have one overlapped `Ddp` of several ranks at a
 ///   time (another is refused), and no other thread of it may run backward on a layered device meanwhile.
+/// - Backward of another model on the device (a GAN's discriminator, an attacked network) costs nothing if it runs before that of
+///   this one in each step. Between the latter and [`reduce_gradients`](super::Ddp::reduce_gradients), it cannot be told from a
+///   second pass over the same parameters, and gradients are averaged again after backward.
 /// - A parameter that is added to a tensor without broadcasting shares its gradient with that tensor. Burn
 ///   (0.22.1) may free the gradient before backward has used it, which ends the job (`Should have handle for
 ///   tensor`). Add `parameter.val().mul_scalar(1.0)` instead.

@@ -43,10 +43,14 @@ struct State {
     waited: Duration,
 }
 
-/// The number of gradients to average, and of calls of [`Reducer::end`].
-#[derive(Clone, Copy, Debug, Default)]
+/// What has come to be averaged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Taken {
     pub(super) gradients: usize,
+    /// The number of elements of all these gradients.
+    pub(super) elements: usize,
+    /// The backward passes from the first gradient on. A pass before it is one of another model. A pass after it may be one over
+    /// the same parameters, of which Burn submits no gradients a second time.
     pub(super) passes: usize,
 }
 
@@ -186,6 +190,7 @@ impl Reducer {
             state.sent.clear();
         }
         state.taken.gradients += 1;
+        state.taken.elements += len;
         let limit = self.config.bucket_limit(state.sent.is_empty());
         let mut position = state.open.iter().position(|open| open.dtype == dtype);
         if let Some(at) = position
@@ -222,6 +227,9 @@ impl Reducer {
     /// Sends all open buckets at the end of a backward pass.
     pub(super) fn end(&self) {
         let mut state = self.state();
+        if state.taken.gradients == 0 {
+            return;
+        }
         self.send_all(&mut state);
         state.taken.passes += 1;
         state.ended = Some(Instant::now());

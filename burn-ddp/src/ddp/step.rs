@@ -104,6 +104,12 @@ impl<'a, M: Module> Step<'a, M> {
         }
         arrivals
     }
+
+    /// The number of elements of the gradients that have [arrived](Self::arrivals).
+    pub(super) fn elements(&self, arrivals: &[u32]) -> usize {
+        let gradients = self.trained.iter().zip(arrivals).filter(|(_, it)| **it > 0);
+        gradients.map(|(it, _)| it.shape.num_elements()).sum()
+    }
 }
 
 /// Checks that a gradient has the length and type of its parameter.

@@ -24,9 +24,9 @@ use nix::{
 };
 
 use crate::{
-    accumulation::{WAYS, sums_when_overlapped},
+    accumulation::{Sum, WAYS, sums_when_overlapped},
     ddp::Branches,
-    net::{Net, Run, closest, train, train_overlapped},
+    net::{Net, Run, closest, contents, train, train_overlapped},
     ranks::{locally, meeting_place, start},
 };
 
@@ -62,6 +62,7 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped untrained" => crate::equal::untrained_when_overlapped,
         "overlapped early" => crate::early::when_overlapped,
         "overlapped partly" => crate::partly::when_overlapped,
+        "overlapped beside" => beside_another_model,
         "overlapped unmarked" => crate::accumulation::unmarked_when_overlapped,
         _ => return None,
     };
@@ -472,5 +473,52 @@ fn a_kill_in_the_middle_of_backward_is_named() {
         if rank != 1 {
             assert!(output.contains("RESULT error rank 1 died"), "{output}");
         }
+    }
+}
+
+/// In each step, a critic runs backward before the generator does: on the same device, in whose layer only the generator's
+/// gradients are averaged.
+fn beside_another_model(group: &ProcessGroup) -> Result<(), DdpError> {
+    let run = |config: DdpConfig, critics_turns: usize| -> Result<_, DdpError> {
+        let (device, overlap) = layered(group, config)?;
+        let generator = LinearConfig::new(4, 4).init(&device);
+        let critic = LinearConfig::new(4, 1).init(&device);
+        let mut ddp = Ddp::overlapped(group, overlap, &generator)?;
+        let mut critics = Ddp::new(group, DdpConfig::new(), &critic)?;
+        let mut generator = ddp.broadcast_parameters(generator)?;
+        let mut critic = critics.broadcast_parameters(critic)?;
+        let mut optimizer = SgdConfig::new().init();
+        for step in 0..3 {
+            let noise = Tensor::<2>::full([2, 4], (1 + step + group.rank()) as f32, &device);
+            for _ in 0..critics_turns {
+                let fake = generator.forward(noise.clone()).detach();
+                let loss = critic.forward(fake).powi_scalar(2).mean();
+                let gradients = GradientsParams::from_grads(loss.backward(), &critic);
+                let gradients = critics.reduce_gradients(gradients, &critic)?;
+                critic = optimizer.step(0.01, critic, gradients);
+            }
+            let loss = critic.forward(generator.forward(noise)).mean();
+            let gradients = GradientsParams::from_grads(loss.backward(), &generator);
+            let gradients = ddp.reduce_gradients(gradients, &generator)?;
+            generator = optimizer.step(0.01, generator, gradients);
+        }
+        let parameters = contents(&generator);
+        for theirs in group.all_gather(&parameters)?.chunks(parameters.len()) {
+            assert_eq!(theirs, parameters);
+        }
+        Ok(ddp.stats().bytes_reduced)
+    };
+    let alone = run(DdpConfig::new(), 0)?;
+    assert_eq!(run(DdpConfig::new(), 1)?, alone);
+    assert_eq!(run(DdpConfig::new(), 2)?, alone);
+    // Sums are not to be summed up again, which would be an error.
+    assert_eq!(run(DdpConfig::new().hook(Sum), 1)?, alone);
+    Ok(())
+}
+
+#[test]
+fn backward_of_another_model_on_the_device_changes_nothing() {
+    for (success, output) in results("overlapped beside", 2) {
+        assert!(success, "{output}");
     }
 }
