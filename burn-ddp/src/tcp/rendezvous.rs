@@ -67,13 +67,37 @@ impl Place {
         }
     }
 
-    /// The address on which a rank listens, if it reaches the master's machine at `ip`.
-    pub(super) fn listening_ip(&self, ip: IpAddr) -> IpAddr {
+    /// The addresses on which a rank may listen, the best first, if it reaches the master's machine at `ip`.
+    pub(super) fn listening_ips(&self, ip: IpAddr) -> Vec<IpAddr> {
+        let [all_v4, all_v6] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         match ip {
-            ip if ip.is_loopback() && self.is_local() => ip,
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            ip if ip.is_loopback() && self.is_local() => vec![ip],
+            // How the other machines reach this one does not follow from its own name for itself.
+            ip if ip.is_loopback() && takes_both() => vec![all_v6, all_v4],
+            IpAddr::V4(_) => vec![all_v4],
+            IpAddr::V6(_) => vec![all_v6],
         }
+    }
+
+    /// Listens on the first of these that works.
+    fn listen(&self, ip: IpAddr, port: u16) -> Result<TcpListener, DdpError> {
+        let mut last = None;
+        for ip in self.listening_ips(ip) {
+            match bind(SocketAddr::new(ip, port)) {
+                // The others would reach the program that has the port.
+                Err(error) if !matches!(error, DdpError::PortInUse { .. }) => last = Some(error),
+                done => return done,
+            }
+        }
+        Err(last.expect("there is one address at least"))
+    }
+}
+
+/// Whether who listens on all IPv6 addresses is reached by IPv4 too.
+pub(super) fn takes_both() -> bool {
+    match fs::read_to_string("/proc/sys/net/ipv6/bindv6only") {
+        Ok(text) => text.trim() == "0",
+        Err(_) => cfg!(target_os = "macos"),
     }
 }
 
@@ -294,8 +318,7 @@ fn register(
     let limit = handshake::limit_to_connect(deadline);
     let stream = TcpStream::connect_timeout(&master, limit).map_err(again)?;
     if acceptor.is_none() {
-        let listening_ip = place.listening_ip(master.ip());
-        let listener = bind(SocketAddr::new(listening_ip, 0)).map_err(Attempt::Failed)?;
+        let listener = place.listen(master.ip(), 0).map_err(Attempt::Failed)?;
         *acceptor = Some(Acceptor::start(listener, own.clone()).map_err(failed)?);
     }
     let port = acceptor.as_ref().map_or(0, Acceptor::port);
@@ -407,8 +430,7 @@ fn bind_one(
 ) -> Result<TcpListener, DdpError> {
     let mut last = None;
     for address in resolve_in_time(host, known, deadline)? {
-        match bind(SocketAddr::new(place.listening_ip(address.ip()), port)) {
-            // The others would reach the program that has the port.
+        match place.listen(address.ip(), port) {
             Err(error @ DdpError::PortInUse { .. }) => return Err(error),
             Err(error) => last = Some(error),
             bound => return bound,

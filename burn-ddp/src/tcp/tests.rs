@@ -69,7 +69,17 @@ fn ranks_listen_on_loopback_only_where_all_are_on_one_machine_for_certain() {
         prefix: String::new(),
         local,
     };
-    let listens = |place: &Place, ip: &str| place.listening_ip(ip.parse().unwrap()).to_string();
+    let listens = |place: &Place, ip: &str| {
+        let ips = place.listening_ips(ip.parse().unwrap());
+        let ips: Vec<String> = ips.iter().map(|ip| ip.to_string()).collect();
+        ips.join(", ")
+    };
+    // The other ranks may know rank 0's machine by another name, of another kind.
+    let everywhere = |ip: &str| match (rendezvous::takes_both(), ip) {
+        (true, _) => "::, 0.0.0.0",
+        (false, "::1") => "::",
+        (false, _) => "0.0.0.0",
+    };
     for make in [place, store] {
         for (host, ip) in [
             ("localhost", "127.0.0.1"),
@@ -78,18 +88,54 @@ fn ranks_listen_on_loopback_only_where_all_are_on_one_machine_for_certain() {
             ("::1", "::1"),
         ] {
             assert_eq!(listens(&make(host, true), ip), ip, "{host}");
-            // The other ranks may know rank 0's machine by another name.
-            let all = if ip == "::1" { "::" } else { "0.0.0.0" };
-            assert_eq!(listens(&make(host, false), ip), all, "{host}");
+            assert_eq!(listens(&make(host, false), ip), everywhere(ip), "{host}");
         }
         // Debian's /etc/hosts maps a machine's own name to 127.0.1.1.
-        assert_eq!(listens(&make("node01", false), "127.0.1.1"), "0.0.0.0");
-        assert_eq!(listens(&make("node01", false), "::1"), "::");
+        for ip in ["127.0.1.1", "::1"] {
+            assert_eq!(listens(&make("node01", false), ip), everywhere(ip));
+        }
         assert_eq!(listens(&make("node01", false), "10.0.0.1"), "0.0.0.0");
         assert_eq!(listens(&make("10.0.0.1", true), "10.0.0.1"), "0.0.0.0");
     }
     let file = Place::File("/tmp/master".into());
     assert_eq!(listens(&file, "127.0.0.1"), "127.0.0.1");
+}
+
+/// The addresses of one machine as its ranks may know it: all of them reach each other.
+#[test]
+fn a_master_that_knows_itself_as_localhost_is_found_by_ipv6_too() {
+    if TcpListener::bind("[::1]:0").is_err() || !rendezvous::takes_both() {
+        eprintln!("skipped: this machine has no IPv6, or keeps it apart from IPv4");
+        return;
+    }
+    let port = TcpListener::bind("[::]:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let hosts = ["localhost", "::1", "127.0.0.1"];
+    thread::scope(|scope| {
+        let ranks: Vec<_> = hosts
+            .iter()
+            .enumerate()
+            .map(|(rank, host)| {
+                let place = Place::Address {
+                    host: (*host).into(),
+                    port,
+                    local: false,
+                };
+                scope.spawn(move || {
+                    let limit = Deadline::after(Duration::from_secs(10));
+                    connect(&place, rank, 3, "s", 1, limit)
+                })
+            })
+            .collect();
+        // None goes before all have come.
+        let ranks: Vec<_> = ranks.into_iter().map(|it| it.join().unwrap()).collect();
+        for rank in ranks {
+            rank.map(drop).unwrap();
+        }
+    });
 }
 
 fn own(key: &Key) -> Identity {
