@@ -55,7 +55,8 @@ impl GroupBuilder {
         self
     }
 
-    /// How long to wait for all ranks to appear. Default: the time limit of calls.
+    /// How long to wait for all ranks to appear. Default: the time limit of calls. Ranks other than 0 wait up to 2 seconds
+    /// longer: what rank 0 says when its own time is over, such as which ranks are missing, is still on its way then.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self

@@ -199,13 +199,23 @@ pub(super) fn limit_to_connect(deadline: Deadline) -> Duration {
     limit.max(Duration::from_millis(1))
 }
 
-/// The caller's side of the handshake.
-pub(crate) fn call(stream: &TcpStream, key: &Key, hello: &Hello) -> Result<(), Failure> {
-    present(stream, key, &hello.encode())
+/// The caller's side of the handshake, which must be over at `until`, however long a handshake [may take](HANDSHAKE).
+pub(crate) fn call(
+    stream: &TcpStream,
+    key: &Key,
+    hello: &Hello,
+    until: Instant,
+) -> Result<(), Failure> {
+    present(stream, key, &hello.encode(), until)
 }
 
-fn present(stream: &TcpStream, key: &Key, body: &[u8; HELLO]) -> Result<(), Failure> {
-    let deadline = Instant::now() + HANDSHAKE;
+fn present(
+    stream: &TcpStream,
+    key: &Key,
+    body: &[u8; HELLO],
+    until: Instant,
+) -> Result<(), Failure> {
+    let deadline = until.min(Instant::now() + HANDSHAKE);
     let mut challenge = [0; MAGIC.len() + NONCE];
     read_exact(stream, &mut challenge, deadline)?;
     let (magic, theirs) = challenge.split_at(MAGIC.len());

@@ -276,7 +276,7 @@ fn register_at_one(
 /// The addresses at which the master may be.
 fn locate(place: &Place, deadline: Deadline) -> Result<Vec<SocketAddr>, Attempt> {
     match place {
-        Place::Address { host, port, .. } => resolve(host, *port).map_err(Attempt::Again),
+        Place::Address { host, port, .. } => resolve(host, *port, deadline).map_err(Attempt::Again),
         Place::File(path) => match fs::read_to_string(path) {
             Ok(text) => Ok(vec![parse(&text, "address")?]),
             Err(error) => Err(Attempt::Again(error.to_string())),
@@ -289,7 +289,10 @@ fn locate(place: &Place, deadline: Deadline) -> Result<Vec<SocketAddr>, Attempt>
                 .get(&format!("{prefix}/port"))
                 .map_err(Attempt::Failed)?
             {
-                Some(text) => resolve(host, parse(&text, "port")?).map_err(Attempt::Again),
+                Some(text) => {
+                    let port = parse(&text, "port")?;
+                    resolve(host, port, deadline).map_err(Attempt::Again)
+                }
                 None => Err(Attempt::Again("rank 0 has published nothing yet".into())),
             }
         }
@@ -323,7 +326,7 @@ fn register(
     }
     let port = acceptor.as_ref().map_or(0, Acceptor::port);
     let hello = own.hello(Purpose::Register { port }, 0);
-    match handshake::call(&stream, &own.key, &hello) {
+    match handshake::call(&stream, &own.key, &hello, deadline.at) {
         Ok(()) => {}
         Err(Failure::Stranger(problem)) => return Err(Attempt::Again(problem)),
         // The job there may end, and this rank's job begin in its place.
@@ -375,7 +378,7 @@ pub(crate) fn link(
         };
         let attempt = connected
             .map_err(Failure::from)
-            .and_then(|stream| handshake::call(&stream, key, hello).map(|()| stream));
+            .and_then(|stream| handshake::call(&stream, key, hello, deadline.at).map(|()| stream));
         match attempt {
             Ok(stream) => return Ok(stream),
             Err(Failure::Refused(Verdict::Session)) => {}

@@ -4,14 +4,12 @@
 //! (`TORCHELASTIC_USE_AGENT_STORE`). A request starts with one byte for its kind. Strings and values are sent as a u64
 //! length, in the machine's byte order, and the bytes.
 
-use std::{
-    io,
-    net::{TcpStream, ToSocketAddrs},
-    thread,
-    time::Duration,
-};
+use std::{io, net::TcpStream, thread, time::Duration};
 
-use super::handshake::{limit_to_connect, read_exact, write_all};
+use super::{
+    handshake::{limit_to_connect, read_exact, write_all},
+    resolve::resolve,
+};
 use crate::{DdpError, transport::Deadline};
 
 const VALIDATE: u8 = 0;
@@ -34,7 +32,7 @@ impl TorchStore {
         let address = format!("{host}:{port}");
         let attempt = || -> io::Result<TcpStream> {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
-            for address in (host, port).to_socket_addrs()? {
+            for address in resolve(host, port, deadline).map_err(io::Error::other)? {
                 match TcpStream::connect_timeout(&address, limit_to_connect(deadline)) {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last = error,

@@ -330,6 +330,18 @@ fn without_a_master_the_address_is_named() {
     assert!(start.elapsed() < Duration::from_secs(5));
 }
 
+/// The system takes the connection to a program that is stopped, or no master, and nothing comes.
+#[test]
+fn a_master_that_says_nothing_takes_no_more_than_the_time_that_is_left() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("tcp://{}", listener.local_addr().unwrap());
+    let start = Instant::now();
+    let builder = ProcessGroup::builder().connect_timeout(Duration::from_millis(300));
+    let error = builder.connect(&url, 1, 2).unwrap_err();
+    assert!(matches!(error, DdpError::Connect { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(3));
+}
+
 #[test]
 fn a_name_that_no_machine_has_yet_is_waited_for() {
     let limit = Duration::from_millis(600);

@@ -15,7 +15,10 @@ fn shake_with(
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap();
     let key = Key::from_secret(caller);
-    let caller = thread::spawn(move || present(&TcpStream::connect(address).unwrap(), &key, &body));
+    let caller = thread::spawn(move || {
+        let until = Instant::now() + HANDSHAKE;
+        present(&TcpStream::connect(address).unwrap(), &key, &body, until)
+    });
     let (stream, _) = server.accept().unwrap();
     let seen = answer(&stream, &Key::from_secret(listener), |hello| {
         match hello.world_size {

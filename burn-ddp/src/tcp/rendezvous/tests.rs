@@ -74,7 +74,8 @@ fn come_and_go(master: SocketAddr, rank: usize) {
     let stream = TcpStream::connect(master).unwrap();
     let own = third(rank);
     let hello = own.hello(Purpose::Register { port: 1 }, 0);
-    handshake::call(&stream, &own.key, &hello).unwrap();
+    let until = Instant::now() + HANDSHAKE;
+    handshake::call(&stream, &own.key, &hello, until).unwrap();
 }
 
 #[test]
