@@ -37,10 +37,12 @@ pub enum DdpError {
         /// The address.
         address: SocketAddr,
     },
-    /// A connection to the master (rank 0) could not be made in time.
-    #[error("no connection to the master at {address} within {after:?}: {problem}")]
+    /// A connection to the master (rank 0), or to another rank that had met it, could not be made in time.
+    #[error("no connection to {} at {address} within {after:?}: {problem}", whom(*rank))]
     Connect {
-        /// The master's address, or the place where it was looked for.
+        /// The rank that was called.
+        rank: usize,
+        /// Its address, or the place where it was looked for.
         address: String,
         /// How long it was attempted.
         after: Duration,
@@ -234,6 +236,14 @@ impl DdpError {
             context: context.into(),
             source: Arc::new(source),
         }
+    }
+}
+
+/// The rank that was called, for the text of an error.
+fn whom(rank: usize) -> String {
+    match rank {
+        0 => "the master".into(),
+        rank => format!("rank {rank}"),
     }
 }
 

@@ -140,6 +140,11 @@ impl Control {
         }
     }
 
+    /// The call of a communicator that this rank entered last.
+    pub(crate) fn doing(&self, communicator: u32) -> Option<Call> {
+        self.shared.state().joined.get(&communicator)?.doing
+    }
+
     pub(crate) fn fault(&self) -> Option<DdpError> {
         self.shared.state().fault.clone()
     }

@@ -200,7 +200,9 @@ impl Transport for Mesh {
         members: &[usize],
         deadline: Deadline,
     ) -> Result<Box<dyn Transport>, DdpError> {
-        let lanes = self.job.connect(id, members, deadline)?;
+        // The ranks have just agreed on the number in it.
+        let call = self.job.control.doing(self.communicator);
+        let lanes = self.job.connect(id, members, call, deadline)?;
         let mesh = Self::new(self.job.clone(), id, lanes);
         Ok(Box::new(mesh.map_err(|error| self.job.unprepared(error))?))
     }

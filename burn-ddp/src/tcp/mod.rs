@@ -21,7 +21,7 @@ use self::{
     rendezvous::{Met, Unlinked},
 };
 use crate::{
-    DdpError,
+    Call, DdpError,
     transport::{Deadline, Transport},
 };
 
@@ -67,7 +67,7 @@ fn connect_mesh(
     let control = control(&own, &mut met, deadline)?;
     let job = Arc::new(Job { own, met, control });
     let everyone: Vec<usize> = (0..world_size).collect();
-    let lanes = job.connect(0, &everyone, deadline)?;
+    let lanes = job.connect(0, &everyone, None, deadline)?;
     let mesh = Mesh::new(job.clone(), 0, lanes);
     mesh.map_err(|error| job.unprepared(error))
 }
@@ -77,7 +77,12 @@ fn connect_mesh(
 fn control(own: &Identity, met: &mut Met, deadline: Deadline) -> Result<Control, DdpError> {
     let failed = |error| DdpError::io("starting the control thread", error);
     let star = Control::start(own.rank, std::mem::take(&mut met.star)).map_err(failed)?;
-    let links = Links { own, met, deadline };
+    let links = Links {
+        own,
+        met,
+        call: None,
+        deadline,
+    };
     let connect = |peer| -> Result<(usize, TcpStream), DdpError> {
         let stream = links.connect(peer, CONTROL, 0, || star.fault().is_some());
         Ok((peer, stream.map_err(|error| star.fail(error))?))
@@ -90,6 +95,7 @@ fn control(own: &Identity, met: &mut Met, deadline: Deadline) -> Result<Control,
         _ => {
             star.say_goodbye();
             let late = DdpError::Connect {
+                rank: 0,
                 address: met.addresses[0].to_string(),
                 after: deadline.after,
                 problem: "other ranks are not connected yet".into(),
@@ -109,16 +115,18 @@ impl Job {
             .fail(DdpError::io("preparing connections", error))
     }
 
-    /// Connects the lanes of a new communicator. All its members make this call.
+    /// Connects the lanes of a new communicator, in a call of all its members, or as the job begins.
     fn connect(
         &self,
         communicator: u32,
         members: &[usize],
+        call: Option<Call>,
         deadline: Deadline,
     ) -> Result<Vec<Vec<TcpStream>>, DdpError> {
         let links = Links {
             own: &self.own,
             met: &self.met,
+            call,
             deadline,
         };
         let connect = |peer: usize| -> Result<Vec<TcpStream>, DdpError> {
@@ -142,6 +150,8 @@ impl Job {
 struct Links<'a> {
     own: &'a Identity,
     met: &'a Met,
+    /// The call that needs them. `None` while the job is being set up.
+    call: Option<Call>,
     deadline: Deadline,
 }
 
@@ -160,30 +170,51 @@ impl Links<'_> {
             let linked = rendezvous::link(address, key, &hello, self.deadline, interrupted);
             linked.map_err(|problem| match problem {
                 Unlinked::NoRoom(error) => error,
-                Unlinked::Because(problem) => DdpError::Aborted {
+                Unlinked::Refused(verdict) => DdpError::Aborted {
                     rank: self.own.rank,
-                    reason: format!("no connection to rank {peer} at {address}: {problem}"),
+                    reason: format!(
+                        "no connection to rank {peer} at {address}: {}",
+                        verdict.reason()
+                    ),
                 },
+                Unlinked::Late(problem) => {
+                    let why = format!("no connection to it at {address}: {problem}");
+                    let unreachable = DdpError::Connect {
+                        rank: peer,
+                        address: address.to_string(),
+                        after: self.deadline.after,
+                        problem,
+                    };
+                    self.late(peer, why, unreachable)
+                }
             })?
         } else {
             let acceptor = &self.met.acceptor;
             acceptor
                 .wait_link(peer, communicator, lane, self.deadline, interrupted)?
-                .ok_or_else(|| match communicator {
-                    CONTROL => self.missing(vec![peer]),
-                    _ => DdpError::Aborted {
-                        rank: self.own.rank,
-                        reason: format!(
-                            "rank {peer} did not connect within {:?}",
-                            self.deadline.after
-                        ),
-                    },
+                .ok_or_else(|| {
+                    let why = "it did not connect to this rank".into();
+                    self.late(peer, why, self.missing(vec![peer]))
                 })?
         };
         stream
             .set_nodelay(true)
             .map_err(|error| DdpError::io("preparing a connection", error))?;
         Ok(stream)
+    }
+
+    /// The error of a link that was not made in time: `at_start` while the job is being set up. The other end is to blame, as this
+    /// one has waited.
+    fn late(&self, peer: usize, why: String, at_start: DdpError) -> DdpError {
+        match self.call {
+            None => at_start,
+            Some(call) => DdpError::Timeout {
+                ranks: vec![peer],
+                call,
+                after: self.deadline.after,
+                why,
+            },
+        }
     }
 
     fn missing(&self, missing: Vec<usize>) -> DdpError {

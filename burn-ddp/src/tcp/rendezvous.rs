@@ -218,6 +218,7 @@ fn join(place: &Place, own: &Identity, deadline: Deadline) -> Result<Met, DdpErr
     loop {
         if deadline.left().is_none() {
             return Err(DdpError::Connect {
+                rank: 0,
                 address: place.describe(),
                 after: deadline.after,
                 problem,
@@ -351,8 +352,10 @@ fn register(
 pub(crate) enum Unlinked {
     /// There is no file descriptor left for it.
     NoRoom(DdpError),
-    /// The problem of the last attempt.
-    Because(String),
+    /// The other side refuses it.
+    Refused(Verdict),
+    /// The time is over, or the group has a fault. The problem of the last attempt.
+    Late(String),
 }
 
 /// Makes a link to a rank that already has the table, or will have it soon. A rank that has too many callers,
@@ -368,7 +371,7 @@ pub(crate) fn link(
     let mut problem = String::from("it took too long");
     loop {
         let Some(left) = deadline.left().filter(|_| !interrupted()) else {
-            return Err(Unlinked::Because(problem));
+            return Err(Unlinked::Late(problem));
         };
         let connected = match TcpStream::connect_timeout(&address, left.min(HANDSHAKE)) {
             Err(error) if descriptors::are_used_up(&error) => {
@@ -382,9 +385,7 @@ pub(crate) fn link(
         match attempt {
             Ok(stream) => return Ok(stream),
             Err(Failure::Refused(Verdict::Session)) => {}
-            Err(Failure::Refused(verdict)) => {
-                return Err(Unlinked::Because(verdict.reason().into()));
-            }
+            Err(Failure::Refused(verdict)) => return Err(Unlinked::Refused(verdict)),
             Err(Failure::Stranger(reason)) => problem = reason,
         }
         thread::sleep(pause);

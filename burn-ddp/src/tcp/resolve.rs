@@ -22,6 +22,7 @@ pub(super) fn resolve_in_time(
             Ok(addresses) => return Ok(addresses),
             Err(problem) if deadline.left().is_none() => {
                 return Err(DdpError::Connect {
+                    rank: 0,
                     address: format!("{host}:{port}"),
                     after: deadline.after,
                     problem,

@@ -56,6 +56,47 @@ fn a_rank_that_never_connects_is_missing() {
     }
 }
 
+/// Ranks 0 and 2 do not answer rank 1, whether they should call it or listen to it.
+#[test]
+fn whoever_is_not_there_for_a_link_is_named() {
+    let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = listen();
+    let key = Key::from_secret("s");
+    let own = Identity {
+        world_size: 3,
+        ..own(&key)
+    };
+    let met = Met {
+        acceptor: acceptor::Acceptor::start(listen(), own.clone()).unwrap(),
+        session: 7,
+        addresses: vec![silent.local_addr().unwrap(); 3],
+        star: Default::default(),
+    };
+    let call = crate::call::tests::barrier();
+    for peer in [0, 2] {
+        let error = |call| {
+            let deadline = Deadline::after(Duration::from_millis(300));
+            let links = Links {
+                own: &own,
+                met: &met,
+                call,
+                deadline,
+            };
+            links.connect(peer, 5, 0, || false).map(drop).unwrap_err()
+        };
+        match error(None) {
+            DdpError::MissingRanks { missing, .. } => assert_eq!((missing, peer), (vec![2], 2)),
+            DdpError::Connect { rank, .. } => assert_eq!((rank, peer), (0, 0)),
+            error => panic!("{error}"),
+        }
+        let DdpError::Timeout { ranks, why, .. } = error(Some(call)) else {
+            panic!("it is the duplicate that ends");
+        };
+        assert_eq!(ranks, [peer]);
+        assert!(why.contains("connect"), "{why}");
+    }
+}
+
 #[test]
 fn ranks_listen_on_loopback_only_where_all_are_on_one_machine_for_certain() {
     let place = |host: &str, local| Place::Address {
@@ -186,7 +227,7 @@ fn a_caller_gives_up_when_its_group_has_a_fault() {
     let limit = Deadline::after(Duration::from_secs(60));
     let interrupted = || start.elapsed() > Duration::from_millis(200);
     let unlinked = rendezvous::link(address, &key, &hello, limit, interrupted);
-    let Err(Unlinked::Because(problem)) = unlinked else {
+    let Err(Unlinked::Late(problem)) = unlinked else {
         panic!("{unlinked:?}");
     };
     assert!(problem.contains("refused"), "{problem}");

@@ -45,6 +45,7 @@ impl TorchStore {
                 Ok(stream) => break stream,
                 Err(error) if deadline.left().is_none() => {
                     return Err(DdpError::Connect {
+                        rank: 0,
                         address,
                         after: deadline.after,
                         problem: error.to_string(),

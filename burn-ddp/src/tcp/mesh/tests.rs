@@ -60,3 +60,31 @@ fn a_fault_ends_a_call_though_bytes_still_come() {
     let died = matches!(result, Err(DdpError::RankDied { rank: 2 }));
     assert!(died, "{result:?}");
 }
+
+#[test]
+fn a_rank_that_does_not_connect_for_a_duplicate_holds_it_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = tcp::Place::File(folder.path().join("master"));
+    let long = Deadline::after(Duration::from_secs(60));
+    let call = Call {
+        kind: CallKind::Duplicate,
+        ..barrier()
+    };
+    thread::scope(|scope| {
+        let connect = |rank| tcp::connect_mesh(&place, rank, 2, "s", 1, long).unwrap();
+        let other = scope.spawn(move || connect(1));
+        let mesh = connect(0);
+        let _other = other.join().unwrap();
+        // The call in which the ranks agree on a number.
+        mesh.exchange(&call, vec![], vec![], long).unwrap();
+        let short = Deadline::after(Duration::from_millis(200));
+        let result = mesh.duplicate(7, &[0, 1], short).map(drop);
+        let Err(DdpError::Timeout {
+            ranks, call: held, ..
+        }) = &result
+        else {
+            panic!("{result:?}");
+        };
+        assert_eq!((&ranks[..], held), (&[1][..], &call));
+    });
+}
