@@ -70,7 +70,10 @@ pub enum DdpError {
         reason: String,
     },
     /// A rank's process ended, or its connection broke.
-    #[error("rank {rank} died: its connections closed without a goodbye")]
+    #[error(
+        "rank {rank} died: its connections closed without a goodbye (killed, crashed, or ended before its last handle was \
+         dropped: `process::exit`, or a handle in a `static`)"
+    )]
     RankDied {
         /// The rank that died.
         rank: usize,

@@ -106,6 +106,23 @@ fn a_rank_that_leaves_early_is_named() {
     }
 }
 
+/// To the others it is as dead as one that was killed, and they say what else it may be.
+#[test]
+fn a_rank_that_exits_with_a_handle_counts_as_dead_and_the_error_says_why() {
+    let (_folder, url) = meeting_place();
+    let ranks = start("static", 2, &url, 30.0);
+    let results: Vec<_> = ranks
+        .into_iter()
+        .map(|rank| rank.finish(Duration::from_secs(20)))
+        .collect();
+    let output = &results[0].1;
+    assert!(output.contains("rank 1 died"), "{output}");
+    assert!(
+        output.contains("`process::exit`, or a handle in a `static`"),
+        "{output}"
+    );
+}
+
 /// As after loops of unequal lengths over a communicator, beside which the job goes on.
 #[test]
 fn a_rank_that_drops_a_communicator_has_left_it_and_is_not_dead() {

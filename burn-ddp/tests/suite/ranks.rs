@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
@@ -342,6 +343,16 @@ fn scenario_named(name: &str) -> Option<Scenario> {
                 return Ok("left".into());
             }
             group.barrier()?;
+            group.barrier()?;
+            Ok("stayed".into())
+        },
+        // What is in a `static` is never dropped.
+        "static" => |group| {
+            if group.rank() == 1 {
+                static GROUP: OnceLock<ProcessGroup> = OnceLock::new();
+                GROUP.get_or_init(|| group.clone());
+                std::process::exit(0);
+            }
             group.barrier()?;
             Ok("stayed".into())
         },
