@@ -9,7 +9,7 @@ use std::{
 use crate::{
     Backend, Call, CallKind, DdpError, ProcessGroup, environment,
     group::{Settings, TIMEOUT},
-    transport::{Deadline, Incoming, Outgoing, Transport},
+    transport::{Deadline, IF_LATE, Incoming, Outgoing, Transport},
 };
 
 /// Makes process groups whose ranks are threads of one process.
@@ -162,15 +162,17 @@ impl Local {
         call: &Call,
         waited_for: &[usize],
     ) -> (Vec<usize>, String) {
-        if call.kind == CallKind::Message {
-            return (waited_for.to_vec(), "the message did not come".into());
-        }
-        let is_late = |rank: &&usize| communicator.calls(**rank) <= call.sequence;
-        let late: Vec<usize> = waited_for.iter().filter(is_late).copied().collect();
-        match late.is_empty() {
-            true => (waited_for.to_vec(), "in the call, but too slow".into()),
-            false => (late, "not in this call yet".into()),
-        }
+        let (ranks, why) = if call.kind == CallKind::Message {
+            (waited_for.to_vec(), "the message did not come")
+        } else {
+            let is_late = |rank: &&usize| communicator.calls(**rank) <= call.sequence;
+            let late: Vec<usize> = waited_for.iter().filter(is_late).copied().collect();
+            match late.is_empty() {
+                true => (waited_for.to_vec(), "in the call, but too slow"),
+                false => (late, "not in this call yet"),
+            }
+        };
+        (ranks, format!("{why}{IF_LATE}"))
     }
 
     /// Copies or combines a received message, if it is the expected one.

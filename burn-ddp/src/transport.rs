@@ -66,6 +66,9 @@ fn fold_bytes<T: Element>(op: ReduceOp, into: &mut [u8], other: &[u8]) {
 /// A hundred years.
 pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
+/// What the explanation of a timeout by ranks that are alive ends with.
+pub(crate) const IF_LATE: &str = "; if it has reason to be late, raise the limit (`ProcessGroup::with_timeout`, `BURN_DDP_TIMEOUT`)";
+
 /// A time limit: when it ends, and how long it is, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {

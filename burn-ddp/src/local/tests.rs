@@ -25,7 +25,8 @@ fn messages_say_nothing_of_the_calls_of_all() {
     }
     let barrier = call(CallKind::Barrier, 0);
     let (late, why) = ranks[0].blame(&barrier, &[1]);
-    assert_eq!((&late[..], &why[..]), (&[1][..], "not in this call yet"));
+    let expected = format!("not in this call yet{IF_LATE}");
+    assert_eq!((late, why), (vec![1], expected));
 
     let incoming = vec![Incoming::copy::<u8>(1, &mut [])];
     let message = call(CallKind::Message, 0);
@@ -33,10 +34,8 @@ fn messages_say_nothing_of_the_calls_of_all() {
     let Err(DdpError::Timeout { ranks, why, .. }) = error else {
         panic!("nobody sent it");
     };
-    assert_eq!(
-        (&ranks[..], &why[..]),
-        (&[1][..], "the message did not come")
-    );
+    let expected = format!("the message did not come{IF_LATE}");
+    assert_eq!((ranks, why), (vec![1], expected));
 }
 
 #[test]

@@ -26,7 +26,10 @@ use self::{
     peer::{ABORT, GOODBYE, LEFT, LONGEST, Peer, calls, entry},
     watch::watch,
 };
-use crate::{Call, CallKind, DdpError, launch, transport::Deadline};
+use crate::{
+    Call, CallKind, DdpError, launch,
+    transport::{Deadline, IF_LATE},
+};
 
 /// How often a rank sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_millis(250);
@@ -229,14 +232,15 @@ impl Control {
                 .iter()
                 .map(|(rank, entered)| format!("rank {rank} has made {entered} calls so far"))
                 .collect();
-            let why = format!("alive, but not in this call yet ({})", calls.join(", "));
+            let calls = calls.join(", ");
+            let why = format!("alive, but not in this call yet ({calls}){IF_LATE}");
             return (late.into_iter().map(|(rank, _)| rank).collect(), why);
         }
         let why = match is_message {
             true => "alive, but the message did not come through",
             false => "alive and in the call, but too slow",
         };
-        (waited_for.to_vec(), why.into())
+        (waited_for.to_vec(), format!("{why}{IF_LATE}"))
     }
 }
 

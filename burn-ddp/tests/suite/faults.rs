@@ -282,6 +282,7 @@ fn a_late_rank_is_told_from_a_dead_one() {
         };
         assert_eq!((ranks.as_slice(), call.kind), (&[1][..], CallKind::Barrier));
         assert!(why.contains("not in this call yet"), "{why}");
+        assert!(why.contains("`ProcessGroup::with_timeout`"), "{why}");
     }
 }
 
