@@ -35,16 +35,7 @@ impl DistributedSampler {
         results: &[T],
     ) -> Result<Vec<T>, DdpError> {
         let all = group.all_gather_uneven(results)?;
-        let (place, expected) = (
-            (self.rank, self.world_size),
-            (group.rank(), group.world_size()),
-        );
-        if place != expected {
-            return Err(DdpError::InvalidArgument(format!(
-                "the sampler is that of rank {} of {}; expected rank {} of {}",
-                place.0, place.1, expected.0, expected.1
-            )));
-        }
+        self.check_place(group)?;
         let mut width = None;
         for (rank, results) in all.iter().enumerate() {
             let items = self.share(rank).saturating_sub(self.skip);

@@ -13,6 +13,7 @@ use burn::data::{dataset::Dataset, dataset::transform::SelectionDataset};
 
 use self::source::Source;
 pub use self::{loader::DistributedLoader, state::SamplerState};
+use crate::{DdpError, ProcessGroup};
 
 /// Divides the items of a dataset among the ranks, as PyTorch's `DistributedSampler` does.
 ///
@@ -224,10 +225,16 @@ impl DistributedSampler {
         SelectionDataset::from_indices_checked(dataset, self.indices())
     }
 
-    /// The rank that the items belong to, and the number of ranks.
-    #[cfg(feature = "train")]
-    pub(crate) fn place(&self) -> (usize, usize) {
-        (self.rank, self.world_size)
+    /// Checks that this is the sampler of this rank of the group.
+    pub(crate) fn check_place(&self, group: &ProcessGroup) -> Result<(), DdpError> {
+        let expected = (group.rank(), group.world_size());
+        match (self.rank, self.world_size) == expected {
+            true => Ok(()),
+            false => Err(DdpError::InvalidArgument(format!(
+                "the sampler is that of rank {} of {}; expected rank {} of {}",
+                self.rank, self.world_size, expected.0, expected.1
+            ))),
+        }
     }
 
     /// The number of a rank's items in a whole epoch.

@@ -31,13 +31,8 @@ impl<O> Share<O> {
         let (moved, sampler) = watch(|| loader.to_device(device));
         let loader = match &sampler {
             Some(sampler) => {
-                let place = sampler.lock().expect("no panic under lock").place();
-                if place != (rank, ranks) {
-                    return Err(DdpError::InvalidArgument(format!(
-                        "the loader's sampler is that of rank {} of {}; expected rank {rank} of {ranks}",
-                        place.0, place.1
-                    )));
-                }
+                let sampler = sampler.lock().expect("no panic under lock");
+                sampler.check_place(group)?;
                 moved
             }
             None if dealt || ranks == 1 => moved,

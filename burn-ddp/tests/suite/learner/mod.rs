@@ -254,7 +254,7 @@ fn a_loader_of_another_rank_is_refused() {
         let result = DdpStrategy::new(&group, device()).launch(training, learner);
         DdpStrategy::fault(&result).unwrap().to_string()
     });
-    let problem = "the loader's sampler is that of rank 0 of 2; expected rank 1 of 2";
+    let problem = "the sampler is that of rank 0 of 2; expected rank 1 of 2";
     assert!(faults[1].contains(problem), "{}", faults[1]);
     assert!(faults[0].starts_with("rank 1 aborted: "), "{}", faults[0]);
     assert!(faults[0].contains(problem), "{}", faults[0]);
