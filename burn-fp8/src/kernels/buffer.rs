@@ -333,6 +333,27 @@ mod tests {
         assert_eq!(MOST, 1_056_964_607, "as the README says");
     }
 
+    #[cfg(feature = "cpu")]
+    #[test]
+    fn a_copy_has_the_same_codes_in_the_same_layout() {
+        use burn::backend::ops::IntTensorOps;
+        use burn_cubecl::CubeBackend;
+        use burn_std::reader::try_read_sync;
+
+        let device = CubeDevice::Cpu(Default::default());
+        let client = device.client();
+        let mut handle = client.create_from_slice(&(0..32).collect::<Vec<u8>>());
+        handle.offset_start = Some(4);
+        // Two rows of 3 of 8 codes, transposed.
+        let layout = Metadata::new([3, 2], [1, 8]);
+        let tensor = CubeTensor::new(client, handle, layout, device, DType::U8);
+        let copy = copy_as_it_lies(&tensor);
+        assert_eq!(copy.meta, tensor.meta);
+        let data = try_read_sync(CubeBackend::int_into_data(copy)).unwrap();
+        let codes: Vec<u8> = data.unwrap().iter().collect();
+        assert_eq!(codes, [4, 12, 5, 13, 6, 14]);
+    }
+
     /// NCCL writes codes from another GPU into a handle that has exactly as many bytes as the tensor.
     #[cfg(feature = "cpu")]
     #[test]
