@@ -3,11 +3,15 @@
 use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 
 use crate::{ElementType, Flaw, ReduceOp};
 
 /// Which collective (or point-to-point) operation was called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display, VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
 #[allow(missing_docs)]
 #[repr(u8)]
 pub enum CallKind {
@@ -18,45 +22,12 @@ pub enum CallKind {
     AllGather = 4,
     ReduceScatter = 5,
     AllToAll = 6,
+    #[strum(to_string = "send/recv")]
     Message = 7,
     Duplicate = 8,
     Subgroup = 9,
     Backend = 10,
     AllGatherUneven = 11,
-}
-
-impl CallKind {
-    const ALL: [Self; 12] = [
-        Self::Barrier,
-        Self::Broadcast,
-        Self::Reduce,
-        Self::AllReduce,
-        Self::AllGather,
-        Self::ReduceScatter,
-        Self::AllToAll,
-        Self::Message,
-        Self::Duplicate,
-        Self::Subgroup,
-        Self::Backend,
-        Self::AllGatherUneven,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Barrier => "barrier",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::AllReduce => "all_reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Message => "send/recv",
-            Self::Duplicate => "duplicate",
-            Self::Subgroup => "subgroup",
-            Self::Backend => "backend",
-            Self::AllGatherUneven => "all_gather_uneven",
-        }
-    }
 }
 
 /// One call of one rank, as its messages carry it and errors show it.
@@ -87,7 +58,7 @@ pub(crate) const ABOUT_SHAPES: u32 = 1 << 31;
 impl Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let root = self.root & !ABOUT_SHAPES;
-        write!(f, "{}", self.kind.name())?;
+        write!(f, "{}", self.kind)?;
         if let Some(flaw) = self.flaw {
             return write!(f, " {flaw} #{}", self.sequence);
         }
@@ -172,13 +143,13 @@ impl Call {
         let code = |what: &str, at: usize| format!("unknown {what} {}", bytes[at]);
         let flaw = (bytes[7] & !BY_NCCL) >> FLAW;
         Ok(Self {
-            kind: *CallKind::ALL
+            kind: *CallKind::VARIANTS
                 .get(usize::from(bytes[5]))
                 .ok_or_else(|| code("operation", 5))?,
-            dtype: *ElementType::ALL
+            dtype: *ElementType::VARIANTS
                 .get(usize::from(bytes[6]))
                 .ok_or_else(|| code("element type", 6))?,
-            op: *ReduceOp::ALL
+            op: *ReduceOp::VARIANTS
                 .get(usize::from(bytes[7] & !(u8::MAX << FLAW)))
                 .ok_or_else(|| code("operator", 7))?,
             sequence: long(8),
@@ -188,7 +159,7 @@ impl Call {
             flaw: match flaw {
                 0 => None,
                 flaw => Some(
-                    *Flaw::ALL
+                    *Flaw::VARIANTS
                         .get(usize::from(flaw) - 1)
                         .ok_or_else(|| code("flaw", 7))?,
                 ),
@@ -205,24 +176,24 @@ pub(crate) mod tests {
     fn calls() -> impl Strategy<Value = Call> {
         (
             any::<u64>(),
-            0..CallKind::ALL.len(),
-            0..ElementType::ALL.len(),
-            0..ReduceOp::ALL.len(),
+            0..CallKind::VARIANTS.len(),
+            0..ElementType::VARIANTS.len(),
+            0..ReduceOp::VARIANTS.len(),
             any::<u64>(),
             any::<u32>(),
             any::<bool>(),
-            0..=Flaw::ALL.len(),
+            0..=Flaw::VARIANTS.len(),
         )
             .prop_map(
                 |(sequence, kind, dtype, op, len, root, by_nccl, flaw)| Call {
                     sequence,
-                    kind: CallKind::ALL[kind],
-                    dtype: ElementType::ALL[dtype],
-                    op: ReduceOp::ALL[op],
+                    kind: CallKind::VARIANTS[kind],
+                    dtype: ElementType::VARIANTS[dtype],
+                    op: ReduceOp::VARIANTS[op],
                     len,
                     root,
                     by_nccl,
-                    flaw: flaw.checked_sub(1).map(|flaw| Flaw::ALL[flaw]),
+                    flaw: flaw.checked_sub(1).map(|flaw| Flaw::VARIANTS[flaw]),
                 },
             )
     }
@@ -243,16 +214,16 @@ pub(crate) mod tests {
 
     #[test]
     fn codes_are_positions() {
-        for (code, kind) in CallKind::ALL.iter().enumerate() {
+        for (code, kind) in CallKind::VARIANTS.iter().enumerate() {
             assert_eq!(*kind as usize, code);
         }
-        for (code, dtype) in ElementType::ALL.iter().enumerate() {
+        for (code, dtype) in ElementType::VARIANTS.iter().enumerate() {
             assert_eq!(*dtype as usize, code);
         }
-        for (code, op) in ReduceOp::ALL.iter().enumerate() {
+        for (code, op) in ReduceOp::VARIANTS.iter().enumerate() {
             assert_eq!(*op as usize, code);
         }
-        for (position, flaw) in Flaw::ALL.iter().enumerate() {
+        for (position, flaw) in Flaw::VARIANTS.iter().enumerate() {
             assert_eq!(*flaw as usize, position + 1);
         }
     }

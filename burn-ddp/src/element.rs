@@ -1,13 +1,17 @@
 //! What can be reduced: element types and reduction operators.
 
-use std::fmt::{self, Debug, Display};
+use std::fmt::Debug;
 
 use bytemuck::Pod;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
+use strum::{Display, VariantArray};
 
 /// How the values of all ranks are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
 #[repr(u8)]
 pub enum ReduceOp {
     /// The sum. Integers wrap around.
@@ -22,24 +26,11 @@ pub enum ReduceOp {
     Product = 4,
 }
 
-impl ReduceOp {
-    pub(crate) const ALL: [Self; 5] = [Self::Sum, Self::Mean, Self::Min, Self::Max, Self::Product];
-}
-
-impl Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sum => "sum",
-            Self::Mean => "mean",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Product => "product",
-        })
-    }
-}
-
 /// A type of element that a message can hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
 #[allow(missing_docs)]
 #[repr(u8)]
 pub enum ElementType {
@@ -58,30 +49,9 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    pub(crate) const ALL: [Self; 12] = [
-        Self::U8,
-        Self::I8,
-        Self::U16,
-        Self::I16,
-        Self::U32,
-        Self::I32,
-        Self::U64,
-        Self::I64,
-        Self::F16,
-        Self::BF16,
-        Self::F32,
-        Self::F64,
-    ];
-
     /// Whether means can be taken.
     pub(crate) fn is_float(self) -> bool {
         matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64)
-    }
-}
-
-impl Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Display::fmt(&format!("{self:?}").to_lowercase(), f)
     }
 }
 

@@ -69,10 +69,11 @@ pub(super) fn operator(op: ReduceOp) -> c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use strum::VariantArray;
 
     #[test]
     fn types_that_nccl_lacks_travel_as_bytes_and_are_not_reduced() {
-        for dtype in ElementType::ALL {
+        for &dtype in ElementType::VARIANTS {
             let moved = on_wire(dtype, false).expect("every type can be moved");
             let short = matches!(dtype, ElementType::I16 | ElementType::U16);
             assert_eq!(on_wire(dtype, true), (!short).then_some(moved));

@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use strum::FromRepr;
+
 use crate::transport::Deadline;
 
 /// How long a handshake may take.
@@ -133,7 +135,8 @@ impl Hello {
 }
 
 /// The listener's answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
+#[repr(u8)]
 pub(crate) enum Verdict {
     Welcome,
     Version,
@@ -147,18 +150,6 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    const ALL: [Self; 9] = [
-        Self::Welcome,
-        Self::Version,
-        Self::Secret,
-        Self::WorldSize,
-        Self::RankRange,
-        Self::DuplicateRank,
-        Self::Session,
-        Self::Sockets,
-        Self::Begun,
-    ];
-
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Welcome => "it was welcome",
@@ -232,8 +223,7 @@ fn present(
 
     let mut answer = [0; 1 + MAC];
     read_exact(stream, &mut answer, deadline)?;
-    let verdict = *Verdict::ALL
-        .get(usize::from(answer[0]))
+    let verdict = Verdict::from_repr(answer[0])
         .ok_or_else(|| Failure::Stranger("the listener's answer makes no sense".into()))?;
     // The signature of a refusal cannot be checked if the listener has another secret.
     if verdict == Verdict::Secret {
@@ -277,10 +267,7 @@ pub(crate) fn answer(
     } else {
         hello.as_ref().map_or_else(|verdict| *verdict, judge)
     };
-    let code = [Verdict::ALL
-        .iter()
-        .position(|known| *known == verdict)
-        .expect("every verdict is listed") as u8];
+    let code = [verdict as u8];
     let mut reply = code.to_vec();
     reply.extend_from_slice(key.sign("listener", &[theirs, &code]).as_bytes());
     write_all(stream, &reply, deadline)?;
