@@ -89,12 +89,36 @@ pub(super) fn chunks(sizes: &[usize], limit: usize) -> Vec<Range<usize>> {
     chunks
 }
 
-/// Reads the tensors of a chunk from a model that it visits, or replaces those of a model that it maps.
-struct Travel<'a> {
+/// Tells which tensors of a model travel in a chunk.
+struct Places<'a> {
     sizes: &'a [usize],
     chunk: Range<usize>,
     /// The position of the next tensor.
     place: usize,
+}
+
+impl<'a> Places<'a> {
+    fn new(sizes: &'a [usize], chunk: Range<usize>) -> Self {
+        let place = 0;
+        Self {
+            sizes,
+            chunk,
+            place,
+        }
+    }
+
+    /// The size of the next tensor in bytes, if it travels in this chunk.
+    fn next(&mut self) -> Option<usize> {
+        let place = self.place;
+        self.place += 1;
+        let size = self.chunk.contains(&place).then(|| self.sizes[place])?;
+        (size > 0).then_some(size)
+    }
+}
+
+/// Reads the tensors of a chunk from a model that it visits, or replaces those of a model that it maps.
+struct Travel<'a> {
+    places: Places<'a>,
     bytes: Vec<u8>,
     /// The number of bytes that have been filled or used so far.
     done: usize,
@@ -104,10 +128,8 @@ struct Travel<'a> {
 impl<'a> Travel<'a> {
     fn new(sizes: &'a [usize], chunk: Range<usize>) -> Self {
         Self {
-            sizes,
-            place: 0,
             bytes: vec![0; sizes[chunk.clone()].iter().sum()],
-            chunk,
+            places: Places::new(sizes, chunk),
             done: 0,
             error: None,
         }
@@ -115,14 +137,10 @@ impl<'a> Travel<'a> {
 
     /// The bytes of the next tensor, if it travels in this chunk.
     fn next(&mut self) -> Option<&mut [u8]> {
-        let place = self.place;
-        self.place += 1;
-        let travels = self.chunk.contains(&place) && self.sizes[place] > 0;
-        travels.then(|| {
-            let start = self.done;
-            self.done += self.sizes[place];
-            &mut self.bytes[start..self.done]
-        })
+        let size = self.places.next()?;
+        let start = self.done;
+        self.done += size;
+        Some(&mut self.bytes[start..self.done])
     }
 
     fn send<E: Display>(&mut self, read: impl FnOnce() -> Result<TensorData, E>) {

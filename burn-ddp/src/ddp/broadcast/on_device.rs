@@ -1,6 +1,6 @@
 //! The same with a separate call for each tensor, so that no tensor leaves its device.
 
-use std::{any::Any, ops::Range};
+use std::any::Any;
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
@@ -10,7 +10,7 @@ use burn::{
     },
 };
 
-use super::{CHUNK, Part, chunks};
+use super::{CHUNK, Part, Places, chunks};
 use crate::{DdpError, ProcessGroup, TensorOp, ddp::parameters::Signature};
 
 /// Replaces the tensors of a model, or a part of them, by those of rank 0.
@@ -49,30 +49,6 @@ pub(super) fn in_chunks<M: Module>(
     Ok(model)
 }
 
-/// Tells which tensors of a model travel in a chunk.
-struct Places<'a> {
-    sizes: &'a [usize],
-    chunk: Range<usize>,
-    place: usize,
-}
-
-impl<'a> Places<'a> {
-    fn new(sizes: &'a [usize], chunk: Range<usize>) -> Self {
-        Self {
-            sizes,
-            chunk,
-            place: 0,
-        }
-    }
-
-    /// Whether the next tensor travels in this chunk.
-    fn next(&mut self) -> bool {
-        let place = self.place;
-        self.place += 1;
-        self.chunk.contains(&place) && self.sizes[place] > 0
-    }
-}
-
 /// A call that returns the tensor of rank 0.
 type Call = Box<dyn FnOnce(&ProcessGroup) -> Result<Box<dyn Any>, DdpError>>;
 
@@ -87,7 +63,7 @@ impl Sender<'_> {
     where
         K: Numeric + Autodiff + 'static,
     {
-        if self.places.next() {
+        if self.places.next().is_some() {
             let own = own().without_autodiff();
             self.calls.push(Box::new(move |group| {
                 let received = group.collective(TensorOp::Broadcast { root: 0 }, own)?;
@@ -120,11 +96,9 @@ struct Receiver<'a> {
 impl Receiver<'_> {
     /// Rank 0's version of the next tensor, if it is in this chunk.
     fn next<const D: usize, K: Numeric + 'static>(&mut self) -> Option<Tensor<D, K>> {
-        let travels = self.places.next();
-        travels.then(|| {
-            let received = self.received.next().expect("one for each that travels");
-            *received.downcast().expect("the same order")
-        })
+        self.places.next()?;
+        let received = self.received.next().expect("one for each that travels");
+        Some(*received.downcast().expect("the same order"))
     }
 }
 
