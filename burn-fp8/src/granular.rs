@@ -31,7 +31,7 @@ pub(crate) fn quantize<B: Backend, P: Provider<B>>(
     (codes, scale)
 }
 
-/// See [`Fp8Ops::fp8_dequantize_blocks`](crate::Fp8Ops::fp8_dequantize_blocks).
+/// [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize) with several scales.
 pub(crate) fn dequantize<B: Backend, P: Provider<B>>(
     codes: IntTensor<B>,
     scale: FloatTensor<B>,
@@ -40,35 +40,39 @@ pub(crate) fn dequantize<B: Backend, P: Provider<B>>(
     dtype: FloatDType,
 ) -> FloatTensor<B> {
     let shape = codes.shape();
-    let values = P::dequantize(codes, unit::<B>(&scale), format, FloatDType::F32);
+    let (whole, f32) = (Granularity::Tensor, FloatDType::F32);
+    let values = P::dequantize(codes, unit::<B>(&scale), whole, format, f32);
     let values = B::float_div(values, stretch::<B>(scale, granularity, &shape));
     B::float_cast(values, dtype)
 }
 
-/// See [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks).
+/// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) with several scales on at least one side.
 pub(crate) fn matmul<B: Backend, P: Provider<B>>(
     lhs: IntTensor<B>,
     rhs: IntTensor<B>,
     lhs_scale: FloatTensor<B>,
     rhs_scale: FloatTensor<B>,
     bias: Bias<B>,
-    [lhs_granularity, rhs_granularity]: [Granularity; 2],
     spec: MatmulSpec,
 ) -> FloatTensor<B> {
     let (left, right) = (lhs.shape(), rhs.shape());
     let rank = left.num_dims();
     let [rows, inner, columns] = [left[rank - 2], left[rank - 1], right[rank - 1]];
     let one = unit::<B>(&lhs_scale);
+    let whole = spec.with_granularities([Granularity::Tensor; 2]);
     // If the inner dimension is 0, there may be no scales, and there is nothing to scale.
     if inner == 0 {
-        return P::matmul(lhs, rhs, one.clone(), one, bias, spec);
+        return P::matmul(lhs, rhs, one.clone(), one, bias, whole);
     }
     let raw = MatmulSpec {
         output: FloatDType::F32,
-        ..spec
+        ..whole
     };
+    let [lhs_granularity, rhs_granularity] = spec.granularities;
+    let lhs_scale = of_rank::<B>(lhs_scale, lhs_granularity, rank);
+    let rhs_scale = of_rank::<B>(rhs_scale, rhs_granularity, rank);
     // For each block of the inner dimension: multiply the codes, then scale the partial sum in f32.
-    let step = scaled_together([lhs_granularity, rhs_granularity]).unwrap_or(inner);
+    let step = scaled_together(spec.granularities).unwrap_or(inner);
     let mut sum: Option<FloatTensor<B>> = None;
     for start in (0..inner).step_by(step) {
         let range = start..(start + step).min(inner);
@@ -121,6 +125,18 @@ fn gcd(a: usize, b: usize) -> usize {
 /// A scale of 1.
 fn unit<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_ones(Shape::new([1]), &like.device(), FloatDType::F32)
+}
+
+/// Scales with `rank` dimensions. Only a single scale may have another number.
+fn of_rank<B: Backend>(
+    scale: FloatTensor<B>,
+    granularity: Granularity,
+    rank: usize,
+) -> FloatTensor<B> {
+    match granularity {
+        Granularity::Tensor => B::float_reshape(scale, Shape::from(vec![1; rank])),
+        _ => scale,
+    }
 }
 
 /// The maximum of every `size` neighbors along `dim`; of the whole dimension for `None`.

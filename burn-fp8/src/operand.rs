@@ -123,28 +123,9 @@ impl<B: Backend + Fp8Ops> Operand<B> {
     }
 
     fn matmul_by(self, spec: MatmulSpec, rhs: Self, bias: Bias<B>) -> FloatTensor<B> {
-        let columns = swapped::<B>(rhs.transposed.clone());
-        match [self.granularity, rhs.granularity] {
-            [Granularity::Tensor, Granularity::Tensor] => {
-                B::fp8_matmul(self.codes, columns, self.scale, rhs.scale, bias, spec)
-            }
-            granularities => {
-                let [left, right] = [self.block_scale(), rhs.block_scale()];
-                B::fp8_matmul_blocks(self.codes, columns, left, right, bias, granularities, spec)
-            }
-        }
-    }
-
-    /// The scales, with as many dimensions as the codes.
-    fn block_scale(&self) -> FloatTensor<B> {
-        let scale = self.scale.clone();
-        match self.granularity {
-            Granularity::Tensor => {
-                let rank = self.codes.shape().num_dims();
-                B::float_reshape(scale, Shape::from(vec![1; rank]))
-            }
-            _ => scale,
-        }
+        let spec = spec.with_granularities([self.granularity, rhs.granularity]);
+        let columns = swapped::<B>(rhs.transposed);
+        B::fp8_matmul(self.codes, columns, self.scale, rhs.scale, bias, spec)
     }
 }
 

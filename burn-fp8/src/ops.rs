@@ -9,6 +9,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{FloatDType, Shape};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Fp8Cast, Fp8Format, Granularity, Operand, granular,
@@ -38,7 +39,7 @@ impl<B: Backend> Bias<B> {
     }
 }
 
-/// The formats, the output dtype and the precision of [`Fp8Ops::fp8_matmul`].
+/// The formats, the granularities, the output dtype and the precision of [`Fp8Ops::fp8_matmul`].
 ///
 /// ```
 /// use burn::tensor::FloatDType;
@@ -48,12 +49,14 @@ impl<B: Backend> Bias<B> {
 /// assert!(!spec.fast_accumulation);
 /// assert!(spec.with_fast_accumulation(true).fast_accumulation);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MatmulSpec {
     /// Format of the left side's codes.
     pub lhs: Fp8Format,
     /// Format of the right side's codes.
     pub rhs: Fp8Format,
+    /// Which elements of each side share a scale.
+    pub granularities: [Granularity; 2],
     /// Dtype of the product: F32, BF16 or F16.
     pub output: FloatDType,
     /// Whether the whole sum may stay in the tensor cores' own precision (about 14 bits on Hopper), for speed. Only cuBLASLt
@@ -62,13 +65,23 @@ pub struct MatmulSpec {
 }
 
 impl MatmulSpec {
-    /// A product whose sums are as precise as the device allows.
+    /// A product of sides with one scale each, whose sums are as precise as the device allows.
     pub fn new(lhs: Fp8Format, rhs: Fp8Format, output: FloatDType) -> Self {
         Self {
             lhs,
             rhs,
+            granularities: [Granularity::Tensor; 2],
             output,
             fast_accumulation: false,
+        }
+    }
+
+    /// Sets which elements of each side share a scale.
+    #[must_use]
+    pub fn with_granularities(self, granularities: [Granularity; 2]) -> Self {
+        Self {
+            granularities,
+            ..self
         }
     }
 
@@ -164,24 +177,24 @@ pub trait Fp8Ops: Backend {
         scale: FloatTensor<Self>,
         format: Fp8Format,
     ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
-        let rank = input.shape().num_dims();
-        let (codes, amax) = Self::fp8_quantize(input, scale, format);
-        let transposed = Self::int_swap_dims(codes.clone(), rank - 2, rank - 1);
-        (codes, transposed, amax)
+        portable::quantize_transposed::<Self, Native>(input, scale, format)
     }
 
-    /// The values of `codes` divided by `scale`.
+    /// The values of `codes` divided by their scales: one element in any shape, or the scales that
+    /// [`fp8_quantize_blocks`](Self::fp8_quantize_blocks) returns.
     fn fp8_dequantize(
         codes: IntTensor<Self>,
         scale: FloatTensor<Self>,
+        granularity: Granularity,
         format: Fp8Format,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        portable::dequantize::<Self>(codes, scale, format, dtype)
+        portable::dequantize::<Self, Native>(codes, scale, granularity, format, dtype)
     }
 
     /// The matrix product of two code tensors of equal rank, with batch dimensions broadcast: summed in f32, divided by both
-    /// scales, plus the bias.
+    /// sides' scales (as those of [`fp8_dequantize`](Self::fp8_dequantize)), plus the bias. Scales that change along the inner
+    /// dimension are applied to the partial sum of each block, and the results are added in f32.
     fn fp8_matmul(
         lhs: IntTensor<Self>,
         rhs: IntTensor<Self>,
@@ -190,7 +203,7 @@ pub trait Fp8Ops: Backend {
         #[extension_type] bias: Bias<Self>,
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
-        portable::matmul::<Self>(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
+        portable::matmul::<Self, Native>(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
     }
 
     /// [`fp8_matmul`](Self::fp8_matmul), and the amax of the returned product (of shape `[1]`).
@@ -202,9 +215,7 @@ pub trait Fp8Ops: Backend {
         #[extension_type] bias: Bias<Self>,
         spec: MatmulSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let product = Self::fp8_matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
-        let amax = Self::fp8_amax(product.clone());
-        (product, amax)
+        portable::matmul_amax::<Self, Native>(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
     }
 
     /// One step of delayed scaling: puts `amax` (`[1]`) into `history` (`[length]`) and returns the new history and the new scale
@@ -225,31 +236,6 @@ pub trait Fp8Ops: Backend {
         cast: Fp8Cast,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
         granular::quantize::<Self, Native>(input, cast)
-    }
-
-    /// The inverse of [`fp8_quantize_blocks`](Self::fp8_quantize_blocks).
-    fn fp8_dequantize_blocks(
-        codes: IntTensor<Self>,
-        scale: FloatTensor<Self>,
-        granularity: Granularity,
-        format: Fp8Format,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        granular::dequantize::<Self, Native>(codes, scale, granularity, format, dtype)
-    }
-
-    /// [`fp8_matmul`](Self::fp8_matmul) for operands with scales of any granularity. Scales that change along the inner dimension
-    /// are applied to the partial sum of each block, and the results are added in f32.
-    fn fp8_matmul_blocks(
-        lhs: IntTensor<Self>,
-        rhs: IntTensor<Self>,
-        lhs_scale: FloatTensor<Self>,
-        rhs_scale: FloatTensor<Self>,
-        #[extension_type] bias: Bias<Self>,
-        granularities: [Granularity; 2],
-        spec: MatmulSpec,
-    ) -> FloatTensor<Self> {
-        granular::matmul::<Self, Native>(lhs, rhs, lhs_scale, rhs_scale, bias, granularities, spec)
     }
 
     /// The product of `input` (`[rows, d_input]`), which is cast with `input_scale`, and a weight (`[d_input, d_output]`), which

@@ -9,8 +9,8 @@ use burn::backend::{
 use burn::tensor::{BoolDType, FloatDType, IntDType, Shape, Slice, TensorData};
 
 use crate::{
-    Fp8Format,
-    ops::{Bias, MatmulSpec},
+    Bias, Fp8Format, Granularity, MatmulSpec, granular,
+    provider::Provider,
     recipe::{AmaxCompute, ScaleUpdate},
 };
 
@@ -38,14 +38,10 @@ pub(crate) fn amax<B: Backend>(input: FloatTensor<B>) -> FloatTensor<B> {
         return B::float_zeros(Shape::new([1]), &input.device(), FloatDType::F32);
     }
     let magnitude = B::float_abs(f32::<B>(input));
-    nan_max::<B>(magnitude)
-}
-
-/// The maximum of non-negative numbers; NaN if one of them is NaN.
-pub(crate) fn nan_max<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let mask = is_nan::<B>(&tensor);
-    let dtype = bool_dtype::<B>(&tensor);
-    let clean = B::float_mask_fill(tensor, mask.clone(), 0f32.into());
+    let mask = is_nan::<B>(&magnitude);
+    let dtype = bool_dtype::<B>(&magnitude);
+    // Not every backend's maximum is NaN if one of the numbers is.
+    let clean = B::float_mask_fill(magnitude, mask.clone(), 0f32.into());
     let max = B::float_reshape(B::float_max(clean), Shape::new([1]));
     let count = B::float_sum(B::bool_into_float(mask, FloatDType::F32));
     let any = B::float_greater_elem(count, 0f32.into(), dtype);
@@ -106,14 +102,13 @@ pub(crate) fn quantize<B: Backend>(
 }
 
 /// See [`Fp8Ops::fp8_quantize_transposed`](crate::Fp8Ops::fp8_quantize_transposed).
-#[cfg(feature = "remote")]
-pub(crate) fn quantize_transposed<B: Backend>(
+pub(crate) fn quantize_transposed<B: Backend, P: Provider<B>>(
     input: FloatTensor<B>,
     scale: FloatTensor<B>,
     format: Fp8Format,
 ) -> (IntTensor<B>, IntTensor<B>, FloatTensor<B>) {
     let rank = input.shape().num_dims();
-    let (codes, amax) = quantize::<B>(input, scale, format);
+    let (codes, amax) = P::quantize(input, scale, format);
     let transposed = B::int_swap_dims(codes.clone(), rank - 2, rank - 1);
     (codes, transposed, amax)
 }
@@ -171,12 +166,16 @@ fn round_ties_even<B: Backend>(value: FloatTensor<B>) -> FloatTensor<B> {
 }
 
 /// See [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize).
-pub(crate) fn dequantize<B: Backend>(
+pub(crate) fn dequantize<B: Backend, P: Provider<B>>(
     codes: IntTensor<B>,
     scale: FloatTensor<B>,
+    granularity: Granularity,
     format: Fp8Format,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
+    if granularity != Granularity::Tensor {
+        return granular::dequantize::<B, P>(codes, scale, granularity, format, dtype);
+    }
     let values = decode::<B>(codes, format);
     let inverse = broadcast::<B>(B::float_recip(scale), &values.shape());
     B::float_cast(B::float_mul(values, inverse), dtype)
@@ -196,7 +195,7 @@ fn decode<B: Backend>(codes: IntTensor<B>, format: Fp8Format) -> FloatTensor<B> 
 }
 
 /// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
-pub(crate) fn matmul<B: Backend>(
+pub(crate) fn matmul<B: Backend, P: Provider<B>>(
     lhs: IntTensor<B>,
     rhs: IntTensor<B>,
     lhs_scale: FloatTensor<B>,
@@ -204,6 +203,9 @@ pub(crate) fn matmul<B: Backend>(
     bias: Bias<B>,
     spec: MatmulSpec,
 ) -> FloatTensor<B> {
+    if spec.granularities != [Granularity::Tensor; 2] {
+        return granular::matmul::<B, P>(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+    }
     let lhs = decode::<B>(lhs, spec.lhs);
     let rhs = decode::<B>(rhs, spec.rhs);
     let product = f32::<B>(B::float_matmul(lhs, rhs));
@@ -218,8 +220,7 @@ pub(crate) fn matmul<B: Backend>(
 }
 
 /// See [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax).
-#[cfg(feature = "remote")]
-pub(crate) fn matmul_amax<B: Backend>(
+pub(crate) fn matmul_amax<B: Backend, P: Provider<B>>(
     lhs: IntTensor<B>,
     rhs: IntTensor<B>,
     lhs_scale: FloatTensor<B>,
@@ -227,8 +228,8 @@ pub(crate) fn matmul_amax<B: Backend>(
     bias: Bias<B>,
     spec: MatmulSpec,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let product = matmul::<B>(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
-    let amax = amax::<B>(product.clone());
+    let product = P::matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+    let amax = P::amax(product.clone());
     (product, amax)
 }
 

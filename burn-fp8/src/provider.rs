@@ -53,21 +53,22 @@ providers! {
     quantize_transposed(
         input: FloatTensor<B>, scale: FloatTensor<B>, format: Fp8Format
     ) -> (IntTensor<B>, IntTensor<B>, FloatTensor<B>)
-        = fp8_quantize_transposed, portable::quantize_transposed::<B>;
+        = fp8_quantize_transposed, portable::quantize_transposed::<B, Portable>;
     dequantize(
-        codes: IntTensor<B>, scale: FloatTensor<B>, format: Fp8Format, dtype: FloatDType
+        codes: IntTensor<B>, scale: FloatTensor<B>, granularity: Granularity, format: Fp8Format,
+        dtype: FloatDType
     ) -> FloatTensor<B>
-        = fp8_dequantize, portable::dequantize::<B>;
+        = fp8_dequantize, portable::dequantize::<B, Portable>;
     matmul(
         lhs: IntTensor<B>, rhs: IntTensor<B>, lhs_scale: FloatTensor<B>,
         rhs_scale: FloatTensor<B>, bias: Bias<B>, spec: MatmulSpec
     ) -> FloatTensor<B>
-        = fp8_matmul, portable::matmul::<B>;
+        = fp8_matmul, portable::matmul::<B, Portable>;
     matmul_amax(
         lhs: IntTensor<B>, rhs: IntTensor<B>, lhs_scale: FloatTensor<B>,
         rhs_scale: FloatTensor<B>, bias: Bias<B>, spec: MatmulSpec
     ) -> (FloatTensor<B>, FloatTensor<B>)
-        = fp8_matmul_amax, portable::matmul_amax::<B>;
+        = fp8_matmul_amax, portable::matmul_amax::<B, Portable>;
     update_scale(
         history: FloatTensor<B>, scale: FloatTensor<B>, amax: FloatTensor<B>, update: ScaleUpdate
     ) -> (FloatTensor<B>, FloatTensor<B>)
@@ -76,15 +77,4 @@ providers! {
         input: FloatTensor<B>, cast: Fp8Cast
     ) -> (IntTensor<B>, FloatTensor<B>)
         = fp8_quantize_blocks, granular::quantize::<B, Portable>;
-    dequantize_blocks(
-        codes: IntTensor<B>, scale: FloatTensor<B>, granularity: Granularity, format: Fp8Format,
-        dtype: FloatDType
-    ) -> FloatTensor<B>
-        = fp8_dequantize_blocks, granular::dequantize::<B, Portable>;
-    matmul_blocks(
-        lhs: IntTensor<B>, rhs: IntTensor<B>, lhs_scale: FloatTensor<B>,
-        rhs_scale: FloatTensor<B>, bias: Bias<B>, granularities: [Granularity; 2],
-        spec: MatmulSpec
-    ) -> FloatTensor<B>
-        = fp8_matmul_blocks, granular::matmul::<B, Portable>;
 }

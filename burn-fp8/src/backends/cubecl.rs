@@ -44,10 +44,14 @@ impl Fp8Ops for CubeBackend {
     fn fp8_dequantize(
         codes: IntTensor<Self>,
         scale: FloatTensor<Self>,
+        granularity: Granularity,
         format: Fp8Format,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        kernels::dequantize(codes, scale, format, dtype)
+        match granularity {
+            Granularity::Tensor => kernels::dequantize(codes, scale, format, dtype),
+            _ => kernels::dequantize_blocks(codes, scale, granularity, format, dtype),
+        }
     }
 
     fn fp8_matmul(
@@ -58,7 +62,8 @@ impl Fp8Ops for CubeBackend {
         bias: Bias<Self>,
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
-        kernels::matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
+        let policy = kernels::matmul_policy();
+        kernels::matmul_by(policy, [lhs, rhs], [lhs_scale, rhs_scale], bias, spec)
     }
 
     fn fp8_matmul_amax(
@@ -69,7 +74,8 @@ impl Fp8Ops for CubeBackend {
         bias: Bias<Self>,
         spec: MatmulSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        kernels::matmul_amax(lhs, rhs, lhs_scale, rhs_scale, bias, spec)
+        let policy = kernels::matmul_policy();
+        kernels::matmul_amax_by(policy, [lhs, rhs], [lhs_scale, rhs_scale], bias, spec)
     }
 
     fn fp8_quantize_blocks(
@@ -79,34 +85,6 @@ impl Fp8Ops for CubeBackend {
         let by_columns =
             cast.granularity.is_summed_down() && kernels::products_read_along_sums(&input);
         kernels::quantize_blocks(input, cast, by_columns)
-    }
-
-    fn fp8_dequantize_blocks(
-        codes: IntTensor<Self>,
-        scale: FloatTensor<Self>,
-        granularity: Granularity,
-        format: Fp8Format,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        kernels::dequantize_blocks(codes, scale, granularity, format, dtype)
-    }
-
-    fn fp8_matmul_blocks(
-        lhs: IntTensor<Self>,
-        rhs: IntTensor<Self>,
-        lhs_scale: FloatTensor<Self>,
-        rhs_scale: FloatTensor<Self>,
-        bias: Bias<Self>,
-        granularities: [Granularity; 2],
-        spec: MatmulSpec,
-    ) -> FloatTensor<Self> {
-        kernels::matmul_blocks(
-            [lhs, rhs],
-            [lhs_scale, rhs_scale],
-            bias,
-            granularities,
-            spec,
-        )
     }
 
     fn fp8_update_scale(

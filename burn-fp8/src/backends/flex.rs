@@ -4,7 +4,12 @@ use burn::backend::{
 };
 use burn::tensor::FloatDType;
 
-use crate::{Bias, Fp8Format, Fp8Ops, MatmulSpec, flex, recipe::ScaleUpdate};
+use crate::{
+    Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec, flex, granular, portable, provider::Native,
+    recipe::ScaleUpdate,
+};
+
+const WHOLE: [Granularity; 2] = [Granularity::Tensor; 2];
 
 impl Fp8Ops for Flex {
     fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -30,10 +35,14 @@ impl Fp8Ops for Flex {
     fn fp8_dequantize(
         codes: IntTensor<Self>,
         scale: FloatTensor<Self>,
+        granularity: Granularity,
         format: Fp8Format,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        flex::dequantize(codes, &scale, format, dtype)
+        match granularity {
+            Granularity::Tensor => flex::dequantize(codes, &scale, format, dtype),
+            _ => granular::dequantize::<Self, Native>(codes, scale, granularity, format, dtype),
+        }
     }
 
     fn fp8_matmul(
@@ -44,7 +53,10 @@ impl Fp8Ops for Flex {
         bias: Bias<Self>,
         spec: MatmulSpec,
     ) -> FloatTensor<Self> {
-        flex::matmul(lhs, rhs, &lhs_scale, &rhs_scale, bias, spec)
+        match spec.granularities {
+            WHOLE => flex::matmul_amax(lhs, rhs, &lhs_scale, &rhs_scale, bias, spec).0,
+            _ => granular::matmul::<Self, Native>(lhs, rhs, lhs_scale, rhs_scale, bias, spec),
+        }
     }
 
     fn fp8_matmul_amax(
@@ -55,7 +67,10 @@ impl Fp8Ops for Flex {
         bias: Bias<Self>,
         spec: MatmulSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        flex::matmul_amax(lhs, rhs, &lhs_scale, &rhs_scale, bias, spec)
+        match spec.granularities {
+            WHOLE => flex::matmul_amax(lhs, rhs, &lhs_scale, &rhs_scale, bias, spec),
+            _ => portable::matmul_amax::<Self, Native>(lhs, rhs, lhs_scale, rhs_scale, bias, spec),
+        }
     }
 
     fn fp8_update_scale(

@@ -32,8 +32,9 @@ impl<B: FusionBackend + Fp8Ops> Operation<B::FusionRuntime> for Fp8Operation<B> 
 
 fn submit<B: FusionBackend + Fp8Ops, const N: usize>(
     client: &GlobalFusionClient<B::FusionRuntime>,
-    desc: CustomOpIr,
+    desc: custom::Description,
 ) -> [FusionTensor<B::FusionRuntime>; N] {
+    let desc = desc.with_ids(|| client.create_empty_handle());
     let operation = Fp8Operation::<B> {
         desc: desc.clone(),
         backend: PhantomData,

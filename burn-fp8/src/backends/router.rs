@@ -2,7 +2,7 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::FloatDType;
-use burn_ir::{BackendIr, CustomOpIr, OperationIr, OperationOutput};
+use burn_ir::{BackendIr, OperationIr, OperationOutput};
 use burn_router::{
     BackendRouter, CustomOpHandler, CustomOpRegistry, RouterChannel, RouterClient, RouterTensor,
 };
@@ -50,7 +50,11 @@ fn register<B: BackendIr>(
     }
 }
 
-fn submit<C: RouterClient, const N: usize>(client: &C, desc: CustomOpIr) -> [RouterTensor<C>; N] {
+fn submit<C: RouterClient, const N: usize>(
+    client: &C,
+    desc: custom::Description,
+) -> [RouterTensor<C>; N] {
+    let desc = desc.with_ids(|| client.create_empty_handle());
     client.register(OperationIr::Custom(desc)).outputs()
 }
 

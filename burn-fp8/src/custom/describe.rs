@@ -4,8 +4,8 @@ use burn::tensor::{DType, FloatDType, Shape};
 use burn_ir::{CustomOpIr, ScalarIr, TensorId, TensorIr};
 
 use super::{
-    AMAX, DEQUANTIZE, DEQUANTIZE_BLOCKS, MATMUL, MATMUL_AMAX, MATMUL_BLOCKS, QUANTIZE,
-    QUANTIZE_BLOCKS, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
+    AMAX, DEQUANTIZE, MATMUL, MATMUL_AMAX, QUANTIZE, QUANTIZE_BLOCKS, QUANTIZE_TRANSPOSED, SCALES,
+    UPDATE_SCALE,
     scalar::{dtype_ir, format_ir, granularity_ir, spec_ir},
 };
 use crate::{
@@ -13,64 +13,82 @@ use crate::{
     recipe::{AmaxCompute, ScaleUpdate},
 };
 
-pub(crate) fn amax(input: TensorIr, mut id: impl FnMut() -> TensorId) -> CustomOpIr {
-    let output = TensorIr::uninit(id(), Shape::new([1]), DType::F32);
-    CustomOpIr::with_scalars(AMAX, &[input], &[output], vec![])
+/// An op whose outputs have no ids yet.
+pub(crate) struct Description {
+    op: &'static str,
+    inputs: Vec<TensorIr>,
+    outputs: Vec<(Shape, DType)>,
+    scalars: Vec<ScalarIr>,
 }
 
-pub(crate) fn scales(
-    amax: TensorIr,
-    format: Fp8Format,
-    power_of_two: bool,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
-    let output = TensorIr::uninit(id(), amax.shape.clone(), DType::F32);
-    let scalars = vec![format_ir(format), ScalarIr::Bool(power_of_two)];
-    CustomOpIr::with_scalars(SCALES, &[amax], &[output], scalars)
+impl Description {
+    /// The op, with a new id for each output.
+    pub(crate) fn with_ids(self, mut id: impl FnMut() -> TensorId) -> CustomOpIr {
+        let outputs = self.outputs.into_iter();
+        let outputs = outputs.map(|(shape, dtype)| TensorIr::uninit(id(), shape, dtype));
+        let outputs: Vec<_> = outputs.collect();
+        CustomOpIr::with_scalars(self.op, &self.inputs, &outputs, self.scalars)
+    }
 }
 
-pub(crate) fn quantize(
-    input: TensorIr,
-    scale: TensorIr,
-    format: Fp8Format,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
-    let outputs = [
-        TensorIr::uninit(id(), input.shape.clone(), DType::U8),
-        TensorIr::uninit(id(), Shape::new([1]), DType::F32),
-    ];
-    CustomOpIr::with_scalars(QUANTIZE, &[input, scale], &outputs, vec![format_ir(format)])
+/// The description of an op.
+fn op(
+    op: &'static str,
+    inputs: impl Into<Vec<TensorIr>>,
+    outputs: impl Into<Vec<(Shape, DType)>>,
+    scalars: impl Into<Vec<ScalarIr>>,
+) -> Description {
+    Description {
+        op,
+        inputs: inputs.into(),
+        outputs: outputs.into(),
+        scalars: scalars.into(),
+    }
+}
+
+/// A scale or an amax.
+fn single() -> (Shape, DType) {
+    (Shape::new([1]), DType::F32)
+}
+
+pub(crate) fn amax(input: TensorIr) -> Description {
+    op(AMAX, [input], [single()], [])
+}
+
+pub(crate) fn scales(amax: TensorIr, format: Fp8Format, power_of_two: bool) -> Description {
+    let scales = (amax.shape.clone(), DType::F32);
+    let scalars = [format_ir(format), ScalarIr::Bool(power_of_two)];
+    op(SCALES, [amax], [scales], scalars)
+}
+
+pub(crate) fn quantize(input: TensorIr, scale: TensorIr, format: Fp8Format) -> Description {
+    let codes = (input.shape.clone(), DType::U8);
+    let outputs = [codes, single()];
+    op(QUANTIZE, [input, scale], outputs, [format_ir(format)])
 }
 
 pub(crate) fn quantize_transposed(
     input: TensorIr,
     scale: TensorIr,
     format: Fp8Format,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
-    let outputs = [
-        TensorIr::uninit(id(), input.shape.clone(), DType::U8),
-        TensorIr::uninit(id(), transposed(&input.shape), DType::U8),
-        TensorIr::uninit(id(), Shape::new([1]), DType::F32),
-    ];
-    let scalars = vec![format_ir(format)];
-    CustomOpIr::with_scalars(QUANTIZE_TRANSPOSED, &[input, scale], &outputs, scalars)
+) -> Description {
+    let codes = (input.shape.clone(), DType::U8);
+    let transposed = (transposed(&input.shape), DType::U8);
+    let (outputs, scalars) = ([codes, transposed, single()], [format_ir(format)]);
+    op(QUANTIZE_TRANSPOSED, [input, scale], outputs, scalars)
 }
 
 pub(crate) fn dequantize(
     codes: TensorIr,
     scale: TensorIr,
+    granularity: Granularity,
     format: Fp8Format,
     dtype: FloatDType,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
-    let output = TensorIr::uninit(id(), codes.shape.clone(), dtype.into());
-    CustomOpIr::with_scalars(
-        DEQUANTIZE,
-        &[codes, scale],
-        &[output],
-        vec![format_ir(format), dtype_ir(dtype)],
-    )
+) -> Description {
+    let values = (codes.shape.clone(), dtype.into());
+    let [rows, columns] = granularity_ir(granularity);
+    let scalars = [rows, columns, format_ir(format), dtype_ir(dtype)];
+    op(DEQUANTIZE, [codes, scale], [values], scalars)
 }
 
 /// The product, and its amax if `amax` is true.
@@ -80,17 +98,13 @@ pub(crate) fn matmul(
     bias: Option<TensorIr>,
     spec: MatmulSpec,
     amax: bool,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
+) -> Description {
     let shape = matmul_shape(&lhs.shape, &rhs.shape);
-    let mut outputs = vec![TensorIr::uninit(id(), shape, spec.output.into())];
-    if amax {
-        outputs.push(TensorIr::uninit(id(), Shape::new([1]), DType::F32));
-    }
-    let scalars = spec_ir(spec).to_vec();
+    let mut outputs = vec![(shape, spec.output.into())];
+    outputs.extend(amax.then(single));
     let inputs: Vec<_> = [lhs, rhs].into_iter().chain(scales).chain(bias).collect();
     let name = if amax { MATMUL_AMAX } else { MATMUL };
-    CustomOpIr::with_scalars(name, &inputs, &outputs, scalars)
+    op(name, inputs, outputs, spec_ir(spec))
 }
 
 pub(crate) fn update_scale(
@@ -98,67 +112,24 @@ pub(crate) fn update_scale(
     scale: TensorIr,
     amax: TensorIr,
     update: ScaleUpdate,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
-    let outputs = [
-        TensorIr::uninit(id(), history.shape.clone(), DType::F32),
-        TensorIr::uninit(id(), Shape::new([1]), DType::F32),
-    ];
-    let scalars = vec![
+) -> Description {
+    let outputs = [(history.shape.clone(), DType::F32), single()];
+    let scalars = [
         ScalarIr::Float(f64::from(update.fp8_max)),
         ScalarIr::Int(i64::from(update.margin)),
         ScalarIr::Bool(update.algorithm == AmaxCompute::Max),
     ];
-    CustomOpIr::with_scalars(UPDATE_SCALE, &[history, scale, amax], &outputs, scalars)
+    op(UPDATE_SCALE, [history, scale, amax], outputs, scalars)
 }
 
-pub(crate) fn quantize_blocks(
-    input: TensorIr,
-    cast: Fp8Cast,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
+pub(crate) fn quantize_blocks(input: TensorIr, cast: Fp8Cast) -> Description {
+    let codes = (input.shape.clone(), DType::U8);
     let scales = cast.granularity.scale_shape(&input.shape);
-    let outputs = [
-        TensorIr::uninit(id(), input.shape.clone(), DType::U8),
-        TensorIr::uninit(id(), scales.into(), DType::F32),
-    ];
     let [rows, columns] = granularity_ir(cast.granularity);
-    let scalars = vec![
-        rows,
-        columns,
-        format_ir(cast.format),
-        ScalarIr::Bool(cast.power_of_two),
-    ];
-    CustomOpIr::with_scalars(QUANTIZE_BLOCKS, &[input], &outputs, scalars)
-}
-
-pub(crate) fn dequantize_blocks(
-    [codes, scale]: [TensorIr; 2],
-    granularity: Granularity,
-    format: Fp8Format,
-    dtype: FloatDType,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
-    let output = TensorIr::uninit(id(), codes.shape.clone(), dtype.into());
-    let [rows, columns] = granularity_ir(granularity);
-    let scalars = vec![rows, columns, format_ir(format), dtype_ir(dtype)];
-    CustomOpIr::with_scalars(DEQUANTIZE_BLOCKS, &[codes, scale], &[output], scalars)
-}
-
-pub(crate) fn matmul_blocks(
-    [lhs, rhs]: [TensorIr; 2],
-    scales: [TensorIr; 2],
-    bias: Option<TensorIr>,
-    granularities: [Granularity; 2],
-    spec: MatmulSpec,
-    mut id: impl FnMut() -> TensorId,
-) -> CustomOpIr {
-    let shape = matmul_shape(&lhs.shape, &rhs.shape);
-    let output = TensorIr::uninit(id(), shape, spec.output.into());
-    let inputs: Vec<_> = [lhs, rhs].into_iter().chain(scales).chain(bias).collect();
-    let scalars = granularities.into_iter().flat_map(granularity_ir);
-    let scalars = scalars.chain(spec_ir(spec)).collect();
-    CustomOpIr::with_scalars(MATMUL_BLOCKS, &inputs, &[output], scalars)
+    let power_of_two = ScalarIr::Bool(cast.power_of_two);
+    let scalars = [rows, columns, format_ir(cast.format), power_of_two];
+    let outputs = [codes, (scales.into(), DType::F32)];
+    op(QUANTIZE_BLOCKS, [input], outputs, scalars)
 }
 
 /// The shape of a matrix product with broadcast batch dimensions.

@@ -3,12 +3,12 @@
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr};
 
 use super::{
-    AMAX, DEQUANTIZE, DEQUANTIZE_BLOCKS, MATMUL, MATMUL_AMAX, MATMUL_BLOCKS, QUANTIZE,
-    QUANTIZE_BLOCKS, QUANTIZE_TRANSPOSED, SCALES, UPDATE_SCALE,
+    AMAX, DEQUANTIZE, MATMUL, MATMUL_AMAX, QUANTIZE, QUANTIZE_BLOCKS, QUANTIZE_TRANSPOSED, SCALES,
+    UPDATE_SCALE,
     scalar::{dtype_of, format_of, granularity_of, spec_of},
 };
 use crate::{
-    Bias, Fp8Cast, Granularity, MatmulSpec,
+    Bias, Fp8Cast,
     provider::Provider,
     recipe::{AmaxCompute, ScaleUpdate},
 };
@@ -50,23 +50,35 @@ pub(crate) fn execute<B: BackendIr, P: Provider<B>>(
             handles.register_int_tensor::<B>(&transposed_ir.id, transposed);
             handles.register_float_tensor::<B>(&amax_ir.id, amax);
         }
-        (DEQUANTIZE, [format, dtype]) => {
+        (DEQUANTIZE, [rows, columns, format, dtype]) => {
             let ([codes, scale], [output]) = desc.as_fixed();
             let codes = handles.get_int_tensor::<B>(codes);
             let scale = handles.get_float_tensor::<B>(scale);
-            let values = P::dequantize(codes, scale, format_of(format), dtype_of(dtype));
+            let granularity = granularity_of([rows, columns]);
+            let (format, dtype) = (format_of(format), dtype_of(dtype));
+            let values = P::dequantize(codes, scale, granularity, format, dtype);
             handles.register_float_tensor::<B>(&output.id, values);
         }
-        (MATMUL, [lhs, rhs, output, fast]) => {
-            let spec = spec_of([lhs, rhs, output, fast]);
-            let product = operands(handles, desc, spec).product::<P>();
+        (MATMUL | MATMUL_AMAX, scalars) => {
+            let spec = spec_of(scalars);
+            let [lhs, rhs] =
+                [0, 1].map(|side: usize| handles.get_int_tensor::<B>(&desc.inputs[side]));
+            let [lhs_scale, rhs_scale] =
+                [2, 3].map(|scale: usize| handles.get_float_tensor::<B>(&desc.inputs[scale]));
+            let bias = match desc.inputs.get(4) {
+                Some(bias) => Bias::Row(handles.get_float_tensor::<B>(bias)),
+                None => Bias::None,
+            };
+            let product = match desc.outputs.get(1) {
+                Some(amax_ir) => {
+                    let (product, amax) =
+                        P::matmul_amax(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+                    handles.register_float_tensor::<B>(&amax_ir.id, amax);
+                    product
+                }
+                None => P::matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec),
+            };
             handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
-        }
-        (MATMUL_AMAX, [lhs, rhs, output, fast]) => {
-            let operands = operands(handles, desc, spec_of([lhs, rhs, output, fast]));
-            let (product, amax) = operands.product_and_amax::<P>();
-            handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
-            handles.register_float_tensor::<B>(&desc.outputs[1].id, amax);
         }
         (
             UPDATE_SCALE,
@@ -102,82 +114,8 @@ pub(crate) fn execute<B: BackendIr, P: Provider<B>>(
             handles.register_int_tensor::<B>(&codes_ir.id, codes);
             handles.register_float_tensor::<B>(&scale_ir.id, scale);
         }
-        (DEQUANTIZE_BLOCKS, [rows, columns, format, dtype]) => {
-            let ([codes, scale], [output]) = desc.as_fixed();
-            let codes = handles.get_int_tensor::<B>(codes);
-            let scale = handles.get_float_tensor::<B>(scale);
-            let granularity = granularity_of([rows, columns]);
-            let (format, dtype) = (format_of(format), dtype_of(dtype));
-            let values = P::dequantize_blocks(codes, scale, granularity, format, dtype);
-            handles.register_float_tensor::<B>(&output.id, values);
-        }
-        (
-            MATMUL_BLOCKS,
-            [
-                left_rows,
-                left_columns,
-                rows,
-                columns,
-                lhs,
-                rhs,
-                output,
-                fast,
-            ],
-        ) => {
-            let sides = [[left_rows, left_columns], [rows, columns]].map(granularity_of);
-            let spec = spec_of([lhs, rhs, output, fast]);
-            let product = operands(handles, desc, spec).product_of_blocks::<P>(sides);
-            handles.register_float_tensor::<B>(&desc.outputs[0].id, product);
-        }
         (id, scalars) => {
             panic!("not an fp8 operation of this version of burn-fp8: {id} {scalars:?}")
         }
-    }
-}
-
-/// The arguments of a product.
-struct Operands<B: BackendIr> {
-    sides: [B::IntTensorPrimitive; 2],
-    scales: [B::FloatTensorPrimitive; 2],
-    bias: Bias<B>,
-    spec: MatmulSpec,
-}
-
-fn operands<B: BackendIr>(
-    handles: &mut HandleContainer<B::Handle>,
-    desc: &CustomOpIr,
-    spec: MatmulSpec,
-) -> Operands<B> {
-    Operands {
-        sides: [0, 1].map(|index: usize| handles.get_int_tensor::<B>(&desc.inputs[index])),
-        scales: [2, 3].map(|index: usize| handles.get_float_tensor::<B>(&desc.inputs[index])),
-        bias: match desc.inputs.get(4) {
-            Some(bias) => Bias::Row(handles.get_float_tensor::<B>(bias)),
-            None => Bias::None,
-        },
-        spec,
-    }
-}
-
-impl<B: BackendIr> Operands<B> {
-    fn product<P: Provider<B>>(self) -> B::FloatTensorPrimitive {
-        let ([lhs, rhs], [lhs_scale, rhs_scale]) = (self.sides, self.scales);
-        P::matmul(lhs, rhs, lhs_scale, rhs_scale, self.bias, self.spec)
-    }
-
-    fn product_and_amax<P: Provider<B>>(
-        self,
-    ) -> (B::FloatTensorPrimitive, B::FloatTensorPrimitive) {
-        let ([lhs, rhs], [lhs_scale, rhs_scale]) = (self.sides, self.scales);
-        P::matmul_amax(lhs, rhs, lhs_scale, rhs_scale, self.bias, self.spec)
-    }
-
-    fn product_of_blocks<P: Provider<B>>(
-        self,
-        granularities: [Granularity; 2],
-    ) -> B::FloatTensorPrimitive {
-        let ([lhs, rhs], [lhs_scale, rhs_scale]) = (self.sides, self.scales);
-        let (bias, spec) = (self.bias, self.spec);
-        P::matmul_blocks(lhs, rhs, lhs_scale, rhs_scale, bias, granularities, spec)
     }
 }

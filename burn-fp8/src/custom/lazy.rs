@@ -6,8 +6,7 @@ macro_rules! lazy_ops {
     ($submit:expr) => {
         fn fp8_amax(input: FloatTensor<Self>) -> FloatTensor<Self> {
             let client = input.client.clone();
-            let desc = custom::amax(input.into_ir(), || client.create_empty_handle());
-            let [amax] = $submit(&client, desc);
+            let [amax] = $submit(&client, custom::amax(input.into_ir()));
             amax
         }
 
@@ -17,10 +16,8 @@ macro_rules! lazy_ops {
             power_of_two: bool,
         ) -> FloatTensor<Self> {
             let client = amax.client.clone();
-            let desc = custom::scales(amax.into_ir(), format, power_of_two, || {
-                client.create_empty_handle()
-            });
-            let [scales] = $submit(&client, desc);
+            let op = custom::scales(amax.into_ir(), format, power_of_two);
+            let [scales] = $submit(&client, op);
             scales
         }
 
@@ -30,10 +27,8 @@ macro_rules! lazy_ops {
             format: Fp8Format,
         ) -> (IntTensor<Self>, FloatTensor<Self>) {
             let client = input.client.clone();
-            let desc = custom::quantize(input.into_ir(), scale.into_ir(), format, || {
-                client.create_empty_handle()
-            });
-            let [codes, amax] = $submit(&client, desc);
+            let op = custom::quantize(input.into_ir(), scale.into_ir(), format);
+            let [codes, amax] = $submit(&client, op);
             (codes, amax)
         }
 
@@ -43,25 +38,22 @@ macro_rules! lazy_ops {
             format: Fp8Format,
         ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
             let client = input.client.clone();
-            let desc =
-                custom::quantize_transposed(input.into_ir(), scale.into_ir(), format, || {
-                    client.create_empty_handle()
-                });
-            let [codes, transposed, amax] = $submit(&client, desc);
+            let op = custom::quantize_transposed(input.into_ir(), scale.into_ir(), format);
+            let [codes, transposed, amax] = $submit(&client, op);
             (codes, transposed, amax)
         }
 
         fn fp8_dequantize(
             codes: IntTensor<Self>,
             scale: FloatTensor<Self>,
+            granularity: Granularity,
             format: Fp8Format,
             dtype: FloatDType,
         ) -> FloatTensor<Self> {
             let client = codes.client.clone();
-            let desc = custom::dequantize(codes.into_ir(), scale.into_ir(), format, dtype, || {
-                client.create_empty_handle()
-            });
-            let [values] = $submit(&client, desc);
+            let (codes, scale) = (codes.into_ir(), scale.into_ir());
+            let op = custom::dequantize(codes, scale, granularity, format, dtype);
+            let [values] = $submit(&client, op);
             values
         }
 
@@ -77,10 +69,8 @@ macro_rules! lazy_ops {
             let sides = [lhs.into_ir(), rhs.into_ir()];
             let scales = [lhs_scale.into_ir(), rhs_scale.into_ir()];
             let bias = bias.row().map(|bias| bias.into_ir());
-            let desc = custom::matmul(sides, scales, bias, spec, false, || {
-                client.create_empty_handle()
-            });
-            let [product] = $submit(&client, desc);
+            let op = custom::matmul(sides, scales, bias, spec, false);
+            let [product] = $submit(&client, op);
             product
         }
 
@@ -96,10 +86,8 @@ macro_rules! lazy_ops {
             let sides = [lhs.into_ir(), rhs.into_ir()];
             let scales = [lhs_scale.into_ir(), rhs_scale.into_ir()];
             let bias = bias.row().map(|bias| bias.into_ir());
-            let desc = custom::matmul(sides, scales, bias, spec, true, || {
-                client.create_empty_handle()
-            });
-            let [product, amax] = $submit(&client, desc);
+            let op = custom::matmul(sides, scales, bias, spec, true);
+            let [product, amax] = $submit(&client, op);
             (product, amax)
         }
 
@@ -111,10 +99,8 @@ macro_rules! lazy_ops {
         ) -> (FloatTensor<Self>, FloatTensor<Self>) {
             let client = history.client.clone();
             let [history, scale, amax] = [history, scale, amax].map(|tensor| tensor.into_ir());
-            let desc = custom::update_scale(history, scale, amax, update, || {
-                client.create_empty_handle()
-            });
-            let [history, scale] = $submit(&client, desc);
+            let op = custom::update_scale(history, scale, amax, update);
+            let [history, scale] = $submit(&client, op);
             (history, scale)
         }
 
@@ -123,46 +109,9 @@ macro_rules! lazy_ops {
             cast: Fp8Cast,
         ) -> (IntTensor<Self>, FloatTensor<Self>) {
             let client = input.client.clone();
-            let desc =
-                custom::quantize_blocks(input.into_ir(), cast, || client.create_empty_handle());
-            let [codes, scale] = $submit(&client, desc);
+            let op = custom::quantize_blocks(input.into_ir(), cast);
+            let [codes, scale] = $submit(&client, op);
             (codes, scale)
-        }
-
-        fn fp8_dequantize_blocks(
-            codes: IntTensor<Self>,
-            scale: FloatTensor<Self>,
-            granularity: Granularity,
-            format: Fp8Format,
-            dtype: FloatDType,
-        ) -> FloatTensor<Self> {
-            let client = codes.client.clone();
-            let inputs = [codes.into_ir(), scale.into_ir()];
-            let desc = custom::dequantize_blocks(inputs, granularity, format, dtype, || {
-                client.create_empty_handle()
-            });
-            let [values] = $submit(&client, desc);
-            values
-        }
-
-        fn fp8_matmul_blocks(
-            lhs: IntTensor<Self>,
-            rhs: IntTensor<Self>,
-            lhs_scale: FloatTensor<Self>,
-            rhs_scale: FloatTensor<Self>,
-            bias: Bias<Self>,
-            granularities: [Granularity; 2],
-            spec: MatmulSpec,
-        ) -> FloatTensor<Self> {
-            let client = lhs.client.clone();
-            let sides = [lhs.into_ir(), rhs.into_ir()];
-            let scales = [lhs_scale.into_ir(), rhs_scale.into_ir()];
-            let bias = bias.row().map(|bias| bias.into_ir());
-            let desc = custom::matmul_blocks(sides, scales, bias, granularities, spec, || {
-                client.create_empty_handle()
-            });
-            let [product] = $submit(&client, desc);
-            product
         }
     };
 }

@@ -9,8 +9,8 @@ mod scalar;
 #[cfg(feature = "cubecl")]
 pub(crate) use describe::matmul_shape;
 pub(crate) use describe::{
-    amax, dequantize, dequantize_blocks, matmul, matmul_blocks, quantize, quantize_blocks,
-    quantize_transposed, scales, update_scale,
+    Description, amax, dequantize, matmul, quantize, quantize_blocks, quantize_transposed, scales,
+    update_scale,
 };
 pub(crate) use execute::execute;
 pub(crate) use lazy::lazy_ops;
@@ -24,12 +24,10 @@ const MATMUL: &str = "fp8::matmul";
 const MATMUL_AMAX: &str = "fp8::matmul_amax";
 const UPDATE_SCALE: &str = "fp8::update_scale";
 const QUANTIZE_BLOCKS: &str = "fp8::quantize_blocks";
-const DEQUANTIZE_BLOCKS: &str = "fp8::dequantize_blocks";
-const MATMUL_BLOCKS: &str = "fp8::matmul_blocks";
 
 /// The names of the ops that remote devices send.
 #[cfg(feature = "remote")]
-pub(crate) const ALL: [&str; 11] = [
+pub(crate) const ALL: [&str; 9] = [
     AMAX,
     SCALES,
     QUANTIZE,
@@ -39,6 +37,4 @@ pub(crate) const ALL: [&str; 11] = [
     MATMUL_AMAX,
     UPDATE_SCALE,
     QUANTIZE_BLOCKS,
-    DEQUANTIZE_BLOCKS,
-    MATMUL_BLOCKS,
 ];

@@ -37,20 +37,37 @@ pub(super) fn dtype_of(scalar: &ScalarIr) -> FloatDType {
     }
 }
 
-pub(super) fn spec_ir(spec: MatmulSpec) -> [ScalarIr; 4] {
+pub(super) fn spec_ir(spec: MatmulSpec) -> [ScalarIr; 8] {
+    let [[left_rows, left_columns], [rows, columns]] = spec.granularities.map(granularity_ir);
     [
         format_ir(spec.lhs),
         format_ir(spec.rhs),
+        left_rows,
+        left_columns,
+        rows,
+        columns,
         dtype_ir(spec.output),
         ScalarIr::Bool(spec.fast_accumulation),
     ]
 }
 
-pub(super) fn spec_of([lhs, rhs, output, fast]: [&ScalarIr; 4]) -> MatmulSpec {
-    let ScalarIr::Bool(fast) = fast else {
-        panic!("not a precision: {fast:?}")
+pub(super) fn spec_of(scalars: &[ScalarIr]) -> MatmulSpec {
+    let [
+        lhs,
+        rhs,
+        left_rows,
+        left_columns,
+        rows,
+        columns,
+        output,
+        ScalarIr::Bool(fast),
+    ] = scalars
+    else {
+        panic!("not a product: {scalars:?}")
     };
-    MatmulSpec::new(format_of(lhs), format_of(rhs), dtype_of(output)).with_fast_accumulation(*fast)
+    MatmulSpec::new(format_of(lhs), format_of(rhs), dtype_of(output))
+        .with_granularities([[left_rows, left_columns], [rows, columns]].map(granularity_of))
+        .with_fast_accumulation(*fast)
 }
 
 /// The numbers of rows and of columns that share a scale, or 0 if all do.

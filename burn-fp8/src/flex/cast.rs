@@ -40,7 +40,7 @@ pub(crate) fn quantize(
     (codes, tensor_f32(vec![amax], Shape::new([1])))
 }
 
-/// See [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize).
+/// [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize) with one scale.
 pub(crate) fn dequantize(
     codes: FlexTensor,
     scale: &FlexTensor,

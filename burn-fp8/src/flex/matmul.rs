@@ -12,19 +12,7 @@ use super::{
 };
 use crate::{Bias, MatmulSpec};
 
-/// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
-pub(crate) fn matmul(
-    lhs: FlexTensor,
-    rhs: FlexTensor,
-    lhs_scale: &FlexTensor,
-    rhs_scale: &FlexTensor,
-    bias: Bias<Flex>,
-    spec: MatmulSpec,
-) -> FlexTensor {
-    matmul_amax(lhs, rhs, lhs_scale, rhs_scale, bias, spec).0
-}
-
-/// See [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax).
+/// [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax) with one scale on each side.
 pub(crate) fn matmul_amax(
     lhs: FlexTensor,
     rhs: FlexTensor,

@@ -4,7 +4,7 @@ mod cast;
 mod matmul;
 
 pub(crate) use cast::{amax, dequantize, quantize};
-pub(crate) use matmul::{matmul, matmul_amax};
+pub(crate) use matmul::matmul_amax;
 
 use burn_flex::{FlexTensor, Layout};
 use burn_std::{Bytes, DType, Shape};

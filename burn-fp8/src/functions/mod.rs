@@ -39,8 +39,7 @@ pub(crate) fn check_product<const D: usize>(
     #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     if let burn_dispatch::DispatchDevice::Cube(device) = lhs.device().as_dispatch() {
         let shapes = [lhs.dims(), rhs.dims()].map(burn::tensor::Shape::from);
-        let granularities = [lhs.granularity(), rhs.granularity()];
-        return crate::kernels::check_product(device, shapes, granularities, spec);
+        return crate::kernels::check_product(device, shapes, spec);
     }
     let _ = (lhs, rhs, spec);
     Ok(())

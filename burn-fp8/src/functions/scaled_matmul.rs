@@ -1,8 +1,11 @@
-use burn::backend::Dispatch;
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::backend::{
+    Dispatch,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{FloatDType, Tensor};
 
-use super::{amax, check_dtype, check_product};
-use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, Granularity, MatmulSpec};
+use super::{check_dtype, check_product};
+use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, MatmulSpec};
 
 /// The matrix product of two fp8 tensors: `lhs * rhs + bias` of their values, with sums in f32.
 ///
@@ -36,31 +39,20 @@ pub fn scaled_matmul<const D: usize>(
     bias: Option<Tensor<1>>,
     dtype: FloatDType,
 ) -> Result<Tensor<D>, Fp8Error> {
-    let product = Product::new(lhs, rhs, bias, dtype)?;
-    Ok(Tensor::from_dispatch(
-        match (lhs.granularity(), rhs.granularity()) {
-            (Granularity::Tensor, Granularity::Tensor) => {
-                let [left, right] = product.scales.map(|scale| scale.reshape([1]));
-                let [left, right] = [left, right].map(Tensor::<1>::into_dispatch);
-                let [lhs, rhs] = product.codes.map(Tensor::into_dispatch);
-                Dispatch::fp8_matmul(lhs, rhs, left, right, product.bias, product.spec)
-            }
-            (left_granularity, right_granularity) => {
-                let [left, right] = product.scales.map(Tensor::into_dispatch);
-                let [lhs, rhs] = product.codes.map(Tensor::into_dispatch);
-                let granularities = [left_granularity, right_granularity];
-                let (bias, spec) = (product.bias, product.spec);
-                Dispatch::fp8_matmul_blocks(lhs, rhs, left, right, bias, granularities, spec)
-            }
-        },
-    ))
+    let Product {
+        codes: [lhs, rhs],
+        scales: [left, right],
+        bias,
+        spec,
+    } = Product::new(lhs, rhs, bias, dtype)?;
+    let product = Dispatch::fp8_matmul(lhs, rhs, left, right, bias, spec);
+    Ok(Tensor::from_dispatch(product))
 }
 
 /// [`scaled_matmul`], and the amax of the returned product (f32, of shape `[1]`), which gives the scale for casting the product.
 ///
-/// If both operands have one scale each, Flex and CubeCL find the amax before they store the output, by every routine but
-/// cuBLASLt. The output is read once more for the amax after cuBLASLt, with scales per row, column or block, and on a backend
-/// without kernels of its own.
+/// CubeCL finds the amax before it stores the output, by every routine but cuBLASLt, and so does Flex if both operands have one
+/// scale each. Otherwise the output is read once more for it.
 ///
 /// # Errors
 /// As [`scaled_matmul`].
@@ -81,43 +73,39 @@ pub fn scaled_matmul_with_amax<const D: usize>(
     bias: Option<Tensor<1>>,
     dtype: FloatDType,
 ) -> Result<(Tensor<D>, Tensor<1>), Fp8Error> {
-    let granularities = [lhs.granularity(), rhs.granularity()];
-    if granularities != [Granularity::Tensor; 2] {
-        let product = scaled_matmul(lhs, rhs, bias, dtype)?;
-        let amax = amax(product.clone());
-        return Ok((product, amax));
-    }
-    let product = Product::new(lhs, rhs, bias, dtype)?;
-    let [left, right] = product.scales.map(|scale| scale.reshape([1]));
-    let [left, right] = [left, right].map(Tensor::<1>::into_dispatch);
-    let [lhs, rhs] = product.codes.map(Tensor::into_dispatch);
-    let (output, amax) =
-        Dispatch::fp8_matmul_amax(lhs, rhs, left, right, product.bias, product.spec);
+    let Product {
+        codes: [lhs, rhs],
+        scales: [left, right],
+        bias,
+        spec,
+    } = Product::new(lhs, rhs, bias, dtype)?;
+    let (product, amax) = Dispatch::fp8_matmul_amax(lhs, rhs, left, right, bias, spec);
     let amax = Tensor::<1>::from_dispatch(amax).without_autodiff();
-    Ok((Tensor::from_dispatch(output), amax))
+    Ok((Tensor::from_dispatch(product), amax))
 }
 
 /// The arguments of a product, after all checks.
-struct Product<const D: usize> {
-    codes: [Tensor<D, Int>; 2],
-    scales: [Tensor<D>; 2],
+struct Product {
+    codes: [IntTensor<Dispatch>; 2],
+    scales: [FloatTensor<Dispatch>; 2],
     bias: Bias<Dispatch>,
     spec: MatmulSpec,
 }
 
-impl<const D: usize> Product<D> {
-    fn new(
+impl Product {
+    fn new<const D: usize>(
         lhs: &Fp8Tensor<D>,
         rhs: &Fp8Tensor<D>,
         bias: Option<Tensor<1>>,
         dtype: FloatDType,
     ) -> Result<Self, Fp8Error> {
         check(lhs, rhs, bias.as_ref(), dtype)?;
-        let spec = MatmulSpec::new(lhs.format(), rhs.format(), dtype);
+        let spec = MatmulSpec::new(lhs.format(), rhs.format(), dtype)
+            .with_granularities([lhs.granularity(), rhs.granularity()]);
         check_product(lhs, rhs, spec)?;
         Ok(Self {
-            codes: [lhs.codes(), rhs.codes()],
-            scales: [lhs.scale(), rhs.scale()],
+            codes: [lhs, rhs].map(|side| side.codes().into_dispatch()),
+            scales: [lhs, rhs].map(|side| side.scale().into_dispatch()),
             bias: match bias {
                 Some(bias) => Bias::Row(bias.into_dispatch()),
                 None => Bias::None,

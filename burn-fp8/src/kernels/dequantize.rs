@@ -13,7 +13,7 @@ use super::{
 };
 use crate::Fp8Format;
 
-/// See [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize).
+/// [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize) with one scale.
 ///
 /// Values have the layout of their codes. Moving codes would need 8-bit types, which WebGPU lacks, whereas Burn's own kernels
 /// read floats by their strides.

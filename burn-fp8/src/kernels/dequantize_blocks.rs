@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{Fp8Format, Granularity};
 
-/// See [`Fp8Ops::fp8_dequantize_blocks`](crate::Fp8Ops::fp8_dequantize_blocks).
+/// [`Fp8Ops::fp8_dequantize`](crate::Fp8Ops::fp8_dequantize) with several scales.
 pub(crate) fn dequantize_blocks(
     codes: CubeTensor,
     scale: CubeTensor,

@@ -31,12 +31,10 @@ pub(crate) use dequantize::dequantize;
 pub(crate) use dequantize_blocks::dequantize_blocks;
 pub(crate) use input::check_cast;
 pub use matmul::{
-    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_amax_by, matmul_blocks_by, matmul_by,
-    matmul_definition, matmul_policy, set_matmul_policy,
+    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_amax_by, matmul_by, matmul_definition,
+    matmul_policy, set_matmul_policy,
 };
-pub(crate) use matmul::{
-    check_product, matmul, matmul_amax, matmul_blocks, products_read_along_sums,
-};
+pub(crate) use matmul::{check_product, products_read_along_sums};
 pub(crate) use quantize::quantize;
 pub(crate) use quantize_blocks::quantize_blocks;
 pub(crate) use quantize_transposed::quantize_transposed;

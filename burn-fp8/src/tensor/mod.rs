@@ -156,17 +156,13 @@ impl<const D: usize> Fp8Tensor<D> {
     pub fn dequantize(&self, dtype: FloatDType) -> Tensor<D> {
         functions::check_dtype(&self.device(), dtype)
             .unwrap_or_else(|error| panic!("dequantize: {error}"));
-        let codes = self.codes.clone().into_dispatch();
-        Tensor::from_dispatch(match self.granularity {
-            Granularity::Tensor => {
-                let scale = self.scale.clone().reshape([1]).into_dispatch();
-                Dispatch::fp8_dequantize(codes, scale, self.format, dtype)
-            }
-            granularity => {
-                let scale = self.scale.clone().into_dispatch();
-                Dispatch::fp8_dequantize_blocks(codes, scale, granularity, self.format, dtype)
-            }
-        })
+        Tensor::from_dispatch(Dispatch::fp8_dequantize(
+            self.codes.clone().into_dispatch(),
+            self.scale.clone().into_dispatch(),
+            self.granularity,
+            self.format,
+            dtype,
+        ))
     }
 
     /// The codes, one byte per element (dtype U8).

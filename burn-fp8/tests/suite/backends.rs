@@ -4,15 +4,13 @@ use burn::backend::{Backend, Flex, tensor::Device};
 use burn::tensor::{FloatDType, Shape, TensorData};
 use burn_backend::try_read_sync;
 use burn_fp8::recipe::DelayedScaling;
-use burn_fp8::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
+use burn_fp8::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
-use {
-    super::device::Random,
-    burn::tensor::DType,
-    burn_fp8::{Fp8Cast, Granularity},
-};
+use {super::device::Random, burn::tensor::DType, burn_fp8::Fp8Cast};
 
 use super::fixtures;
+
+const WHOLE: Granularity = Granularity::Tensor;
 
 fn floats<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> {
     let data = try_read_sync(B::float_into_data(tensor)).unwrap().unwrap();
@@ -40,7 +38,7 @@ fn check<B: Fp8Ops>(device: Device<B>) {
             floats::<B>(amax)[0].is_nan(),
             "there is a NaN among the samples"
         );
-        let decoded = B::fp8_dequantize(codes.clone(), one(), format, FloatDType::F32);
+        let decoded = B::fp8_dequantize(codes.clone(), one(), WHOLE, format, FloatDType::F32);
         let codes = try_read_sync(B::int_into_data(codes)).unwrap().unwrap();
         let codes = codes.try_to_vec::<u8>().unwrap();
         fixtures::assert_codes(format, &inputs, &codes, &expected);
@@ -76,7 +74,7 @@ fn check<B: Fp8Ops>(device: Device<B>) {
     let (codes, transposed, amax) = B::fp8_quantize_transposed(rows, one(), Fp8Format::E4M3);
     assert_eq!(floats::<B>(amax), [6.0]);
     let decoded = |codes| {
-        let decoded = B::fp8_dequantize(codes, one(), Fp8Format::E4M3, FloatDType::F32);
+        let decoded = B::fp8_dequantize(codes, one(), WHOLE, Fp8Format::E4M3, FloatDType::F32);
         floats::<B>(decoded)
     };
     assert_eq!(decoded(codes), [1.0, 2.0, 3.0, 4.0, 5.0, -6.0]);
@@ -131,8 +129,7 @@ fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u3
             codes.extend(data.unwrap().try_to_vec::<u8>().unwrap());
             bits.extend(floats::<B>(scale.clone()).into_iter().map(f32::to_bits));
             let dequantize = |codes, scale, granularity| {
-                let values =
-                    B::fp8_dequantize_blocks(codes, scale, granularity, format, FloatDType::F32);
+                let values = B::fp8_dequantize(codes, scale, granularity, format, FloatDType::F32);
                 floats::<B>(values).into_iter().map(f32::to_bits)
             };
             bits.extend(dequantize(quantized.clone(), scale.clone(), granularity));
@@ -155,16 +152,23 @@ fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u3
             &[23],
             device,
         ));
-        let product = B::fp8_matmul_blocks(
-            lhs,
-            rhs,
-            lhs_scale,
-            rhs_scale,
-            bias,
-            [granularity, granularity.transposed()],
-            MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::F32),
+        let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::F32)
+            .with_granularities([granularity, granularity.transposed()]);
+        let (product, amax) = B::fp8_matmul_amax(
+            lhs.clone(),
+            rhs.clone(),
+            lhs_scale.clone(),
+            rhs_scale.clone(),
+            bias.clone(),
+            spec,
         );
         let product = floats::<B>(product);
+        let largest = product
+            .iter()
+            .fold(0f32, |most, value| most.max(value.abs()));
+        assert_eq!(floats::<B>(amax), [largest]);
+        let same = B::fp8_matmul(lhs, rhs, lhs_scale, rhs_scale, bias, spec);
+        assert_eq!(floats::<B>(same), product);
         assert_eq!(product.len(), 2 * 19 * 23);
         products.extend(product);
     }
@@ -172,7 +176,7 @@ fn scaled_apart<B: Fp8Ops>(device: &Device<B>, dtype: DType) -> (Vec<u8>, Vec<u3
     let row = Fp8Cast::new(Granularity::Row, Fp8Format::E4M3);
     let (quantized, scale) = B::fp8_quantize_blocks(input(&[7]), row);
     let (format, f32) = (Fp8Format::E4M3, FloatDType::F32);
-    let values = B::fp8_dequantize_blocks(quantized, scale.clone(), Granularity::Row, format, f32);
+    let values = B::fp8_dequantize(quantized, scale.clone(), Granularity::Row, format, f32);
     bits.extend(
         [scale, values]
             .into_iter()

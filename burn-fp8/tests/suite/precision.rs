@@ -3,7 +3,7 @@
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::FloatDType;
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
-use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_blocks_by, matmul_by};
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_by};
 use burn_fp8::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity};
 
 use super::{
@@ -47,7 +47,7 @@ fn scaled(
             scale = CubeBackend::float_swap_dims(scale, 1, 2);
         }
     }
-    let values = CubeBackend::fp8_dequantize_blocks(
+    let values = CubeBackend::fp8_dequantize(
         codes.clone(),
         scale.clone(),
         granularity,
@@ -74,13 +74,12 @@ fn errors(
         device,
         format_args!("[{m}, {k}] by [{k}, {n}], {granularities:?}, {policy:?}"),
     );
-    let product = floats(matmul_blocks_by(
+    let product = floats(matmul_by(
         policy,
         [lhs, rhs],
         [lhs_scale, rhs_scale],
         Bias::Row(float(bias.clone(), &[n], device)),
-        granularities,
-        spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32),
+        spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32).with_granularities(granularities),
     ));
     assert_eq!(product.len(), 2 * m * n);
     product

@@ -16,7 +16,7 @@ use burn_backend::try_read_sync;
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use burn_dispatch::DispatchDevice;
 use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_by, matmul_policy};
-use burn_fp8::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
+use burn_fp8::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 use burn_std::Metadata;
 
 use super::device::{Random, devices};
@@ -232,8 +232,13 @@ fn values_lie_as_their_codes_do() {
         for codes in [CubeBackend::int_swap_dims(codes, 0, 1), rows_with_gaps] {
             let strides = codes.meta.strides().to_vec();
             assert_ne!(strides, [5, 1]);
-            let values =
-                CubeBackend::fp8_dequantize(codes, one(), Fp8Format::E4M3, FloatDType::F32);
+            let values = CubeBackend::fp8_dequantize(
+                codes,
+                one(),
+                Granularity::Tensor,
+                Fp8Format::E4M3,
+                FloatDType::F32,
+            );
             assert_eq!(values.meta.strides().to_vec(), strides);
             let expected: Vec<f32> = (0..30)
                 .map(|x| ((x % 5 * 6 + x / 5) * 7 % 16) as f32)

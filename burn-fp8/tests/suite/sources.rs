@@ -56,8 +56,8 @@ fn product(
         amax,
     }: Parts,
 ) -> String {
-    let definition =
-        matmul_definition(&client(), routine, spec, granularities, batched, bias, amax);
+    let spec = spec.with_granularities(granularities);
+    let definition = matmul_definition(&client(), routine, spec, batched, bias, amax);
     source(definition.unwrap())
 }
 

@@ -52,15 +52,13 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     fn fp8_dequantize(
         codes: IntTensor<Self>,
         scale: FloatTensor<Self>,
+        granularity: Granularity,
         format: Fp8Format,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        Self::from_inner(B::fp8_dequantize(
-            codes,
-            scale.into_primitive(),
-            format,
-            dtype,
-        ))
+        let scale = scale.into_primitive();
+        let values = B::fp8_dequantize(codes, scale, granularity, format, dtype);
+        Self::from_inner(values)
     }
 
     fn fp8_matmul(
@@ -115,40 +113,6 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
         let (codes, scale) = B::fp8_quantize_blocks(input.into_primitive(), cast);
         (codes, Self::from_inner(scale))
-    }
-
-    fn fp8_dequantize_blocks(
-        codes: IntTensor<Self>,
-        scale: FloatTensor<Self>,
-        granularity: Granularity,
-        format: Fp8Format,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        let scale = scale.into_primitive();
-        Self::from_inner(B::fp8_dequantize_blocks(
-            codes,
-            scale,
-            granularity,
-            format,
-            dtype,
-        ))
-    }
-
-    fn fp8_matmul_blocks(
-        lhs: IntTensor<Self>,
-        rhs: IntTensor<Self>,
-        lhs_scale: FloatTensor<Self>,
-        rhs_scale: FloatTensor<Self>,
-        bias: Bias<Self>,
-        granularities: [Granularity; 2],
-        spec: MatmulSpec,
-    ) -> FloatTensor<Self> {
-        let [left, right] = [lhs_scale, rhs_scale].map(|scale| scale.into_primitive());
-        let (product, ()) = with_bias::<B, C, _>(bias, |bias| {
-            let product = B::fp8_matmul_blocks(lhs, rhs, left, right, bias, granularities, spec);
-            (Self::from_inner(product), ())
-        });
-        product
     }
 
     fn fp8_linear(

@@ -59,7 +59,7 @@ impl Routine for Decoded {
 /// The product, with operands decoded to `dtype` unless they have to be scaled, which takes f32.
 fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
     let Size { m, n, k, .. } = product.size();
-    let along = scales_terms(product.granularities(), k);
+    let along = scales_terms(product.spec.granularities, k);
     let Product {
         lhs,
         rhs,
@@ -230,7 +230,7 @@ mod tests {
     use burn_std::reader::try_read_sync;
 
     use super::*;
-    use crate::{Fp8Format, Fp8Ops, MatmulSpec, kernels::matmul::product};
+    use crate::{Fp8Format, Fp8Ops, MatmulSpec};
 
     /// As on GPUs: operands in bf16, and a product in f32.
     #[test]
@@ -247,14 +247,13 @@ mod tests {
         };
         let (left, right) = (finite(Fp8Format::E4M3), finite(Fp8Format::E5M2));
         let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::F32);
-        let product = product(
+        let product = Product::new(
             [
                 cast(&left, [left.len(), 1], spec.lhs),
                 cast(&right, [1, right.len()], spec.rhs),
             ],
             [one(), one()],
             Bias::None,
-            [Granularity::Tensor; 2],
             spec,
         );
         let output = matmul(product, FloatDType::BF16);

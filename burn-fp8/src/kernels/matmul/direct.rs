@@ -34,7 +34,7 @@ impl Routine for Direct {
 fn matmul(product: Product) -> CubeTensor {
     let shape = product.shape();
     let Size { m, n, k, batches } = product.size();
-    let together = scaled_together(product.granularities()).unwrap_or(k);
+    let together = scaled_together(product.spec.granularities).unwrap_or(k);
     let Product {
         lhs,
         rhs,

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use burn::{backend::TensorMetadata, tensor::DType};
+use burn::backend::TensorMetadata;
 use cubecl::tune::AutotuneKey;
 use serde::{Deserialize, Serialize};
 
 use super::{MatmulRoutine, Outline, Product, Size, cublaslt, tile::is_copied};
-use crate::{Fp8Format, Granularity};
+use crate::MatmulSpec;
 
 /// What decides which routines can compute a product, and which of them is the fastest.
 ///
@@ -16,11 +16,7 @@ use crate::{Fp8Format, Granularity};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Key {
     pub(super) size: Size,
-    pub(super) formats: [Fp8Format; 2],
-    pub(super) granularities: [Granularity; 2],
-    pub(super) output: DType,
-    /// See [`MatmulSpec::fast_accumulation`](crate::MatmulSpec::fast_accumulation): some routines are faster with it.
-    pub(super) fast: bool,
+    pub(super) spec: MatmulSpec,
     /// Which sides are copied first by routines that read along the inner dimension.
     pub(super) copied: [bool; 2],
     /// If cuBLASLt is one of the routines: whether it is given a padded `k`, and a padded `n`, by copies that others do without.
@@ -55,10 +51,7 @@ impl Key {
                 k: rounded(k),
                 batches: rounded(batches),
             },
-            formats: [product.spec.lhs, product.spec.rhs],
-            granularities: outline.granularities,
-            output: DType::from(product.spec.output),
-            fast: product.spec.fast_accumulation,
+            spec: product.spec,
             routines,
             device: product.lhs.client.properties().identity.name.clone(),
         }

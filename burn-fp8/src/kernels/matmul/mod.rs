@@ -18,7 +18,7 @@ use cubecl::{
 };
 
 use super::{buffer, scale_grid::Scales};
-use crate::{Bias, Fp8Format, Granularity, MatmulSpec, custom::matmul_shape};
+use crate::{Bias, Fp8Format, MatmulSpec, custom::matmul_shape};
 use key::Key;
 pub(crate) use outline::check_product;
 use outline::{Outline, Size};
@@ -41,6 +41,27 @@ pub(super) struct Product {
 }
 
 impl Product {
+    fn new(
+        [lhs, rhs]: [CubeTensor; 2],
+        [lhs_scale, rhs_scale]: [CubeTensor; 2],
+        bias: Bias<CubeBackend>,
+        spec: MatmulSpec,
+    ) -> Self {
+        let scales = |tensor, side: usize| Scales {
+            tensor,
+            granularity: spec.granularities[side],
+        };
+        Self {
+            lhs,
+            rhs,
+            lhs_scales: scales(lhs_scale, 0),
+            rhs_scales: scales(rhs_scale, 1),
+            bias,
+            spec,
+            amax: None,
+        }
+    }
+
     /// The shape of the product.
     fn shape(&self) -> Shape {
         matmul_shape(&self.lhs.shape(), &self.rhs.shape())
@@ -49,56 +70,9 @@ impl Product {
     fn size(&self) -> Size {
         Size::of(&self.lhs.shape(), &self.rhs.shape())
     }
-
-    fn granularities(&self) -> [Granularity; 2] {
-        [self.lhs_scales.granularity, self.rhs_scales.granularity]
-    }
 }
 
-/// See [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax).
-pub(crate) fn matmul_amax(
-    lhs: CubeTensor,
-    rhs: CubeTensor,
-    lhs_scale: CubeTensor,
-    rhs_scale: CubeTensor,
-    bias: Bias<CubeBackend>,
-    spec: MatmulSpec,
-) -> (CubeTensor, CubeTensor) {
-    let policy = matmul_policy();
-    matmul_amax_by(policy, [lhs, rhs], [lhs_scale, rhs_scale], bias, spec)
-}
-
-/// See [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks).
-pub(crate) fn matmul_blocks(
-    operands: [CubeTensor; 2],
-    scales: [CubeTensor; 2],
-    bias: Bias<CubeBackend>,
-    granularities: [Granularity; 2],
-    spec: MatmulSpec,
-) -> CubeTensor {
-    matmul_blocks_by(matmul_policy(), operands, scales, bias, granularities, spec)
-}
-
-/// See [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul).
-pub(crate) fn matmul(
-    lhs: CubeTensor,
-    rhs: CubeTensor,
-    lhs_scale: CubeTensor,
-    rhs_scale: CubeTensor,
-    bias: Bias<CubeBackend>,
-    spec: MatmulSpec,
-) -> CubeTensor {
-    matmul_by(
-        matmul_policy(),
-        [lhs, rhs],
-        [lhs_scale, rhs_scale],
-        bias,
-        spec,
-    )
-}
-
-/// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales of one element), with a kernel picked by
-/// `policy`.
+/// [`Fp8Ops::fp8_matmul`](crate::Fp8Ops::fp8_matmul) of two operands (codes, and scales), with a kernel picked by `policy`.
 ///
 /// If [`MatmulPolicy::Only`] names a routine that cannot compute the product, the routine is picked as by
 /// [`MatmulPolicy::Automatic`]. Only the direct routine computes products without elements or terms. The tensor-core routines
@@ -131,62 +105,12 @@ pub(crate) fn matmul(
 /// ```
 pub fn matmul_by(
     policy: MatmulPolicy,
-    [lhs, rhs]: [CubeTensor; 2],
-    [lhs_scale, rhs_scale]: [CubeTensor; 2],
-    bias: Bias<CubeBackend>,
-    spec: MatmulSpec,
-) -> CubeTensor {
-    let whole = [Granularity::Tensor; 2];
-    matmul_blocks_by(
-        policy,
-        [lhs, rhs],
-        [lhs_scale, rhs_scale],
-        bias,
-        whole,
-        spec,
-    )
-}
-
-/// [`Fp8Ops::fp8_matmul_blocks`](crate::Fp8Ops::fp8_matmul_blocks) of two operands, with a kernel picked by `policy`. See
-/// [`matmul_by`].
-///
-/// ```
-/// # #[cfg(feature = "cpu")] {
-/// use burn::backend::{Backend, ops::FloatTensorOps};
-/// use burn::tensor::{FloatDType, TensorData};
-/// use burn_cubecl::{CubeBackend, CubeDevice, cubecl::cpu::CpuDevice};
-/// use burn_fp8::kernels::{MatmulPolicy, matmul_blocks_by};
-/// use burn_fp8::{Bias, Fp8Cast, Fp8Format::E4M3, Fp8Ops, Granularity, MatmulSpec};
-///
-/// let device = CubeDevice::Cpu(CpuDevice);
-/// let cast = |data: TensorData, granularity| {
-///     let tensor = CubeBackend::float_from_data(data, &device);
-///     let cast = Fp8Cast::new(granularity, E4M3).with_power_of_two(true);
-///     CubeBackend::fp8_quantize_blocks(tensor, cast)
-/// };
-/// let (lhs, lhs_scale) = cast([[7f32, 0.0], [0.0, 448.0]].into(), Granularity::Row);
-/// let (rhs, rhs_scale) = cast([[1f32], [2.0]].into(), Granularity::Column);
-/// let product = matmul_blocks_by(
-///     MatmulPolicy::Automatic,
-///     [lhs, rhs],
-///     [lhs_scale, rhs_scale],
-///     Bias::None,
-///     [Granularity::Row, Granularity::Column],
-///     MatmulSpec::new(E4M3, E4M3, FloatDType::F32),
-/// );
-/// let data = burn_backend::try_read_sync(CubeBackend::float_into_data(product));
-/// assert_eq!(data.unwrap().unwrap().try_to_vec::<f32>().unwrap(), [7.0, 896.0]);
-/// # }
-/// ```
-pub fn matmul_blocks_by(
-    policy: MatmulPolicy,
     operands: [CubeTensor; 2],
     scales: [CubeTensor; 2],
     bias: Bias<CubeBackend>,
-    granularities: [Granularity; 2],
     spec: MatmulSpec,
 ) -> CubeTensor {
-    let product = product(operands, scales, bias, granularities, spec);
+    let product = Product::new(operands, scales, bias, spec);
     choose(policy, &product).matmul(product)
 }
 
@@ -226,31 +150,9 @@ pub fn matmul_amax_by(
     let amax = buffer::zero_scalar(&operands[0]);
     let product = Product {
         amax: Some(amax.clone()),
-        ..product(operands, scales, bias, [Granularity::Tensor; 2], spec)
+        ..Product::new(operands, scales, bias, spec)
     };
     (choose(policy, &product).matmul(product), amax)
-}
-
-fn product(
-    [lhs, rhs]: [CubeTensor; 2],
-    [lhs_scale, rhs_scale]: [CubeTensor; 2],
-    bias: Bias<CubeBackend>,
-    [left, right]: [Granularity; 2],
-    spec: MatmulSpec,
-) -> Product {
-    let scales = |tensor, granularity| Scales {
-        tensor,
-        granularity,
-    };
-    Product {
-        lhs,
-        rhs,
-        lhs_scales: scales(lhs_scale, left),
-        rhs_scales: scales(rhs_scale, right),
-        bias,
-        spec,
-        amax: None,
-    }
 }
 
 /// How a product is computed.
@@ -360,13 +262,13 @@ pub(super) fn definitions(
 /// use burn::tensor::FloatDType;
 /// use burn_cubecl::{CubeDevice, cubecl::cpu::CpuDevice};
 /// use burn_fp8::kernels::{MatmulRoutine, matmul_definition};
-/// use burn_fp8::{Fp8Format, Granularity, MatmulSpec};
+/// use burn_fp8::{Fp8Format, MatmulSpec};
 ///
 /// let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::BF16);
 /// let client = CubeDevice::Cpu(CpuDevice).client();
 /// let definition = |routine| {
-///     let (whole, [batched, bias, amax]) = ([Granularity::Tensor; 2], [false, true, false]);
-///     matmul_definition(&client, routine, spec, whole, batched, bias, amax)
+///     let [batched, bias, amax] = [false, true, false];
+///     matmul_definition(&client, routine, spec, batched, bias, amax)
 /// };
 /// assert!(definition(MatmulRoutine::Wgmma).is_some());
 /// assert!(definition(MatmulRoutine::Direct).is_none());
@@ -376,13 +278,12 @@ pub fn matmul_definition(
     client: &Client,
     routine: MatmulRoutine,
     spec: MatmulSpec,
-    granularities: [Granularity; 2],
     batched: bool,
     has_bias: bool,
     has_amax: bool,
 ) -> Option<KernelDefinition> {
     let tile = routine.tile()?;
-    Some(tile.definition(client, spec, granularities, batched, has_bias, has_amax))
+    Some(tile.definition(client, spec, batched, has_bias, has_amax))
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl Outline {
     pub(super) fn of(product: &Product) -> Self {
         let (lhs, rhs) = (product.lhs.shape(), product.rhs.shape());
         let library = cublaslt::takes(product);
-        Self::new(&lhs, &rhs, product.granularities(), library)
+        Self::new(&lhs, &rhs, product.spec.granularities, library)
     }
 
     pub(super) fn new(
@@ -96,7 +96,6 @@ impl Outline {
 pub(crate) fn check_product(
     device: &CubeDevice,
     [lhs, rhs]: [Shape; 2],
-    granularities: [Granularity; 2],
     spec: MatmulSpec,
 ) -> Result<(), Fp8Error> {
     let size = Size::of(&lhs, &rhs);
@@ -108,8 +107,8 @@ pub(crate) fn check_product(
     {
         return Ok(());
     }
-    let library = cublaslt::takes_size(device, size, granularities, spec);
-    let outline = Outline::new(&lhs, &rhs, granularities, library);
+    let library = cublaslt::takes_size(device, size, spec);
+    let outline = Outline::new(&lhs, &rhs, spec.granularities, library);
     match native(&outline, &device.client(), device)[..] {
         [] => Err(too_large(&outline, [lhs, rhs])),
         _ => Ok(()),

@@ -111,10 +111,7 @@ mod tests {
     use super::*;
     use crate::{
         Bias, Fp8Format, Granularity, MatmulSpec,
-        kernels::{
-            buffer,
-            matmul::{native, product},
-        },
+        kernels::{buffer, matmul::native},
     };
     use MatmulRoutine::{CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256};
 
@@ -124,11 +121,10 @@ mod tests {
         let codes = |shape: [usize; 2]| buffer::empty_codes(&client, &device, shape.into());
         let lhs = codes([m, k]);
         let scale = buffer::zero_scalar(&lhs);
-        product(
+        Product::new(
             [lhs, codes([k, n])],
             [scale.clone(), scale],
             Bias::None,
-            [Granularity::Tensor; 2],
             MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32),
         )
     }
@@ -270,7 +266,7 @@ mod tests {
         assert_eq!(first(&small), [Direct, Wgmma, WgmmaTma, CublasLt]);
         // Scales that change within a step of the tensor cores.
         let mut blocks = product;
-        blocks.lhs_scales.granularity = Granularity::Block {
+        blocks.spec.granularities[0] = Granularity::Block {
             rows: 1,
             columns: 32,
         };

@@ -5,7 +5,7 @@ use burn::tensor::{DType, FloatDType, Shape};
 use burn_cubecl::{
     CubeBackend, CubeDevice, cubecl::client::Client, ops::permute, tensor::CubeTensor,
 };
-use burn_fp8::{Fp8Format, Fp8Ops};
+use burn_fp8::{Fp8Format, Fp8Ops, Granularity};
 use half::{bf16, f16};
 
 use super::super::{
@@ -188,8 +188,13 @@ fn values_of_every_code_are_ml_dtypes() {
         let all: Vec<u8> = (0..=u8::MAX).take(shape[0] * shape[1]).collect();
         let input = tensor(&client, &all, &shape, DType::U8);
         // Exact, because the scale is a power of two.
-        let output =
-            CubeBackend::fp8_dequantize(input, floats(&client, &[0.5], &[1]), format, dtype);
+        let output = CubeBackend::fp8_dequantize(
+            input,
+            floats(&client, &[0.5], &[1]),
+            Granularity::Tensor,
+            format,
+            dtype,
+        );
         let found: Vec<f32> = match dtype {
             FloatDType::F32 => elements(&output)
                 .into_iter()

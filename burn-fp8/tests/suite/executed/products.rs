@@ -3,7 +3,7 @@
 use burn::backend::ops::IntTensorOps;
 use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_amax_by, matmul_blocks_by};
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_amax_by, matmul_by};
 use burn_fp8::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 use half::{bf16, f16};
 
@@ -115,12 +115,13 @@ fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
     };
     let (policy, operands) = (MatmulPolicy::Only(routine), [lhs_codes, rhs_codes]);
     let scales = [lhs_scales, rhs_scales];
-    let spec = MatmulSpec::new(case.formats[0], case.formats[1], case.output);
-    let (product, amax) = if case.granularities == WHOLE && case.bias {
+    let spec = MatmulSpec::new(case.formats[0], case.formats[1], case.output)
+        .with_granularities(case.granularities);
+    let (product, amax) = if case.bias {
         let (product, amax) = matmul_amax_by(policy, operands, scales, row, spec);
         (product, Some(amax))
     } else {
-        let product = matmul_blocks_by(policy, operands, scales, row, case.granularities, spec);
+        let product = matmul_by(policy, operands, scales, row, spec);
         (product, None)
     };
     let kernel = match routine {
@@ -346,12 +347,11 @@ fn casts_are_multiplied_in_place() {
         };
         let (lhs, _, _) = cast(&left, &[m, k], E4M3);
         let (_, turned, _) = cast(&right, &[k, n], E5M2);
-        let product = matmul_blocks_by(
+        let product = matmul_by(
             MatmulPolicy::Only(routine),
             [lhs, CubeBackend::int_swap_dims(turned, 0, 1)],
             [one(), one()],
             Bias::Row(float(&vec![0.0; n], &[n])),
-            WHOLE,
             MatmulSpec::new(E4M3, E5M2, FloatDType::F32),
         );
         let expected: Vec<f64> = (0..m * n)

@@ -155,8 +155,7 @@ fn blocks_have_scales_of_their_own() {
                 .fold(f32::MAX, f32::min);
             assert_eq!(distance(code as usize), best, "{scaled} as {code:#x}");
         }
-        let back =
-            CubeBackend::fp8_dequantize_blocks(codes, scales, granularity, format, FloatDType::F32);
+        let back = CubeBackend::fp8_dequantize(codes, scales, granularity, format, FloatDType::F32);
         for (index, value) in values(&back).into_iter().enumerate() {
             let exact =
                 f64::from(meaning[found[index] as usize]) / f64::from(expected[block_of(index)]);

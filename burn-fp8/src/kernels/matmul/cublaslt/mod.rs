@@ -21,9 +21,9 @@ use std::sync::Once;
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 
 use super::{Outline, Product, Size, accelerated, native, unmeasured};
+use crate::MatmulSpec;
 #[cfg(feature = "cuda")]
 use crate::kernels::amax::raise_to;
-use crate::{Granularity, MatmulSpec};
 
 /// Whether a device has cuBLASLt.
 pub(super) fn is_there(device: &CubeDevice) -> bool {
@@ -56,17 +56,12 @@ pub(super) fn takes(product: &Product) -> bool {
 }
 
 /// Whether the device has cuBLASLt and this takes products of a size.
-pub(super) fn takes_size(
-    device: &CubeDevice,
-    size: Size,
-    granularities: [Granularity; 2],
-    spec: MatmulSpec,
-) -> bool {
+pub(super) fn takes_size(device: &CubeDevice, size: Size, spec: MatmulSpec) -> bool {
     #[cfg(feature = "cuda")]
-    return matmul::takes_size(device, size, granularities, spec);
+    return matmul::takes_size(device, size, spec);
     #[cfg(not(feature = "cuda"))]
     {
-        let _ = (device, size, granularities, spec);
+        let _ = (device, size, spec);
         false
     }
 }
@@ -136,12 +131,7 @@ mod matmul {
         })
     }
 
-    pub(super) fn takes_size(
-        device: &CubeDevice,
-        size: Size,
-        granularities: [Granularity; 2],
-        spec: MatmulSpec,
-    ) -> bool {
+    pub(super) fn takes_size(device: &CubeDevice, size: Size, spec: MatmulSpec) -> bool {
         let by_rows = |rows, columns| Matrix {
             rows,
             columns,
@@ -149,14 +139,14 @@ mod matmul {
             column_stride: 1,
         };
         let (lhs, rhs) = (by_rows(size.m, size.k), by_rows(size.k, size.n));
-        granularities == [Granularity::Tensor; 2]
+        spec.granularities == [Granularity::Tensor; 2]
             && size.batches == 1
             && plan(lhs, rhs, spec, false).is_ok()
             && library(device).is_some()
     }
 
     fn planned(product: &Product) -> Option<Plan> {
-        if product.granularities() != [Granularity::Tensor; 2] {
+        if product.spec.granularities != [Granularity::Tensor; 2] {
             return None;
         }
         let lhs = operands::matrix(&product.lhs)?;

@@ -126,8 +126,8 @@ mod tests {
     use super::*;
     use crate::{
         Fp8Format::{self, E4M3},
-        Granularity, MatmulSpec, kernels,
-        kernels::{matmul::MatmulRoutine, matmul::cublaslt::plan::plan, scale_grid::Scales},
+        MatmulSpec, kernels,
+        kernels::{matmul::MatmulRoutine, matmul::cublaslt::plan::plan},
     };
 
     fn float<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> CubeTensor {
@@ -201,22 +201,16 @@ mod tests {
                         false => cast(shape),
                     }
                 };
-                let scales = |scale| Scales {
-                    tensor: float(vec![scale], [1]),
-                    granularity: Granularity::Tensor,
+                let bias = match has_bias {
+                    true => Bias::Row(float(wave(n, 7), [n])),
+                    false => Bias::None,
                 };
-                let product = Product {
-                    lhs: codes([m, k], 3, turned[0]),
-                    rhs: codes([k, n], 5, turned[1]),
-                    lhs_scales: scales(4.0),
-                    rhs_scales: scales(0.5),
-                    bias: match has_bias {
-                        true => Bias::Row(float(wave(n, 7), [n])),
-                        false => Bias::None,
-                    },
-                    amax: None,
-                    spec: MatmulSpec::new(E4M3, E4M3, output),
-                };
+                let product = Product::new(
+                    [codes([m, k], 3, turned[0]), codes([k, n], 5, turned[1])],
+                    [4.0, 0.5].map(|scale| float(vec![scale], [1])),
+                    bias,
+                    MatmulSpec::new(E4M3, E4M3, output),
+                );
                 let (lhs, rhs) = (matrix(&product.lhs), matrix(&product.rhs));
                 let plan = plan(lhs.unwrap(), rhs.unwrap(), product.spec, has_bias).unwrap();
                 let mut operands = Operands::of(&product, &plan);

@@ -12,11 +12,8 @@ use super::{ffi, matmul::multiply};
 use crate::{
     Bias,
     Fp8Format::{self, E4M3, E5M2},
-    Granularity, MatmulSpec, kernels,
-    kernels::{
-        matmul::{MatmulRoutine, Product},
-        scale_grid::Scales,
-    },
+    MatmulSpec, kernels,
+    kernels::matmul::{MatmulRoutine, Product},
 };
 
 fn float<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &CubeDevice) -> CubeTensor {
@@ -36,13 +33,6 @@ fn codes(shape: [usize; 2], scale: &CubeTensor, format: Fp8Format) -> CubeTensor
         &scale.device,
     );
     kernels::quantize(values, scale.clone(), format).0
-}
-
-fn whole(scale: &CubeTensor) -> Scales {
-    Scales {
-        tensor: scale.clone(),
-        granularity: Granularity::Tensor,
-    }
 }
 
 fn values(tensor: CubeTensor) -> Vec<f32> {
@@ -86,18 +76,18 @@ fn products_are_those_of_the_portable_kernel() {
                         codes([k, n], &rhs_scale, rhs_format),
                     ),
                 };
-                let product = || Product {
-                    lhs: lhs.clone(),
-                    rhs: rhs.clone(),
-                    lhs_scales: whole(&lhs_scale),
-                    rhs_scales: whole(&rhs_scale),
-                    bias: match has_bias {
+                let product = || {
+                    let bias = match has_bias {
                         true => Bias::Row(float(wave(n, 0.5), [n], &device)),
                         false => Bias::None,
-                    },
-                    amax: None,
-                    spec: MatmulSpec::new(lhs_format, rhs_format, output)
-                        .with_fast_accumulation(lhs_format == rhs_format),
+                    };
+                    Product::new(
+                        [lhs.clone(), rhs.clone()],
+                        [lhs_scale.clone(), rhs_scale.clone()],
+                        bias,
+                        MatmulSpec::new(lhs_format, rhs_format, output)
+                            .with_fast_accumulation(lhs_format == rhs_format),
+                    )
                 };
                 let found = multiply(&library, &product()).expect("cuBLASLt has this product");
                 assert_eq!(found.shape(), [m, n].into());
