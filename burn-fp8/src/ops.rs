@@ -277,14 +277,9 @@ pub trait Fp8Ops: Backend {
         Operand::<Self>::cast(input, cast).matmul(output_weight, bias, output)
     }
 
-    /// The amax that a backward pass left in `slot`, or 0 if none did (of shape `[1]`, on the device of `like`). With `take`, the
-    /// slot is emptied.
-    fn fp8_gradient_amax(
-        like: FloatTensor<Self>,
-        slot: GradAmaxSlot,
-        take: bool,
-    ) -> FloatTensor<Self> {
-        slot.get(take)
+    /// Takes the amax that a backward pass left in `slot`; 0 if none did (of shape `[1]`, on the device of `like`).
+    fn fp8_gradient_amax(like: FloatTensor<Self>, slot: GradAmaxSlot) -> FloatTensor<Self> {
+        slot.take()
             .unwrap_or_else(|| Self::float_zeros(Shape::new([1]), &like.device(), FloatDType::F32))
     }
 }

@@ -28,14 +28,9 @@ impl GradAmaxSlot {
         *slot = Some(Arc::new(amax));
     }
 
-    /// The amax, if there is one and it is of type `T`. With `take`, the slot is emptied.
-    pub(crate) fn get<T: Clone + 'static>(&self, take: bool) -> Option<T> {
-        let mut slot = self.0.lock();
-        let amax = slot.as_ref()?.downcast_ref::<T>().cloned();
-        if take {
-            *slot = None;
-        }
-        amax
+    /// Empties the slot. Returns the amax, if there is one and it is of type `T`.
+    pub(crate) fn take<T: Clone + 'static>(&self) -> Option<T> {
+        self.0.lock().take()?.downcast_ref::<T>().cloned()
     }
 
     /// Whether an amax is waiting.

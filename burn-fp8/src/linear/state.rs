@@ -126,7 +126,7 @@ impl Fp8State {
         if self.gradient_amax.is_set() {
             buffers.forget_next_scales();
             let like = buffers.gradient.scale.value.clone().into_dispatch();
-            let amax = Dispatch::fp8_gradient_amax(like, self.gradient_amax.clone(), true);
+            let amax = Dispatch::fp8_gradient_amax(like, self.gradient_amax.clone());
             buffers
                 .gradient
                 .wait_for_largest(Tensor::from_dispatch(amax));

@@ -146,11 +146,7 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
         product
     }
 
-    fn fp8_gradient_amax(
-        like: FloatTensor<Self>,
-        slot: GradAmaxSlot,
-        take: bool,
-    ) -> FloatTensor<Self> {
-        Self::from_inner(B::fp8_gradient_amax(like.into_primitive(), slot, take))
+    fn fp8_gradient_amax(like: FloatTensor<Self>, slot: GradAmaxSlot) -> FloatTensor<Self> {
+        Self::from_inner(B::fp8_gradient_amax(like.into_primitive(), slot))
     }
 }
