@@ -1,10 +1,9 @@
 //! Tensors with a scale per row, column or block.
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use super::{Fp8Tensor, Granularity};
-use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
+use crate::{Fp8Cast, Fp8Error, Fp8Format, functions};
 
 impl<const D: usize> Fp8Tensor<D> {
     /// Quantizes with a scale for each row (of the last dimension), from its own amax.
@@ -12,7 +11,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// # Panics
     /// If CubeCL's kernels cannot count the elements (see [`quantize_as`](Self::quantize_as), which returns an error instead).
     pub fn quantize_rows(tensor: Tensor<D>, format: Fp8Format) -> Self {
-        Self::quantize_by(tensor, Fp8Cast::new(Granularity::Row, format))
+        Self::cast(tensor, Fp8Cast::new(Granularity::Row, format))
     }
 
     /// Quantizes with a scale for each column, from its own amax. Columns are the rows of the transpose.
@@ -22,7 +21,7 @@ impl<const D: usize> Fp8Tensor<D> {
     /// returns an error instead).
     pub fn quantize_columns(tensor: Tensor<D>, format: Fp8Format) -> Self {
         assert!(D > 1, "quantize_columns: a tensor of rank 1 has no columns");
-        Self::quantize_by(tensor, Fp8Cast::new(Granularity::Column, format))
+        Self::cast(tensor, Fp8Cast::new(Granularity::Column, format))
     }
 
     /// Quantizes with a scale for each block of `[rows, columns]` of the last two dimensions, from its own amax. DeepSeek-V3 uses
@@ -50,20 +49,6 @@ impl<const D: usize> Fp8Tensor<D> {
     pub fn quantize_as(tensor: Tensor<D>, cast: Fp8Cast) -> Result<Self, Fp8Error> {
         cast.granularity.check(D)?;
         functions::check_cast(&tensor, cast.granularity)?;
-        Ok(match cast.granularity {
-            Granularity::Tensor => Self::quantize_whole(tensor, cast),
-            _ => Self::quantize_by(tensor, cast),
-        })
-    }
-
-    fn quantize_by(tensor: Tensor<D>, cast: Fp8Cast) -> Self {
-        let tensor = tensor.without_autodiff().into_dispatch();
-        let (codes, scale) = Dispatch::fp8_quantize_blocks(tensor, cast);
-        Self {
-            codes: Tensor::from_dispatch(codes),
-            scale: Tensor::from_dispatch(scale),
-            granularity: cast.granularity,
-            format: cast.format,
-        }
+        Ok(Self::cast(tensor, cast))
     }
 }

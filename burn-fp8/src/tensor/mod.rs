@@ -46,14 +46,29 @@ impl<const D: usize> Fp8Tensor<D> {
     /// # Panics
     /// If CubeCL's kernels cannot count the elements (see [`quantize_as`](Self::quantize_as), which returns an error instead).
     pub fn quantize(tensor: Tensor<D>, format: Fp8Format) -> Self {
-        Self::quantize_whole(tensor, Fp8Cast::new(Granularity::Tensor, format))
+        Self::cast(tensor, Fp8Cast::new(Granularity::Tensor, format))
     }
 
-    fn quantize_whole(tensor: Tensor<D>, cast: Fp8Cast) -> Self {
+    /// Quantizes with scales from the tensor's own amaxes.
+    fn cast(tensor: Tensor<D>, cast: Fp8Cast) -> Self {
+        let Fp8Cast {
+            format,
+            granularity,
+            power_of_two,
+        } = cast;
         let tensor = tensor.without_autodiff();
-        let amax = functions::amax(tensor.clone());
-        let scale = functions::scales(amax, cast.format, cast.power_of_two);
-        Self::quantize_with_device_scale(tensor, scale, cast.format).0
+        if granularity == Granularity::Tensor {
+            let amax = functions::amax(tensor.clone());
+            let scale = functions::scales(amax, format, power_of_two);
+            return Self::quantize_with_device_scale(tensor, scale, format).0;
+        }
+        let (codes, scale) = Dispatch::fp8_quantize_blocks(tensor.into_dispatch(), cast);
+        Self {
+            codes: Tensor::from_dispatch(codes),
+            scale: Tensor::from_dispatch(scale),
+            granularity,
+            format,
+        }
     }
 
     /// Quantizes with a given scale, which multiplies before the cast. Values out of range saturate.
