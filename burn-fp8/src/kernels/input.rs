@@ -30,14 +30,16 @@ pub(crate) fn check_cast(
     let columns = match granularity {
         Granularity::Tensor => elements,
         _ => {
-            let Blocks { matrix, block } = Blocks::of(shape, granularity);
-            let longest = matrix[0].max(matrix[1]);
+            let blocks = Blocks::of(shape, granularity);
+            let longest = blocks.matrix[0].max(blocks.matrix[1]);
             if longest > LONGEST {
                 let what = "a row or column of the tensor to be cast with several scales";
                 return Err(refused(what, longest, LONGEST));
             }
-            let shared = !block[1].is_multiple_of(4) && block[1] != matrix[1];
-            if shared { 1 } else { matrix[1] }
+            match blocks.by_fours() {
+                true => blocks.matrix[1],
+                false => 1,
+            }
         }
     };
     let most = fours(columns, dtype) * buffer::MOST;
