@@ -14,7 +14,7 @@ use super::{
 };
 use crate::kernels::buffer;
 
-/// A routine that computes products with kernels of this crate.
+/// A routine that computes products.
 pub(super) trait Routine: Send + Sync {
     /// Whether the routine can compute products of these sizes and granularities, if the output has no more elements than
     /// [`most`](Self::most).
@@ -32,8 +32,8 @@ pub(super) trait Routine: Send + Sync {
         true
     }
 
-    /// Whether the device of `client` has what makes the routine fast.
-    fn is_native(&self, _client: &Client) -> bool {
+    /// Whether `device`, whose client is `client`, has what makes the routine fast.
+    fn is_native(&self, _client: &Client, _device: &CubeDevice) -> bool {
         true
     }
 
@@ -97,57 +97,39 @@ impl MatmulRoutine {
         Self::CublasLt,
     ];
 
-    /// The implementation by this crate's kernels; `None` for NVIDIA's library.
-    fn routine(self) -> Option<&'static dyn Routine> {
-        Some(match self {
+    fn routine(self) -> &'static dyn Routine {
+        match self {
             Self::Direct => &direct::Direct,
             Self::Decoded => &decoded::Decoded,
             Self::Mma => &MMA,
             Self::Wgmma => &WGMMA,
             Self::WgmmaTma => &WGMMA_TMA,
             Self::WgmmaTma256 => &WGMMA_TMA_256,
-            Self::CublasLt => return None,
-        })
+            Self::CublasLt => &cublaslt::CublasLt,
+        }
     }
 
     /// Whether the routine can compute such products.
     pub(super) fn fits(self, outline: &Outline) -> bool {
-        let (fits, most) = match self.routine() {
-            Some(routine) => (routine.fits(outline), routine.most(outline.size)),
-            // The library counts in 64 bits, but the kernel that finds the amax of its output does not: four at a time, if all of
-            // them are whole fours.
-            None => (
-                outline.library && outline.can_be_copied(),
-                match outline.size.elements().is_multiple_of(4) {
-                    true => 4 * buffer::MOST,
-                    false => buffer::MOST,
-                },
-            ),
-        };
-        fits && outline.size.elements() <= most
+        let (routine, size) = (self.routine(), outline.size);
+        routine.fits(outline)
+            && size.elements() <= routine.most(size)
             && outline.codes.into_iter().all(|codes| codes <= MOST_CODES)
     }
 
     /// Whether the device of `client` has the shared memory that the routine takes.
     pub(super) fn has_room(self, client: &Client) -> bool {
-        self.routine()
-            .is_none_or(|routine| routine.has_room(client))
+        self.routine().has_room(client)
     }
 
     /// Whether `device`, whose client is `client`, has what makes the routine fast.
     pub(super) fn is_native(self, client: &Client, device: &CubeDevice) -> bool {
-        match self.routine() {
-            Some(routine) => routine.is_native(client),
-            None => cublaslt::is_there(device),
-        }
+        self.routine().is_native(client, device)
     }
 
     /// Computes a product that [`fits`](Self::fits).
     pub(super) fn matmul(self, product: Product) -> CubeTensor {
-        match self.routine() {
-            Some(routine) => routine.matmul(product),
-            None => cublaslt::matmul(product),
-        }
+        self.routine().matmul(product)
     }
 
     /// Whether the routine reads both operands along the inner dimension, and copies an operand with another layout.
@@ -157,7 +139,7 @@ impl MatmulRoutine {
 
     /// Whether the routine's operands are loaded by the TMA.
     pub(super) fn loads_by_tma(self) -> bool {
-        self.tile().is_some_and(Tile::has_tma)
+        matches!(self, Self::WgmmaTma | Self::WgmmaTma256)
     }
 
     /// The tile kernel of a routine that runs on tensor cores.

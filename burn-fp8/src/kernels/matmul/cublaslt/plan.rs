@@ -8,8 +8,6 @@
 //! The inner dimension and our columns must be multiples of 16. Where they are not, operands are copied with zeros, or with more
 //! columns, up to the next multiple, and the product has columns that are not shown.
 
-use std::fmt::{self, Display};
-
 use burn::tensor::FloatDType;
 
 use super::{ALIGNMENT, is_padded};
@@ -72,46 +70,25 @@ pub(super) struct Plan {
     pub(super) bias: BiasPlan,
 }
 
-/// Why cuBLASLt cannot compute a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// E5M2 is multiplied by E4M3 only.
-    Formats,
-    /// There is nothing to multiply.
-    Empty,
-    /// There is no such output.
-    Output(FloatDType),
-}
-
-impl Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Formats => write!(f, "both operands are E5M2"),
-            Self::Empty => write!(f, "no elements or no terms"),
-            Self::Output(dtype) => write!(f, "an output of type {dtype:?}"),
-        }
-    }
-}
-
-/// How the product of `lhs` (`[m, k]`) and `rhs` (`[k, n]`) is given to cuBLASLt.
+/// How the product of `lhs` (`[m, k]`) and `rhs` (`[k, n]`) is given to cuBLASLt, or why it cannot be.
 pub(super) fn plan(
     lhs: Matrix,
     rhs: Matrix,
     spec: MatmulSpec,
     has_bias: bool,
-) -> Result<Plan, Refusal> {
+) -> Result<Plan, &'static str> {
     if spec.lhs == Fp8Format::E5M2 && spec.rhs == Fp8Format::E5M2 {
-        return Err(Refusal::Formats);
+        return Err("both operands are E5M2");
     }
     let bias = match (spec.output, has_bias) {
         (FloatDType::F32 | FloatDType::BF16 | FloatDType::F16, false) => BiasPlan::None,
         (FloatDType::BF16 | FloatDType::F16, true) => BiasPlan::Epilogue,
         (FloatDType::F32, true) => BiasPlan::Afterwards,
-        (other, _) => return Err(Refusal::Output(other)),
+        _ => return Err("there is no such output"),
     };
     let (m, n, k) = (lhs.rows, rhs.columns, lhs.columns);
     if m * n * k == 0 {
-        return Err(Refusal::Empty);
+        return Err("no elements or no terms");
     }
     let in_place = |inner: usize, outer: usize| {
         inner == 1 && outer >= k && outer.is_multiple_of(ALIGNMENT) && !is_padded(k)
@@ -239,18 +216,18 @@ mod tests {
             let (a, b) = small();
             let result = plan(a, b, spec(lhs, rhs, FloatDType::F32), false);
             match (lhs, rhs) {
-                (E5M2, E5M2) => assert_eq!(result, Err(Refusal::Formats)),
+                (E5M2, E5M2) => assert_eq!(result, Err("both operands are E5M2")),
                 _ => assert!(result.is_ok()),
             }
         }
         let forward = spec(E4M3, E4M3, FloatDType::F32);
         for (m, k, n) in [(0, 32, 16), (16, 0, 16), (16, 32, 0)] {
             let result = plan(by_rows(m, k), by_rows(k, n), forward, false);
-            assert_eq!(result, Err(Refusal::Empty));
+            assert_eq!(result, Err("no elements or no terms"));
         }
         let (a, b) = small();
         let double = plan(a, b, spec(E4M3, E4M3, FloatDType::F64), false);
-        assert_eq!(double, Err(Refusal::Output(FloatDType::F64)));
+        assert_eq!(double, Err("there is no such output"));
     }
 
     /// Gradients may be E4M3 too, so the formats do not say which product it is.

@@ -8,7 +8,7 @@ use burn_cubecl::{CubeBackend, CubeDevice, ops::permute, tensor::CubeTensor};
 use burn_std::reader::try_read_sync;
 use cubecl::cuda::CudaDevice;
 
-use super::{ffi, matmul::multiply};
+use super::{library, multiply};
 use crate::{
     Bias,
     Fp8Format::{self, E4M3, E5M2},
@@ -46,11 +46,11 @@ fn products_are_those_of_the_portable_kernel() {
         eprintln!("skipped: no NVIDIA GPU");
         return;
     }
-    let Some(library) = ffi::library(0) else {
+    let device = CubeDevice::Cuda(CudaDevice::new(0));
+    let Some(library) = library(&device) else {
         eprintln!("skipped: no cuBLASLt, or a GPU without fp8");
         return;
     };
-    let device = CubeDevice::Cuda(CudaDevice::new(0));
     // The second is padded.
     let sizes = [(64, 96, 32), (63, 90, 33)];
     let outputs = [

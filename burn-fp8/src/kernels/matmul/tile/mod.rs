@@ -18,7 +18,7 @@ mod turn;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{CubeBackend, kernel::cast, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, CubeDevice, kernel::cast, tensor::CubeTensor};
 use cubecl::{CubeKernel, client::Client, prelude::*};
 
 use super::{Outline, Product, Size, routine::Routine};
@@ -35,9 +35,7 @@ use crate::{
 use kernel::tile_kernel;
 use layout::{COLUMNS, ROWS, STEP, TALL_ROWS};
 use operand::Operand;
-#[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
-pub(super) use operand::along;
-pub(super) use operand::is_copied;
+pub(super) use operand::{along, is_copied};
 pub(super) use plan::Instruction;
 use plan::Plan;
 use scaling::{Scaling, StridesLaunch, strides};
@@ -70,10 +68,6 @@ impl Tile {
             rows: TALL_ROWS,
             ..self
         }
-    }
-
-    pub(super) fn has_tma(&self) -> bool {
-        self.tma
     }
 
     /// Whether the tiles suit the product. A tall tile leaves no registers for different scales of all columns in a step, and a product
@@ -110,7 +104,7 @@ impl Routine for Tile {
             || 4 * self.instruction.words(self.rows) <= hardware.max_shared_memory_size
     }
 
-    fn is_native(&self, client: &Client) -> bool {
+    fn is_native(&self, client: &Client, _device: &CubeDevice) -> bool {
         native_instruction(client) == Some(self.instruction)
     }
 

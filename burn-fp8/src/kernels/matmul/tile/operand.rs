@@ -100,7 +100,6 @@ impl Operand {
 
 /// A copy of one matrix of codes with the inner dimension innermost, padded with zeros to whole chunks. It has `rows` rows, of
 /// which those that the matrix lacks are not set.
-#[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
 pub(in crate::kernels::matmul) fn along(
     tensor: &CubeTensor,
     row: usize,

@@ -61,7 +61,7 @@ impl Shape {
 }
 
 /// cuBLASLt for a device, if it can be used there. If not, the log says why, once.
-pub(in super::super) fn library(ordinal: usize) -> Option<Arc<Library>> {
+pub(super) fn library(ordinal: usize) -> Option<Arc<Library>> {
     static KNOWN: OnceLock<Mutex<HashMap<usize, Option<Arc<Library>>>>> = OnceLock::new();
     let mut known = KNOWN.get_or_init(Mutex::default).lock();
     let library = known.entry(ordinal).or_insert_with(|| {

@@ -6,13 +6,21 @@ mod stream;
 
 use std::{fmt::Display, sync::Arc};
 
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 
-pub(super) use library::{Library, library};
+pub(super) use library::Library;
 
 use super::{operands::Operands, plan::Plan};
 use crate::MatmulSpec;
 use problem::{ALIGNMENT, Addresses, Problem, WORKSPACE};
+
+/// cuBLASLt for a device, if it can be used there.
+pub(super) fn library(device: &CubeDevice) -> Option<Arc<Library>> {
+    match device {
+        CubeDevice::Cuda(device) => library::library(device.index),
+        _ => None,
+    }
+}
 
 /// Enqueues the computation of `operands.output` on CubeCL's stream. After an error here, another routine computes the product.
 /// An error that occurs when the stream reaches it is found by the reader of the output, and the next such product is left to others.
