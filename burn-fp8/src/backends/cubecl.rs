@@ -32,7 +32,7 @@ impl Fp8Ops for CubeBackend {
         scale: FloatTensor<Self>,
         format: Fp8Format,
     ) -> (IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
-        match kernels::products_read_along_sums(&input) {
+        match kernels::codes_lie_along_sums(&input) {
             true => kernels::quantize_transposed(input, scale, format),
             false => {
                 let (codes, amax) = kernels::quantize(input, scale, format);
@@ -82,8 +82,7 @@ impl Fp8Ops for CubeBackend {
         input: FloatTensor<Self>,
         cast: Fp8Cast,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        let by_columns =
-            cast.granularity.is_summed_down() && kernels::products_read_along_sums(&input);
+        let by_columns = cast.granularity.is_summed_down() && kernels::codes_lie_along_sums(&input);
         kernels::quantize_blocks(input, cast, by_columns)
     }
 

@@ -34,7 +34,7 @@ pub use matmul::{
     MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_amax_by, matmul_by, matmul_definition,
     matmul_policy, set_matmul_policy,
 };
-pub(crate) use matmul::{check_product, products_read_along_sums};
+pub(crate) use matmul::{check_product, codes_lie_along_sums};
 pub(crate) use quantize::quantize;
 pub(crate) use quantize_blocks::quantize_blocks;
 pub(crate) use quantize_transposed::quantize_transposed;

@@ -2,9 +2,10 @@
 //! Together they read 32 elements of each row, and write 32 codes of each row and of each column: whole sectors of a GPU's
 //! memory.
 
+use burn::tensor::Shape;
 use cubecl::{prelude::*, std::FastDivmod};
 
-use super::{codec::Four, input};
+use super::{buffer, codec::Four, input};
 
 /// Rows of a unit's tile.
 pub(in crate::kernels) const ROWS: usize = 8;
@@ -40,6 +41,17 @@ pub(in crate::kernels) fn tiles(
     let (down, across) = (rows.div_ceil(BLOCK), columns.div_ceil(BLOCK));
     let tiles = matrices * down * across * ACROSS * DOWN;
     (TilesLaunch::new(tiles, down, across), tiles)
+}
+
+/// Whether a kernel can count the tiles of a tensor's matrices. Those of very many small matrices, which are mostly empty, it
+/// cannot.
+pub(in crate::kernels) fn can_be_counted(shape: &Shape) -> bool {
+    let blocks = |(back, size): (usize, &usize)| match back {
+        0 | 1 => size.div_ceil(BLOCK),
+        _ => *size,
+    };
+    let blocks: usize = shape.iter().rev().enumerate().map(blocks).product();
+    blocks * ACROSS * DOWN <= 4 * buffer::MOST
 }
 
 /// The number of tiles.
@@ -122,4 +134,19 @@ fn turn(a: u32, b: u32, c: u32, d: u32) -> Vector<u32, Const<4>> {
     );
     columns.insert(3usize, (first_odd >> 16u32) | (second_odd & 0xFFFF_0000u32));
     columns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each has 32 tiles.
+    #[test]
+    fn tiles_of_small_matrices_are_counted_up_to_32_bits() {
+        let most = 4 * buffer::MOST / (ACROSS * DOWN);
+        assert!(can_be_counted(&Shape::new([most, 1, 1])));
+        assert!(can_be_counted(&Shape::new([most, 32, 32])));
+        assert!(!can_be_counted(&Shape::new([most + 1, 1, 1])));
+        assert!(!can_be_counted(&Shape::new([most / 2 + 1, 33, 1])));
+    }
 }

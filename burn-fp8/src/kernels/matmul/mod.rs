@@ -17,7 +17,7 @@ use cubecl::{
     prelude::{ElemType, KernelDefinition},
 };
 
-use super::{buffer, scale_grid::Scales};
+use super::{buffer, scale_grid::Scales, tiles};
 use crate::{Bias, Fp8Format, MatmulSpec, custom::matmul_shape};
 use key::Key;
 pub(crate) use outline::check_product;
@@ -214,15 +214,14 @@ fn unmeasured(outline: &Outline) -> MatmulRoutine {
     }
 }
 
-/// Whether large products on the device of `tensor` read both operands along the inner dimension, and copy an operand with
-/// another layout.
-pub(crate) fn products_read_along_sums(tensor: &CubeTensor) -> bool {
-    read_along_sums(matmul_policy(), |routine| {
-        routine.is_native(&tensor.client, &tensor.device)
-    })
+/// Whether the codes of `input` are laid out along the inner dimension of products: large products on its device read both
+/// operands so, and copy an operand with another layout. Only codes in more tiles than a kernel can count are left to that copy.
+pub(crate) fn codes_lie_along_sums(input: &CubeTensor) -> bool {
+    let native = |routine: MatmulRoutine| routine.is_native(&input.client, &input.device);
+    tiles::can_be_counted(&input.shape()) && read_along_sums(matmul_policy(), native)
 }
 
-/// The same, for a device on which the routines of `is_native` are native.
+/// Whether products read along the inner dimension on a device to which the routines of `is_native` are native.
 fn read_along_sums(policy: MatmulPolicy, is_native: impl Fn(MatmulRoutine) -> bool) -> bool {
     match policy {
         MatmulPolicy::Only(only) => only.reads_along_sums(),
