@@ -1,12 +1,11 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{CubeKernel, client::Client, prelude::*};
+use cubecl::{client::Client, prelude::*};
 
 use super::{
     buffer,
     codec::largest_of,
-    definitions::define,
     input,
     rows::{self, Lines, Rows},
 };
@@ -47,21 +46,7 @@ pub(in crate::kernels) fn raise_to(input: CubeTensor, amax: &CubeTensor) {
     );
 }
 
-pub(super) fn definition(
-    client: &Client,
-    vector: usize,
-    gaps: bool,
-    dtype: ElemType,
-) -> KernelDefinition {
-    let word = || buffer::word(client);
-    let lines = rows::lines(1, 1);
-    define!(
-        client,
-        amax_kernel(vector, word(), word(), 1, lines, gaps, 256, dtype)
-    )
-}
-
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn amax_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
     amax: &[Atomic<u32>],

@@ -129,7 +129,7 @@ pub(in crate::kernels) fn zero_scalar(like: &CubeTensor) -> CubeTensor {
 pub(in crate::kernels) fn amax(client: &Client, amax: &Option<CubeTensor>) -> BufferArg {
     match amax {
         Some(amax) => raw(amax.handle.clone(), 1),
-        None => raw(client.empty(4), 1),
+        None => word(client),
     }
 }
 
@@ -244,7 +244,7 @@ pub(in crate::kernels) fn code_pairs(codes: &CubeTensor) -> BufferArg {
     array(handle, whole as usize / 8, 8)
 }
 
-/// A buffer for a kernel that is only inspected.
+/// A buffer that a kernel does not use.
 pub(in crate::kernels) fn word(client: &Client) -> BufferArg {
     raw(client.empty(4), 1)
 }

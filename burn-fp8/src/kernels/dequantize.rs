@@ -3,12 +3,11 @@ use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use burn_std::Metadata;
-use cubecl::{CubeKernel, client::Client, prelude::*};
+use cubecl::prelude::*;
 
 use super::{
     buffer,
     codec::{by_hand, decode_word, float_to},
-    definitions::define,
     input,
 };
 use crate::Fp8Format;
@@ -56,22 +55,8 @@ pub(crate) fn dequantize(
     output
 }
 
-pub(super) fn definition(
-    client: &Client,
-    vector: usize,
-    format: Fp8Format,
-    dtype: ElemType,
-    by_hand: bool,
-) -> KernelDefinition {
-    let word = || buffer::word(client);
-    define!(
-        client,
-        dequantize_kernel(vector, word(), word(), word(), format, by_hand, dtype)
-    )
-}
-
 /// Each unit decodes one word at a time.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn dequantize_kernel<F: Numeric, N: Size>(
     codes: &[u32],
     scale: &[f32],

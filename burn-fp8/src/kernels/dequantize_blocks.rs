@@ -2,14 +2,13 @@ use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{ops::reshape, tensor::CubeTensor};
-use cubecl::{CubeKernel, client::Client, prelude::*};
+use cubecl::prelude::*;
 
 use super::{
     batch::tensor_starts,
     buffer,
     codec::{by_hand, float_to, load},
-    definitions::define,
-    scale_grid::{ScaleGrid, ScaleGridLaunch, Scales, scale_index},
+    scale_grid::{ScaleGrid, Scales, scale_index},
 };
 use crate::{Fp8Format, Granularity};
 
@@ -81,34 +80,7 @@ pub(in crate::kernels) fn dequantize(
     output
 }
 
-pub(super) fn definition(
-    client: &Client,
-    format: Fp8Format,
-    dtype: ElemType,
-    by_hand: bool,
-) -> KernelDefinition {
-    let word = || buffer::word(client);
-    let grid = ScaleGridLaunch::new(1, 1, 1, 1);
-    define!(
-        client,
-        dequantize_kernel(
-            word(),
-            word(),
-            word(),
-            word(),
-            grid,
-            1,
-            1,
-            1,
-            1,
-            format,
-            by_hand,
-            dtype
-        )
-    )
-}
-
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn dequantize_kernel<F: Numeric>(
     codes: &[u32],
     scales: &[f32],

@@ -9,7 +9,6 @@ mod batch;
 mod blocks;
 mod buffer;
 mod codec;
-mod definitions;
 mod dequantize;
 mod dequantize_blocks;
 mod input;
@@ -26,13 +25,12 @@ mod update_scale;
 
 pub(crate) use amax::amax;
 pub(crate) use buffer::swapped;
-pub use definitions::portable_definitions;
 pub(crate) use dequantize::dequantize;
 pub(crate) use dequantize_blocks::dequantize_blocks;
 pub(crate) use input::check_cast;
 pub use matmul::{
-    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_amax_by, matmul_by, matmul_definition,
-    matmul_policy, set_matmul_policy,
+    MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_amax_by, matmul_by, matmul_policy,
+    set_matmul_policy,
 };
 pub(crate) use matmul::{check_product, codes_lie_along_sums};
 pub(crate) use quantize::quantize;

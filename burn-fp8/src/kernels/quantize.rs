@@ -2,13 +2,12 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{CubeBackend, ops::permute, tensor::CubeTensor};
-use cubecl::{CubeKernel, client::Client, prelude::*};
+use cubecl::prelude::*;
 
 use super::{
     amax::{raise_together, together},
     buffer,
     codec::{Codec, encode, largest_of},
-    definitions::define,
     input,
     rows::{self, Lines, Rows},
 };
@@ -58,36 +57,8 @@ pub(crate) fn quantize(
     (codes, amax)
 }
 
-pub(super) fn definition(
-    client: &Client,
-    vector: usize,
-    gaps: bool,
-    format: Fp8Format,
-    dtype: ElemType,
-) -> KernelDefinition {
-    let word = || buffer::word(client);
-    let lines = rows::lines(1, 1);
-    let codec = Codec::of(client, format);
-    define!(
-        client,
-        quantize_kernel(
-            vector,
-            word(),
-            word(),
-            word(),
-            word(),
-            1,
-            lines,
-            gaps,
-            codec,
-            256,
-            dtype
-        )
-    )
-}
-
 /// Each unit encodes two words of four codes at a time.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn quantize_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
     scale: &[f32],

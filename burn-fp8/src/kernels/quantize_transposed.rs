@@ -1,13 +1,12 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{CubeKernel, client::Client, prelude::*};
+use cubecl::prelude::*;
 
 use super::{
     amax::{raise_together, together},
     buffer,
     codec::{Codec, encode, largest_of},
-    definitions::define,
     input,
     rows::{Rows, pitch_of},
     tiles::{self, Tiles},
@@ -68,37 +67,8 @@ pub(crate) fn quantize_transposed(
     (codes, transposed, amax)
 }
 
-pub(super) fn definition(
-    client: &Client,
-    vector: usize,
-    format: Fp8Format,
-    dtype: ElemType,
-) -> KernelDefinition {
-    let word = || buffer::word(client);
-    let (tiles, _) = tiles::tiles(1, [1, 1]);
-    let codec = Codec::of(client, format);
-    define!(
-        client,
-        quantize_kernel(
-            vector,
-            word(),
-            word(),
-            word(),
-            word(),
-            word(),
-            tiles,
-            1,
-            1,
-            1,
-            codec,
-            256,
-            dtype
-        )
-    )
-}
-
 /// Each unit encodes a tile: one word for each of its rows, and two for each of its columns.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn quantize_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
     scale: &[f32],

@@ -61,7 +61,7 @@ impl Rows {
     pub(in crate::kernels) fn launch(&self) -> LinesLaunch {
         // Without gaps the kernel has no use for the columns, which may be more than `FastDivmod` can take.
         let columns = if self.have_gaps() { self.columns } else { 1 };
-        lines(columns, self.pitch)
+        LinesLaunch::new(columns.max(1), self.pitch)
     }
 }
 
@@ -86,10 +86,6 @@ pub(in crate::kernels) fn pitch_of(tensor: &CubeTensor) -> Option<usize> {
     let inside = strides[shape.num_dims() - 1] == 1 && pitch > columns;
     // Gaps count when kernels count elements.
     (inside && regular && buffer::extent(tensor) <= buffer::MOST).then_some(pitch)
-}
-
-pub(in crate::kernels) fn lines(columns: usize, pitch: usize) -> LinesLaunch {
-    LinesLaunch::new(columns.max(1), pitch)
 }
 
 /// Where elements are that are counted row by row.

@@ -1,40 +1,44 @@
 //! Kernels for GPUs that are not present: their CUDA C++ compiles for the GPU that each is for, and the machine code of those for
 //! tensor cores has the GPU's fp8 instruction.
 
-use std::{collections::HashMap, process::Command};
+use std::{collections::HashMap, process::Command, sync::Arc};
 
-use burn::tensor::FloatDType;
-use burn_cubecl::{
-    CubeDevice,
-    cubecl::{Compiler, client::Client, prelude::KernelDefinition},
-};
-use burn_fp8::kernels::{MatmulRoutine, matmul_definition, portable_definitions};
-use burn_fp8::{Fp8Format, Granularity, MatmulSpec};
-use cubecl_cpp::{
-    shared::{CompilationOptions, CppCompiler, CppSupportedFeatures},
-    target::Cuda,
-};
+use burn::backend::ops::IntTensorOps;
+use burn::tensor::{DType, FloatDType, Shape};
+use burn_cubecl::{CubeBackend, CubeDevice, cubecl::client::Client, tensor::CubeTensor};
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_amax_by, matmul_by, matmul_policy};
+use burn_fp8::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
+use burn_std::Metadata;
 
 use super::{
     gpu::Gpu,
     nvrtc::{cubin, missing, toolkit},
 };
 
-/// The CUDA C++ into which CubeCL compiles a kernel.
-fn source(definition: KernelDefinition) -> String {
-    let options = CompilationOptions {
-        supports_features: CppSupportedFeatures {
-            grid_constants: true,
-            ..Default::default()
-        },
-        ..Default::default()
-    };
-    let kernel = CppCompiler::<Cuda>::default().compile(definition, &options);
-    kernel.unwrap().source
+/// A tensor whose elements nobody reads, with rows so many elements apart.
+fn empty(client: &Client, shape: &[usize], pitch: usize, dtype: DType) -> CubeTensor {
+    let mut strides = vec![1; shape.len()];
+    let mut size = pitch;
+    for dim in (0..shape.len() - 1).rev() {
+        strides[dim] = size;
+        size *= shape[dim];
+    }
+    CubeTensor::new(
+        client.clone(),
+        client.empty(size * dtype.size()),
+        Metadata::new(Shape::from(shape), strides),
+        CubeDevice::Cpu(Default::default()),
+        dtype,
+    )
 }
 
-fn client() -> Client {
-    CubeDevice::Cpu(Default::default()).client()
+/// A scale for a whole tensor, or one for each of the rows, columns or blocks, in the same place.
+fn scale(client: &Client, granularity: Granularity) -> CubeTensor {
+    let shape: &[usize] = match granularity {
+        Granularity::Tensor => &[1],
+        _ => &[1, 1, 1],
+    };
+    empty(client, shape, 1, DType::F32)
 }
 
 /// The optional parts of a product.
@@ -45,20 +49,33 @@ struct Parts {
     amax: bool,
 }
 
-/// The source of a product on tensor cores.
-fn product(
-    routine: MatmulRoutine,
-    spec: MatmulSpec,
-    granularities: [Granularity; 2],
-    Parts {
-        batched,
-        bias,
-        amax,
-    }: Parts,
-) -> String {
-    let spec = spec.with_granularities(granularities);
-    let definition = matmul_definition(&client(), routine, spec, batched, bias, amax);
-    source(definition.unwrap())
+/// The source of a product on tensor cores, for a GPU that has the instruction. The product has more rows than half of a tall tile
+/// has, and more terms than share a scale.
+fn product(routine: MatmulRoutine, spec: MatmulSpec, parts: Parts) -> Option<Arc<str>> {
+    let (gpu, kernel) = match routine {
+        MatmulRoutine::Mma => (Gpu::Ada, "tile_kernel"),
+        MatmulRoutine::Wgmma => (Gpu::Hopper, "tile_kernel"),
+        _ => (Gpu::Hopper, "tma_kernel"),
+    };
+    let (batch, [m, k, n]) = (1 + usize::from(parts.batched), [256, 512, 128]);
+    let kernels = gpu.kernels(|client| {
+        let codes = |rows| empty(client, &[batch, rows, k], k, DType::U8);
+        let sides = [codes(m), CubeBackend::int_swap_dims(codes(n), 1, 2)];
+        let scales = spec.granularities.map(|of| scale(client, of));
+        let bias = match parts.bias {
+            true => Bias::Row(empty(client, &[n], n, DType::F32)),
+            false => Bias::None,
+        };
+        let policy = MatmulPolicy::Only(routine);
+        match parts.amax {
+            true => drop(matmul_amax_by(policy, sides, scales, bias, spec)),
+            false => drop(matmul_by(policy, sides, scales, bias, spec)),
+        }
+    })?;
+    let mut products = kernels
+        .into_iter()
+        .filter(|(name, _)| name.starts_with(kernel));
+    Some(products.next().expect("it was launched").1)
 }
 
 /// The instructions of machine code, if there is a disassembler.
@@ -134,8 +151,8 @@ fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Optio
         ),
         (e4m3, e5m2, FloatDType::F32, whole, parts([false; 3])),
     ] {
-        let spec = MatmulSpec::new(lhs, rhs, output);
-        let source = product(routine, spec, granularities, parts);
+        let spec = MatmulSpec::new(lhs, rhs, output).with_granularities(granularities);
+        let source = product(routine, spec, parts)?;
         let binary = cubin(&source, architecture, &toolkit).unwrap_or_else(|log| panic!("{log}"));
         let code = disassemble(&binary, &toolkit)?;
         let instruction = format!("{instruction}.F32.{lhs:?}.{rhs:?}");
@@ -190,22 +207,13 @@ fn tma_loads_are_native_on_hopper() {
 #[test]
 fn each_instruction_is_for_its_gpus() {
     let Some(toolkit) = toolkit() else { return };
-    let e4m3 = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
-    let whole = [Granularity::Tensor; 2];
-    assert!(
-        cubin(
-            &product(MatmulRoutine::Wgmma, e4m3, whole, Parts::default()),
-            "89",
-            &toolkit
-        )
-        .is_err()
-    );
-    let binary = cubin(
-        &product(MatmulRoutine::Mma, e4m3, whole, Parts::default()),
-        "90a",
-        &toolkit,
-    )
-    .unwrap();
+    let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
+    let source = |routine| product(routine, spec, Parts::default());
+    let [Some(wgmma), Some(mma)] = [MatmulRoutine::Wgmma, MatmulRoutine::Mma].map(source) else {
+        return;
+    };
+    assert!(cubin(&wgmma, "89", &toolkit).is_err());
+    let binary = cubin(&mma, "90a", &toolkit).unwrap();
     if let Some(code) = disassemble(&binary, &toolkit) {
         assert!(code.contains("HMMA") && !code.contains("QMMA"));
     }
@@ -233,31 +241,120 @@ fn longest_loop(code: &str) -> usize {
     longest
 }
 
+/// The kernels that `launch` launches, of those of this crate that are not for products on tensor cores.
+fn portable(gpu: Gpu, launch: impl FnOnce(&Client)) -> Option<Vec<(String, Arc<str>)>> {
+    let mut kernels = gpu.kernels(launch)?;
+    kernels.retain(|(name, _)| {
+        [
+            "amax",
+            "quantize",
+            "columns",
+            "held",
+            "dequantize",
+            "matmul",
+            "copy_rows",
+            "turn_rows",
+        ]
+        .iter()
+        .any(|kernel| name.starts_with(&format!("{kernel}_kernel")))
+    });
+    Some(kernels)
+}
+
+/// The kernels of casts, for rows that can be read four elements at a time, and for other rows ("one by one").
+fn casts(gpu: Gpu, format: Fp8Format, dtype: DType) -> Option<Vec<(String, Arc<str>)>> {
+    let mut casts = Vec::new();
+    let mut add = |what: &str, kernels: Vec<(String, Arc<str>)>, vector: usize| {
+        for (kernel, source) in kernels {
+            let (kernel, _) = kernel.split_once("_kernel").unwrap();
+            let by = if vector == 4 { "" } else { ", one by one" };
+            casts.push((format!("{what}: {kernel}{by}"), source));
+        }
+    };
+    // Rows, columns, and elements from a row to the next.
+    for (layout, [rows, columns, pitch], vector) in [
+        ("", [24, 40, 40], 4),
+        ("", [5, 7, 7], 1),
+        (" rows with gaps", [24, 40, 48], 4),
+        (" rows with gaps", [24, 40, 41], 1),
+    ] {
+        let input = |client: &Client| empty(client, &[rows, columns], pitch, dtype);
+        let one = |client: &Client| scale(client, Granularity::Tensor);
+        let amax = portable(gpu, |client| drop(CubeBackend::fp8_amax(input(client))))?;
+        add(&format!("amax{layout}"), amax, vector);
+        let quantize = portable(gpu, |client| {
+            drop(CubeBackend::fp8_quantize(
+                input(client),
+                one(client),
+                format,
+            ));
+        })?;
+        add(&format!("quantize{layout}"), quantize, vector);
+        let both = portable(gpu, |client| {
+            drop(CubeBackend::fp8_quantize_transposed(
+                input(client),
+                one(client),
+                format,
+            ));
+        })?;
+        add(&format!("quantize both ways{layout}"), both, vector);
+    }
+    let block = |rows, columns| Granularity::Block { rows, columns };
+    for (what, granularity, shape, vector) in [
+        // A cube holds a block; but not if it is large, or does not fill words or tiles.
+        ("held", block(1, 128), [24, 128, 128], 4),
+        ("held", block(1, 128), [24, 128, 129], 1),
+        ("held, by columns", block(128, 128), [128, 128, 128], 4),
+        ("held, by columns", block(128, 128), [128, 128, 129], 1),
+        ("rows", Granularity::Row, [1, 40_960, 40_960], 4),
+        ("rows", Granularity::Row, [3, 70, 70], 1),
+        ("columns", block(512, 128), [512, 128, 128], 4),
+        ("columns", block(10, 1), [37, 70, 70], 1),
+    ] {
+        let [rows, columns, pitch] = shape;
+        let kernels = portable(gpu, |client| {
+            let input = empty(client, &[rows, columns], pitch, dtype);
+            drop(CubeBackend::fp8_quantize_blocks(
+                input,
+                Fp8Cast::new(granularity, format),
+            ));
+        })?;
+        add(what, kernels, vector);
+    }
+    // One kernel each, but for blocks that no cube holds: they take one for amaxes, one for scales, and one for codes.
+    assert_eq!(casts.len(), 4 * 3 + 4 + 4 * 2);
+    Some(casts)
+}
+
 /// Whether a cast is as fast as memory depends on this: elements are read four at a time, and encoded by an instruction. A GPU as
 /// fast as an H200 has time for about 30 instructions per element of bf16, of which 15 on integers.
 #[test]
 fn casts_are_native_where_the_gpu_has_the_instruction() {
     let Some(toolkit) = toolkit() else { return };
+    let told = MatmulPolicy::Only(MatmulRoutine::Mma);
+    if matmul_policy() != told {
+        // Ampere's products do not read along their sums, and so it casts nothing both ways, unless it is told to.
+        let name = "suite::sources::casts_are_native_where_the_gpu_has_the_instruction";
+        let mut own = Command::new(std::env::current_exe().unwrap());
+        own.args(["--exact", name, "--nocapture"]);
+        let status = own.env("BURN_FP8_MATMUL", "mma").status().unwrap();
+        assert!(status.success(), "{status}");
+        return;
+    }
     for (gpu, architecture, native) in [(Gpu::Ampere, "80", false), (Gpu::Hopper, "90a", true)] {
-        let Some(client) = gpu.client() else { return };
-        let casts = portable_definitions(&client, Fp8Format::E4M3, FloatDType::BF16);
-        let casts = casts
-            .into_iter()
-            .filter(|(name, _)| name.starts_with("quantize") || name.starts_with("amax"));
-        for (name, definition) in casts {
-            let binary = cubin(&source(definition), architecture, &toolkit).unwrap();
+        let casts = casts(gpu, Fp8Format::E4M3, DType::BF16);
+        for (name, source) in casts.into_iter().flatten() {
+            let binary = cubin(&source, architecture, &toolkit).unwrap();
             let Some(code) = disassemble(&binary, &toolkit) else {
                 return;
             };
             let by_fours = !name.ends_with("one by one");
-            let makes_codes = name.starts_with("quantize") && !name.contains("amax");
-            if makes_codes {
-                let found = code.contains("F2FP.SATFINITE.E4M3.F32");
-                assert_eq!(found, native, "{name} for {architecture}");
-            }
-            let elements = match name {
-                "quantize" => 8,
-                "quantize_transposed" => 32,
+            let makes_codes = !name.contains(": amax");
+            let found = code.contains("F2FP.SATFINITE.E4M3.F32");
+            assert_eq!(found, native && makes_codes, "{name} for {architecture}");
+            let elements = match name.as_str() {
+                "quantize: quantize" => 8,
+                "quantize both ways: quantize" => 32,
                 _ => 0,
             };
             if elements > 0 {
@@ -272,19 +369,49 @@ fn casts_are_native_where_the_gpu_has_the_instruction() {
     }
 }
 
-/// Casts, products that decode, and the kernels that prepare operands for tensor cores.
+/// Casts and the way back, products without tensor cores, and the kernels that prepare operands for tensor cores. (A unit test
+/// has the kernel after the products of decoded operands, which are Burn's.)
 #[test]
 fn portable_kernels_compile() {
     let Some(toolkit) = toolkit() else { return };
-    for (architecture, format, dtype) in [
-        ("89", Fp8Format::E4M3, FloatDType::BF16),
-        ("90a", Fp8Format::E5M2, FloatDType::F16),
-        ("90a", Fp8Format::E4M3, FloatDType::F32),
+    for (gpu, architecture, format, output) in [
+        (Gpu::Ada, "89", Fp8Format::E4M3, FloatDType::BF16),
+        (Gpu::Hopper, "90a", Fp8Format::E5M2, FloatDType::F16),
+        (Gpu::Hopper, "90a", Fp8Format::E4M3, FloatDType::F32),
     ] {
-        let kernels = portable_definitions(&client(), format, dtype);
-        assert_eq!(kernels.len(), 27);
-        for (name, definition) in kernels {
-            let compiled = cubin(&source(definition), architecture, &toolkit);
+        let launch = |client: &Client| {
+            let codes = |shape: &[usize]| empty(client, shape, shape[shape.len() - 1], DType::U8);
+            let turned = |shape| CubeBackend::int_swap_dims(codes(shape), 1, 2);
+            // Four codes at a time, and one by one.
+            for shape in [[4, 64], [5, 7]] {
+                let (whole, codes) = (Granularity::Tensor, codes(&shape));
+                CubeBackend::fp8_dequantize(codes, scale(client, whole), whole, format, output);
+            }
+            let (row, rows) = (Granularity::Row, codes(&[1, 4, 64]));
+            CubeBackend::fp8_dequantize(rows, scale(client, row), row, format, output);
+            let multiply = |routine, sides| {
+                let scales = [(); 2].map(|()| scale(client, Granularity::Tensor));
+                let spec = MatmulSpec::new(format, format, output);
+                matmul_by(MatmulPolicy::Only(routine), sides, scales, Bias::None, spec);
+            };
+            multiply(
+                MatmulRoutine::Direct,
+                [codes(&[1, 4, 64]), codes(&[1, 64, 3])],
+            );
+            let accelerated = match gpu {
+                Gpu::Hopper => MatmulRoutine::Wgmma,
+                _ => MatmulRoutine::Mma,
+            };
+            // The left side is copied by words, the right side by codes.
+            multiply(accelerated, [turned(&[1, 37, 132]), codes(&[1, 37, 3])]);
+        };
+        let casts = casts(gpu, format, DType::from(output));
+        let Some((casts, others)) = casts.zip(portable(gpu, launch)) else {
+            return;
+        };
+        assert_eq!(others.len(), 6);
+        for (name, source) in casts.into_iter().chain(others) {
+            let compiled = cubin(&source, architecture, &toolkit);
             assert!(compiled.is_ok(), "{name} for {architecture}: {compiled:?}");
         }
     }

@@ -13,7 +13,7 @@ use burn_cubecl::{
     ops::numeric::ones,
     tensor::CubeTensor,
 };
-use cubecl::{CubeKernel, client::Client, prelude::*};
+use cubecl::prelude::*;
 
 use super::{Outline, Product, Size, routine::Routine};
 use crate::{
@@ -23,10 +23,9 @@ use crate::{
         amax::raise,
         buffer,
         codec::{by_hand, float_to, magnitude_bits},
-        definitions::define,
         dequantize,
         dequantize_blocks::dequantize as dequantize_scaled,
-        scale_grid::{ScaleGrid, ScaleGridLaunch, Scales, scale_index},
+        scale_grid::{ScaleGrid, Scales, scale_index},
     },
 };
 
@@ -149,33 +148,8 @@ fn operand_dtype(device: &CubeDevice) -> FloatDType {
     }
 }
 
-pub(super) fn definition(client: &Client, dtype: ElemType, by_hand: bool) -> KernelDefinition {
-    let word = || buffer::word(client);
-    let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
-    define!(
-        client,
-        scale_kernel(
-            word(),
-            word(),
-            word(),
-            word(),
-            word(),
-            word(),
-            word(),
-            grid(),
-            grid(),
-            1,
-            1,
-            false,
-            true,
-            true,
-            by_hand,
-            dtype
-        )
-    )
-}
-
-#[cube(launch, create_dummy_kernel)]
+#[cfg_attr(not(test), cube(launch))]
+#[cfg_attr(test, cube(launch, create_dummy_kernel))]
 fn scale_kernel<F: Numeric>(
     sums: &[f32],
     lhs_scale: &[f32],
@@ -224,12 +198,20 @@ fn scale_kernel<F: Numeric>(
 }
 
 #[cfg(all(test, feature = "cpu"))]
+#[path = "../../../tests/suite/nvrtc.rs"]
+#[allow(dead_code)]
+mod nvrtc;
+
+#[cfg(all(test, feature = "cpu"))]
 mod tests {
     use burn::backend::ops::FloatTensorOps;
     use burn::tensor::TensorData;
     use burn_std::reader::try_read_sync;
+    use cubecl::{Compiler, CubeKernel};
+    use cubecl_cpp::{shared::CppCompiler, target::Cuda};
 
     use super::*;
+    use crate::kernels::scale_grid::ScaleGridLaunch;
     use crate::{Fp8Format, Fp8Ops, MatmulSpec};
 
     /// As on GPUs: operands in bf16, and a product in f32.
@@ -262,5 +244,49 @@ mod tests {
         // Sums of a single term, all exact.
         let expected = left.iter().flat_map(|x| right.iter().map(move |y| x * y));
         assert!(found.iter().copied().eq(expected));
+    }
+
+    /// The kernel behind Burn's. The tests that launch kernels for GPUs do not launch those of Burn.
+    #[test]
+    fn sums_are_scaled_on_gpus() {
+        let Some(toolkit) = nvrtc::toolkit() else {
+            return;
+        };
+        let client = CubeDevice::Cpu(Default::default()).client();
+        for (architecture, dtype) in [
+            ("89", DType::BF16),
+            ("90a", DType::F16),
+            ("90a", DType::F32),
+        ] {
+            let word = || buffer::word(&client);
+            let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
+            let kernel = scale_kernel::create_dummy_kernel(
+                client.properties_shared(),
+                client.target_properties_shared(),
+                CubeCount::new_single(),
+                CubeDim::new_1d(256),
+                word(),
+                word(),
+                word(),
+                word(),
+                word(),
+                word(),
+                word(),
+                grid(),
+                grid(),
+                1,
+                1,
+                false,
+                true,
+                true,
+                false,
+                dtype_to_storage_type(dtype),
+            );
+            let source = CppCompiler::<Cuda>::default()
+                .compile(kernel.define(), &Default::default())
+                .unwrap()
+                .source;
+            nvrtc::cubin(&source, architecture, &toolkit).unwrap_or_else(|log| panic!("{log}"));
+        }
     }
 }

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{kernel::cast, tensor::CubeTensor};
-use cubecl::{CubeKernel, client::Client, prelude::*};
+use cubecl::prelude::*;
 
 use super::{Product, Size, routine::Routine};
 use crate::{
@@ -14,8 +14,7 @@ use crate::{
         batch::tensor_starts,
         buffer,
         codec::{by_hand, float_to, load, magnitude_bits},
-        definitions::define,
-        scale_grid::{ScaleGrid, ScaleGridLaunch, scale_index},
+        scale_grid::{ScaleGrid, scale_index},
     },
 };
 
@@ -110,43 +109,6 @@ fn side_by_side([left, right, left_scales, right_scales]: [Vec<usize>; 4]) -> Ve
         .collect()
 }
 
-pub(super) fn definition(
-    client: &Client,
-    [lhs, rhs]: [Fp8Format; 2],
-    dtype: ElemType,
-    by_hand: bool,
-) -> KernelDefinition {
-    let word = || buffer::word(client);
-    let grid = || ScaleGridLaunch::new(1, 1, 1, 1);
-    define!(
-        client,
-        matmul_kernel(
-            word(),
-            word(),
-            word(),
-            word(),
-            word(),
-            word(),
-            word(),
-            MatrixLaunch::new(1, 1),
-            MatrixLaunch::new(1, 1),
-            grid(),
-            grid(),
-            word(),
-            1,
-            1,
-            1,
-            1,
-            true,
-            true,
-            lhs,
-            rhs,
-            by_hand,
-            dtype
-        )
-    )
-}
-
 /// Strides of a matrix of codes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Matrix {
@@ -156,7 +118,7 @@ struct Matrix {
 
 /// Each unit computes one tile of the output at a time, from rows and columns that it decodes itself. Sums are in f32, in the
 /// order of k, and scaled every `together` terms.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn matmul_kernel<F: Numeric>(
     lhs: &[u32],
     rhs: &[u32],

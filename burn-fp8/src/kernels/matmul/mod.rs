@@ -12,13 +12,10 @@ mod tune;
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
-use cubecl::{
-    client::Client,
-    prelude::{ElemType, KernelDefinition},
-};
+use cubecl::client::Client;
 
 use super::{buffer, scale_grid::Scales, tiles};
-use crate::{Bias, Fp8Format, MatmulSpec, custom::matmul_shape};
+use crate::{Bias, MatmulSpec, custom::matmul_shape};
 use key::Key;
 pub(crate) use outline::check_product;
 use outline::{Outline, Size};
@@ -229,60 +226,6 @@ fn read_along_sums(policy: MatmulPolicy, is_native: impl Fn(MatmulRoutine) -> bo
             .into_iter()
             .any(|routine| routine.reads_along_sums() && is_native(routine)),
     }
-}
-
-/// The kernels that need no tensor cores, and those that lay out operands for tensor cores.
-pub(super) fn definitions(
-    client: &Client,
-    format: Fp8Format,
-    dtype: ElemType,
-    by_hand: bool,
-) -> [(&'static str, KernelDefinition); 4] {
-    let [copy_rows, turn_rows] = tile::copy_definitions(client);
-    [
-        (
-            "direct",
-            direct::definition(client, [format; 2], dtype, by_hand),
-        ),
-        ("decoded", decoded::definition(client, dtype, by_hand)),
-        ("copy_rows", copy_rows),
-        ("turn_rows", turn_rows),
-    ]
-}
-
-/// The kernel of a tensor-core routine, with its instruction, as CubeCL's compilers take it; `None` for the other routines. The
-/// kernel is for a batch or a single matrix, with or without a bias, and with or without the product's amax.
-///
-/// This is how to inspect a kernel without the GPU that it is for: CubeCL's C++ compiler turns the definition into CUDA C++,
-/// NVRTC compiles that for any GPU, and a disassembler shows the instructions.
-///
-/// ```
-/// # #[cfg(feature = "cpu")] {
-/// use burn::tensor::FloatDType;
-/// use burn_cubecl::{CubeDevice, cubecl::cpu::CpuDevice};
-/// use burn_fp8::kernels::{MatmulRoutine, matmul_definition};
-/// use burn_fp8::{Fp8Format, MatmulSpec};
-///
-/// let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::BF16);
-/// let client = CubeDevice::Cpu(CpuDevice).client();
-/// let definition = |routine| {
-///     let [batched, bias, amax] = [false, true, false];
-///     matmul_definition(&client, routine, spec, batched, bias, amax)
-/// };
-/// assert!(definition(MatmulRoutine::Wgmma).is_some());
-/// assert!(definition(MatmulRoutine::Direct).is_none());
-/// # }
-/// ```
-pub fn matmul_definition(
-    client: &Client,
-    routine: MatmulRoutine,
-    spec: MatmulSpec,
-    batched: bool,
-    has_bias: bool,
-    has_amax: bool,
-) -> Option<KernelDefinition> {
-    let tile = routine.tile()?;
-    Some(tile.definition(client, spec, batched, has_bias, has_amax))
 }
 
 #[cfg(test)]

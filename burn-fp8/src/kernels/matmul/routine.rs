@@ -142,17 +142,6 @@ impl MatmulRoutine {
         matches!(self, Self::WgmmaTma | Self::WgmmaTma256)
     }
 
-    /// The tile kernel of a routine that runs on tensor cores.
-    pub(super) fn tile(self) -> Option<&'static Tile> {
-        match self {
-            Self::Direct | Self::Decoded | Self::CublasLt => None,
-            Self::Mma => Some(&MMA),
-            Self::Wgmma => Some(&WGMMA),
-            Self::WgmmaTma => Some(&WGMMA_TMA),
-            Self::WgmmaTma256 => Some(&WGMMA_TMA_256),
-        }
-    }
-
     fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",

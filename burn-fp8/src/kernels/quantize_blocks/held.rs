@@ -4,19 +4,18 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{CubeKernel, client::Client, prelude::*, std::FastDivmod};
+use cubecl::{client::Client, prelude::*, std::FastDivmod};
 
 use super::super::{
     blocks::{Blocks, Grid},
     buffer,
     codec::{Codec, Four, encode, largest_lane, magnitudes},
-    definitions::define,
     input,
     rows::Rows,
     scale::scale_of,
     tiles::{self, Tile},
 };
-use crate::{Fp8Cast, Fp8Format};
+use crate::Fp8Cast;
 
 /// The number of units of a cube, on devices that allow so many.
 const UNITS: usize = 256;
@@ -130,44 +129,6 @@ pub(super) fn quantize(
     scale
 }
 
-/// The kernels for codes by rows and by columns.
-pub(super) fn definitions(
-    client: &Client,
-    vector: usize,
-    format: Fp8Format,
-    dtype: ElemType,
-) -> [KernelDefinition; 2] {
-    let word = || buffer::word(client);
-    let blocks = Blocks {
-        matrix: [128, 128],
-        block: [128, 128],
-    };
-    [false, true].map(|by_columns| {
-        let team = Team::holding(&blocks, by_columns, UNITS).expect("a cube holds it");
-        let (patches, _) = team.patches(&blocks, 1);
-        let words = if by_columns { 2 } else { 1 };
-        let codec = Codec::of(client, format);
-        define!(
-            client,
-            held_kernel(
-                vector,
-                words,
-                word(),
-                word(),
-                word(),
-                blocks.launch(),
-                patches,
-                128,
-                1.0,
-                team,
-                false,
-                codec,
-                dtype
-            )
-        )
-    })
-}
-
 /// How matrices are divided into patches, and patches into strips that are `ACROSS` pieces wide.
 #[derive(CubeType, CubeLaunch)]
 struct Patches {
@@ -227,7 +188,7 @@ fn is_inside(patch: &Patch, row: usize, column: usize) -> bool {
 }
 
 /// A team casts one patch at a time. All teams of a cube go through the steps together.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn held_kernel<F: Numeric, N: Size, W: Size>(
     input: &[Vector<F, N>],
     scales: &mut [f32],

@@ -1,12 +1,12 @@
 use burn::backend::TensorMetadata;
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
-use cubecl::{client::Client, ir::ElemType, prelude::KernelDefinition};
+use cubecl::client::Client;
 
 mod held;
 mod streamed;
 
 use super::{blocks::Blocks, buffer, rows::Rows, scale::scales};
-use crate::{Fp8Cast, Fp8Format};
+use crate::Fp8Cast;
 use held::Team;
 
 /// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks). With `by_columns`, the codes of each matrix are
@@ -47,17 +47,6 @@ fn quantize_by(
     (codes, scale)
 }
 
-pub(super) fn definitions(
-    client: &Client,
-    vector: usize,
-    format: Fp8Format,
-    dtype: ElemType,
-) -> [KernelDefinition; 5] {
-    let [amax, codes, columns] = streamed::definitions(client, vector, format, dtype);
-    let [held, held_columns] = held::definitions(client, vector, format, dtype);
-    [amax, codes, columns, held, held_columns]
-}
-
 #[cfg(all(test, feature = "cpu"))]
 mod tests {
     use burn::backend::ops::{FloatTensorOps, IntTensorOps};
@@ -66,7 +55,7 @@ mod tests {
     use burn_std::reader::try_read_sync;
 
     use super::*;
-    use crate::Granularity;
+    use crate::{Fp8Format, Granularity};
 
     /// The limit that the README states.
     #[test]

@@ -3,19 +3,18 @@
 use burn::backend::TensorMetadata;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{CubeKernel, client::Client, prelude::*, std::FastDivmod};
+use cubecl::{prelude::*, std::FastDivmod};
 
 use super::super::{
     amax::raise,
     blocks::{Blocks, Grid, block, four_scales},
     buffer,
     codec::{Codec, Four, encode, largest_of},
-    definitions::define,
     input,
     scale::scales,
     tiles::{self, Tiles},
 };
-use crate::{Fp8Cast, Fp8Format};
+use crate::Fp8Cast;
 
 /// The maximum number of elements in which a unit looks for an amax. It is small, so that the elements of neighboring units are
 /// near.
@@ -97,57 +96,6 @@ pub(super) fn quantize(
     scale
 }
 
-pub(super) fn definitions(
-    client: &Client,
-    vector: usize,
-    format: Fp8Format,
-    dtype: ElemType,
-) -> [KernelDefinition; 3] {
-    let word = || buffer::word(client);
-    let blocks = Blocks {
-        matrix: [1, 1],
-        block: [1, 1],
-    };
-    let grid = || blocks.launch();
-    let (codec, by_fours) = (Codec::of(client, format), vector == 4);
-    let (pieces, _) = pieces(&blocks, 1);
-    let (tiles, _) = tiles::tiles(1, blocks.matrix);
-    [
-        define!(
-            client,
-            amax_kernel(vector, word(), word(), grid(), pieces, dtype)
-        ),
-        define!(
-            client,
-            quantize_kernel(
-                vector,
-                word(),
-                word(),
-                word(),
-                grid(),
-                1,
-                by_fours,
-                codec,
-                dtype
-            )
-        ),
-        define!(
-            client,
-            columns_kernel(
-                vector,
-                word(),
-                word(),
-                word(),
-                grid(),
-                tiles,
-                by_fours,
-                codec,
-                dtype
-            )
-        ),
-    ]
-}
-
 /// How blocks are divided into pieces, of which a unit takes one at a time. A piece is a short part of a row, or of several rows,
 /// so that neighboring units read neighboring elements.
 #[derive(CubeType, CubeLaunch)]
@@ -177,7 +125,7 @@ fn pieces(blocks: &Blocks, matrices: usize) -> (PiecesLaunch, usize) {
 }
 
 /// The amax of every block. Each unit finds that of one piece at a time.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn amax_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
     amax: &[Atomic<u32>],
@@ -214,7 +162,7 @@ fn amax_kernel<F: Numeric, N: Size>(
 }
 
 /// Each unit encodes one word of four codes at a time.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn quantize_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
     scales: &[f32],
@@ -253,7 +201,7 @@ fn quantize_kernel<F: Numeric, N: Size>(
 }
 
 /// The codes by columns. Each unit encodes one tile at a time, two words of each column.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn columns_kernel<F: Numeric, N: Size>(
     input: &[Vector<F, N>],
     scales: &[f32],

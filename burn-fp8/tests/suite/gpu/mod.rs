@@ -8,7 +8,7 @@ mod server;
 use std::{
     ops::Deref,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU16, Ordering},
     },
 };
@@ -50,6 +50,18 @@ pub(crate) enum Gpu {
 impl Gpu {
     /// Exclusive use of a GPU, if NVRTC is installed and this build would use inline PTX on a real GPU.
     pub(crate) fn client(self) -> Option<Lease> {
+        self.lease(true)
+    }
+
+    /// The kernels that `launch` launches, without running them: their names, with the grid, and their CUDA C++. `None` if there
+    /// is no [`client`](Self::client).
+    pub(crate) fn kernels(self, launch: impl FnOnce(&Client)) -> Option<Vec<(String, Arc<str>)>> {
+        let client = self.lease(false)?;
+        launch(&client);
+        Some(launches(&client))
+    }
+
+    fn lease(self, runs: bool) -> Option<Lease> {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
         if cfg!(all(feature = "cuda", not(feature = "cuda-cpp"))) {
             eprintln!(
@@ -58,29 +70,32 @@ impl Gpu {
             return None;
         }
         nvrtc::toolkit()?;
+        let kind = 2 * self as u16 + u16::from(runs);
         let idle = IDLE
             .lock()
             .unwrap()
-            .extract_if(.., |(gpu, _)| *gpu == self)
+            .extract_if(.., |(idle, _)| *idle == kind)
             .next();
         let (_, client) = idle.unwrap_or_else(|| {
-            let number = 3 * NUMBER.fetch_add(1, Ordering::Relaxed) + self as u16;
-            (self, Client::load::<Machine>(DeviceId::new(0, number)))
+            let number = 6 * NUMBER.fetch_add(1, Ordering::Relaxed) + kind;
+            (kind, Client::load::<Machine>(DeviceId::new(0, number)))
         });
         let service = client.service_id();
         LAUNCHES
             .lock()
             .unwrap()
             .retain(|launch| launch.0 != service);
-        Some(Lease { gpu: self, client })
+        Some(Lease { kind, client })
     }
 
-    fn of(device: DeviceId) -> Self {
-        match device.index_id % 3 {
+    /// The GPU that a device is, and whether it runs kernels.
+    fn of(device: DeviceId) -> (Self, bool) {
+        let gpu = match device.index_id % 6 / 2 {
             0 => Self::Ampere,
             1 => Self::Ada,
             _ => Self::Hopper,
-        }
+        };
+        (gpu, device.index_id % 2 == 1)
     }
 
     /// NVRTC's name for the architecture. CubeCL adds the `a` from 9.0 on.
@@ -166,11 +181,12 @@ impl Gpu {
 }
 
 /// GPUs that are not in use. They are reused because CubeCL keeps a thread for every GPU that ever existed.
-static IDLE: Mutex<Vec<(Gpu, Client)>> = Mutex::new(Vec::new());
+static IDLE: Mutex<Vec<(u16, Client)>> = Mutex::new(Vec::new());
 
 /// A client of a GPU, for exclusive use.
 pub(crate) struct Lease {
-    gpu: Gpu,
+    /// Which GPU it is, and whether it runs kernels.
+    kind: u16,
     client: Client,
 }
 
@@ -186,7 +202,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         // A GPU on which something failed goes on failing, so it is not reused.
         if !std::thread::panicking() {
-            IDLE.lock().unwrap().push((self.gpu, self.client.clone()));
+            IDLE.lock().unwrap().push((self.kind, self.client.clone()));
         }
     }
 }
@@ -218,12 +234,18 @@ pub(crate) fn elements<const N: usize>(tensor: &CubeTensor) -> Vec<[u8; N]> {
         .collect()
 }
 
-/// The names of the kernels that a GPU has run since it was leased.
+/// The names of the kernels that a GPU has run since it was leased, with their grids.
 pub(crate) fn launched(client: &Client) -> Vec<String> {
+    let launches = launches(client).into_iter();
+    launches.map(|(name, _)| name).collect()
+}
+
+fn launches(client: &Client) -> Vec<(String, Arc<str>)> {
     client.flush().unwrap();
     let launches = LAUNCHES.lock().unwrap();
     let own = launches
         .iter()
         .filter(|launch| launch.0 == client.service_id());
-    own.map(|launch| launch.1.clone()).collect()
+    own.map(|launch| (launch.1.clone(), launch.2.clone()))
+        .collect()
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, LazyLock, Mutex},
+    sync::{Arc, LazyLock, Mutex, OnceLock},
 };
 
 use burn_cubecl::cubecl::{Compiler, bytes::Bytes, future::DynFut, profile};
@@ -31,13 +31,15 @@ use cubecl_server::{
 use super::{Gpu, nvrtc};
 use crate::ptx::{Argument, Global, Kernel, Launch, TensorMap};
 
-/// The kernels that all GPUs have run.
-pub(super) static LAUNCHES: Mutex<Vec<(ServiceId, String)>> = Mutex::new(Vec::new());
+/// The kernels that were launched on all GPUs: their names, with the grid, and their CUDA C++.
+pub(super) static LAUNCHES: Mutex<Vec<(ServiceId, String, Arc<str>)>> = Mutex::new(Vec::new());
 
 /// The server of one GPU.
 #[derive(Debug)]
 pub(super) struct Machine {
     gpu: Gpu,
+    /// Whether kernels are run, and not only compiled to CUDA C++.
+    runs: bool,
     global: Global,
     /// The addresses of allocations.
     buffers: HashMap<ManagedMemoryId, u64>,
@@ -48,7 +50,7 @@ pub(super) struct Machine {
 
 impl DeviceService for Machine {
     fn init(device: DeviceId) -> Self {
-        let gpu = Gpu::of(device);
+        let (gpu, runs) = Gpu::of(device);
         let (utilities, _) = ServerUtilities::init(
             ServiceId::of::<Self>(device),
             "cuda",
@@ -60,6 +62,7 @@ impl DeviceService for Machine {
         );
         Self {
             gpu,
+            runs,
             global: Global::default(),
             buffers: HashMap::new(),
             failed: None,
@@ -90,7 +93,16 @@ impl Machine {
         count: CubeCount,
         bindings: KernelArguments,
     ) -> Result<(), String> {
-        let ready = ready(kernel, self.gpu)?;
+        let CubeCount::Static(x, y, z) = count else {
+            return Err("a grid whose size is in a buffer".into());
+        };
+        let compiled = compiled(kernel, self.gpu)?;
+        let name = format!("{} {x}x{y}x{z}", compiled.name);
+        let launch = (self.utilities.service, name, compiled.source.clone());
+        LAUNCHES.lock().unwrap().push(launch);
+        if !self.runs {
+            return Ok(());
+        }
         let mut arguments = Vec::new();
         for resource in &bindings.resources {
             arguments.push(match resource {
@@ -109,19 +121,13 @@ impl Machine {
             arguments.push(Argument::Pointer(address));
         }
         arguments.push(Argument::Bytes(bytemuck::cast_slice(&info.data)));
-        let CubeCount::Static(x, y, z) = count else {
-            return Err("a grid whose size is in a buffer".into());
-        };
         let launch = Launch {
             grid: [x, y, z],
-            threads: ready.threads,
-            dynamic_shared: ready.shared_memory,
+            threads: compiled.threads,
+            dynamic_shared: compiled.shared_memory,
             arguments,
         };
-        let name = format!("{} {x}x{y}x{z}", ready.kernel.name);
-        let name = (self.utilities.service, name);
-        LAUNCHES.lock().unwrap().push(name);
-        ready.kernel.run(launch, &mut self.global)
+        compiled.assembled(self.gpu)?.run(launch, &mut self.global)
     }
 
     /// The arguments of `cuTensorMapEncodeTiled`, as CubeCL gives them.
@@ -163,21 +169,24 @@ fn pitch(descriptor: &CopyDescriptor) -> Pitch {
     })
 }
 
-/// A compiled kernel.
-struct Ready {
-    kernel: Kernel,
+/// A kernel in CUDA C++.
+struct Compiled {
+    name: String,
+    source: Arc<str>,
     threads: [u32; 3],
     shared_memory: usize,
+    /// The kernel in PTX, once it has run.
+    kernel: OnceLock<Result<Kernel, String>>,
 }
 
 /// Compiles a kernel once and keeps it, as CubeCL does.
-fn ready(kernel: &dyn CubeKernel, gpu: Gpu) -> Result<Arc<Ready>, String> {
-    type Kernels = HashMap<(KernelId, Gpu), Arc<Ready>>;
+fn compiled(kernel: &dyn CubeKernel, gpu: Gpu) -> Result<Arc<Compiled>, String> {
+    type Kernels = HashMap<(KernelId, Gpu), Arc<Compiled>>;
     static KERNELS: LazyLock<Mutex<Kernels>> = LazyLock::new(Mutex::default);
 
     let key = (kernel.id(), gpu);
-    if let Some(ready) = KERNELS.lock().unwrap().get(&key) {
-        return Ok(ready.clone());
+    if let Some(compiled) = KERNELS.lock().unwrap().get(&key) {
+        return Ok(compiled.clone());
     }
     let definition = kernel.define();
     let settings = definition.settings.clone();
@@ -190,16 +199,30 @@ fn ready(kernel: &dyn CubeKernel, gpu: Gpu) -> Result<Arc<Ready>, String> {
     if shared_memory > gpu.shared_memory() {
         return Err(format!("{shared_memory} bytes of shared memory"));
     }
-    let toolkit = nvrtc::toolkit().ok_or("no NVRTC")?;
-    let ptx = nvrtc::ptx(&compiled.source, gpu.architecture(), &toolkit)?;
     let threads = settings.cube_dim;
-    let ready = Arc::new(Ready {
-        kernel: Kernel::new(&ptx),
+    let compiled = Arc::new(Compiled {
+        name: settings.kernel_name,
+        source: compiled.source.into(),
         threads: [threads.x, threads.y, threads.z],
         shared_memory,
+        kernel: OnceLock::new(),
     });
-    KERNELS.lock().unwrap().insert(key, ready.clone());
-    Ok(ready)
+    KERNELS.lock().unwrap().insert(key, compiled.clone());
+    Ok(compiled)
+}
+
+impl Compiled {
+    fn assembled(&self, gpu: Gpu) -> Result<&Kernel, String> {
+        let assemble = || {
+            let toolkit = nvrtc::toolkit().ok_or("no NVRTC")?;
+            let ptx = nvrtc::ptx(&self.source, gpu.architecture(), &toolkit)?;
+            Ok(Kernel::new(&ptx))
+        };
+        self.kernel
+            .get_or_init(assemble)
+            .as_ref()
+            .map_err(String::clone)
+    }
 }
 
 impl ServerCommunication for Machine {}

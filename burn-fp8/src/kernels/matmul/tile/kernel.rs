@@ -13,7 +13,7 @@ use crate::kernels::amax::{raise, raise_together};
 /// Each cube computes 128 rows and columns of a product. The inner dimension of both operands is innermost, in chunks of 16 codes.
 /// Tiles of 128 codes are copied ahead, in as many stages as fit into shared memory. The scales are inverse scales, except if
 /// an operand has a single one.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 pub(super) fn tile_kernel<F: Numeric, V: Size>(
     lhs: &[u32],
     rhs: &[u32],

@@ -19,11 +19,11 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{CubeBackend, CubeDevice, kernel::cast, tensor::CubeTensor};
-use cubecl::{CubeKernel, client::Client, prelude::*};
+use cubecl::{client::Client, prelude::*};
 
 use super::{Outline, Product, Size, routine::Routine};
 use crate::{
-    Bias, Granularity, MatmulSpec,
+    Bias, Granularity,
     granular::scaled_together,
     kernels::{
         buffer,
@@ -38,7 +38,7 @@ use operand::Operand;
 pub(super) use operand::{along, is_copied};
 pub(super) use plan::Instruction;
 use plan::Plan;
-use scaling::{Scaling, StridesLaunch, strides};
+use scaling::{Scaling, strides};
 use tma::{tensor_map, tma_kernel};
 
 /// The tile kernel with one of the instructions.
@@ -277,95 +277,6 @@ fn matmul(product: Product, tile: &Tile) -> CubeTensor {
 
 fn cube_dim(plan: Plan) -> CubeDim {
     CubeDim::new_1d(plan.units())
-}
-
-impl Tile {
-    /// The kernel's definition with its instruction not emulated, whatever the device of `client` is.
-    pub(super) fn definition(
-        &self,
-        client: &Client,
-        spec: MatmulSpec,
-        batched: bool,
-        has_bias: bool,
-        has_amax: bool,
-    ) -> KernelDefinition {
-        let plan = Plan {
-            instruction: self.instruction,
-            emulated: false,
-            rows: self.rows,
-            lhs: spec.lhs,
-            rhs: spec.rhs,
-            scaling: scaling(spec.granularities, usize::MAX),
-            batched,
-            has_bias,
-            has_amax,
-            by_hand: false,
-        };
-        let strides = StridesLaunch::new(1, 1, 1, 1, 1, 1);
-        let dtype = DType::from(spec.output);
-        let words = || buffer::raw(client.empty(4), 1);
-        let elements = dtype_to_storage_type(dtype);
-        let count = CubeCount::new_single();
-        let (device, target) = (
-            client.properties_shared(),
-            client.target_properties_shared(),
-        );
-        if self.tma {
-            let codes = || buffer::matrix(client.empty(16), [1, 16], 16);
-            tma_kernel::create_dummy_kernel(
-                device,
-                target,
-                count,
-                cube_dim(plan),
-                2,
-                tensor_map(codes(), plan.rows),
-                tensor_map(codes(), COLUMNS),
-                words(),
-                words(),
-                words(),
-                words(),
-                words(),
-                words(),
-                strides,
-                1,
-                1,
-                1,
-                plan,
-                elements,
-            )
-            .define()
-        } else {
-            tile_kernel::create_dummy_kernel(
-                device,
-                target,
-                count,
-                cube_dim(plan),
-                2,
-                words(),
-                words(),
-                words(),
-                words(),
-                words(),
-                words(),
-                words(),
-                words(),
-                1,
-                1,
-                strides,
-                1,
-                1,
-                1,
-                plan,
-                elements,
-            )
-            .define()
-        }
-    }
-}
-
-/// The kernels that copy an operand into the layout of the tile kernels: any operand, and one whose rows are adjacent.
-pub(super) fn copy_definitions(client: &Client) -> [KernelDefinition; 2] {
-    [operand::definition(client), turn::definition(client)]
 }
 
 #[cfg(test)]

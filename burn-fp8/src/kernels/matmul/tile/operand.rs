@@ -3,13 +3,12 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{CubeKernel, client::Client, prelude::*, server::Handle};
+use cubecl::{client::Client, prelude::*, server::Handle};
 
 use super::turn;
 use crate::kernels::{
     batch::{starts, tensor_starts},
     buffer,
-    definitions::define,
 };
 
 /// Codes in a chunk.
@@ -176,13 +175,8 @@ fn copy_rows(
     (copy, 4 * words)
 }
 
-pub(super) fn definition(client: &Client) -> KernelDefinition {
-    let word = || buffer::word(client);
-    define!(client, copy_rows_kernel(word(), word(), word(), 1, 1, 1, 1))
-}
-
 /// Each unit copies one word of four codes at a time.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn copy_rows_kernel(
     codes: &[u32],
     starts: &[u32],

@@ -25,7 +25,7 @@ const WARPS: u32 = UNITS / 32;
 ///
 /// Every stage has two barriers: one for the arrival of its tiles, and one for all warps having read them. So one warpgroup can add
 /// while the other uses the tensor cores. With a tall tile, a warpgroup also adds its first half while its second is computed.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 pub(super) fn tma_kernel<F: Numeric, V: Size>(
     lhs: &TensorMap<u8, Tiled>,
     rhs: &TensorMap<u8, Tiled>,

@@ -1,10 +1,9 @@
 //! Copying an operand whose rows are adjacent in memory, such as a weight, by whole words.
 
-use cubecl::{CubeKernel, client::Client, prelude::*, server::Handle};
+use cubecl::{client::Client, prelude::*, server::Handle};
 
 use crate::kernels::{
     buffer,
-    definitions::define,
     tiles::{self, Tiles},
 };
 
@@ -42,17 +41,8 @@ pub(super) fn launch(
     );
 }
 
-pub(super) fn definition(client: &Client) -> KernelDefinition {
-    let word = || buffer::word(client);
-    let (tiles, _) = tiles::tiles(1, [16, 1]);
-    define!(
-        client,
-        turn_rows_kernel(word(), word(), word(), tiles, 1, 1, 16, 4)
-    )
-}
-
 /// Each unit reads eight words and writes two words of each of four rows.
-#[cube(launch, create_dummy_kernel)]
+#[cube(launch)]
 fn turn_rows_kernel(
     codes: &[u32],
     starts: &[u32],
