@@ -54,6 +54,16 @@ impl<B: Backend + Fp8Ops> Operand<B> {
             return Self::cast_with(tensor, scale, format).0;
         }
         let (codes, scale) = B::fp8_quantize_blocks(tensor, cast);
+        Self::new(codes, scale, granularity, format)
+    }
+
+    /// An operand whose codes are stored once.
+    fn new(
+        codes: IntTensor<B>,
+        scale: FloatTensor<B>,
+        granularity: Granularity,
+        format: Fp8Format,
+    ) -> Self {
         Self {
             transposed: swapped::<B>(codes.clone()),
             codes,
@@ -81,6 +91,21 @@ impl<B: Backend + Fp8Ops> Operand<B> {
         (operand, amax)
     }
 
+    /// [`cast_with`](Self::cast_with) for a tensor that is only a left side, so that its codes are stored once.
+    pub(crate) fn cast_left(
+        tensor: FloatTensor<B>,
+        scale: FloatTensor<B>,
+        format: Fp8Format,
+    ) -> (Self, FloatTensor<B>) {
+        let (codes, amax) = B::fp8_quantize(tensor, scale.clone(), format);
+        (Self::new(codes, scale, Granularity::Tensor, format), amax)
+    }
+
+    /// The operand without the second copy of its codes.
+    pub(crate) fn stored_once(self) -> Self {
+        Self::new(self.codes, self.scale, self.granularity, self.format)
+    }
+
     /// Swaps the last two dimensions.
     #[must_use]
     pub fn transpose(self) -> Self {
@@ -102,11 +127,7 @@ impl<B: Backend + Fp8Ops> Operand<B> {
     #[must_use]
     pub fn reshape(self, shape: Shape) -> Self {
         let codes = B::int_reshape(self.codes, shape);
-        Self {
-            transposed: swapped::<B>(codes.clone()),
-            codes,
-            ..self
-        }
+        Self::new(codes, self.scale, self.granularity, self.format)
     }
 
     /// The matrix product, summed in f32. A bias has one element for each column of the product.

@@ -251,13 +251,9 @@ pub trait Fp8Ops: Backend {
         spec: LinearSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let _ = (weight, gradient_scale);
-        let matmul = MatmulSpec::new(spec.forward, spec.forward, output_dtype(&input))
-            .with_fast_accumulation(true);
-        let (codes, amax) = Self::fp8_quantize(input, input_scale.clone(), spec.forward);
-        let weight = Self::int_swap_dims(weight_codes.transposed, 0, 1);
-        let scale = weight_codes.scale;
-        let product = Self::fp8_matmul(codes, weight, input_scale, scale, bias, matmul);
-        (product, amax)
+        let output = output_dtype(&input);
+        let (input, amax) = Operand::<Self>::cast_left(input, input_scale, spec.forward);
+        (input.matmul_fast(weight_codes, bias, output), amax)
     }
 
     /// [`fp8_linear`](Self::fp8_linear) with a scale for each row, column or block of every operand, from its own amax. The

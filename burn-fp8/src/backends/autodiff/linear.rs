@@ -1,22 +1,20 @@
-//! The linear layer with one scale per tensor.
+//! The linear layer, all three of whose products run in fp8.
 
-use burn::backend::{
-    AutodiffBackend, Backend,
-    tensor::{FloatTensor, IntTensor},
-};
+use burn::backend::{AutodiffBackend, Backend, tensor::FloatTensor};
 use burn::tensor::FloatDType;
 use burn_autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
+    ops::{Backward, NodeGuard, Ops, OpsKind},
 };
 
-use crate::{Bias, Fp8Format, Fp8Ops, LinearSpec, MatmulSpec, Operand, ops::output_dtype};
+use crate::{Bias, BlockLinearSpec, Fp8Format, Fp8Ops, LinearSpec, Operand, ops::output_dtype};
 
 type Float<B, C> = FloatTensor<Autodiff<B, C>>;
 
-pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
+/// The layer with one scale per tensor. Returns the product and the amax of the input.
+pub(super) fn with_one_scale<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     input: Float<B, C>,
     weight: Float<B, C>,
     weight_codes: Operand<Autodiff<B, C>>,
@@ -24,39 +22,86 @@ pub(super) fn forward<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     bias: Bias<B>,
     spec: LinearSpec,
 ) -> (Float<B, C>, Float<B, C>) {
-    let weight_wanted = weight.is_tracked();
+    let [input_wanted, weight_wanted] = [input.is_tracked(), weight.is_tracked()];
     let (input, input_node) = input.into_parts();
     let (weight, weight_node) = weight.into_parts();
+    let dtypes = [output_dtype(&input), output_dtype(&weight)];
     let [input_scale, gradient_scale] = scales.map(|scale| scale.into_primitive());
-    let weight_scale = weight_codes.scale.into_primitive();
-    let [input_dtype, weight_dtype] = [output_dtype(&input), output_dtype(&weight)];
 
-    let (input, transposed, input_amax) =
-        quantize::<B>(input, input_scale.clone(), spec.forward, weight_wanted);
-    let product = B::fp8_matmul(
-        input,
-        B::int_swap_dims(weight_codes.transposed, 0, 1),
-        input_scale.clone(),
-        weight_scale.clone(),
-        bias,
-        MatmulSpec::new(spec.forward, spec.forward, input_dtype).with_fast_accumulation(true),
-    );
-    let state = LinearState::<B> {
-        input_transposed: transposed,
-        input_scale,
-        input_dtype,
-        weight_codes: weight_codes.codes,
-        weight_scale,
-        weight_dtype,
-        gradient_scale,
-        spec,
+    let (input, amax) = cast::<B>(input, input_scale, spec.forward, weight_wanted);
+    let weight = inner(weight_codes);
+    let product = input.clone().matmul_fast(weight.clone(), bias, dtypes[0]);
+    // Of both copies of the codes, only the one that backward reads is kept.
+    let state = || State {
+        dtypes,
+        input: weight_wanted.then(|| input.transpose().stored_once()),
+        weight: input_wanted.then(|| weight.stored_once()),
+        gradient: GradientCast::Once(spec, gradient_scale),
     };
-    let prepared = Fp8Linear.prepare::<C>([input_node, weight_node]);
-    let product = match prepared.compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(state, product),
+    let product = finish::<B, C>([input_node, weight_node], product, state);
+    (product, Autodiff::<B, C>::from_inner(amax))
+}
+
+/// The layer with a scale per row, column or block.
+pub(super) fn with_scales<B: Backend + Fp8Ops, C: CheckpointStrategy>(
+    input: Float<B, C>,
+    weight: Float<B, C>,
+    [output_weight, gradient_weight]: [Operand<Autodiff<B, C>>; 2],
+    bias: Bias<B>,
+    spec: BlockLinearSpec,
+) -> Float<B, C> {
+    let [input_wanted, weight_wanted] = [input.is_tracked(), weight.is_tracked()];
+    let (input, input_node) = input.into_parts();
+    let (weight, weight_node) = weight.into_parts();
+    let dtypes = [output_dtype(&input), output_dtype(&weight)];
+
+    let rows = Operand::<B>::cast(input.clone(), spec.forward_cast(spec.casts.output[0]));
+    let product = rows.matmul(inner(output_weight), bias, dtypes[0]);
+    // The input is cast again, because the weight's gradient sums along another dimension.
+    let cast = spec.forward_cast(spec.casts.weight_gradient[0]);
+    let state = || State {
+        dtypes,
+        input: weight_wanted.then(|| Operand::cast(input, cast).transpose()),
+        weight: input_wanted.then(|| inner(gradient_weight)),
+        gradient: GradientCast::Twice(spec),
+    };
+    finish::<B, C>([input_node, weight_node], product, state)
+}
+
+fn finish<B: Backend + Fp8Ops, C: CheckpointStrategy>(
+    nodes: [NodeGuard; 2],
+    product: FloatTensor<B>,
+    state: impl FnOnce() -> State<B>,
+) -> Float<B, C> {
+    let prepared = Fp8Linear.prepare::<C>(nodes);
+    match prepared.compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(state(), product),
         OpsKind::UnTracked(prep) => prep.finish(product),
-    };
-    (product, Autodiff::<B, C>::from_inner(input_amax))
+    }
+}
+
+/// The operand for the backend below. Casts carry no gradient.
+fn inner<B: Backend, C: CheckpointStrategy>(operand: Operand<Autodiff<B, C>>) -> Operand<B> {
+    Operand {
+        codes: operand.codes,
+        transposed: operand.transposed,
+        scale: operand.scale.into_primitive(),
+        granularity: operand.granularity,
+        format: operand.format,
+    }
+}
+
+/// A tensor with a known scale, and its amax. With `both_ways`, it is also a side of the weight's gradient, which sums over rows.
+fn cast<B: Backend + Fp8Ops>(
+    tensor: FloatTensor<B>,
+    scale: FloatTensor<B>,
+    format: Fp8Format,
+    both_ways: bool,
+) -> (Operand<B>, FloatTensor<B>) {
+    match both_ways {
+        true => Operand::cast_with(tensor, scale, format),
+        false => Operand::cast_left(tensor, scale, format),
+    }
 }
 
 #[derive(Debug)]
@@ -64,41 +109,54 @@ struct Fp8Linear;
 
 /// Kept for backward. It takes a quarter of the memory of f32 operands.
 #[derive(Clone, Debug)]
-struct LinearState<B: Backend> {
-    /// Present if the weight has a gradient.
-    input_transposed: Option<IntTensor<B>>,
-    input_scale: FloatTensor<B>,
-    /// The dtype of the original input, which its gradient will have.
-    input_dtype: FloatDType,
-    weight_codes: IntTensor<B>,
-    weight_scale: FloatTensor<B>,
-    /// The dtype of the original weight, which its gradient will have.
-    weight_dtype: FloatDType,
-    gradient_scale: FloatTensor<B>,
-    spec: LinearSpec,
+struct State<B: Backend> {
+    /// The dtypes of the original input and weight, which their gradients will have.
+    dtypes: [FloatDType; 2],
+    /// The transposed input. Present if the weight has a gradient.
+    input: Option<Operand<B>>,
+    /// Present if the input has a gradient.
+    weight: Option<Operand<B>>,
+    gradient: GradientCast<B>,
 }
 
-/// The codes, the codes of the transpose if `transposed` is true, and the amax.
-///
-/// Tensor cores read both operands along the inner dimension. For the weight's gradient, this is the rows of input and gradient.
-/// The transposed codes have this layout, so that product copies nothing.
-fn quantize<B: Backend + Fp8Ops>(
-    tensor: FloatTensor<B>,
-    scale: FloatTensor<B>,
-    format: Fp8Format,
-    transposed: bool,
-) -> (IntTensor<B>, Option<IntTensor<B>>, FloatTensor<B>) {
-    if transposed {
-        let (codes, transposed, amax) = B::fp8_quantize_transposed(tensor, scale, format);
-        (codes, Some(transposed), amax)
-    } else {
-        let (codes, amax) = B::fp8_quantize(tensor, scale, format);
-        (codes, None, amax)
+/// How the gradient of the output is cast.
+#[derive(Clone, Debug)]
+enum GradientCast<B: Backend> {
+    /// With one scale, for both products: this one, unless it comes from the gradient's own amax.
+    Once(LinearSpec, FloatTensor<B>),
+    /// For each product in its own way.
+    Twice(BlockLinearSpec),
+}
+
+impl<B: Backend + Fp8Ops> GradientCast<B> {
+    /// The gradient for the gradient of the input, and for that of the weight, if they are wanted.
+    fn cast(self, grad: FloatTensor<B>, wanted: [bool; 2]) -> [Option<Operand<B>>; 2] {
+        match self {
+            Self::Once(spec, scale) => {
+                let scale = match spec.current_gradient_scale {
+                    true => {
+                        let amax = B::fp8_amax(grad.clone());
+                        B::fp8_scales(amax, spec.gradient, spec.power_of_two)
+                    }
+                    false => scale,
+                };
+                let (grad, amax) = cast::<B>(grad, scale, spec.gradient, wanted[1]);
+                spec.gradient_amax.put::<B>(amax);
+                wanted.map(|wanted| wanted.then(|| grad.clone()))
+            }
+            Self::Twice(spec) => {
+                let sides = [spec.casts.input_gradient[0], spec.casts.weight_gradient[1]];
+                [0, 1].map(|side: usize| {
+                    let cast = spec.gradient_cast(sides[side]);
+                    wanted[side].then(|| Operand::cast(grad.clone(), cast))
+                })
+            }
+        }
     }
 }
 
 impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
-    type State = LinearState<B>;
+    type State = State<B>;
 
     fn backward(
         self,
@@ -106,48 +164,22 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        let [input_node, weight_node] = ops.parents;
-        let LinearState {
-            input_transposed,
-            input_scale,
-            input_dtype,
-            weight_codes,
-            weight_scale,
-            weight_dtype,
-            gradient_scale,
-            spec,
+        let State {
+            dtypes: [input_dtype, weight_dtype],
+            input,
+            weight,
+            gradient,
         } = ops.state;
         let grad = grads.consume::<B>(&ops.node);
-        let scale = match spec.current_gradient_scale {
-            true => {
-                let amax = B::fp8_amax(grad.clone());
-                B::fp8_scales(amax, spec.gradient, spec.power_of_two)
-            }
-            false => gradient_scale,
-        };
-        let (grad, grad_transposed, amax) =
-            quantize::<B>(grad, scale.clone(), spec.gradient, weight_node.is_some());
-        spec.gradient_amax.put::<B>(amax);
-
-        if let Some(node) = input_node {
-            let weight = B::int_swap_dims(weight_codes, 0, 1);
-            let matmul = MatmulSpec::new(spec.gradient, spec.forward, input_dtype);
-            let grad = B::fp8_matmul(
-                grad,
-                weight,
-                scale.clone(),
-                weight_scale,
-                Bias::None,
-                matmul,
-            );
+        let [input_node, weight_node] = ops.parents;
+        let wanted = [input_node.is_some(), weight_node.is_some()];
+        let [for_input, for_weight] = gradient.cast(grad, wanted);
+        if let (Some(node), Some(grad), Some(weight)) = (input_node, for_input, weight) {
+            let grad = grad.matmul(weight.transpose(), Bias::None, input_dtype);
             grads.register::<B>(node.id, grad);
         }
-        if let (Some(node), Some(input), Some(grad)) =
-            (weight_node, input_transposed, grad_transposed)
-        {
-            let grad = B::int_swap_dims(grad, 0, 1);
-            let matmul = MatmulSpec::new(spec.forward, spec.gradient, weight_dtype);
-            let grad = B::fp8_matmul(input, grad, input_scale, scale, Bias::None, matmul);
+        if let (Some(node), Some(grad), Some(input)) = (weight_node, for_weight, input) {
+            let grad = input.matmul(grad, Bias::None, weight_dtype);
             grads.register::<B>(node.id, grad);
         }
     }

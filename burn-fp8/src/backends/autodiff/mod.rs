@@ -2,7 +2,6 @@
 
 mod bias;
 mod linear;
-mod linear_blocks;
 
 use burn::backend::{
     AutodiffBackend, Backend,
@@ -126,7 +125,7 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let scales = [input_scale, gradient_scale];
         with_bias::<B, C, _>(bias, |bias| {
-            linear::forward::<B, C>(input, weight, weight_codes, scales, bias, spec)
+            linear::with_one_scale::<B, C>(input, weight, weight_codes, scales, bias, spec)
         })
     }
 
@@ -140,7 +139,7 @@ impl<B: Backend + Fp8Ops, C: CheckpointStrategy> Fp8Ops for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let weights = [output_weight, gradient_weight];
         let (product, ()) = with_bias::<B, C, _>(bias, |bias| {
-            let product = linear_blocks::forward::<B, C>(input, weight, weights, bias, spec);
+            let product = linear::with_scales::<B, C>(input, weight, weights, bias, spec);
             (product, ())
         });
         product
