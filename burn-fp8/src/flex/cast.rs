@@ -75,30 +75,12 @@ pub(crate) fn decode(codes: &FlexTensor, table: &[f32; 256]) -> FlexTensor {
     )
 }
 
-pub(super) trait ToF32: Copy + Sync {
-    fn to_f32(self) -> f32;
-}
-
-impl ToF32 for f32 {
-    fn to_f32(self) -> f32 {
-        self
-    }
-}
-
-impl ToF32 for bf16 {
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-}
-
-impl ToF32 for f16 {
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-}
-
 /// The codes of `input * scale` and the amax of `input`.
-fn encode<T: ToF32>(input: &[T], scale: f32, format: Fp8Format) -> (Vec<u8>, f32) {
+fn encode<T: Copy + Sync + Into<f32>>(
+    input: &[T],
+    scale: f32,
+    format: Fp8Format,
+) -> (Vec<u8>, f32) {
     let mut codes = vec![0u8; input.len()];
     let max = codes
         .par_chunks_mut(CHUNK)
@@ -111,20 +93,24 @@ fn encode<T: ToF32>(input: &[T], scale: f32, format: Fp8Format) -> (Vec<u8>, f32
     (codes, f32::from_bits(max.unwrap_or(0)))
 }
 
-fn encode_chunk<T: ToF32>(codes: &mut [u8], input: &[T], encode: impl Fn(f32) -> u8) -> u32 {
+fn encode_chunk<T: Copy + Sync + Into<f32>>(
+    codes: &mut [u8],
+    input: &[T],
+    encode: impl Fn(f32) -> u8,
+) -> u32 {
     let mut max = 0;
     for (code, &value) in codes.iter_mut().zip(input) {
-        let value = value.to_f32();
+        let value = value.into();
         *code = encode(value);
         max = max.max(magnitude_bits(value));
     }
     max
 }
 
-pub(super) fn max_bits<T: ToF32>(values: &[T]) -> u32 {
+pub(super) fn max_bits<T: Copy + Sync + Into<f32>>(values: &[T]) -> u32 {
     values
         .iter()
-        .map(|value| magnitude_bits(value.to_f32()))
+        .map(|&value| magnitude_bits(value.into()))
         .max()
         .unwrap_or(0)
 }
