@@ -35,9 +35,9 @@ pub enum Microbatch {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Scope {
-    enabled: bool,
-    calibrating: bool,
-    microbatch: Microbatch,
+    pub(crate) enabled: bool,
+    pub(crate) calibrating: bool,
+    pub(crate) microbatch: Microbatch,
     recipe: Option<Fp8Recipe>,
 }
 
@@ -122,18 +122,6 @@ impl Fp8Scope {
         }
         let _restore = Restore(CURRENT.replace(self));
         scope()
-    }
-
-    pub(crate) fn enabled(self) -> bool {
-        self.enabled
-    }
-
-    pub(crate) fn calibrating(self) -> bool {
-        self.calibrating
-    }
-
-    pub(crate) fn microbatch(self) -> Microbatch {
-        self.microbatch
     }
 }
 

@@ -116,7 +116,7 @@ impl Fp8Linear {
             return (codes, T::default());
         }
         let (codes, found) = make();
-        if Fp8Scope::current().microbatch() != Microbatch::Only {
+        if Fp8Scope::current().microbatch != Microbatch::Only {
             self.cache.keep(key, codes.clone());
         }
         (codes, found)
@@ -175,7 +175,8 @@ impl Fp8Linear {
                     Some(reducer) => reduce(reducer, amax),
                     None => amax,
                 };
-                let input = current_scale(recipe, amax);
+                let (format, power_of_two) = (recipe.format(), recipe.power_of_two());
+                let input = functions::scales(amax, format.forward(), power_of_two);
                 Some(Scales {
                     // Not used: the gradient's scale is computed in backward.
                     gradient: input.clone(),
@@ -196,8 +197,4 @@ pub(super) struct Scales {
     weight: Option<Tensor<1>>,
     gradient: Tensor<1>,
     gradient_amax: GradAmaxSlot,
-}
-
-fn current_scale(recipe: &Fp8Recipe, amax: Tensor<1>) -> Tensor<1> {
-    functions::scales(amax, recipe.format().forward(), recipe.power_of_two())
 }

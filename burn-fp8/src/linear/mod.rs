@@ -187,13 +187,13 @@ impl Fp8Linear {
         let recipe = scope.recipe().unwrap_or(self.recipe);
         let filled = d_input * d_output > 0;
         // Whatever this pass does: its weight may be another one than that of the passes before.
-        if scope.microbatch() != Microbatch::Later {
+        if scope.microbatch != Microbatch::Later {
             self.cache.clear();
         }
-        if scope.calibrating() && !scope.enabled() && filled {
+        if scope.calibrating && !scope.enabled && filled {
             self.gather(&recipe, input.clone(), weight.clone());
         }
-        if !scope.enabled() || !filled {
+        if !scope.enabled || !filled {
             return in_high_precision(input, weight, bias);
         }
         let scales = self.scales(&recipe, &input, &weight);
