@@ -6,7 +6,7 @@ use burn::backend::{
 };
 use burn::tensor::{FloatDType, Shape, Slice};
 
-use crate::{Bias, Fp8Cast, Fp8Format, Granularity, MatmulSpec, provider::Provider};
+use crate::{Bias, Fp8Cast, Fp8Format, Granularity, MatmulSpec, portable, provider::Provider};
 
 /// See [`Fp8Ops::fp8_quantize_blocks`](crate::Fp8Ops::fp8_quantize_blocks).
 pub(crate) fn quantize<B: Backend, P: Provider<B>>(
@@ -69,8 +69,12 @@ pub(crate) fn matmul<B: Backend, P: Provider<B>>(
         ..whole
     };
     let [lhs_granularity, rhs_granularity] = spec.granularities;
-    let lhs_scale = of_rank::<B>(lhs_scale, lhs_granularity, rank);
-    let rhs_scale = of_rank::<B>(rhs_scale, rhs_granularity, rank);
+    let of_rank = |scale, granularity| match granularity {
+        Granularity::Tensor => portable::broadcast::<B>(scale, &left),
+        _ => scale,
+    };
+    let lhs_scale = of_rank(lhs_scale, lhs_granularity);
+    let rhs_scale = of_rank(rhs_scale, rhs_granularity);
     // For each block of the inner dimension: multiply the codes, then scale the partial sum in f32.
     let step = scaled_together(spec.granularities).unwrap_or(inner);
     let mut sum: Option<FloatTensor<B>> = None;
@@ -97,17 +101,8 @@ pub(crate) fn matmul<B: Backend, P: Provider<B>>(
             None => part,
         });
     }
-    let product = sum.expect("there is at least one block");
-    let product = match bias {
-        Bias::None => product,
-        Bias::Row(bias) => {
-            let mut shape = vec![1; rank];
-            shape[rank - 1] = columns;
-            let bias = B::float_cast(bias, FloatDType::F32);
-            B::float_add(product, B::float_reshape(bias, Shape::from(shape)))
-        }
-    };
-    B::float_cast(product, spec.output)
+    let sums = sum.expect("there is at least one block");
+    portable::finished::<B>(sums, bias, spec.output)
 }
 
 /// The number of consecutive terms of a sum that share their scales; `None` if all terms do.
@@ -125,18 +120,6 @@ fn gcd(a: usize, b: usize) -> usize {
 /// A scale of 1.
 fn unit<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_ones(Shape::new([1]), &like.device(), FloatDType::F32)
-}
-
-/// Scales with `rank` dimensions. Only a single scale may have another number.
-fn of_rank<B: Backend>(
-    scale: FloatTensor<B>,
-    granularity: Granularity,
-    rank: usize,
-) -> FloatTensor<B> {
-    match granularity {
-        Granularity::Tensor => B::float_reshape(scale, Shape::from(vec![1; rank])),
-        _ => scale,
-    }
 }
 
 /// The maximum of every `size` neighbors along `dim`; of the whole dimension for `None`.

@@ -212,11 +212,25 @@ pub(crate) fn matmul<B: Backend, P: Provider<B>>(
     let shape = product.shape();
     let product = B::float_mul(product, broadcast::<B>(B::float_recip(lhs_scale), &shape));
     let product = B::float_mul(product, broadcast::<B>(B::float_recip(rhs_scale), &shape));
+    finished::<B>(product, bias, spec.output)
+}
+
+/// Scaled sums in f32 as a product: with the bias, and in the output's dtype.
+pub(crate) fn finished<B: Backend>(
+    sums: FloatTensor<B>,
+    bias: Bias<B>,
+    output: FloatDType,
+) -> FloatTensor<B> {
     let product = match bias {
-        Bias::None => product,
-        Bias::Row(bias) => B::float_add(product, row::<B>(f32::<B>(bias), &shape)),
+        Bias::None => sums,
+        Bias::Row(bias) => {
+            let shape = sums.shape();
+            let mut row = vec![1; shape.num_dims()];
+            row[shape.num_dims() - 1] = shape[shape.num_dims() - 1];
+            B::float_add(sums, B::float_reshape(f32::<B>(bias), Shape::from(row)))
+        }
     };
-    B::float_cast(product, spec.output)
+    B::float_cast(product, output)
 }
 
 /// See [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax).
@@ -292,13 +306,6 @@ pub(crate) fn update_scale<B: Backend>(
 }
 
 /// A tensor of one element, in a shape that broadcasts to `shape`.
-fn broadcast<B: Backend>(scalar: FloatTensor<B>, shape: &Shape) -> FloatTensor<B> {
+pub(crate) fn broadcast<B: Backend>(scalar: FloatTensor<B>, shape: &Shape) -> FloatTensor<B> {
     B::float_reshape(scalar, Shape::from(vec![1; shape.num_dims()]))
-}
-
-/// A row, in a shape that broadcasts to `shape`.
-fn row<B: Backend>(row: FloatTensor<B>, shape: &Shape) -> FloatTensor<B> {
-    let mut dims = vec![1; shape.num_dims()];
-    dims[shape.num_dims() - 1] = shape[shape.num_dims() - 1];
-    B::float_reshape(row, Shape::from(dims))
 }
