@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
-    CubeDevice,
-    kernel::into_contiguous,
+    CubeBackend, CubeDevice,
+    kernel::{cast, into_contiguous},
     ops::{
         numeric::{empty_device_contiguous_dtype, zeros_client},
         permute,
@@ -17,6 +17,7 @@ use burn_std::Metadata;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
 use super::rows::pitch_of;
+use crate::Bias;
 
 /// The maximum numbers of cubes, and of units in a cube, of a [`grid`].
 const MAX_CUBES: usize = 8192;
@@ -130,6 +131,14 @@ pub(in crate::kernels) fn amax(client: &Client, amax: &Option<CubeTensor>) -> Bu
     match amax {
         Some(amax) => raw(amax.handle.clone(), 1),
         None => word(client),
+    }
+}
+
+/// A bias in f32; an unused word if there is none.
+pub(in crate::kernels) fn bias(client: &Client, bias: &Bias<CubeBackend>) -> BufferArg {
+    match bias {
+        Bias::Row(bias) => elements(cast(bias.clone(), DType::F32)),
+        Bias::None => word(client),
     }
 }
 
@@ -337,7 +346,6 @@ mod tests {
     #[test]
     fn a_copy_has_the_same_codes_in_the_same_layout() {
         use burn::backend::ops::IntTensorOps;
-        use burn_cubecl::CubeBackend;
         use burn_std::reader::try_read_sync;
 
         let device = CubeDevice::Cpu(Default::default());
@@ -360,7 +368,6 @@ mod tests {
     fn the_last_word_of_codes_is_read_where_a_handle_ends_in_it() {
         use burn::backend::ops::FloatTensorOps;
         use burn::tensor::{FloatDType, TensorData};
-        use burn_cubecl::CubeBackend;
         use burn_std::reader::try_read_sync;
 
         let device = CubeDevice::Cpu(Default::default());

@@ -5,7 +5,7 @@ use burn_cubecl::{ops::reshape, tensor::CubeTensor};
 use cubecl::prelude::*;
 
 use super::{
-    batch::tensor_starts,
+    batch::{side_by_side, tensor_starts},
     buffer,
     codec::{by_hand, float_to, load},
     scale_grid::{ScaleGrid, Scales, scale_index},
@@ -51,11 +51,7 @@ pub(in crate::kernels) fn dequantize(
         return output;
     }
     let client = codes.client.clone();
-    let starts: Vec<[u32; 2]> = tensor_starts(&codes, &shape)
-        .into_iter()
-        .zip(scales.starts(&shape))
-        .map(|(codes, scales)| [codes as u32, scales as u32])
-        .collect();
+    let starts = [tensor_starts(&codes, &shape), scales.starts(&shape)];
     let (count, dim) = buffer::grid(&client, length);
     dequantize_kernel::launch(
         &client,
@@ -63,10 +59,7 @@ pub(in crate::kernels) fn dequantize(
         dim,
         buffer::code_words(&codes),
         scales.elements(),
-        buffer::raw(
-            client.create_from_slice(bytemuck::cast_slice(&starts)),
-            2 * starts.len(),
-        ),
+        side_by_side(&client, starts),
         buffer::whole(&output),
         scales.grid(),
         shape[rank - 2] as u32,

@@ -8,19 +8,17 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{
-    CubeBackend, CubeDevice,
-    kernel::{cast, matmul as burn_matmul},
-    ops::numeric::ones,
-    tensor::CubeTensor,
+    CubeBackend, CubeDevice, kernel::matmul as burn_matmul, ops::numeric::ones, tensor::CubeTensor,
 };
 use cubecl::prelude::*;
 
 use super::{Outline, Product, Size, routine::Routine};
 use crate::{
-    Bias, Granularity,
+    Granularity,
     granular::scaled_together,
     kernels::{
         amax::raise,
+        batch::side_by_side,
         buffer,
         codec::{by_hand, float_to, magnitude_bits},
         dequantize,
@@ -95,16 +93,7 @@ fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
     let output = buffer::empty_floats(&sums, sums.shape(), DType::from(spec.output));
     let length = output.shape().num_elements();
     let client = output.client.clone();
-    let (has_bias, bias) = match bias {
-        Bias::None => (false, buffer::word(&client)),
-        Bias::Row(bias) => (true, buffer::elements(cast(bias, DType::F32))),
-    };
-    let starts: Vec<[u32; 2]> = lhs_scales
-        .starts(&output.shape())
-        .into_iter()
-        .zip(rhs_scales.starts(&output.shape()))
-        .map(|(left, right)| [left as u32, right as u32])
-        .collect();
+    let starts = [&lhs_scales, &rhs_scales].map(|scales| scales.starts(&output.shape()));
     let whole = [lhs_scales.granularity, rhs_scales.granularity] == [Granularity::Tensor; 2];
     let (count, dim) = buffer::grid(&client, length);
     scale_kernel::launch(
@@ -114,11 +103,8 @@ fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
         buffer::elements(sums),
         lhs_scales.elements(),
         rhs_scales.elements(),
-        buffer::raw(
-            client.create_from_slice(bytemuck::cast_slice(&starts)),
-            2 * starts.len(),
-        ),
-        bias,
+        side_by_side(&client, starts),
+        buffer::bias(&client, &bias),
         buffer::whole(&output),
         buffer::amax(&client, &amax),
         lhs_scales.grid(),
@@ -126,7 +112,7 @@ fn matmul(product: Product, dtype: FloatDType) -> CubeTensor {
         m as u32,
         n as u32,
         whole,
-        has_bias,
+        bias.row().is_some(),
         amax.is_some(),
         by_hand(&client, output.dtype),
         dtype_to_storage_type(output.dtype),
@@ -212,7 +198,7 @@ mod tests {
 
     use super::*;
     use crate::kernels::scale_grid::ScaleGridLaunch;
-    use crate::{Fp8Format, Fp8Ops, MatmulSpec};
+    use crate::{Bias, Fp8Format, Fp8Ops, MatmulSpec};
 
     /// As on GPUs: operands in bf16, and a product in f32.
     #[test]

@@ -2,16 +2,16 @@
 
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{kernel::cast, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{Product, Size, routine::Routine};
 use crate::{
-    Bias, Fp8Format,
+    Fp8Format,
     granular::scaled_together,
     kernels::{
         amax::raise,
-        batch::tensor_starts,
+        batch::{side_by_side, tensor_starts},
         buffer,
         codec::{by_hand, float_to, load, magnitude_bits},
         scale_grid::{ScaleGrid, scale_index},
@@ -26,87 +26,67 @@ pub(super) struct Direct;
 
 impl Routine for Direct {
     fn matmul(&self, product: Product) -> CubeTensor {
-        matmul(product)
+        let shape = product.shape();
+        let Size { m, n, k, batches } = product.size();
+        let together = scaled_together(product.spec.granularities).unwrap_or(k);
+        let Product {
+            lhs,
+            rhs,
+            lhs_scales,
+            rhs_scales,
+            bias,
+            spec,
+            amax,
+        } = product;
+        let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
+        if shape.num_elements() == 0 {
+            return output;
+        }
+        let rank = shape.num_dims();
+        let client = lhs.client.clone();
+        let starts = [
+            tensor_starts(&lhs, &shape),
+            tensor_starts(&rhs, &shape),
+            lhs_scales.starts(&shape),
+            rhs_scales.starts(&shape),
+        ];
+        let strides = |side: &CubeTensor| {
+            let strides = side.meta.strides();
+            [strides[rank - 2] as u32, strides[rank - 1] as u32]
+        };
+        let [lhs_row, lhs_column] = strides(&lhs);
+        let [rhs_row, rhs_column] = strides(&rhs);
+        let tiles = batches * m.div_ceil(TILE) * n.div_ceil(TILE);
+        let (count, dim) = buffer::grid(&client, tiles);
+        matmul_kernel::launch(
+            &client,
+            count,
+            dim,
+            buffer::code_words(&lhs),
+            buffer::code_words(&rhs),
+            lhs_scales.elements(),
+            rhs_scales.elements(),
+            buffer::bias(&client, &bias),
+            side_by_side(&client, starts),
+            buffer::whole(&output),
+            MatrixLaunch::new(lhs_row, lhs_column),
+            MatrixLaunch::new(rhs_row, rhs_column),
+            lhs_scales.grid(),
+            rhs_scales.grid(),
+            buffer::amax(&client, &amax),
+            m as u32,
+            n as u32,
+            k as u32,
+            together.clamp(1, k.max(1)) as u32,
+            bias.row().is_some(),
+            amax.is_some(),
+            spec.lhs,
+            spec.rhs,
+            by_hand(&client, output.dtype),
+            dtype_to_storage_type(output.dtype),
+        );
+        output
     }
-}
-
-fn matmul(product: Product) -> CubeTensor {
-    let shape = product.shape();
-    let Size { m, n, k, batches } = product.size();
-    let together = scaled_together(product.spec.granularities).unwrap_or(k);
-    let Product {
-        lhs,
-        rhs,
-        lhs_scales,
-        rhs_scales,
-        bias,
-        spec,
-        amax,
-    } = product;
-    let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
-    if shape.num_elements() == 0 {
-        return output;
-    }
-    let rank = shape.num_dims();
-    let client = lhs.client.clone();
-    let starts = side_by_side([
-        tensor_starts(&lhs, &shape),
-        tensor_starts(&rhs, &shape),
-        lhs_scales.starts(&shape),
-        rhs_scales.starts(&shape),
-    ]);
-    let strides = |side: &CubeTensor| {
-        let strides = side.meta.strides();
-        [strides[rank - 2] as u32, strides[rank - 1] as u32]
-    };
-    let [lhs_row, lhs_column] = strides(&lhs);
-    let [rhs_row, rhs_column] = strides(&rhs);
-    let (has_bias, bias) = match bias {
-        Bias::None => (false, buffer::word(&client)),
-        Bias::Row(bias) => (true, buffer::elements(cast(bias, DType::F32))),
-    };
-    let tiles = batches * m.div_ceil(TILE) * n.div_ceil(TILE);
-    let (count, dim) = buffer::grid(&client, tiles);
-    matmul_kernel::launch(
-        &client,
-        count,
-        dim,
-        buffer::code_words(&lhs),
-        buffer::code_words(&rhs),
-        lhs_scales.elements(),
-        rhs_scales.elements(),
-        bias,
-        buffer::raw(
-            client.create_from_slice(bytemuck::cast_slice(&starts)),
-            4 * batches,
-        ),
-        buffer::whole(&output),
-        MatrixLaunch::new(lhs_row, lhs_column),
-        MatrixLaunch::new(rhs_row, rhs_column),
-        lhs_scales.grid(),
-        rhs_scales.grid(),
-        buffer::amax(&client, &amax),
-        m as u32,
-        n as u32,
-        k as u32,
-        together.clamp(1, k.max(1)) as u32,
-        has_bias,
-        amax.is_some(),
-        spec.lhs,
-        spec.rhs,
-        by_hand(&client, output.dtype),
-        dtype_to_storage_type(output.dtype),
-    );
-    output
-}
-
-/// For each matrix of a batch: where its two operands start, and where their scales start.
-fn side_by_side([left, right, left_scales, right_scales]: [Vec<usize>; 4]) -> Vec<[u32; 4]> {
-    (0..left.len())
-        .map(|batch| {
-            [&left, &right, &left_scales, &right_scales].map(|starts| starts[batch] as u32)
-        })
-        .collect()
 }
 
 /// Strides of a matrix of codes.

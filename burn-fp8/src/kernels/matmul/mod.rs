@@ -107,8 +107,7 @@ pub fn matmul_by(
     bias: Bias<CubeBackend>,
     spec: MatmulSpec,
 ) -> CubeTensor {
-    let product = Product::new(operands, scales, bias, spec);
-    choose(policy, &product).matmul(product)
+    matmul(policy, Product::new(operands, scales, bias, spec))
 }
 
 /// [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax) of two operands: [`matmul_by`], and the product's amax. All
@@ -149,45 +148,29 @@ pub fn matmul_amax_by(
         amax: Some(amax.clone()),
         ..Product::new(operands, scales, bias, spec)
     };
-    (choose(policy, &product).matmul(product), amax)
+    (matmul(policy, product), amax)
 }
 
-/// How a product is computed.
-enum Choice {
-    Routine(MatmulRoutine),
-    /// The fastest routine for products of this key.
-    Fastest(Key),
-}
-
-impl Choice {
-    fn matmul(self, product: Product) -> CubeTensor {
-        match self {
-            Self::Routine(routine) => routine.matmul(product),
-            Self::Fastest(key) => tune::matmul(key, product),
-        }
-    }
-}
-
-fn choose(policy: MatmulPolicy, product: &Product) -> Choice {
-    let outline = Outline::of(product);
+fn matmul(policy: MatmulPolicy, product: Product) -> CubeTensor {
+    let outline = Outline::of(&product);
     let (client, device) = (&product.lhs.client, &product.lhs.device);
     if let MatmulPolicy::Only(only) = policy
         && only.fits(&outline)
         && only.has_room(client)
     {
-        return Choice::Routine(only);
+        return only.matmul(product);
     }
     let measured = policy == MatmulPolicy::Measured;
     let small = outline.size.multiplications() < LARGE;
     if !measured && small && MatmulRoutine::Direct.fits(&outline) {
-        return Choice::Routine(MatmulRoutine::Direct);
+        return MatmulRoutine::Direct.matmul(product);
     }
     let routines = native(&outline, client, device);
     if accelerated(&routines).is_some() || measured && routines.len() > 1 {
-        return Choice::Fastest(Key::of(product, &outline, routines));
+        return tune::matmul(Key::of(&product, &outline, routines), product);
     }
     cublaslt::tell_of_others(&outline, device);
-    Choice::Routine(unmeasured(&outline))
+    unmeasured(&outline).matmul(product)
 }
 
 /// The routines that can compute a product and are native to the device.

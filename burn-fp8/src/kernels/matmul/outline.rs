@@ -117,10 +117,12 @@ pub(crate) fn check_product(
 
 fn too_large(outline: &Outline, [lhs, rhs]: [Shape; 2]) -> Fp8Error {
     let [left, right] = outline.codes;
-    let (what, shape, most) = match () {
-        () if left > MOST_CODES => ("the left side of the product", lhs, MOST_CODES),
-        () if right > MOST_CODES => ("the right side of the product", rhs, MOST_CODES),
-        () => ("the product", matmul_shape(&lhs, &rhs), buffer::MOST),
+    let (what, shape, most) = if left > MOST_CODES {
+        ("the left side of the product", lhs, MOST_CODES)
+    } else if right > MOST_CODES {
+        ("the right side of the product", rhs, MOST_CODES)
+    } else {
+        ("the product", matmul_shape(&lhs, &rhs), buffer::MOST)
     };
     Fp8Error::TooLarge {
         what,

@@ -7,11 +7,7 @@ use cubecl::client::Client;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Outline, Product, Size, cublaslt, decoded, direct,
-    outline::MOST_CODES,
-    tile::{Instruction, Tile},
-};
+use super::{Outline, Product, Size, cublaslt, decoded, direct, outline::MOST_CODES, tile::Tile};
 use crate::kernels::buffer;
 
 /// A routine that computes products.
@@ -80,11 +76,6 @@ pub enum MatmulRoutine {
     CublasLt,
 }
 
-const MMA: Tile = Tile::new(Instruction::Mma);
-const WGMMA: Tile = Tile::new(Instruction::Wgmma);
-const WGMMA_TMA: Tile = Tile::new(Instruction::Wgmma).with_tma();
-const WGMMA_TMA_256: Tile = Tile::new(Instruction::Wgmma).with_tma().tall();
-
 impl MatmulRoutine {
     /// All routines.
     pub const ALL: [Self; 7] = [
@@ -101,10 +92,10 @@ impl MatmulRoutine {
         match self {
             Self::Direct => &direct::Direct,
             Self::Decoded => &decoded::Decoded,
-            Self::Mma => &MMA,
-            Self::Wgmma => &WGMMA,
-            Self::WgmmaTma => &WGMMA_TMA,
-            Self::WgmmaTma256 => &WGMMA_TMA_256,
+            Self::Mma => &Tile::MMA,
+            Self::Wgmma => &Tile::WGMMA,
+            Self::WgmmaTma => &Tile::WGMMA_TMA,
+            Self::WgmmaTma256 => &Tile::WGMMA_TMA_256,
             Self::CublasLt => &cublaslt::CublasLt,
         }
     }

@@ -18,7 +18,7 @@ mod turn;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{CubeBackend, CubeDevice, kernel::cast, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use cubecl::{client::Client, prelude::*};
 
 use super::{Outline, Product, Size, routine::Routine};
@@ -26,6 +26,7 @@ use crate::{
     Bias, Granularity,
     granular::scaled_together,
     kernels::{
+        batch::side_by_side,
         buffer,
         codec::by_hand,
         ptx,
@@ -36,8 +37,7 @@ use kernel::tile_kernel;
 use layout::{COLUMNS, ROWS, STEP, TALL_ROWS};
 use operand::Operand;
 pub(super) use operand::{along, is_copied};
-pub(super) use plan::Instruction;
-use plan::Plan;
+use plan::{Instruction, Plan};
 use scaling::{Scaling, strides};
 use tma::{tensor_map, tma_kernel};
 
@@ -51,22 +51,16 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    pub(super) const fn new(instruction: Instruction) -> Self {
+    pub(super) const MMA: Self = Self::new(Instruction::Mma, false, ROWS);
+    pub(super) const WGMMA: Self = Self::new(Instruction::Wgmma, false, ROWS);
+    pub(super) const WGMMA_TMA: Self = Self::new(Instruction::Wgmma, true, ROWS);
+    pub(super) const WGMMA_TMA_256: Self = Self::new(Instruction::Wgmma, true, TALL_ROWS);
+
+    const fn new(instruction: Instruction, tma: bool, rows: u32) -> Self {
         Self {
             instruction,
-            tma: false,
-            rows: ROWS,
-        }
-    }
-
-    pub(super) const fn with_tma(self) -> Self {
-        Self { tma: true, ..self }
-    }
-
-    pub(super) const fn tall(self) -> Self {
-        Self {
-            rows: TALL_ROWS,
-            ..self
+            tma,
+            rows,
         }
     }
 
@@ -109,7 +103,110 @@ impl Routine for Tile {
     }
 
     fn matmul(&self, product: Product) -> CubeTensor {
-        matmul(product, self)
+        let shape = product.shape();
+        let Size { m, n, k, batches } = product.size();
+        let client = product.lhs.client.clone();
+        let mut plan = Plan {
+            instruction: self.instruction,
+            emulated: native_instruction(&client) != Some(self.instruction),
+            rows: ROWS,
+            lhs: product.spec.lhs,
+            rhs: product.spec.rhs,
+            scaling: scaling(product.spec.granularities, k),
+            batched: batches > 1,
+            has_bias: matches!(product.bias, Bias::Row(_)),
+            has_amax: product.amax.is_some(),
+            by_hand: by_hand(&client, DType::from(product.spec.output)),
+        };
+        let Product {
+            lhs,
+            rhs,
+            lhs_scales,
+            rhs_scales,
+            bias,
+            spec,
+            amax,
+        } = product;
+        let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
+        let lhs_scales = inverse(lhs_scales, plan.scaling);
+        let rhs_scales = inverse(rhs_scales, plan.scaling);
+
+        let left = Operand::left(&lhs, &shape);
+        let right = Operand::right(&rhs, &shape);
+        let maps = match self.tma && !plan.emulated {
+            true => left.as_one_matrix(k).zip(right.as_one_matrix(k)),
+            false => None,
+        };
+        if maps.is_some() {
+            plan.rows = self.rows;
+        }
+        let bias = buffer::bias(&client, &bias);
+        let count = CubeCount::Static(
+            n.div_ceil(COLUMNS as usize) as u32,
+            m.div_ceil(plan.rows as usize) as u32,
+            batches as u32,
+        );
+        let scale_starts = [&lhs_scales, &rhs_scales].map(|scales| scales.starts(&shape));
+        let starts = |left: &[usize], right: &[usize]| match plan.batched {
+            true => side_by_side(&client, [left, right, &scale_starts[0], &scale_starts[1]]),
+            false => buffer::word(&client),
+        };
+        let scale_strides = strides(&lhs_scales, &rhs_scales);
+        let lhs_scale = lhs_scales.elements();
+        let rhs_scale = rhs_scales.elements();
+        let vector = store::vector(n);
+        let stored = shape.num_elements() / vector;
+        let result = buffer::array(output.handle.clone(), stored, vector * output.dtype.size());
+        let amax = buffer::amax(&client, &amax);
+        let dtype = dtype_to_storage_type(output.dtype);
+        let dim = CubeDim::new_1d(plan.units());
+
+        if let Some(((left_rows, left), (right_rows, right))) = maps {
+            tma_kernel::launch(
+                &client,
+                count,
+                dim,
+                vector,
+                tensor_map(left, plan.rows),
+                tensor_map(right, COLUMNS),
+                lhs_scale,
+                rhs_scale,
+                bias,
+                starts(&left_rows, &right_rows),
+                amax,
+                result,
+                scale_strides,
+                m as u32,
+                n as u32,
+                k as u32,
+                plan,
+                dtype,
+            );
+        } else {
+            tile_kernel::launch(
+                &client,
+                count,
+                dim,
+                vector,
+                left.words(),
+                right.words(),
+                lhs_scale,
+                rhs_scale,
+                bias,
+                starts(&left.starts, &right.starts),
+                amax,
+                result,
+                left.pitch,
+                right.pitch,
+                scale_strides,
+                m as u32,
+                n as u32,
+                k as u32,
+                plan,
+                dtype,
+            );
+        }
+        output
     }
 }
 
@@ -124,22 +221,6 @@ fn instruction_of(capability: u32) -> Option<Instruction> {
         89 | 120..130 => Some(Instruction::Mma),
         90 => Some(Instruction::Wgmma),
         _ => None,
-    }
-}
-
-fn plan(instruction: Instruction, emulated: bool, product: &Product) -> Plan {
-    let output = DType::from(product.spec.output);
-    Plan {
-        instruction,
-        emulated,
-        rows: ROWS,
-        lhs: product.spec.lhs,
-        rhs: product.spec.rhs,
-        scaling: scaling(product.spec.granularities, product.size().k),
-        batched: product.size().batches > 1,
-        has_bias: matches!(product.bias, Bias::Row(_)),
-        has_amax: product.amax.is_some(),
-        by_hand: by_hand(&product.lhs.client, output),
     }
 }
 
@@ -164,119 +245,6 @@ fn inverse(scales: Scales, scaling: Scaling) -> Scales {
             ..scales
         },
     }
-}
-
-fn matmul(product: Product, tile: &Tile) -> CubeTensor {
-    let shape = product.shape();
-    let Size { m, n, k, batches } = product.size();
-    let client = product.lhs.client.clone();
-    let emulated = native_instruction(&client) != Some(tile.instruction);
-    let mut plan = plan(tile.instruction, emulated, &product);
-    let Product {
-        lhs,
-        rhs,
-        lhs_scales,
-        rhs_scales,
-        bias,
-        spec,
-        amax,
-    } = product;
-    let output = buffer::empty_floats(&lhs, shape.clone(), DType::from(spec.output));
-    let lhs_scales = inverse(lhs_scales, plan.scaling);
-    let rhs_scales = inverse(rhs_scales, plan.scaling);
-
-    let left = Operand::left(&lhs, &shape);
-    let right = Operand::right(&rhs, &shape);
-    let maps = match tile.tma && !plan.emulated {
-        true => left.as_one_matrix(k).zip(right.as_one_matrix(k)),
-        false => None,
-    };
-    if maps.is_some() {
-        plan.rows = tile.rows;
-    }
-    let bias = match bias {
-        Bias::None => buffer::word(&client),
-        Bias::Row(bias) => buffer::elements(cast(bias, DType::F32)),
-    };
-    let count = CubeCount::Static(
-        n.div_ceil(COLUMNS as usize) as u32,
-        m.div_ceil(plan.rows as usize) as u32,
-        batches as u32,
-    );
-    let scale_starts = [&lhs_scales, &rhs_scales].map(|scales| scales.starts(&shape));
-    let starts = |left: &[u32], right: &[u32]| {
-        if !plan.batched {
-            return buffer::word(&client);
-        }
-        let starts: Vec<[u32; 4]> = (0..batches)
-            .map(|batch| {
-                let [left_scales, right_scales] =
-                    [0, 1].map(|side| scale_starts[side][batch] as u32);
-                [left[batch], right[batch], left_scales, right_scales]
-            })
-            .collect();
-        let starts = client.create_from_slice(bytemuck::cast_slice(&starts));
-        buffer::raw(starts, 4 * batches)
-    };
-    let scale_strides = strides(&lhs_scales, &rhs_scales);
-    let lhs_scale = lhs_scales.elements();
-    let rhs_scale = rhs_scales.elements();
-    let vector = store::vector(n);
-    let stored = shape.num_elements() / vector;
-    let result = buffer::array(output.handle.clone(), stored, vector * output.dtype.size());
-    let amax = buffer::amax(&client, &amax);
-    let dtype = dtype_to_storage_type(output.dtype);
-
-    if let Some(((left_rows, left), (right_rows, right))) = maps {
-        tma_kernel::launch(
-            &client,
-            count,
-            cube_dim(plan),
-            vector,
-            tensor_map(left, plan.rows),
-            tensor_map(right, COLUMNS),
-            lhs_scale,
-            rhs_scale,
-            bias,
-            starts(&left_rows, &right_rows),
-            amax,
-            result,
-            scale_strides,
-            m as u32,
-            n as u32,
-            k as u32,
-            plan,
-            dtype,
-        );
-    } else {
-        tile_kernel::launch(
-            &client,
-            count,
-            cube_dim(plan),
-            vector,
-            left.words(),
-            right.words(),
-            lhs_scale,
-            rhs_scale,
-            bias,
-            starts(&left.starts, &right.starts),
-            amax,
-            result,
-            left.pitch,
-            right.pitch,
-            scale_strides,
-            m as u32,
-            n as u32,
-            k as u32,
-            plan,
-            dtype,
-        );
-    }
-    output
-}
-
-fn cube_dim(plan: Plan) -> CubeDim {
-    CubeDim::new_1d(plan.units())
 }
 
 #[cfg(test)]

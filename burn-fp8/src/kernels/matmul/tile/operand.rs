@@ -7,7 +7,7 @@ use cubecl::{client::Client, prelude::*, server::Handle};
 
 use super::turn;
 use crate::kernels::{
-    batch::{starts, tensor_starts},
+    batch::{side_by_side, starts, tensor_starts},
     buffer,
 };
 
@@ -22,7 +22,7 @@ pub(super) struct Operand {
     /// Chunks from a row to the next.
     pub(super) pitch: u32,
     /// The first chunk of each matrix of the batch.
-    pub(super) starts: Vec<u32>,
+    pub(super) starts: Vec<usize>,
 }
 
 impl Operand {
@@ -45,7 +45,7 @@ impl Operand {
                 handle: tensor.handle.clone(),
                 codes: buffer::extent(tensor),
                 pitch: (pitch / CHUNK) as u32,
-                starts: starts.iter().map(|start| (start / CHUNK) as u32).collect(),
+                starts: starts.iter().map(|start| start / CHUNK).collect(),
             };
         }
         let sizes: Vec<_> = tensor.shape().iter().copied().collect();
@@ -67,7 +67,7 @@ impl Operand {
             handle,
             codes,
             pitch: pitch as u32,
-            starts: starts.iter().map(|&start| start as u32).collect(),
+            starts,
         }
     }
 
@@ -78,22 +78,16 @@ impl Operand {
 
     /// The first row of each matrix, counted from the start of the codes, and all codes as one matrix with rows of `length`
     /// codes. `None` if the matrices do not start at rows of such a matrix.
-    pub(super) fn as_one_matrix(&self, length: usize) -> Option<(Vec<u32>, TensorArg)> {
-        let pitch = CHUNK * self.pitch as usize;
-        let whole = pitch >= length
-            && self
-                .starts
-                .iter()
-                .all(|start| start.is_multiple_of(self.pitch));
-        if !whole {
+    pub(super) fn as_one_matrix(&self, length: usize) -> Option<(Vec<usize>, TensorArg)> {
+        let chunks = self.pitch as usize;
+        let whole = |start: &usize| start.is_multiple_of(chunks);
+        if CHUNK * chunks < length || !self.starts.iter().all(whole) {
             return None;
         }
-        let rows = (self.codes - length) / pitch + 1;
-        let tensor = buffer::matrix(self.handle.clone(), [rows, length], pitch);
-        Some((
-            self.starts.iter().map(|start| start / self.pitch).collect(),
-            tensor,
-        ))
+        let rows = (self.codes - length) / (CHUNK * chunks) + 1;
+        let tensor = buffer::matrix(self.handle.clone(), [rows, length], CHUNK * chunks);
+        let starts = self.starts.iter().map(|start| start / chunks);
+        Some((starts.collect(), tensor))
     }
 }
 
@@ -145,8 +139,7 @@ fn copy_rows(
     let pitch = buffer::pitch(shape[inner]);
     let words = matrices.len() * shape[row] * pitch / 4;
     let copy = client.empty(4 * words + more * pitch);
-    let starts: Vec<u32> = matrices.iter().map(|&start| start as u32).collect();
-    let starts = client.create_from_slice(bytemuck::cast_slice(&starts));
+    let starts = side_by_side(client, [matrices]);
     if turn::is_by_words(matrices, strides[row], strides[inner]) {
         turn::launch(
             client,
@@ -165,7 +158,7 @@ fn copy_rows(
         count,
         dim,
         buffer::code_words(tensor),
-        buffer::raw(starts, matrices.len()),
+        starts,
         buffer::raw(copy.clone(), words),
         shape[row] as u32,
         shape[inner] as u32,

@@ -17,7 +17,7 @@ pub(super) fn is_by_words(starts: &[usize], row_stride: usize, inner_stride: usi
 pub(super) fn launch(
     client: &Client,
     codes: BufferArg,
-    starts: Handle,
+    starts: BufferArg,
     copy: Handle,
     matrices: usize,
     [rows, length]: [usize; 2],
@@ -31,7 +31,7 @@ pub(super) fn launch(
         count,
         dim,
         codes,
-        buffer::raw(starts, matrices),
+        starts,
         buffer::array(copy, matrices * rows * padded / 8, 8),
         tiles,
         rows,
