@@ -224,6 +224,8 @@ impl Policy {
             Rule::Lower if inputs.gradient_of == Some(DType::F32) => {
                 Plan::compute(low).store(DType::F32)
             }
+            // With gradient checkpointing, nothing is known of the tensors that are computed again. The factor may be a parameter.
+            Rule::Lower if is_of_unknown(op, inputs) => Plan::compute(low).store(DType::F32),
             Rule::Lower => Plan::compute(low),
             Rule::WeightGrad => Plan::compute(low).store(DType::F32),
             Rule::Full
@@ -247,6 +249,15 @@ impl Policy {
             Rule::Promote => inputs.promote(),
         }
     }
+}
+
+/// Whether the op is a product `dy w^T` of backward, of which it is not known what it is the gradient of.
+fn is_of_unknown(op: Op, inputs: &Inputs) -> bool {
+    op == Op::float_matmul
+        && inputs.first_is_gradient
+        && inputs.last_transposed
+        && !inputs.last_is_gradient
+        && inputs.gradient_of.is_none()
 }
 
 impl Default for Policy {

@@ -36,6 +36,21 @@ fn a_region_in_full_precision_has_gradients_in_f32() {
     assert_eq!(report.runs_of(Op::float_matmul, DType::F32), 3);
 }
 
+/// What the weight is multiplied with is computed again. The step of an optimizer on a gradient that is stored low would be rounded.
+#[test]
+fn the_gradient_of_a_weight_on_the_left_is_stored_in_f32() {
+    let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
+    let device = autocast.device().autodiff().gradient_checkpointing();
+    let weight = wave([4, 4], &device).require_grad();
+    let hidden = relu(wave([4, 4], &device));
+    let gradients = weight.clone().matmul(hidden).sum().backward();
+    // It runs in the dtype that it is given.
+    values(weight.grad(&gradients).unwrap().ceil());
+    let report = autocast.report();
+    let ran = |dtype| report.runs_of(Op::float_ceil, dtype);
+    assert_eq!((ran(DType::F32), ran(DType::BF16)), (1, 0));
+}
+
 /// Four layers of one size, three of which have one input, and a last one.
 #[derive(Module, Debug)]
 struct Net {
