@@ -38,6 +38,7 @@ mod suite {
     mod modules;
     mod nan_guard;
     mod policy;
+    mod programs;
     mod pytorch_lists;
     mod recompute;
     mod reduction;

@@ -1,0 +1,190 @@
+//! What holds for all programs.
+
+use super::{
+    check::{check, same},
+    exact::exact,
+    machine::Seen,
+    ops::Kind,
+    precision::Precision,
+    program::{EVERY_REGION, Form, Program, Region, Sizes},
+    train::{MARK, run},
+};
+use crate::suite::alone::alone;
+use burn::tensor::{DType, Device};
+use burn_amp::{Autocast, AutocastLease, NanGuard};
+use core::cell::{Cell, RefCell};
+use proptest::test_runner::TestCaseError;
+
+fn lease(autocast: Autocast) -> AutocastLease {
+    autocast
+        .lease(Device::flex())
+        .expect("Flex carries autocast")
+}
+
+/// What the program sees on an autocast device of its own.
+fn on(autocast: Autocast, program: &Program) -> Seen {
+    run(program, &lease(autocast).device())
+}
+
+const FORM: Form = Form {
+    kind: Kind::Rounded,
+    sizes: Sizes::Small,
+    precisions: Precision::LOW,
+    regions: EVERY_REGION,
+    checkpointing: true,
+};
+
+#[test]
+fn o0_is_the_plain_device() {
+    let form = Form {
+        precisions: &[Precision::O0],
+        regions: &[Region::Full, Region::O0, Region::Named],
+        ..FORM
+    };
+    check(60, form, |precision, program| {
+        let plain = run(program, &Device::flex());
+        same(&plain, &on(precision.autocast(), program))
+    });
+}
+
+/// With small integers, bf16 and fp16 hold every result. So they give what f32 gives, bit for bit.
+#[test]
+fn what_16_bits_hold_is_exact() {
+    let form = Form {
+        kind: Kind::Exact,
+        ..FORM
+    };
+    let [all, held] = [(); 2].map(|()| Cell::new(0));
+    check(60, form, |precision, program| {
+        all.update(|all| all + 1);
+        let Some(expected) = exact(program) else {
+            return Ok(());
+        };
+        held.update(|held| held + 1);
+        same(&expected, &on(precision.autocast(), program))
+    });
+    let (all, held) = (all.get(), held.get());
+    assert!(held * 4 > all, "only {held} of {all} programs are exact");
+}
+
+#[test]
+fn what_is_computed_again_is_the_same() {
+    let form = Form {
+        sizes: Sizes::Large,
+        precisions: Precision::EVERY,
+        ..FORM
+    };
+    let recomputed = Cell::new(0);
+    check(60, form, |precision, program| {
+        let keeps = on(precision.autocast().recompute(false), program);
+        let lease = lease(precision.autocast());
+        let computes_again = run(program, &lease.device());
+        recomputed.update(|sum| sum + lease.report().recomputed);
+        same(&keeps, &computes_again)
+    });
+    assert!(recomputed.get() > 0);
+}
+
+/// Without regions, because what is computed again follows the device's policy.
+#[test]
+fn gradient_checkpointing_changes_nothing() {
+    let form = Form {
+        regions: &[Region::Named],
+        checkpointing: false,
+        ..FORM
+    };
+    check(40, form, |precision, program| {
+        let checkpointing = Program {
+            checkpointing: true,
+            ..program.clone()
+        };
+        let kept = on(precision.autocast(), program);
+        same(&kept, &on(precision.autocast(), &checkpointing))
+    });
+}
+
+#[test]
+fn parameters_and_gradients_are_stored_in_f32() {
+    check(60, FORM, |precision, program| {
+        let lease = lease(precision.autocast());
+        run(program, &lease.device());
+        let report = lease.report();
+        let low = [DType::F16, DType::BF16].map(|dtype| report.runs_of(MARK, dtype));
+        match low {
+            [0, 0] => Ok(()),
+            _ => Err(TestCaseError::fail(format!("{low:?} are stored low"))),
+        }
+    });
+}
+
+#[test]
+fn a_guard_changes_nothing() {
+    check(30, FORM, |precision, program| {
+        let guarded = precision.autocast().nan_guard(&NanGuard::new());
+        same(&on(precision.autocast(), program), &on(guarded, program))
+    });
+}
+
+/// At once on two threads, and one after the other.
+#[test]
+fn programs_on_one_device_do_not_disturb_each_other() {
+    let form = Form {
+        precisions: &[Precision::Bf16],
+        ..FORM
+    };
+    let before = RefCell::new(None);
+    check(30, form, |precision, program| {
+        let alone = |program: &Program| on(precision.autocast(), program);
+        let Some(other) = before.replace(Some(program.clone())) else {
+            return Ok(());
+        };
+        let lease = lease(precision.autocast());
+        let device = lease.device();
+        let (at_once, [then, after]) = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| run(&other, &device));
+            let then = [program, &other].map(|program| run(program, &device));
+            (thread.join(), then)
+        });
+        let Ok(at_once) = at_once else {
+            return Err(TestCaseError::fail("the other program panicked"));
+        };
+        same(&alone(program), &then)?;
+        same(&alone(&other), &at_once)?;
+        same(&alone(&other), &after)
+    });
+}
+
+/// A device lives with its threads until its last tensor is dropped, so tensors that were left would be seen. In a process of its
+/// own, where no other test makes devices.
+#[cfg(target_os = "linux")]
+#[test]
+fn programs_leave_no_tensors() {
+    alone(
+        "suite::programs::properties::programs_leave_no_tensors",
+        || {
+            let threads = || {
+                let status = std::fs::read_to_string("/proc/self/status").unwrap();
+                let threads = status
+                    .lines()
+                    .find_map(|line| line.strip_prefix("Threads:"));
+                threads.unwrap().trim().parse::<usize>().unwrap()
+            };
+            let form = Form {
+                sizes: Sizes::Large,
+                precisions: Precision::EVERY,
+                ..FORM
+            };
+            let train = |programs| {
+                check(programs, form, |precision, program| {
+                    drop(on(precision.autocast(), program));
+                    Ok(())
+                });
+                threads()
+            };
+            let few = train(10);
+            let many = train(40);
+            // Each device has two.
+            assert!(many < few + 10, "{few}, then {many}");
+        },
+    );
+}
