@@ -61,6 +61,8 @@ pub(crate) enum Part {
     OfSigmoid(usize),
     /// A one alone, as backward begins with, a number times it, or a reshape of these.
     One,
+    /// Zeros that were made in backward, to which it adds gradients, or a slice of these.
+    Zeros,
 }
 
 /// The identity of the tensor that another one was made of. While this lives, no other tensor's identity has its address.

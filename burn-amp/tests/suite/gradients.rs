@@ -151,6 +151,27 @@ fn gradients_go_through_transposed_convolutions() {
     }
 }
 
+/// Those of windows, and those of a tensor of which an op without a gradient, `floor`, made another one.
+#[test]
+fn gradients_go_through_sums_with_zeros() {
+    type Apply = fn(Tensor<2>) -> Tensor<1>;
+    let windows: Apply = |x| x.unfold::<3, _>(1, 2, 1).sum();
+    let floor: Apply = |x| (x.clone().floor() + x).sum();
+    for apply in [windows, floor] {
+        let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
+        let device = autocast.device().autodiff();
+        let x = wave([4, 4], 0.7, &device).require_grad();
+        let weight = wave([4, 4], 0.4, &device).require_grad();
+        let gradients = apply(full_precision(|| x.clone().matmul(weight.clone()))).backward();
+        values(weight.grad(&gradients).unwrap());
+        values(x.grad(&gradients).unwrap());
+        // The product, and both of its gradients.
+        let report = autocast.report();
+        let runs = |dtype| report.runs_of(Op::float_matmul, dtype);
+        assert_eq!((runs(DType::F32), runs(DType::BF16)), (3, 0));
+    }
+}
+
 /// By the rule of the transposed convolution.
 #[test]
 fn a_rule_of_transposed_convolutions_holds_for_their_gradients() {

@@ -3,10 +3,11 @@
 //! An op does not say whether it is part of backward; its inputs tell. A backward pass begins with a tensor of ones, in the shape
 //! of the loss, and everything that it computes is linear in that tensor. So a tensor of ones that has one element counts as a
 //! gradient, and so does what is computed from it: a product of a gradient with anything is a gradient, a sum only if all its
-//! terms are. The difference of a parameter and a gradient, which an optimizer computes, is none. A parameter of one element that
-//! is initialized to 1 looks like a gradient too, until its first step: the difference of a one and a gradient is none. Before that,
-//! what it is multiplied with looks like one until it reaches an op that backward does not have: an op with a backward of its own,
-//! or a product with a factor that is not transposed.
+//! terms are, or zeros that backward made (the gradient of `floor`, or what it adds the gradients of windows to). The difference
+//! of a parameter and a gradient, which an optimizer computes, is none. A parameter of one element that is initialized to 1 looks
+//! like a gradient too, until its first step: the difference of a one and a gradient is none. Before that, what it is multiplied
+//! with looks like one until it reaches an op that backward does not have: an op with a backward of its own, or a product with a
+//! factor that is not transposed.
 //!
 //! Activations are told from parameters in the same way: they are computed from products.
 //!
@@ -78,7 +79,8 @@ impl Lineage {
 
     pub(crate) fn see<B: Backend>(&mut self, tensor: &LayeredFloat<B>) {
         self.any_gradient |= tensor.is_gradient();
-        self.all_gradients &= tensor.is_gradient();
+        let adds_nothing = self.op == Op::float_add && tensor.part() == Some(Part::Zeros);
+        self.all_gradients &= tensor.is_gradient() || adds_nothing;
         self.any_computed |= tensor.is_computed();
         if self.op == Op::float_sub {
             let shape = tensor.shape();

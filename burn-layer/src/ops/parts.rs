@@ -25,11 +25,15 @@ impl<B: BackendIr> Call<B> {
         if self.op == Op::float_ones {
             return (shape.num_elements() == 1).then_some(Part::One);
         }
+        if self.op == Op::float_zeros {
+            return self.layer().is_in_backward().then_some(Part::Zeros);
+        }
         let inputs = self.inputs.as_ref()?;
         match self.op {
             Op::float_reshape | Op::float_mul_scalar if inputs.first_part == Some(Part::One) => {
                 inputs.first_part
             }
+            Op::float_slice if inputs.first_part == Some(Part::Zeros) => inputs.first_part,
             Op::float_matmul => Some(Part::Product),
             Op::sigmoid => Some(Part::Gate),
             Op::float_reshape | Op::float_expand | Op::float_cast
