@@ -86,6 +86,17 @@ impl Machine {
         }
     }
 
+    /// Runs steps in a region.
+    pub(super) fn run_in(&mut self, region: Region, steps: &[Step]) {
+        match region {
+            Region::Full => full_precision(|| self.run(steps)),
+            Region::O0 => autocast(&Policy::o0(), || self.run(steps)),
+            Region::Bf16 => autocast(&Policy::bf16(), || self.run(steps)),
+            Region::Fp16 => autocast(&Policy::fp16(), || self.run(steps)),
+            Region::Named => named("part", || self.run(steps)),
+        }
+    }
+
     fn step(&mut self, step: &Step, inside: &[Step]) {
         match step {
             Step::Op(op, picks) => {
@@ -99,13 +110,7 @@ impl Machine {
                     self.pool.push(result);
                 }
             }
-            Step::Region(region, _) => match region {
-                Region::Full => full_precision(|| self.run(inside)),
-                Region::O0 => autocast(&Policy::o0(), || self.run(inside)),
-                Region::Bf16 => autocast(&Policy::bf16(), || self.run(inside)),
-                Region::Fp16 => autocast(&Policy::fp16(), || self.run(inside)),
-                Region::Named => named("part", || self.run(inside)),
-            },
+            Step::Region(region, _) => self.run_in(*region, inside),
             Step::Thread(_) => std::thread::scope(|scope| {
                 let thread = scope.spawn(|| self.run(inside));
                 if let Err(panic) = thread.join() {

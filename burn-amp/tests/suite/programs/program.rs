@@ -15,6 +15,8 @@ pub(super) struct Program {
     /// The shapes of the data that each iteration begins with, and whether gradients of them are asked for.
     pub(super) inputs: Vec<(Vec<usize>, bool)>,
     pub(super) steps: Vec<Step>,
+    /// The region that all steps run in, but not the backward pass after them.
+    pub(super) within: Region,
     pub(super) iterations: usize,
     pub(super) update: Update,
     pub(super) loss: Loss,
@@ -143,6 +145,7 @@ pub(super) fn programs(form: Form) -> impl Strategy<Value = Program> {
             move |(inputs, steps, iterations, update, loss, checkpointing)| Program {
                 inputs,
                 steps,
+                within: Region::Named,
                 iterations,
                 update,
                 loss,

@@ -6,7 +6,7 @@ use super::{
     machine::Seen,
     ops::Kind,
     precision::Precision,
-    program::{EVERY_REGION, Form, Program, Region, Sizes},
+    program::{EVERY_REGION, Form, Program, Region, Sizes, Step},
     train::{MARK, run},
 };
 use crate::suite::alone::alone;
@@ -100,6 +100,27 @@ fn gradient_checkpointing_changes_nothing() {
         };
         let kept = on(precision.autocast(), program);
         same(&kept, &on(precision.autocast(), &checkpointing))
+    });
+}
+
+/// Wherever `backward` is called. Without other threads, which are not in the region, and without other dtypes: what is elementwise
+/// in backward runs by the policy, in f32 if need be.
+#[test]
+fn backward_of_full_precision_is_in_full_precision() {
+    let form = Form {
+        regions: &[Region::Full, Region::O0, Region::Named],
+        checkpointing: false,
+        ..FORM
+    };
+    check(40, form, |precision, program| {
+        let stays = |step: &&Step| !matches!(step, Step::Thread(_) | Step::InDtype(..));
+        let program = Program {
+            within: Region::Full,
+            steps: program.steps.iter().filter(stays).cloned().collect(),
+            ..program.clone()
+        };
+        let plain = run(&program, &Device::flex());
+        same(&plain, &on(precision.autocast(), &program))
     });
 }
 

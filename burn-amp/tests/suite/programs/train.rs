@@ -27,7 +27,7 @@ pub(super) fn run(program: &Program, device: &Device) -> Seen {
             };
             machine.pool.push(data);
         }
-        machine.run(&program.steps);
+        machine.run_in(program.within, &program.steps);
         machine.backward(program.loss);
         machine.update(program.update);
     }
