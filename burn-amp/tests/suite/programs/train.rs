@@ -41,12 +41,11 @@ pub(super) fn run(program: &Program, device: &Device) -> Seen {
 impl Machine {
     /// A backward pass from the latest tensors. Adds up gradients, and drops all tensors.
     pub(super) fn backward(&mut self, loss: Loss) {
-        let tracked: Vec<Float> = self.pool.iter().rev().cloned().collect();
-        let tracked = tracked.into_iter().filter(Float::is_tracked);
+        let tracked = self.pool.iter().rev().filter(|it| it.is_tracked()).cloned();
         let latest = tracked.take(if matches!(loss, Loss::Last) { 1 } else { 3 });
         let terms: Vec<Tensor<1>> = latest.map(|it| self.loss_of(it, loss)).collect();
         let sum = terms.into_iter().reduce(|sum, term| sum + term);
-        let inputs: Vec<Float> = self.pool.iter().cloned().collect();
+        let inputs = self.pool.clone();
         self.clear();
         let Some(sum) = sum else {
             return;
