@@ -253,7 +253,7 @@ impl Machine {
 
     /// A vector as a parameter, for each of some channels.
     pub(super) fn vector(&mut self, slot: usize, size: usize) -> Tensor<1> {
-        self.parameter(slot, &[size]).as_rank([size])
+        self.parameter(slot, &[size]).into_rank([size])
     }
 
     /// The parameter of that shape in that slot. It is made when it is first asked for.

@@ -73,7 +73,7 @@ impl Machine {
     fn loss_of(&self, x: Float, loss: Loss) -> Tensor<1> {
         let elements = x.elements();
         match loss {
-            Loss::Last if elements == 1 => x.as_rank([1]),
+            Loss::Last if elements == 1 => x.into_rank([1]),
             Loss::Sum | Loss::Last => ask!(x, |x| x.sum()),
             Loss::Mean => ask!(x, |x| x.mean()),
             Loss::Squares => ask!(x, |x| x.powi_scalar(2).mean()),

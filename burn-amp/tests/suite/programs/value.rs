@@ -88,17 +88,17 @@ impl Float {
     }
 
     /// The tensor in a shape of `D` dimensions with as many elements.
-    pub(super) fn as_rank<const D: usize>(self, dims: [usize; D]) -> Tensor<D> {
+    pub(super) fn into_rank<const D: usize>(self, dims: [usize; D]) -> Tensor<D> {
         ask!(self, |x| x.reshape(dims))
     }
 
     /// The tensor in a shape of 1 to 4 dimensions with as many elements.
     pub(super) fn in_shape(self, dims: &[usize]) -> Self {
         match *dims {
-            [a] => self.as_rank([a]).into(),
-            [a, b] => self.as_rank([a, b]).into(),
-            [a, b, c] => self.as_rank([a, b, c]).into(),
-            [a, b, c, d] => self.as_rank([a, b, c, d]).into(),
+            [a] => self.into_rank([a]).into(),
+            [a, b] => self.into_rank([a, b]).into(),
+            [a, b, c] => self.into_rank([a, b, c]).into(),
+            [a, b, c, d] => self.into_rank([a, b, c, d]).into(),
             _ => unreachable!("programs use ranks 1 to 4"),
         }
     }

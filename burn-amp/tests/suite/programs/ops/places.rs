@@ -11,10 +11,12 @@ use core::ops::Range;
 
 /// Shapes of that many elements, of several ranks.
 fn shapes(elements: usize) -> Vec<Vec<usize>> {
-    let factor = [4, 3, 2].into_iter().find(|it| elements % it == 0);
+    let factor = [4, 3, 2]
+        .into_iter()
+        .find(|it| elements.is_multiple_of(*it));
     let factor = factor.unwrap_or(1);
     let rest = elements / factor;
-    let small = if rest % 2 == 0 { 2 } else { 1 };
+    let small = if rest.is_multiple_of(2) { 2 } else { 1 };
     vec![
         vec![elements],
         vec![1, elements],

@@ -49,7 +49,7 @@ fn with_width(machine: &mut Machine, picks: &mut Picks<'_>) -> (Float, usize, us
 
 /// A matrix that the machine trains.
 fn matrix(machine: &mut Machine, slot: usize, dims: [usize; 2]) -> Tensor<2> {
-    machine.parameter(slot, &dims).as_rank(dims)
+    machine.parameter(slot, &dims).into_rank(dims)
 }
 
 pub(super) const PRODUCTS: &[Op] = table! {
@@ -119,8 +119,8 @@ pub(super) const PRODUCTS: &[Op] = table! {
         let x = m.of_rank(1, p);
         let size = x.elements();
         (size * size <= LARGEST).then(|| {
-            let row = x.clone().as_rank([1, size]);
-            x.as_rank([size, 1]).matmul(row).into()
+            let row = x.clone().into_rank([1, size]);
+            x.into_rank([size, 1]).matmul(row).into()
         })
     };
     Exact dot: |m, p| {
