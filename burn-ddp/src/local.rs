@@ -214,11 +214,6 @@ impl Drop for Local {
         if communicator.left.len() == self.communicator.1.len() {
             state.communicators.remove(&self.communicator);
         }
-        if std::thread::panicking() {
-            let rank = self.rank;
-            let reason = "it panicked".into();
-            self.record(&mut state, DdpError::Aborted { rank, reason });
-        }
         self.hub.changed.notify_all();
     }
 }

@@ -34,7 +34,7 @@ impl Averager {
         bucket: GradientBucket,
         then: impl FnOnce() + Send + 'static,
     ) -> Pending<Values> {
-        let (group, hook) = (self.group.clone(), self.hook.clone());
+        let (group, hook) = (self.group.for_a_call(), self.hook.clone());
         self.group.submit_to(&self.worker, move || {
             let values = average(&*hook, &group, bucket);
             let values = values.map_err(|error| group.give_up(error))?;

@@ -22,7 +22,7 @@ impl ProcessGroup {
         &self,
         call: impl FnOnce(&Self) -> Result<R, DdpError> + Send + 'static,
     ) -> Pending<R> {
-        let group = self.clone();
+        let group = self.for_a_call();
         let _submitting = self.submitting();
         let place = self.inner.order.take();
         self.submit_to(&self.inner.worker, move || {

@@ -14,6 +14,7 @@ mod asynchronous;
 mod builder;
 mod collectives;
 mod order;
+mod owner;
 mod pending;
 mod plane;
 mod refuse;
@@ -27,7 +28,7 @@ pub use self::{
     tensors::TensorOp,
 };
 
-use self::{alone::Alone, order::Order, plane::Plane, run::Sequences};
+use self::{alone::Alone, order::Order, owner::Owner, plane::Plane, run::Sequences};
 pub(crate) use self::{
     pending::{Worker, describe},
     plane::Location,
@@ -65,6 +66,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 pub struct ProcessGroup {
     inner: Arc<Inner>,
     timeout: Duration,
+    /// `None` for a handle of an asynchronous call.
+    _owner: Option<Arc<Owner>>,
 }
 
 pub(crate) struct Inner {
@@ -202,6 +205,7 @@ impl ProcessGroup {
         });
         Self {
             timeout: inner.settings.timeout,
+            _owner: Some(Arc::new(Owner::of(&inner))),
             inner,
         }
     }
@@ -260,8 +264,8 @@ impl ProcessGroup {
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         assert!(!timeout.is_zero(), "a call needs more time than none");
         Self {
-            inner: self.inner.clone(),
             timeout,
+            ..self.clone()
         }
     }
 

@@ -75,7 +75,7 @@ impl ProcessGroup {
         start: impl FnOnce() -> io::Result<mpsc::Sender<Job>>,
         call: impl FnOnce() -> Result<R, DdpError> + Send + 'static,
     ) -> Pending<R> {
-        let (group, stream) = (self.clone(), StreamId::current());
+        let (group, stream) = (self.for_a_call(), StreamId::current());
         let call = move || stream.executes(|| group.guarded(call));
         let pending = worker.submit_on(start, call);
         pending.unwrap_or_else(|error| Pending::failed(self.give_up(error)))

@@ -5,7 +5,6 @@ use std::{
     net::TcpStream,
     os::fd::AsFd,
     sync::{Arc, Mutex},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -113,12 +112,7 @@ impl Mesh {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        let control = &self.job.control;
-        if thread::panicking() {
-            let (rank, reason) = (self.job.own.rank, "it panicked".into());
-            control.fail(DdpError::Aborted { rank, reason });
-        }
-        control.leave(self.communicator);
+        self.job.control.leave(self.communicator);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    panic::{AssertUnwindSafe, catch_unwind},
     thread,
     time::{Duration, Instant},
 };
@@ -201,6 +202,27 @@ fn a_panicking_rank_is_named() {
         "{}",
         results[0].1
     );
+}
+
+/// A call that is under way keeps the communicator, but it is not the program that does.
+#[test]
+fn a_rank_that_panics_while_a_call_is_under_way_is_named() {
+    let body = |group: ProcessGroup| {
+        if group.rank() == 1 {
+            let panicking = catch_unwind(AssertUnwindSafe(move || {
+                let _pending = group.all_reduce_async(vec![1f32; 10], ReduceOp::Sum);
+                panic!("on purpose");
+            }));
+            return panicking.err().map(|_| String::new());
+        }
+        thread::sleep(Duration::from_millis(300));
+        let reduced = group.all_reduce(&mut [1f32; 10], ReduceOp::Sum);
+        let told = reduced.and_then(|()| group.barrier()).unwrap_err();
+        Some(told.to_string())
+    };
+    for told in [over_tcp(2, 1, body), locally(2, body)] {
+        assert_eq!(told[0].as_deref(), Some("rank 1 aborted: it panicked"));
+    }
 }
 
 #[test]

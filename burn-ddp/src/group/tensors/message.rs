@@ -122,7 +122,7 @@ impl ProcessGroup {
             );
             return Err(refuse(Flaw::Unsettled, error));
         };
-        let group = self.clone();
+        let group = self.for_a_call();
         #[cfg(feature = "nccl")]
         if let Plane::Nccl(link) = plane {
             let tensor = tensor_to_cube(tensor).expect("a tensor on a CUDA device is CubeCL's");

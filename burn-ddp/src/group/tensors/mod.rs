@@ -213,7 +213,7 @@ impl ProcessGroup {
         then: impl FnOnce() + Send + 'static,
     ) -> Result<Pending<Tensor<D, K>>, DdpError> {
         let prepared = self.prepare(op, vec![tensor])?;
-        let group = self.clone();
+        let group = self.for_a_call();
         let _submitting = self.submitting();
         let place = self.inner.order.take();
         Ok(self.submit_to(&self.inner.worker, move || {
