@@ -50,6 +50,8 @@ mod loader;
 mod messages;
 #[path = "suite/mistakes.rs"]
 mod mistakes;
+#[path = "suite/model/mod.rs"]
+mod model;
 #[path = "suite/nan.rs"]
 mod nan;
 #[path = "suite/nccl.rs"]

@@ -1,5 +1,5 @@
-//! Gradients of several micro-steps, added up: in Burn's way, in PyTorch's and others, after backward and during
-//! it, against one process that has all batches at once.
+//! Gradients of several micro-steps, added up: in Burn's way, in PyTorch's and others, while backward averages, against one
+//! process that has all batches at once.
 
 use burn::{
     module::Module,
@@ -14,7 +14,6 @@ use burn_ddp::{
 use crate::{
     net::{closest, contents},
     overlapped::{layered, results},
-    ranks::locally,
 };
 
 const MICRO_STEPS: usize = 3;
@@ -125,19 +124,6 @@ fn check(group: &ProcessGroup, parameters: &[f32]) -> Result<(), DdpError> {
         assert_eq!(theirs, parameters);
     }
     Ok(())
-}
-
-#[test]
-fn all_ways_accumulate_after_backward() {
-    for inside in WAYS {
-        locally(3, |group| {
-            let device = Device::flex().autodiff();
-            let model = started(&device);
-            let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
-            let parameters = train(ddp, model, &device, inside, MICRO_STEPS).unwrap();
-            check(&group, &parameters).unwrap();
-        });
-    }
 }
 
 fn train_overlapped(

@@ -84,35 +84,6 @@ pub(crate) fn sizes(first: usize, others: usize) -> DdpConfig {
 }
 
 #[test]
-fn gradients_that_a_rank_lacks_count_as_zeros() {
-    let lens = [3, 40, 0, 500, 7, 1, 90, 90, 90, 2];
-    locally(3, |group| {
-        let rank = group.rank();
-        let mut rounds = Rounds::new(&group, &floats(&lens), sizes(100, 400));
-        for round in 0..3 {
-            let gradient = |slot: usize| {
-                let value = (rank * 10 + slot + round) as f32;
-                let missing = slot == 4 || (slot == 6 && rank != 1);
-                (!missing).then(|| Values::F32(vec![value; lens[slot]]))
-            };
-            let averages = rounds.average((0..10).map(gradient).collect()).unwrap();
-            for (slot, average) in averages.into_iter().enumerate() {
-                let expected = match slot {
-                    4 => None,
-                    6 => Some((16 + round) as f32 / 3.0),
-                    slot => Some((10 + slot + round) as f32),
-                };
-                assert_eq!(
-                    average,
-                    expected.map(|it| Values::F32(vec![it; lens[slot]]))
-                );
-            }
-        }
-        assert!(rounds.stats().buckets > 3);
-    });
-}
-
-#[test]
 fn types_that_alternate_have_a_bucket_each() {
     let dtype = |slot: usize| [FloatDType::BF16, FloatDType::F32, FloatDType::F64][slot % 3];
     let slots: Vec<(usize, FloatDType)> = (0..30).map(|slot| (5, dtype(slot))).collect();

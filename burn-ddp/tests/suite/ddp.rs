@@ -201,33 +201,6 @@ pub(crate) struct Branches {
 }
 
 #[test]
-fn unused_parameters_hold_nobody_up() {
-    over_tcp(2, 1, |group| {
-        let device = Device::flex().autodiff();
-        let param = || Param::from_tensor(Tensor::<1>::ones([3], &device));
-        let model = Branches {
-            used: param(),
-            sometimes: param(),
-            never: param(),
-        };
-        let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
-        let mut loss = model.used.val().sum() * (1.0 + group.rank() as f32);
-        if group.rank() == 1 {
-            loss = loss + model.sometimes.val().sum() * 4.0;
-        }
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        let gradients = ddp.reduce_gradients(gradients, &model).unwrap();
-        let get = |param: &Param<Tensor<1>>| {
-            let gradient = gradients.get::<1>(param.id)?;
-            Some(gradient.into_data().try_to_vec::<f32>().unwrap())
-        };
-        assert_eq!(get(&model.used), Some(vec![1.5; 3]));
-        assert_eq!(get(&model.sometimes), Some(vec![2.0; 3]));
-        assert_eq!(get(&model.never), None);
-    });
-}
-
-#[test]
 fn accumulation_averages_once() {
     locally(2, |group| {
         let device = Device::flex().autodiff();

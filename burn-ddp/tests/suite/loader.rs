@@ -72,22 +72,6 @@ fn the_order_is_the_samplers_whatever_the_number_of_workers() {
 }
 
 #[test]
-fn progress_counts_items() {
-    for workers in [0, 2] {
-        let loader = DistributedLoader::new(dataset(), Keep, sampler())
-            .batch_size(5)
-            .num_workers(workers);
-        let mut pass = loader.iter();
-        let mut seen = Vec::new();
-        while pass.next().is_some() {
-            let progress = pass.progress();
-            seen.push((progress.items_processed, progress.items_total));
-        }
-        assert_eq!(seen, [(5, 12), (10, 12), (12, 12)]);
-    }
-}
-
-#[test]
 fn a_pass_may_be_left_early() {
     let loader = DistributedLoader::new(dataset(), Keep, sampler()).num_workers(3);
     loader.iter().next().unwrap().unwrap();
@@ -124,48 +108,6 @@ fn several_passes_may_be_under_way() {
             let mut expected = sampler();
             expected.set_epoch(epoch);
             assert_eq!(batches.concat(), items(&expected), "{workers} workers");
-        }
-    }
-}
-
-#[test]
-fn a_loader_goes_on_in_the_middle_of_an_epoch() {
-    for workers in [0, 2] {
-        let loader = || {
-            DistributedLoader::new(dataset(), Keep, sampler())
-                .batch_size(5)
-                .num_workers(workers)
-        };
-        let whole = loader();
-        let all: Vec<Vec<usize>> = (0..3).map(|_| pass(&whole).concat()).collect();
-
-        let before = loader();
-        assert_eq!(before.state(0).taken, 0);
-        pass(&before);
-        let mut second = before.iter();
-        second.next().unwrap().unwrap();
-        let state = before.state(second.progress().items_processed);
-        assert_eq!((state.epoch, state.taken), (1, 10));
-        // Of a pass that began in the middle, too.
-        let again = loader();
-        again.load_state(&state);
-        let mut rest = again.iter();
-        rest.next().unwrap().unwrap();
-        let later = again.state(rest.progress().items_processed);
-        assert_eq!((later.epoch, later.taken), (1, 20));
-
-        // As training loops are: with or without `set_epoch`.
-        for sets_epochs in [true, false] {
-            let after = loader();
-            after.load_state(&state);
-            for epoch in state.epoch..3 {
-                if sets_epochs {
-                    after.set_epoch(epoch);
-                }
-                let seen = if epoch == 1 { 5 } else { 0 };
-                let expected = &all[epoch as usize][seen..];
-                assert_eq!(pass(&after).concat(), expected, "epoch {epoch}");
-            }
         }
     }
 }

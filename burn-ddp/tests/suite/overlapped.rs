@@ -63,6 +63,7 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped early" => crate::early::when_overlapped,
         "overlapped partly" => crate::partly::when_overlapped,
         "overlapped beside" => beside_another_model,
+        "overlapped at random" => crate::model::gradients::when_overlapped,
         "overlapped unmarked" => crate::accumulation::unmarked_when_overlapped,
         _ => return None,
     };

@@ -1,6 +1,4 @@
-//! The sampler against PyTorch's, and its properties.
-
-use std::collections::HashMap;
+//! The sampler against PyTorch's, in data loaders, and what it refuses.
 
 use burn::data::{
     dataloader::{DataLoaderBuilder, batcher::Batcher},
@@ -33,77 +31,6 @@ fn without_shuffling_it_is_pytorchs() {
             assert_eq!(sampler.indices(), *expected);
             assert_eq!(sampler.len(), expected.len());
         }
-    }
-}
-
-fn counts(samplers: &[DistributedSampler]) -> HashMap<usize, usize> {
-    let mut counts = HashMap::new();
-    for index in samplers.iter().flat_map(DistributedSampler::indices) {
-        *counts.entry(index).or_default() += 1;
-    }
-    counts
-}
-
-fn all_ranks(
-    ranks: usize,
-    sampler: impl Fn(usize) -> DistributedSampler,
-) -> Vec<DistributedSampler> {
-    (0..ranks).map(sampler).collect()
-}
-
-proptest! {
-    #[test]
-    fn padding_covers_everything_and_evens_out(
-        items in 0usize..200, ranks in 1usize..9, seed: u64, epoch: u64,
-    ) {
-        let samplers = all_ranks(ranks, |rank| {
-            let mut sampler = DistributedSampler::new(items, rank, ranks).shuffle(true).seed(seed);
-            sampler.set_epoch(epoch);
-            sampler
-        });
-        let counts = counts(&samplers);
-        prop_assert_eq!(counts.len(), items);
-        let total: usize = counts.values().sum();
-        prop_assert_eq!(total, items.div_ceil(ranks) * ranks);
-        for sampler in &samplers {
-            prop_assert_eq!(sampler.len(), items.div_ceil(ranks));
-        }
-        if items > 0 {
-            // Repeats are spread evenly.
-            let spread = counts.values().max().unwrap() - counts.values().min().unwrap();
-            prop_assert!(spread <= 1);
-        }
-    }
-
-    #[test]
-    fn dropping_repeats_nothing(items in 0usize..200, ranks in 1usize..9, seed: u64) {
-        let samplers = all_ranks(ranks, |rank| {
-            DistributedSampler::new(items, rank, ranks).shuffle(true).seed(seed).drop_last(true)
-        });
-        let counts = counts(&samplers);
-        prop_assert_eq!(counts.len(), items / ranks * ranks);
-        prop_assert!(counts.values().all(|count| *count == 1));
-    }
-
-    #[test]
-    fn evaluation_deals_everything_once(items in 0usize..200, ranks in 1usize..9) {
-        let samplers = all_ranks(ranks, |rank| DistributedSampler::evaluation(items, rank, ranks));
-        let counts = counts(&samplers);
-        prop_assert_eq!(counts.len(), items);
-        prop_assert!(counts.values().all(|count| *count == 1));
-        let lens: Vec<usize> = samplers.iter().map(DistributedSampler::len).collect();
-        prop_assert!(lens.iter().max().unwrap() - lens.iter().min().unwrap() <= 1);
-    }
-
-    #[test]
-    fn skipping_resumes(items in 1usize..200, ranks in 1usize..5, seed: u64, skip in 0usize..60) {
-        let mut sampler = DistributedSampler::new(items, 0, ranks).shuffle(true).seed(seed);
-        sampler.set_epoch(3);
-        let whole = sampler.indices();
-        sampler.skip(skip);
-        prop_assert_eq!(sampler.indices(), whole[skip.min(whole.len())..].to_vec());
-        prop_assert_eq!(sampler.len(), whole.len().saturating_sub(skip));
-        prop_assert_eq!(sampler.is_empty(), skip >= whole.len());
     }
 }
 
@@ -192,99 +119,10 @@ fn workers_of_burns_data_loader_load_a_shard_once_in_all() {
 }
 
 #[test]
-fn a_state_goes_on_where_the_ranks_were() {
-    let sampler = |rank: usize, ranks: usize| {
-        let mut sampler = DistributedSampler::new(30, rank, ranks)
-            .shuffle(true)
-            .seed(3);
-        sampler.set_epoch(2);
-        sampler
-    };
-    let taken = |ranks: usize, items: usize| -> Vec<usize> {
-        let all = (0..ranks).flat_map(|rank| sampler(rank, ranks).indices()[..items].to_vec());
-        all.collect()
-    };
-    // After a break, and after another: two ranks have taken 4 and then 5 items each.
-    let text = serde_json::to_string(&sampler(1, 2).state(4)).unwrap();
-    let state: SamplerState = serde_json::from_str(&text).unwrap();
-    assert_eq!((state.seed, state.epoch, state.taken), (3, 2, 8));
-    let mut resumed = DistributedSampler::new(30, 1, 2).shuffle(true);
-    resumed.load_state(&state);
-    assert_eq!(resumed.indices(), sampler(1, 2).indices()[4..]);
-    let state = resumed.state(5);
-    assert_eq!(state.taken, 18);
-    // Three ranks take the rest, and nothing twice.
-    let rest = (0..3).flat_map(|rank| {
-        let mut sampler = DistributedSampler::new(30, rank, 3).shuffle(true);
-        sampler.load_state(&state);
-        sampler.indices()
-    });
-    let mut all: Vec<usize> = taken(2, 9).into_iter().chain(rest).collect();
-    all.sort_unstable();
-    assert_eq!(all, (0..30).collect::<Vec<usize>>());
-}
-
-#[test]
 #[should_panic(expected = "the dataset must have the length that the sampler was made for")]
 fn another_dataset_is_refused() {
     let dataset = InMemDataset::new(vec![1usize, 2]);
     let _ = DistributedSampler::new(3, 0, 1).shard(dataset);
-}
-
-proptest! {
-    #[test]
-    fn a_subset_is_dealt_out_as_a_dataset_is(
-        subset in prop::collection::vec(0usize..1000, 0..100),
-        ranks in 1usize..6, seed: u64, epoch: u64, shuffle: bool, drop_last: bool,
-    ) {
-        for rank in 0..ranks {
-            let set = |sampler: DistributedSampler| {
-                let mut sampler = sampler.shuffle(shuffle).seed(seed).drop_last(drop_last);
-                sampler.set_epoch(epoch);
-                sampler.indices()
-            };
-            let own = set(DistributedSampler::subset(subset.iter().copied(), rank, ranks));
-            let positions = set(DistributedSampler::new(subset.len(), rank, ranks));
-            let expected: Vec<usize> = positions.iter().map(|position| subset[*position]).collect();
-            prop_assert_eq!(own, expected);
-        }
-    }
-
-    #[test]
-    fn items_of_a_subset_are_dealt_out_once(
-        subset in prop::collection::vec(0usize..1000, 0..100), ranks in 1usize..6, seed: u64, shuffle: bool,
-    ) {
-        let of = |rank| {
-            let sampler = DistributedSampler::subset(subset.iter().copied(), rank, ranks);
-            sampler.each_once().shuffle(shuffle).seed(seed).drop_last(true).indices()
-        };
-        let mut dealt: Vec<usize> = (0..ranks).flat_map(of).collect();
-        let mut expected = subset.clone();
-        dealt.sort_unstable();
-        expected.sort_unstable();
-        prop_assert_eq!(dealt, expected);
-    }
-
-    #[test]
-    fn weighted_draws_are_dealt_out_in_turn(
-        draws in 0usize..100, ranks in 1usize..6, seed: u64, epoch: u64,
-    ) {
-        let weights = [0.5, 0.0, 3.0, 1.0];
-        let of = |rank, ranks| {
-            let mut sampler = DistributedSampler::weighted(&weights, draws, rank, ranks).seed(seed);
-            sampler.set_epoch(epoch);
-            sampler.indices()
-        };
-        let all = of(0, 1);
-        prop_assert_eq!(all.len(), draws);
-        for rank in 0..ranks {
-            let own = of(rank, ranks);
-            prop_assert_eq!(own.len(), draws.div_ceil(ranks));
-            for (turn, index) in own.iter().enumerate() {
-                prop_assert_eq!(*index, all[(rank + turn * ranks) % draws]);
-            }
-        }
-    }
 }
 
 #[test]

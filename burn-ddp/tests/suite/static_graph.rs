@@ -60,59 +60,6 @@ fn averages_are_the_same_and_flags_travel_once() {
 }
 
 #[test]
-fn a_rank_without_a_batch_keeps_the_promise() {
-    locally(3, |group| {
-        let rank = group.rank();
-        let mut rounds = rounds(&group, true);
-        for step in 0..4 {
-            // Rank 2 has none in the first step, and rank 0 none in the third.
-            let idle = (step, rank) == (0, 2) || (step, rank) == (2, 0);
-            let own = if idle { &[] } else { slots(rank) };
-            let averages = round(&mut rounds, rank, own).unwrap();
-            let ranks = |ranks: &[usize]| {
-                let present = ranks
-                    .iter()
-                    .filter(|it| (step, **it) != (0, 2) && (step, **it) != (2, 0));
-                present.copied().collect::<Vec<usize>>()
-            };
-            let mean = |slot: usize, of: &[usize]| {
-                ranks(of)
-                    .iter()
-                    .map(|rank| (rank + slot) as f32)
-                    .sum::<f32>()
-                    / 3.0
-            };
-            let expected = [mean(0, &[0, 1, 2]), mean(2, &[1]), mean(3, &[0, 2])];
-            let [first, none, third, fourth] = averages[..] else {
-                panic!("{averages:?}")
-            };
-            assert_eq!(none, None);
-            for (average, expected) in [first, third, fourth].into_iter().zip(expected) {
-                assert!((average.unwrap() - expected).abs() < 1e-6);
-            }
-        }
-    });
-}
-
-#[test]
-fn a_gradient_of_a_rank_that_began_without_a_batch_is_not_lost() {
-    locally(2, |group| {
-        let rank = group.rank();
-        let mut rounds = rounds(&group, true);
-        for step in 0..3 {
-            // Rank 1 alone has slot 3, and no batch in the first step.
-            let own: &[usize] = match (rank, step) {
-                (0, _) => &[0],
-                (_, 0) => &[],
-                _ => &[0, 3],
-            };
-            let averages = round(&mut rounds, rank, own).unwrap();
-            assert_eq!(averages[3], (step > 0).then_some(2.0));
-        }
-    });
-}
-
-#[test]
 fn a_broken_promise_ends_the_job() {
     let errors = locally(3, |group| {
         let rank = group.rank();
