@@ -79,7 +79,8 @@ impl DdpConfig {
 
     /// Promises that each step uses the same parameters, though not necessarily the same ones on all ranks,
     /// like PyTorch's `static_graph`. Ranks then exchange which gradients they have in the first step only,
-    /// which saves a small collective call per step. A rank that breaks the promise ends the job. Default: no.
+    /// which saves a small collective call per step. A rank that breaks the promise ends the job. (After [`join`](super::Ddp::join),
+    /// a gradient of which all ranks that have it are without a batch is zeros, instead of absent.) Default: no.
     pub fn static_graph(mut self, static_graph: bool) -> Self {
         self.static_graph = static_graph;
         self
