@@ -155,9 +155,11 @@ impl Local {
         }
     }
 
-    /// Which of the ranks that a call waits for are to blame, and why. Messages between two ranks are numbered
-    /// apart from collective calls, so the calls that a rank has made say nothing about its messages.
+    /// Which ranks hold up a call, and why: those that are not in it yet, if any, since the ranks that it waits for may wait for
+    /// these. Messages between two ranks are numbered apart from collective calls, so the calls that a rank has made say nothing
+    /// about its messages.
     fn judge(
+        &self,
         communicator: &Communicator,
         call: &Call,
         waited_for: &[usize],
@@ -165,8 +167,10 @@ impl Local {
         let (ranks, why) = if call.kind == CallKind::Message {
             (waited_for.to_vec(), "the message did not come")
         } else {
-            let is_late = |rank: &&usize| communicator.calls(**rank) <= call.sequence;
-            let late: Vec<usize> = waited_for.iter().filter(is_late).copied().collect();
+            let (_, members) = &self.communicator;
+            let others = members.iter().copied().filter(|rank| *rank != self.rank);
+            let is_late = |rank: &usize| communicator.calls(*rank) <= call.sequence;
+            let late: Vec<usize> = others.filter(is_late).collect();
             match late.is_empty() {
                 true => (waited_for.to_vec(), "in the call, but too slow"),
                 false => (late, "not in this call yet"),
@@ -294,7 +298,7 @@ impl Transport for Local {
                 state = waited.expect("no panic under lock").0;
                 continue;
             } else {
-                let (ranks, why) = Self::judge(communicator, call, &waited_for);
+                let (ranks, why) = self.judge(communicator, call, &waited_for);
                 DdpError::Timeout {
                     ranks,
                     call: *call,
@@ -322,7 +326,7 @@ impl Transport for Local {
 
     fn blame(&self, call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
         let mut state = self.hub.state();
-        Self::judge(state.communicator(&self.communicator), call, waited_for)
+        self.judge(state.communicator(&self.communicator), call, waited_for)
     }
 
     fn fail(&self, fault: DdpError) -> DdpError {

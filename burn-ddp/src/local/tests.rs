@@ -24,6 +24,7 @@ fn messages_say_nothing_of_the_calls_of_all() {
             .unwrap();
     }
     let barrier = call(CallKind::Barrier, 0);
+    ranks[2].exchange(&barrier, vec![], vec![], short).unwrap();
     let (late, why) = ranks[0].blame(&barrier, &[1]);
     let expected = format!("not in this call yet{IF_LATE}");
     assert_eq!((late, why), (vec![1], expected));

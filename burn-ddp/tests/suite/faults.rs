@@ -308,6 +308,29 @@ fn a_late_rank_is_told_from_a_dead_one() {
     }
 }
 
+/// As where a rank that only sends is a call ahead of the others.
+#[test]
+fn a_rank_that_waits_for_a_late_one_is_not_blamed_alone() {
+    let body = |group: ProcessGroup| {
+        let mut data = [1f32];
+        if group.rank() == 0 {
+            thread::sleep(Duration::from_millis(2500));
+        }
+        // Rank 1 waits for rank 0 here, and rank 2 for rank 1 in the next call.
+        let reduced = group.reduce(&mut data, ReduceOp::Sum, 1);
+        let limit = Duration::from_secs(if group.rank() == 2 { 1 } else { 60 });
+        let limited = group.with_timeout(limit);
+        let copied = reduced.and_then(|()| limited.broadcast(&mut data, 1));
+        copied.unwrap_err()
+    };
+    for error in [over_tcp(3, 1, body), locally(3, body)].concat() {
+        let DdpError::Timeout { ranks, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(ranks, &[0, 1], "{error}");
+    }
+}
+
 #[test]
 fn an_abort_reaches_everyone() {
     let body = |group: ProcessGroup| {

@@ -1,6 +1,6 @@
 //! Tests of calls that end while bytes still arrive.
 
-use std::io::Write;
+use std::{io::Write, thread};
 
 use super::*;
 use crate::{ReduceOp, call::tests::barrier, tcp};
