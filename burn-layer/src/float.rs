@@ -61,7 +61,7 @@ pub(crate) enum Part {
     OfSigmoid(usize),
     /// A one alone, as backward begins with, a number times it, or a reshape of these.
     One,
-    /// Zeros that were made in backward, to which it adds gradients, or a slice of these.
+    /// Zeros that were made in backward, to which it adds gradients, or what an op that keeps zeros makes of these.
     Zeros,
 }
 

@@ -63,8 +63,6 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
     }
 }
 
-impl<P> Recomputed<P> {}
-
 impl<P: Send> GiveUp for Recomputed<P> {
     fn give_up(&self) {
         if self.again.load(Ordering::Relaxed) < OFTEN {

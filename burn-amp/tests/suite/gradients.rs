@@ -157,7 +157,8 @@ fn gradients_go_through_sums_with_zeros() {
     type Apply = fn(Tensor<2>) -> Tensor<1>;
     let windows: Apply = |x| x.unfold::<3, _>(1, 2, 1).sum();
     let floor: Apply = |x| (x.clone().floor() + x).sum();
-    for apply in [windows, floor] {
+    let after_others: Apply = |x| ((x.clone().transpose().neg() * 3.0).floor() + x).sum();
+    for apply in [windows, floor, after_others] {
         let autocast = Autocast::bf16().lease(Device::flex()).unwrap();
         let device = autocast.device().autodiff();
         let x = wave([4, 4], 0.7, &device).require_grad();

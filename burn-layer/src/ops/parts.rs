@@ -16,6 +16,21 @@ const SIGMOID: [(Op, Option<f64>); 6] = [
     (Op::float_exp, None),
 ];
 
+/// Ops of backward that make zeros of zeros, their first input. Not `reshape`, which tells a [row](Part::Row) that is made of zeros.
+const KEEP_ZEROS: [Op; 11] = [
+    Op::float_slice,
+    Op::float_neg,
+    Op::float_cast,
+    Op::float_mul,
+    Op::float_mul_scalar,
+    Op::float_div,
+    Op::float_div_scalar,
+    Op::float_expand,
+    Op::float_permute,
+    Op::float_swap_dims,
+    Op::float_sum_dim,
+];
+
 impl<B: BackendIr> Call<B> {
     /// Which part a result of that shape may be.
     pub(super) fn makes_part(&self, shape: &Shape) -> Option<Part> {
@@ -33,7 +48,9 @@ impl<B: BackendIr> Call<B> {
             Op::float_reshape | Op::float_mul_scalar if inputs.first_part == Some(Part::One) => {
                 inputs.first_part
             }
-            Op::float_slice if inputs.first_part == Some(Part::Zeros) => inputs.first_part,
+            op if inputs.first_part == Some(Part::Zeros) && KEEP_ZEROS.contains(&op) => {
+                inputs.first_part
+            }
             Op::float_matmul => Some(Part::Product),
             Op::sigmoid => Some(Part::Gate),
             Op::float_reshape | Op::float_expand | Op::float_cast

@@ -24,6 +24,17 @@ pub(super) struct Program {
     pub(super) checkpointing: bool,
 }
 
+impl Program {
+    /// The program without some steps.
+    pub(super) fn without(&self, goes: impl Fn(&Step) -> bool) -> Self {
+        let steps = self.steps.iter().filter(|step| !goes(step));
+        Self {
+            steps: steps.cloned().collect(),
+            ..self.clone()
+        }
+    }
+}
+
 impl fmt::Debug for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
