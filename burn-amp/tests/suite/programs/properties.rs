@@ -26,6 +26,16 @@ fn on(autocast: Autocast, program: &Program) -> Seen {
     run(program, &lease(autocast).device())
 }
 
+/// Whether ops reach layers as the program calls them. Their parts are rounded otherwise than on the plain device, and gradients of
+/// transposed convolutions are not known by theirs.
+fn ops_come_whole() -> bool {
+    let whole = burn_layer::ops_come_whole();
+    if !whole {
+        println!("SKIPPED: with Burn's own fusion, its client sends ops in parts");
+    }
+    whole
+}
+
 /// Whether the gradient of the step is zeros wherever there is one. What a product makes of these is not known as a gradient.
 fn has_no_slope(step: &Step) -> bool {
     matches!(step, Step::Op(op, _) if ["sign", "floor", "round", "trunc"].contains(&op.name))
@@ -41,6 +51,9 @@ const FORM: Form = Form {
 
 #[test]
 fn o0_is_the_plain_device() {
+    if !ops_come_whole() {
+        return;
+    }
     let form = Form {
         precisions: &[Precision::O0],
         regions: &[Region::Full, Region::O0, Region::Named],
@@ -97,6 +110,9 @@ fn what_is_computed_again_is_the_same() {
 /// in backward runs by the policy, in f32 if need be.
 #[test]
 fn backward_of_full_precision_is_in_full_precision() {
+    if !ops_come_whole() {
+        return;
+    }
     let form = Form {
         regions: &[Region::Full, Region::O0, Region::Named],
         checkpointing: false,
@@ -115,6 +131,9 @@ fn backward_of_full_precision_is_in_full_precision() {
 
 #[test]
 fn parameters_and_gradients_are_stored_in_f32() {
+    if !ops_come_whole() {
+        return;
+    }
     check(50, FORM, |precision, program| {
         let lease = lease(precision.autocast());
         run(&program.without(has_no_slope), &lease.device());
