@@ -123,6 +123,21 @@ impl Op {
         Op::ALL.iter().copied().filter(of_this)
     }
 
+    /// The op that this one is the [backward](Self::backward) of, if its name says so.
+    pub(crate) fn forward(self) -> Option<Op> {
+        // Names are compared once: a training step asks this of every convolution.
+        static FORWARD: LazyLock<Vec<Option<Op>>> = LazyLock::new(|| {
+            let mut forward = vec![None; Op::ALL.len()];
+            for op in Op::ALL {
+                for backward in op.backward() {
+                    forward[backward.index()] = Some(*op);
+                }
+            }
+            forward
+        });
+        FORWARD[self.index()]
+    }
+
     /// Whether the op has backward ops of its own, or is a matrix product.
     pub(crate) fn has_backward(self) -> bool {
         static HAVE: LazyLock<Vec<bool>> = LazyLock::new(|| {
@@ -165,5 +180,14 @@ mod tests {
             assert!(op.is_backward(), "{op}");
         }
         assert!(Op::ctc_loss_backward.is_backward());
+    }
+
+    #[test]
+    fn forward_is_the_other_way() {
+        for op in Op::ALL {
+            let of_it = |forward: &Op| forward.backward().any(|backward| backward == *op);
+            let forwards: Vec<Op> = Op::ALL.iter().copied().filter(of_it).collect();
+            assert_eq!(forwards, Vec::from_iter(op.forward()), "{op}");
+        }
     }
 }

@@ -160,11 +160,9 @@ impl Lineage {
     /// the result of an activation, are only known from other uses.
     fn of_others(&self) -> Option<Used> {
         let (_, others) = self.inputs.split_last()?;
-        let forward = Op::ALL
-            .iter()
-            .find(|op| op.backward().any(|op| op == self.op))?;
+        let forward = self.op.forward()?;
         let others = || others.iter().rev();
-        let own = others().find_map(|input| input.rows.used_by(*forward));
+        let own = others().find_map(|input| input.rows.used_by(forward));
         own.or_else(|| others().find_map(|input| input.rows.used(None)))
     }
 
