@@ -1,6 +1,6 @@
 //! What is [computed again](crate::Plan::recompute) where it is needed once more: results of cheap ops, and views of these.
 
-use super::call::{Call, transposes};
+use super::{call::Call, inherited::transposes};
 use crate::{
     LayeredFloat, LayeredTensor, Op,
     recompute::{DEPTH, Recomputed},

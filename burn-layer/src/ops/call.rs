@@ -1,21 +1,18 @@
 //! One op on its way through the layers.
 
-use super::{again::Again, constants::Constants, kernel_end::alone_in_kernel, lineage::Lineage};
+use super::{
+    again::Again,
+    constants::Constants,
+    inherited::{Inherited, transposes},
+    kernel_end::alone_in_kernel,
+    lineage::Lineage,
+};
 use crate::{
-    Descent, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
-    float::{Copied, Origin},
-    recent::GiveUp,
-    recompute::Recomputed,
-    reduce::Viewed,
-    rows::{Rows, Used},
-    scope::Scope,
+    Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
+    recent::GiveUp, recompute::Recomputed, reduce::Viewed, rows::Used, scope::Scope,
 };
-use burn_backend::{
-    DType, Distribution, FloatDType, Shape, TensorMetadata,
-    tensor::{BoolTensor, FloatTensor},
-};
+use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// An op that runs: its arguments are [seen](Call::see_float), the layers [plan](Call::plan) it, the
@@ -32,23 +29,13 @@ pub(crate) struct Call<B: BackendIr> {
     /// What is known of the float inputs, to tell whether the op is part of backward.
     pub(super) lineage: Lineage,
     /// If backward repeats an op of forward: how that one used its input.
-    once_more: Option<Used>,
+    pub(super) once_more: Option<Used>,
     /// The length of the longest chain of tensors that are computed from each other to compute an input again, if any is.
     pub(super) of_recomputed: Option<usize>,
     /// How the result may be computed again.
     pub(super) again: Option<Again<B>>,
-    /// If the result is the maximum of a tensor along a dimension: that tensor.
-    maximum_of: Option<Origin>,
-    /// If the result is a mask of the elements of a tensor that are not above 0: that tensor.
-    not_positive_of: Option<Origin>,
-    /// The rows of a tensor that is reshaped or transposed.
-    rows: Option<Arc<Rows>>,
-    /// The copy in another dtype of a tensor that is reshaped.
-    copied: Option<Copied<FloatTensor<B>>>,
-    /// The copy in another dtype of a tensor that is transposed, if there is one.
-    copy: Option<(DType, FloatTensor<B>)>,
-    /// What layers keep with the first float input, if the result inherits it.
-    descent: Option<Descent>,
+    /// What the result has from the first float input, if there is one.
+    pub(super) inherited: Option<Inherited<B>>,
     /// The dimensions given to a transposition.
     pub(super) dims: Vec<usize>,
     /// The shape given to a reshape or a draw.
@@ -81,12 +68,7 @@ impl<B: BackendIr> Call<B> {
             once_more: None,
             of_recomputed: None,
             again: None,
-            maximum_of: None,
-            not_positive_of: None,
-            rows: None,
-            copied: None,
-            copy: None,
-            descent: None,
+            inherited: None,
             dims: Vec::new(),
             shape: None,
             draws_mask: false,
@@ -107,30 +89,12 @@ impl<B: BackendIr> Call<B> {
                 inputs.add(tensor, self.only.is_some());
             }
             None => {
-                self.maximum_of = match self.op {
-                    Op::float_max_dim | Op::float_max_dim_with_indices => Some(tensor.origin()),
-                    // Burn's quiet softmax replaces infinite maxima.
-                    Op::float_mask_fill => tensor.maximum_of().cloned(),
-                    _ => None,
-                };
-                let is_first_of_relu = self.op == Op::float_lower_equal_elem;
-                self.not_positive_of = is_first_of_relu.then(|| tensor.origin());
                 self.only = identity;
-                if steps(self.op) {
-                    self.descent = tensor.rows().descent.get().cloned();
-                }
+                self.inherited = Some(Inherited::new(self.op, tensor));
                 self.inputs = Some(Inputs::new(tensor));
             }
         }
         self.see_layer(tensor.layer());
-        if self.op == Op::float_reshape {
-            self.rows = Some(tensor.rows().clone());
-            self.copied = Some(tensor.copied().clone());
-        }
-        if transposes(self.op) {
-            self.rows = Some(tensor.rows().clone());
-            self.copy = tensor.copy();
-        }
         self.of_recomputed = self.of_recomputed.max(tensor.recomputed());
         self.lineage.see(tensor);
     }
@@ -312,96 +276,6 @@ impl<B: BackendIr> Call<B> {
         self.known(tensor, shape)
     }
 
-    /// Adds what is known of the result to it.
-    pub(super) fn known(&self, tensor: LayeredFloat<B>, shape: Shape) -> LayeredFloat<B> {
-        let tensor = tensor
-            .with_maximum_of(self.maximum_of.clone())
-            .with_part(self.makes_part(&shape));
-        if let Some(used) = &self.once_more {
-            tensor.rows().set_used(used);
-        }
-        let tensor = match (&self.descent, &self.inputs) {
-            (Some(descent), Some(inputs)) if inputs.shapes[0] == shape => {
-                tensor.rows().descent.get_or_init(|| descent.clone());
-                tensor
-            }
-            // The result of a step on a parameter, above, is a parameter: neither a gradient nor computed.
-            _ => {
-                let gradient = self.lineage.makes_gradient(&shape);
-                let in_backward = self.layer().is_in_backward();
-                let computed = self.lineage.makes_computed(gradient, in_backward);
-                tensor.with_gradient(gradient).with_computed(computed)
-            }
-        };
-        match (self.op, &self.rows) {
-            (Op::float_reshape, Some(rows)) => self.reshaped(tensor, &shape, rows),
-            (_, Some(rows)) if self.turns(shape.num_dims()) => {
-                self.turned(tensor.with_columns(Some(rows.clone())), &shape)
-            }
-            _ => tensor,
-        }
-    }
-
-    /// Gives a tensor whose last two dimensions were swapped the copy of its input in another dtype, swapped as well.
-    fn turned(&self, tensor: LayeredFloat<B>, shape: &Shape) -> LayeredFloat<B> {
-        let Some((dtype, copy)) = self.copy.clone() else {
-            return tensor;
-        };
-        let last = shape.num_dims() - 1;
-        let copy = B::float_swap_dims(copy, last - 1, last);
-        let copied = Arc::new(Mutex::new(Some((dtype, copy))));
-        if tensor.is_computed() && tensor.recomputed().is_none() {
-            tensor.layer().keep_for_now(&copied);
-        }
-        tensor.with_copied(copied)
-    }
-
-    /// Passes on what a reshape leaves as it was: the copy in another dtype; the rows, if the last dimension is the same; and
-    /// the columns, if the last two are.
-    fn reshaped(
-        &self,
-        tensor: LayeredFloat<B>,
-        shape: &Shape,
-        rows: &Arc<Rows>,
-    ) -> LayeredFloat<B> {
-        let (Some(inputs), Some(copied)) = (&self.inputs, &self.copied) else {
-            return tensor;
-        };
-        let tensor = tensor.with_copied(copied.clone());
-        let before = inputs.shapes[0].iter().rev();
-        match before
-            .zip(shape.iter().rev())
-            .take_while(|(a, b)| a == b)
-            .count()
-        {
-            0 => tensor,
-            1 => tensor.with_rows(rows.clone()),
-            _ => tensor
-                .with_rows(rows.clone())
-                .with_columns(inputs.first_columns.clone()),
-        }
-    }
-
-    /// Whether the op swaps the last two of `rank` dimensions, and no others.
-    fn turns(&self, rank: usize) -> bool {
-        let Some(first) = rank.checked_sub(2) else {
-            return false;
-        };
-        let mut dims = self.dims.clone();
-        match self.op {
-            Op::float_transpose => true,
-            Op::float_swap_dims => {
-                dims.sort_unstable();
-                dims == [first, first + 1]
-            }
-            Op::float_permute => {
-                dims.swap(first, first + 1);
-                dims.into_iter().eq(0..rank)
-            }
-            _ => false,
-        }
-    }
-
     fn made(&self, output: &FloatTensor<B>, ran_in: DType) {
         let output = Viewed::<B>(output.clone());
         self.layer().made(&Made {
@@ -411,13 +285,6 @@ impl<B: BackendIr> Call<B> {
             output: output.view(),
             scope: self.scope.as_deref(),
         });
-    }
-
-    /// Wraps a bool result.
-    pub(crate) fn mask(&mut self, mask: BoolTensor<B>) -> LayeredTensor<BoolTensor<B>> {
-        let of = self.not_positive_of.take();
-        let of = of.filter(|_| self.constants.first() == Some(0.0));
-        self.tensor(mask).with_not_positive_of(of)
     }
 
     pub(crate) fn tensor<P>(&self, tensor: P) -> LayeredTensor<P> {
@@ -430,27 +297,4 @@ impl<B: BackendIr> Call<B> {
             .expect("every op that returns a tensor takes a tensor or a device")
             .clone()
     }
-}
-
-/// Whether the op changes the order of dimensions.
-pub(super) fn transposes(op: Op) -> bool {
-    matches!(
-        op,
-        Op::float_transpose | Op::float_swap_dims | Op::float_permute
-    )
-}
-
-/// The ops that steps of optimizers consist of. Their results inherit the [`Descent`] of their first float input.
-fn steps(op: Op) -> bool {
-    matches!(
-        op,
-        Op::float_add
-            | Op::float_sub
-            | Op::float_mul_scalar
-            | Op::float_div_scalar
-            | Op::float_clamp
-            | Op::float_clamp_min
-            | Op::float_clamp_max
-            | Op::float_mask_where
-    )
 }

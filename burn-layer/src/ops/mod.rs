@@ -7,6 +7,7 @@ mod constants;
 mod delegate;
 mod distributed;
 mod identity;
+mod inherited;
 mod kernel_end;
 mod lineage;
 mod parts;
