@@ -61,13 +61,13 @@ pub struct Inputs {
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
     /// The rows of the first float input.
-    pub(crate) first_rows: Arc<Rows>,
+    pub(crate) first_rows: Option<Arc<Rows>>,
     /// The rows of the tensor that the first float input is the transposition of.
     pub(crate) first_columns: Option<Arc<Rows>>,
     /// The rows of the tensor that the last float input is the transposition of.
     pub(crate) last_columns: Option<Arc<Rows>>,
     /// The rows of the last float input.
-    pub(crate) last_rows: Arc<Rows>,
+    pub(crate) last_rows: Option<Arc<Rows>>,
 }
 
 impl Inputs {
@@ -86,10 +86,10 @@ impl Inputs {
             widest: first,
             mixed: first != tensor.storage_dtype(),
             first_part: tensor.part(),
-            first_rows: tensor.rows().clone(),
+            first_rows: Some(tensor.rows().clone()),
             first_columns: columns.cloned(),
             last_columns: columns.cloned(),
-            last_rows: tensor.rows().clone(),
+            last_rows: Some(tensor.rows().clone()),
             ..Self::mask(vec![tensor.shape()], first)
         }
     }
@@ -118,10 +118,10 @@ impl Inputs {
             to_vector: false,
             first_part: None,
             scope: None,
-            first_rows: Arc::default(),
+            first_rows: None,
             first_columns: None,
             last_columns: None,
-            last_rows: Arc::default(),
+            last_rows: None,
         }
     }
 
@@ -161,7 +161,7 @@ impl Inputs {
 
     /// Calls `body` with the value of type `T` that is [kept](crate::Kept) with the last float input. `None` if nothing is kept.
     pub fn kept_with_last<T: Any, R>(&self, body: impl FnOnce(&T) -> R) -> Option<R> {
-        look(&self.last_rows.kept, body)
+        look(&self.last_rows.as_ref()?.kept, body)
     }
 
     /// Adds the next input. `same`: whether all inputs so far, and this one, are the same tensor.
@@ -181,17 +181,19 @@ impl Inputs {
         self.shapes.push(shape);
         self.last_transposed = tensor.columns().is_some();
         self.last_columns = tensor.columns().cloned();
-        self.last_rows = tensor.rows().clone();
+        self.last_rows = Some(tensor.rows().clone());
         self.last_is_gradient = tensor.is_gradient();
         self.last_is_computed = tensor.is_computed();
         self.mixed |= self.widest != storage || storage != tensor.storage_dtype();
         self.widest = widest(self.widest, storage);
         self.same = same;
-        let are = |columns: Option<&Arc<Rows>>, rows: &Arc<Rows>| {
-            columns.is_some_and(|columns| Arc::ptr_eq(columns, rows))
+        let are = |columns: Option<&Arc<Rows>>, rows: Option<&Arc<Rows>>| {
+            columns
+                .zip(rows)
+                .is_some_and(|(columns, rows)| Arc::ptr_eq(columns, rows))
         };
-        self.mirrored = are(tensor.columns(), &self.first_rows)
-            || are(self.first_columns.as_ref(), tensor.rows());
+        self.mirrored = are(tensor.columns(), self.first_rows.as_ref())
+            || are(self.first_columns.as_ref(), Some(tensor.rows()));
     }
 }
 
