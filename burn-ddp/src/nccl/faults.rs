@@ -29,11 +29,58 @@ pub(super) fn faults<'a>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::thread;
 
     use super::*;
-    use crate::{call, nccl::drive::tests::Knowing, transport::Deadline};
+    use crate::{
+        Call, call,
+        transport::{Deadline, Incoming, Outgoing, Transport},
+    };
+
+    /// A control plane that knows which rank to blame, and has no connections.
+    pub(in crate::nccl) struct Knowing(pub(in crate::nccl) usize);
+
+    impl Transport for Knowing {
+        fn exchange(
+            &self,
+            _call: &Call,
+            _outgoing: Vec<Outgoing<'_>>,
+            _incoming: Vec<Incoming<'_>>,
+            _deadline: Deadline,
+        ) -> Result<(), DdpError> {
+            Ok(())
+        }
+
+        fn duplicate(
+            &self,
+            _id: u32,
+            _members: &[usize],
+            _deadline: Deadline,
+        ) -> Result<Box<dyn Transport>, DdpError> {
+            Ok(Box::new(Self(self.0)))
+        }
+
+        fn blame(&self, _call: &Call, waited_for: &[usize]) -> (Vec<usize>, String) {
+            assert!(waited_for.contains(&self.0));
+            (vec![self.0], "no sign of life".into())
+        }
+
+        fn silent(&self, _: &Call, waited_for: &[usize], deadline: Deadline) -> Option<DdpError> {
+            // A single rank waits for nobody.
+            waited_for.first()?;
+            assert!(waited_for.contains(&self.0) && deadline.silence < deadline.after);
+            Some(DdpError::RankDied { rank: self.0 })
+        }
+
+        fn fail(&self, fault: DdpError) -> DdpError {
+            fault
+        }
+
+        fn fault(&self) -> Option<DdpError> {
+            None
+        }
+    }
 
     #[test]
     fn a_rank_that_says_nothing_ends_a_patient_call() {

@@ -5,52 +5,32 @@ use std::ffi::c_int;
 use super::wire::{Wire, operator};
 use crate::{TensorOp, collective::Collective};
 
-/// One NCCL call. Addresses are on the device. Counts are in items, as [`Wire`] has them.
+/// What an NCCL call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Move {
-    AllReduce {
-        from: u64,
-        into: u64,
-        count: usize,
-        op: c_int,
-    },
-    Reduce {
-        from: u64,
-        /// Null on ranks other than the root.
-        into: u64,
-        count: usize,
-        op: c_int,
-        root: usize,
-    },
-    Broadcast {
-        /// Read on the root only.
-        from: u64,
-        into: u64,
-        count: usize,
-        root: usize,
-    },
-    AllGather {
-        from: u64,
-        into: u64,
-        count: usize,
-    },
-    ReduceScatter {
-        from: u64,
-        into: u64,
-        /// The number of items in the part of one rank.
-        count: usize,
-        op: c_int,
-    },
-    Send {
-        from: u64,
-        count: usize,
-        peer: usize,
-    },
-    Receive {
-        into: u64,
-        count: usize,
-        peer: usize,
-    },
+pub(super) enum Kind {
+    AllReduce,
+    Reduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    Send,
+    Receive,
+}
+
+/// One NCCL call. Addresses are on the device. Counts are in items, as [`Wire`] has them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Move {
+    pub(super) kind: Kind,
+    /// Where this rank's elements are. A receive has none, nor has a broadcast, except on the root.
+    pub(super) from: u64,
+    /// Where the result goes. A send has none. Null in a reduction to another rank.
+    pub(super) into: u64,
+    /// The number of items. In a reduce-scatter, those in the part of one rank.
+    pub(super) count: usize,
+    /// The `ncclRedOp_t`, or 0 if nothing is reduced.
+    pub(super) op: c_int,
+    /// The root, or the other rank of a message; else 0.
+    pub(super) peer: usize,
 }
 
 /// What a rank does in a call.
@@ -120,77 +100,50 @@ pub(super) fn moves(errand: Errand, share: &Share<'_>) -> Vec<Move> {
         ..
     } = *share;
     let (len, ranks) = (lens[rank], lens.len());
-    let count = share.count(len);
     if lens.iter().all(|len| *len == 0) {
         return Vec::new();
     }
+    let elements = match errand {
+        Errand::All(TensorOp::ReduceScatter(_) | TensorOp::AllToAll) => len / ranks,
+        _ => len,
+    };
+    let call = |kind, from, into, op, peer| Move {
+        kind,
+        from,
+        into,
+        count: share.count(elements),
+        op,
+        peer,
+    };
     let op = match errand {
         Errand::All(op) => op,
-        Errand::Send { to } => {
-            return vec![Move::Send {
-                from,
-                count,
-                peer: to,
-            }];
-        }
-        Errand::Receive { from } => {
-            return vec![Move::Receive {
-                into,
-                count,
-                peer: from,
-            }];
-        }
+        Errand::Send { to } => return vec![call(Kind::Send, from, 0, 0, to)],
+        Errand::Receive { from } => return vec![call(Kind::Receive, 0, into, 0, from)],
     };
-    match op {
-        TensorOp::AllReduce(op) => vec![Move::AllReduce {
-            from,
-            into,
-            count,
-            op: operator(op),
-        }],
-        TensorOp::Reduce { op, root } => vec![Move::Reduce {
-            from,
-            into: if rank == root { into } else { 0 },
-            count,
-            op: operator(op),
-            root,
-        }],
-        TensorOp::Broadcast { root } => vec![Move::Broadcast {
-            from: if rank == root { from } else { into },
-            into,
-            count,
-            root,
-        }],
+    vec![match op {
+        TensorOp::AllReduce(op) => call(Kind::AllReduce, from, into, operator(op), 0),
+        TensorOp::Reduce { op, root } => {
+            let into = if rank == root { into } else { 0 };
+            call(Kind::Reduce, from, into, operator(op), root)
+        }
+        TensorOp::Broadcast { root } => {
+            let from = if rank == root { from } else { into };
+            call(Kind::Broadcast, from, into, 0, root)
+        }
         TensorOp::AllGather if lens.iter().all(|other| *other == len) => {
-            vec![Move::AllGather { from, into, count }]
+            call(Kind::AllGather, from, into, 0, 0)
         }
-        TensorOp::AllGather => uneven_gather(share),
-        TensorOp::ReduceScatter(op) => vec![Move::ReduceScatter {
-            from,
-            into,
-            count: share.count(len / ranks),
-            op: operator(op),
-        }],
+        TensorOp::AllGather => return uneven_gather(share),
+        TensorOp::ReduceScatter(op) => call(Kind::ReduceScatter, from, into, operator(op), 0),
         TensorOp::AllToAll => {
-            let part = len / ranks;
             let pair = |peer: usize| {
-                let count = share.count(part);
-                [
-                    Move::Send {
-                        from: share.at(from, peer * part),
-                        count,
-                        peer,
-                    },
-                    Move::Receive {
-                        into: share.at(into, peer * part),
-                        count,
-                        peer,
-                    },
-                ]
+                let [from, into] = [from, into].map(|start| share.at(start, peer * elements));
+                let sent = call(Kind::Send, from, 0, 0, peer);
+                [sent, call(Kind::Receive, 0, into, 0, peer)]
             };
-            (0..ranks).flat_map(pair).collect()
+            return (0..ranks).flat_map(pair).collect();
         }
-    }
+    }]
 }
 
 /// NCCL only gathers parts of the same size. For others, each rank broadcasts its own part.
@@ -199,21 +152,17 @@ fn uneven_gather(share: &Share<'_>) -> Vec<Move> {
     let mut moves = Vec::new();
     for (root, len) in share.lens.iter().enumerate() {
         if *len > 0 {
-            moves.push(Move::Broadcast {
-                from: if root == share.rank {
-                    share.from
-                } else {
-                    place
-                },
+            let own = root == share.rank;
+            moves.push(Move {
+                kind: Kind::Broadcast,
+                from: if own { share.from } else { place },
                 into: place,
                 count: share.count(*len),
-                root,
+                op: 0,
+                peer: root,
             });
         }
         place = share.at(place, *len);
     }
     moves
 }
-
-#[cfg(test)]
-mod tests;

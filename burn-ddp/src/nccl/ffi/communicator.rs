@@ -15,7 +15,7 @@ use super::{
     },
     library::{RawUniqueId, Status, UniqueId},
 };
-use crate::nccl::{drive::Communicator, plan::Move};
+use crate::nccl::plan::{Kind, Move};
 
 /// A stream of a device, used by one communicator alone. Errors are the driver's messages.
 pub(crate) trait DeviceStream: Send {
@@ -38,7 +38,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// How long NCCL may take to end a communicator, for which it joins threads of its own and frees device memory.
 const END: Duration = Duration::from_secs(10);
 
-/// A nonblocking NCCL communicator on a device, with a stream of its own.
+/// A nonblocking NCCL communicator on a device, with a stream of its own. None of its functions waits, except that `abort` and
+/// dropping it may take a while. Errors are the messages of NCCL or of the driver.
 pub(in crate::nccl) struct DeviceCommunicator {
     functions: Functions,
     /// Boxed to keep its address: NCCL before 2.18 reads the communicator there until it has met its peers.
@@ -54,7 +55,7 @@ pub(in crate::nccl) struct DeviceCommunicator {
 unsafe impl Send for DeviceCommunicator {}
 
 impl DeviceCommunicator {
-    /// Begins to meet the other ranks. [`accepted`](Communicator::accepted) tells when they have met.
+    /// Begins to meet the other ranks. [`accepted`](Self::accepted) tells when they have met.
     pub(in crate::nccl) fn join(
         functions: Functions,
         stream: Box<dyn DeviceStream>,
@@ -98,7 +99,7 @@ impl DeviceCommunicator {
     ///
     /// # Safety
     ///
-    /// The addresses in the calls that [`enqueue`](Communicator::enqueue) is given next are on this
+    /// The addresses in the calls that [`enqueue`](Self::enqueue) is given next are on this
     /// device. Each has the call's number of elements of this type, until the calls have ended, or the
     /// communicator was aborted and the stream has no work left.
     pub(in crate::nccl) unsafe fn set_type(&mut self, dtype: DataType) {
@@ -115,82 +116,31 @@ impl DeviceCommunicator {
     }
 
     fn enqueue_one(&self, call: &Move) -> Status {
-        let functions = &self.functions;
-        let (comm, dtype) = (*self.comm, self.dtype);
-        let stream = self.stream.raw();
-        let buffer = |address: u64| address as Buffer;
-        let target = |address: u64| address as MutBuffer;
+        let Move {
+            kind, count, op, ..
+        } = *call;
+        let (from, into) = (call.from as Buffer, call.into as MutBuffer);
+        let (peer, dtype) = (call.peer as c_int, self.dtype);
+        let (functions, comm, stream) = (&self.functions, *self.comm, self.stream.raw());
         // SAFETY: the communicator is alive, and the stream is one of its device. Addresses and counts are
         // as `set_type`'s contract requires. NCCL only notes them.
         unsafe {
-            match *call {
-                Move::AllReduce {
-                    from,
-                    into,
-                    count,
-                    op,
-                } => (functions.all_reduce)(
-                    buffer(from),
-                    target(into),
-                    count,
-                    dtype,
-                    op,
-                    comm,
-                    stream,
-                ),
-                Move::Reduce {
-                    from,
-                    into,
-                    count,
-                    op,
-                    root,
-                } => (functions.reduce)(
-                    buffer(from),
-                    target(into),
-                    count,
-                    dtype,
-                    op,
-                    root as c_int,
-                    comm,
-                    stream,
-                ),
-                Move::Broadcast {
-                    from,
-                    into,
-                    count,
-                    root,
-                } => (functions.broadcast)(
-                    buffer(from),
-                    target(into),
-                    count,
-                    dtype,
-                    root as c_int,
-                    comm,
-                    stream,
-                ),
-                Move::AllGather { from, into, count } => {
-                    (functions.all_gather)(buffer(from), target(into), count, dtype, comm, stream)
+            match kind {
+                Kind::AllReduce => {
+                    (functions.all_reduce)(from, into, count, dtype, op, comm, stream)
                 }
-                Move::ReduceScatter {
-                    from,
-                    into,
-                    count,
-                    op,
-                } => (functions.reduce_scatter)(
-                    buffer(from),
-                    target(into),
-                    count,
-                    dtype,
-                    op,
-                    comm,
-                    stream,
-                ),
-                Move::Send { from, count, peer } => {
-                    (functions.send)(buffer(from), count, dtype, peer as c_int, comm, stream)
+                Kind::Reduce => {
+                    (functions.reduce)(from, into, count, dtype, op, peer, comm, stream)
                 }
-                Move::Receive { into, count, peer } => {
-                    (functions.receive)(target(into), count, dtype, peer as c_int, comm, stream)
+                Kind::Broadcast => {
+                    (functions.broadcast)(from, into, count, dtype, peer, comm, stream)
                 }
+                Kind::AllGather => (functions.all_gather)(from, into, count, dtype, comm, stream),
+                Kind::ReduceScatter => {
+                    (functions.reduce_scatter)(from, into, count, dtype, op, comm, stream)
+                }
+                Kind::Send => (functions.send)(from, count, dtype, peer, comm, stream),
+                Kind::Receive => (functions.receive)(into, count, dtype, peer, comm, stream),
             }
         }
     }
@@ -233,10 +183,9 @@ impl DeviceCommunicator {
         let result = result.recv_timeout(END);
         result.unwrap_or_else(|_| Err(format!("it did not end within {END:?}, and is left behind")))
     }
-}
 
-impl Communicator for DeviceCommunicator {
-    fn enqueue(&mut self, moves: &[Move]) -> Result<(), String> {
+    /// Hands calls to NCCL, as one group.
+    pub(in crate::nccl) fn enqueue(&mut self, moves: &[Move]) -> Result<(), String> {
         self.recorded = false;
         self.stream.bind()?;
         // SAFETY: this starts a group of this thread's calls, which is ended below whatever happens in between.
@@ -250,7 +199,8 @@ impl Communicator for DeviceCommunicator {
         self.check(first_error.unwrap_or(end))
     }
 
-    fn accepted(&mut self) -> Result<bool, String> {
+    /// Whether NCCL has accepted all calls that it was handed (`ncclCommGetAsyncError`).
+    pub(in crate::nccl) fn accepted(&mut self) -> Result<bool, String> {
         let mut state = 0;
         // SAFETY: the communicator is alive, and the pointer is to an int that lives through the call.
         self.check(unsafe { (self.functions.state)(*self.comm, &mut state) })?;
@@ -258,7 +208,8 @@ impl Communicator for DeviceCommunicator {
         Ok(state != IN_PROGRESS)
     }
 
-    fn finished(&mut self) -> Result<bool, String> {
+    /// Whether the device has completed all calls that NCCL was handed.
+    pub(in crate::nccl) fn finished(&mut self) -> Result<bool, String> {
         self.stream.bind()?;
         if !self.recorded {
             self.stream.record()?;
@@ -267,7 +218,8 @@ impl Communicator for DeviceCommunicator {
         self.stream.is_done()
     }
 
-    fn abort(&mut self) {
+    /// Stops all calls in progress. No other function is called afterwards.
+    pub(in crate::nccl) fn abort(&mut self) {
         if self.comm.is_null() {
             return;
         }

@@ -7,8 +7,9 @@ use burn::tensor::{DType, Device, Float, Int, Shape, Tensor};
 use super::*;
 use crate::{
     Call, CallKind, ElementType, ReduceOp, TensorOp,
+    call::tests::barrier,
     nccl::{
-        Errand, Resident, Source, drive::tests::Knowing, offer, on_wire, open, run,
+        Errand, Resident, Source, faults::tests::Knowing, offer, on_wire, open, run,
         tensor_from_cube, tensor_to_cube,
     },
     transport::{Deadline, Transport},
@@ -20,14 +21,9 @@ fn collective(transport: &dyn Transport) -> Collective<'_> {
         rank: 0,
         world_size: 1,
         call: Call {
-            sequence: 0,
             kind: CallKind::Backend,
             dtype: ElementType::F32,
-            op: ReduceOp::Sum,
-            len: 0,
-            root: 0,
-            by_nccl: false,
-            flaw: None,
+            ..barrier()
         },
         deadline: Deadline::after(Duration::from_secs(60)),
     }

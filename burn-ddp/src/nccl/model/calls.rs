@@ -8,39 +8,43 @@ use super::{
     CUDA_ERROR, Member, REMOTE_ERROR, Trouble,
     device::{read, write},
 };
-use crate::nccl::ffi::Status;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    AllReduce,
-    Reduce,
-    Broadcast,
-    AllGather,
-    ReduceScatter,
-    Send,
-    Receive,
-}
-
-/// The arguments on which all ranks must agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
-    pub(super) kind: Kind,
-    pub(super) count: usize,
-    pub(super) dtype: i32,
-    /// The `ncclRedOp_t`, or 0 if nothing is reduced.
-    pub(super) op: i32,
-    /// The root, or 0 if there is none.
-    pub(super) root: usize,
-}
+use crate::nccl::{
+    ffi::{DataType, Operator, Status},
+    plan::{Kind, Move},
+};
 
 /// A call as one rank made it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Made {
-    pub(super) terms: Terms,
-    pub(super) from: u64,
-    pub(super) into: u64,
-    /// The other rank of a message.
-    pub(super) peer: usize,
+    pub(super) call: Move,
+    pub(super) dtype: DataType,
+}
+
+/// The arguments on which all ranks must agree: what the call does, the count, the `ncclDataType_t`, the `ncclRedOp_t`, the root.
+type Terms = (Kind, usize, DataType, Operator, usize);
+
+impl Made {
+    fn terms(&self) -> Terms {
+        let Move {
+            kind,
+            count,
+            op,
+            peer,
+            ..
+        } = self.call;
+        (kind, count, self.dtype, op, peer)
+    }
+
+    /// A number of the rank's items.
+    fn items(&self, count: usize) -> Result<Vec<u8>, Status> {
+        match count {
+            0 => Ok(Vec::new()),
+            _ => {
+                let len = count * size(self.dtype).ok_or(CUDA_ERROR)?;
+                read(self.call.from, len).map_err(|_| CUDA_ERROR)
+            }
+        }
+    }
 }
 
 /// A rank's data for a call.
@@ -68,7 +72,7 @@ impl Member {
         let made = match trouble {
             None => self.exchange(group).and_then(|()| {
                 let collective =
-                    |made: &&Made| !matches!(made.terms.kind, Kind::Send | Kind::Receive);
+                    |made: &&Made| !matches!(made.call.kind, Kind::Send | Kind::Receive);
                 group
                     .iter()
                     .filter(collective)
@@ -91,16 +95,15 @@ impl Member {
     }
 
     fn exchange(&self, group: &[Made]) -> Result<(), Status> {
-        let of = |kind| group.iter().filter(move |made| made.terms.kind == kind);
+        let of = |kind| group.iter().filter(move |made| made.call.kind == kind);
         let mut awaited = Vec::new();
         for made in of(Kind::Send) {
-            let route = (self.rank, made.peer);
-            let data = bytes(made.from, made.terms.count, made.terms.dtype)?;
-            let mut meeting = self.clique.meeting();
+            let route = (self.rank, made.call.peer);
             let post = Post {
-                terms: made.terms,
-                data,
+                terms: made.terms(),
+                data: made.items(made.call.count)?,
             };
+            let mut meeting = self.clique.meeting();
             let queue = meeting.messages.entry(route).or_default();
             queue.push_back(post);
             let number = queue.len();
@@ -111,16 +114,16 @@ impl Member {
             self.clique.changed.notify_all();
         }
         for made in of(Kind::Receive) {
-            let route = (made.peer, self.rank);
+            let route = (made.call.peer, self.rank);
             let post = self.wait(|meeting| {
                 let queue = meeting.messages.get_mut(&route)?;
-                let terms = queue.front()?.terms;
-                let fits = (terms.count, terms.dtype) == (made.terms.count, made.terms.dtype);
+                let (_, count, dtype, ..) = queue.front()?.terms;
+                let fits = (count, dtype) == (made.call.count, made.dtype);
                 let post = fits.then(|| queue.pop_front())?;
                 *meeting.taken.entry(route).or_default() += 1;
                 post
             })?;
-            write(made.into, &post.data).map_err(|_| CUDA_ERROR)?;
+            write(made.call.into, &post.data).map_err(|_| CUDA_ERROR)?;
         }
         for (route, number) in awaited {
             self.wait(|meeting| (*meeting.taken.get(&route)? >= number).then_some(()))?;
@@ -130,20 +133,14 @@ impl Member {
 
     fn collective(&self, made: &Made) -> Result<(), Status> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        let Terms {
-            kind,
-            count,
-            dtype,
-            op,
-            root,
-        } = made.terms;
+        let (kind, count, dtype, op, root) = made.terms();
         let ranks = self.clique.meeting().size;
         let brings = match kind {
             Kind::Broadcast if root != self.rank => 0,
             Kind::ReduceScatter => count * ranks,
             _ => count,
         };
-        let data = bytes(made.from, brings, dtype)?;
+        let data = made.items(brings)?;
         {
             let mut meeting = self.clique.meeting();
             let posts = meeting
@@ -151,7 +148,7 @@ impl Member {
                 .entry(number)
                 .or_insert_with(|| vec![None; ranks]);
             posts[self.rank] = Some(Post {
-                terms: made.terms,
+                terms: made.terms(),
                 data,
             });
             self.clique.changed.notify_all();
@@ -160,7 +157,7 @@ impl Member {
         let all: Vec<Vec<u8>> = self.wait(|meeting| {
             let posts = meeting.posts.get(&number)?;
             let theirs = |post: &Option<Post>| {
-                let post = post.as_ref().filter(|post| post.terms == made.terms)?;
+                let post = post.as_ref().filter(|post| post.terms == made.terms())?;
                 Some(post.data.clone())
             };
             posts.iter().map(theirs).collect()
@@ -177,14 +174,7 @@ impl Member {
             }
             Kind::Send | Kind::Receive => unreachable!("messages are no collective calls"),
         };
-        write(made.into, &result).map_err(|_| CUDA_ERROR)
-    }
-}
-
-fn bytes(address: u64, count: usize, dtype: i32) -> Result<Vec<u8>, Status> {
-    match count {
-        0 => Ok(Vec::new()),
-        _ => read(address, count * size(dtype).ok_or(CUDA_ERROR)?).map_err(|_| CUDA_ERROR),
+        write(made.call.into, &result).map_err(|_| CUDA_ERROR)
     }
 }
 

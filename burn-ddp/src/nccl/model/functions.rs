@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     ffi::{CString, c_char, c_int},
+    ptr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering},
@@ -13,13 +14,16 @@ use std::{
 };
 
 use super::{
-    CUDA_ERROR, Clique, INVALID_ARGUMENT, INVALID_USAGE, Member,
-    calls::{Kind, Made, Terms, size},
+    CUDA_ERROR, Clique, INVALID_ARGUMENT, INVALID_USAGE, Member, Trouble,
+    calls::{Made, size},
     device::{current, device_of, put},
 };
-use crate::nccl::ffi::{
-    Buffer, Comm, Config, DataType, Functions, IN_PROGRESS, MAGIC, MutBuffer, Operator,
-    RawUniqueId, SUCCESS, Status, Stream, UniqueId, VERSION,
+use crate::nccl::{
+    ffi::{
+        Buffer, Comm, Config, DataType, Functions, IN_PROGRESS, MAGIC, MutBuffer, Operator,
+        RawUniqueId, SUCCESS, Status, Stream, UniqueId, VERSION,
+    },
+    plan::{Kind, Move},
 };
 
 pub(super) fn functions() -> Functions {
@@ -267,21 +271,24 @@ unsafe extern "C" fn group_end() -> Status {
     })
 }
 
-/// Notes a call. `buffers` are the addresses that the call reads or writes.
-fn note(comm: Comm, stream: Stream, made: Made, buffers: &[u64]) -> Status {
+/// Notes a call, unless one of its `buffers` is on another device.
+fn note(comm: Comm, stream: Stream, dtype: DataType, call: Move, buffers: &[u64]) -> Status {
     let noted = ready(comm).and_then(|member| {
-        let ranks = member.clique.meeting().size;
-        let known = size(made.terms.dtype).is_some() && (0..5).contains(&made.terms.op);
-        let here = buffers
-            .iter()
-            .all(|address| device_of(*address) == Some(member.device));
-        match known && here && made.terms.root < ranks && made.peer < ranks && DEPTH.get() == 1 {
+        let meeting = member.clique.meeting();
+        if meeting.troubles.get(&member.rank) == Some(&Trouble::Refuses) {
+            return Err(INVALID_USAGE);
+        }
+        let here = |address: &u64| device_of(*address) == Some(member.device);
+        let known = size(dtype).is_some() && (0..5).contains(&call.op) && call.peer < meeting.size;
+        drop(meeting);
+        match known && buffers.iter().all(here) && DEPTH.get() == 1 {
             true => Ok(member),
             false => Err(INVALID_ARGUMENT),
         }
     });
     match noted {
         Ok(member) => {
+            let made = Made { call, dtype };
             GROUP.with_borrow_mut(|group| group.push((member, stream as usize, made)));
             SUCCESS
         }
@@ -292,23 +299,22 @@ fn note(comm: Comm, stream: Stream, made: Made, buffers: &[u64]) -> Status {
     }
 }
 
-/// The terms of a call.
-fn terms(kind: Kind, count: usize, dtype: DataType, op: Operator, root: c_int) -> Terms {
-    Terms {
+/// A call, of which `peer` is the root or the other rank of a message.
+fn call(
+    kind: Kind,
+    from: Buffer,
+    into: MutBuffer,
+    count: usize,
+    op: Operator,
+    peer: c_int,
+) -> Move {
+    Move {
         kind,
-        count,
-        dtype,
-        op,
-        root: root as usize,
-    }
-}
-
-fn made(terms: Terms, from: Buffer, into: MutBuffer) -> Made {
-    Made {
-        terms,
         from: from as u64,
         into: into as u64,
-        peer: 0,
+        count,
+        op,
+        peer: peer as usize,
     }
 }
 
@@ -321,8 +327,8 @@ unsafe extern "C" fn all_reduce(
     comm: Comm,
     stream: Stream,
 ) -> Status {
-    let made = made(terms(Kind::AllReduce, count, dtype, op, 0), from, into);
-    note(comm, stream, made, &[made.from, made.into])
+    let call = call(Kind::AllReduce, from, into, count, op, 0);
+    note(comm, stream, dtype, call, &[call.from, call.into])
 }
 
 unsafe extern "C" fn reduce(
@@ -335,14 +341,10 @@ unsafe extern "C" fn reduce(
     comm: Comm,
     stream: Stream,
 ) -> Status {
-    let made = made(terms(Kind::Reduce, count, dtype, op, root), from, into);
-    let is_root = member(comm).is_some_and(|member| member.rank == root as usize);
-    note(
-        comm,
-        stream,
-        made,
-        &[made.from, if is_root { made.into } else { made.from }],
-    )
+    let call = call(Kind::Reduce, from, into, count, op, root);
+    let is_root = member(comm).is_some_and(|member| member.rank == call.peer);
+    let into = if is_root { call.into } else { call.from };
+    note(comm, stream, dtype, call, &[call.from, into])
 }
 
 unsafe extern "C" fn broadcast(
@@ -354,8 +356,8 @@ unsafe extern "C" fn broadcast(
     comm: Comm,
     stream: Stream,
 ) -> Status {
-    let made = made(terms(Kind::Broadcast, count, dtype, 0, root), from, into);
-    note(comm, stream, made, &[made.from, made.into])
+    let call = call(Kind::Broadcast, from, into, count, 0, root);
+    note(comm, stream, dtype, call, &[call.from, call.into])
 }
 
 unsafe extern "C" fn all_gather(
@@ -366,8 +368,8 @@ unsafe extern "C" fn all_gather(
     comm: Comm,
     stream: Stream,
 ) -> Status {
-    let made = made(terms(Kind::AllGather, count, dtype, 0, 0), from, into);
-    note(comm, stream, made, &[made.from, made.into])
+    let call = call(Kind::AllGather, from, into, count, 0, 0);
+    note(comm, stream, dtype, call, &[call.from, call.into])
 }
 
 unsafe extern "C" fn reduce_scatter(
@@ -379,8 +381,8 @@ unsafe extern "C" fn reduce_scatter(
     comm: Comm,
     stream: Stream,
 ) -> Status {
-    let made = made(terms(Kind::ReduceScatter, count, dtype, op, 0), from, into);
-    note(comm, stream, made, &[made.from, made.into])
+    let call = call(Kind::ReduceScatter, from, into, count, op, 0);
+    note(comm, stream, dtype, call, &[call.from, call.into])
 }
 
 unsafe extern "C" fn send(
@@ -391,15 +393,8 @@ unsafe extern "C" fn send(
     comm: Comm,
     stream: Stream,
 ) -> Status {
-    let made = Made {
-        peer: peer as usize,
-        ..made(
-            terms(Kind::Send, count, dtype, 0, 0),
-            from,
-            std::ptr::null_mut(),
-        )
-    };
-    note(comm, stream, made, &[made.from])
+    let call = call(Kind::Send, from, ptr::null_mut(), count, 0, peer);
+    note(comm, stream, dtype, call, &[call.from])
 }
 
 unsafe extern "C" fn receive(
@@ -410,13 +405,6 @@ unsafe extern "C" fn receive(
     comm: Comm,
     stream: Stream,
 ) -> Status {
-    let made = Made {
-        peer: peer as usize,
-        ..made(
-            terms(Kind::Receive, count, dtype, 0, 0),
-            std::ptr::null(),
-            into,
-        )
-    };
-    note(comm, stream, made, &[made.into])
+    let call = call(Kind::Receive, ptr::null(), into, count, 0, peer);
+    note(comm, stream, dtype, call, &[call.into])
 }

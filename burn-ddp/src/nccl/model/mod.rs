@@ -37,6 +37,8 @@ pub(crate) enum Trouble {
     Hangs,
     /// Its NCCL finds a connection broken in the next calls.
     Breaks,
+    /// Its NCCL does not take the next calls.
+    Refuses,
 }
 
 #[derive(Default)]

@@ -162,6 +162,50 @@ fn an_error_of_one_ranks_nccl_reaches_all_and_all_that_is_pending() {
 }
 
 #[test]
+fn a_call_that_nccl_does_not_take_fails_on_all_ranks() {
+    let (faults, launches, aborted) = faults(LONG, |rank, model| {
+        model.trouble(1, Trouble::Refuses);
+        rank.group.barrier()?;
+        rank.sum(&[1.0])
+    });
+    assert!(launches <= 2 && aborted.contains(&1), "{aborted:?}");
+    for fault in faults {
+        let DdpError::NcclFailed {
+            rank: 1, problem, ..
+        } = &fault
+        else {
+            panic!("{fault}")
+        };
+        assert!(problem.contains("invalid usage"), "{problem}");
+    }
+}
+
+/// NCCL may notice first that a rank is gone, and does not say which. The control plane knows a moment later.
+#[test]
+fn a_rank_that_nccl_loses_is_named_by_the_control_plane() {
+    let (faults, ..) = faults(LONG, |rank, model| {
+        model.trouble(0, Trouble::Breaks);
+        model.trouble(1, Trouble::Breaks);
+        model.trouble(2, Trouble::Hangs);
+        rank.group.barrier()?;
+        let group = rank.group.clone();
+        let lost = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            (group.rank() == 2).then(|| group.abort("gone"))
+        });
+        let result = rank.sum(&[1.0]);
+        lost.join().unwrap();
+        result
+    });
+    for fault in faults {
+        assert!(
+            matches!(&fault, DdpError::Aborted { rank: 2, .. }),
+            "{fault}"
+        );
+    }
+}
+
+#[test]
 fn a_rank_that_gives_up_while_nccl_works_ends_the_call() {
     let (faults, ..) = faults(LONG, |rank, model| {
         model.trouble(0, Trouble::Hangs);
