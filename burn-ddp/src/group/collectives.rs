@@ -181,11 +181,8 @@ impl ProcessGroup {
     /// A fault of the group, or [`DdpError::InvalidArgument`] if `to` is this rank or not a rank.
     pub fn send<T: Element>(&self, data: &[T], to: usize) -> Result<(), DdpError> {
         self.check_peer(to)?;
-        let place = self.inner.order.take();
-        self.call_at(place, |sequences| {
-            message::<T>(sequences.next_to(to), data.len())
-        })?
-        .map_or(Ok(()), |(_turn, call)| call.send(data, to))
+        let (_turn, call) = self.message_call(T::TYPE, data.len(), to, true)?;
+        call.send(data, to)
     }
 
     /// Receives data that rank `from` sends to this one.
@@ -195,11 +192,8 @@ impl ProcessGroup {
     /// As [`send`](Self::send).
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize) -> Result<(), DdpError> {
         self.check_peer(from)?;
-        let place = self.inner.order.take();
-        self.call_at(place, |sequences| {
-            message::<T>(sequences.next_from(from), data.len())
-        })?
-        .map_or(Ok(()), |(_turn, call)| call.receive(data, from))
+        let (_turn, call) = self.message_call(T::TYPE, data.len(), from, false)?;
+        call.receive(data, from)
     }
 
     /// Sends data to one rank while receiving from the same or another rank, like `MPI_Sendrecv`. With it, two
@@ -237,8 +231,8 @@ impl ProcessGroup {
         let place = self.inner.order.take();
         let mut theirs = None;
         let call = self.call_at(place, |sequences| {
-            theirs = Some(message::<T>(sequences.next_from(from), into.len()));
-            message::<T>(sequences.next_to(to), data.len())
+            theirs = Some(message(T::TYPE, sequences.next_from(from), into.len()));
+            message(T::TYPE, sequences.next_to(to), data.len())
         })?;
         match call.zip(theirs) {
             Some(((_turn, call), theirs)) => call.send_receive(data, to, into, from, theirs),

@@ -7,7 +7,7 @@ use super::{
     order::{Obstacle, Place},
 };
 use crate::{
-    Backend, Call, CallKind, DdpError, Element, ElementType, ReduceOp, collective::Collective,
+    Backend, Call, CallKind, DdpError, ElementType, ReduceOp, collective::Collective,
     transport::Deadline,
 };
 
@@ -139,6 +139,25 @@ impl ProcessGroup {
         Ok(Some((turn, collective)))
     }
 
+    /// The next message to or from a rank.
+    pub(super) fn message_call(
+        &self,
+        dtype: ElementType,
+        len: usize,
+        peer: usize,
+        sends: bool,
+    ) -> Result<(Turn<'_>, Collective<'_>), DdpError> {
+        let place = self.inner.order.take();
+        let call = self.call_at(place, |sequences| {
+            let number = match sends {
+                true => sequences.next_to(peer),
+                false => sequences.next_from(peer),
+            };
+            message(dtype, number, len)
+        })?;
+        Ok(call.expect("there is another rank"))
+    }
+
     /// Ends the job because of a call whose turn does not come.
     fn stuck(&self, call: Call) -> DdpError {
         self.inner.transport.fail(DdpError::Timeout {
@@ -207,11 +226,7 @@ impl ProcessGroup {
 }
 
 /// A message between two ranks, numbered among those from one to the other.
-pub(super) fn message<T: Element>(sequence: u64, len: usize) -> Call {
-    message_of(T::TYPE, sequence, len)
-}
-
-pub(super) fn message_of(dtype: ElementType, sequence: u64, len: usize) -> Call {
+pub(super) fn message(dtype: ElementType, sequence: u64, len: usize) -> Call {
     Call {
         sequence,
         kind: CallKind::Message,

@@ -64,9 +64,8 @@ fn a_call_by_nccl_is_another_than_one_through_the_host() {
 fn so_is_a_message() {
     let errors = pairs(|group| match group.rank() {
         0 => {
-            let place = group.inner.order.take();
-            let call = group.call_at(place, |_| message::<f32>(0, 1000)).unwrap();
-            let (_turn, call) = call.expect("there are two ranks");
+            let call = group.message_call(ElementType::F32, 1000, 1, false);
+            let (_turn, call) = call.unwrap();
             call.by_nccl().receive::<u8>(&mut [], 1).unwrap_err()
         }
         _ => {

@@ -1,37 +1,20 @@
 //! Tensors through the host: their elements are read, sent over the group's connections, and uploaded again.
 
-use burn::tensor::{DType, Shape, Tensor, TensorData, kind::Numeric};
+use burn::tensor::{Shape, Tensor, TensorData, kind::Numeric};
 
-use super::{TensorOp, row, unsupported};
+use super::{TensorOp, row, with_type};
 use crate::{DdpError, Element, ProcessGroup, ReduceOp, group::order::Place};
 
 /// Runs code on the elements of several tensors' data, in their common type.
 macro_rules! with_elements {
     ($data:expr, |$elements:ident| $body:expr) => {{
         let data: Vec<TensorData> = $data;
-        macro_rules! typed {
-            ($t:ty) => {{
-                let read = data.into_iter().map(TensorData::try_into_vec::<$t>);
-                let read: Result<Vec<Vec<$t>>, _> = read.collect();
-                let $elements = read.map_err(|error| DdpError::Device(format!("{error:?}")))?;
-                $body
-            }};
-        }
-        match data[0].dtype() {
-            DType::F64 => typed!(f64),
-            DType::F32 => typed!(f32),
-            DType::F16 => typed!(half::f16),
-            DType::BF16 => typed!(half::bf16),
-            DType::I64 => typed!(i64),
-            DType::I32 => typed!(i32),
-            DType::I16 => typed!(i16),
-            DType::I8 => typed!(i8),
-            DType::U64 => typed!(u64),
-            DType::U32 => typed!(u32),
-            DType::U16 => typed!(u16),
-            DType::U8 => typed!(u8),
-            other => Err(unsupported(other)),
-        }
+        with_type!(data[0].dtype(), T => {
+            let read = data.into_iter().map(TensorData::try_into_vec::<T>);
+            let read: Result<Vec<Vec<T>>, _> = read.collect();
+            let $elements = read.map_err(|error| DdpError::Device(format!("{error:?}")))?;
+            $body
+        })
     }};
 }
 

@@ -1,19 +1,14 @@
 //! Messages between two ranks.
 
 use burn::tensor::{
-    DType, Shape, Tensor, TensorData,
+    Shape, Tensor, TensorData,
     kind::{Autodiff, Numeric},
 };
 
-use super::{element_type, host::with_elements, unsupported};
+use super::{element_type, host::with_elements, with_type};
 use crate::{
-    DdpError, Element, ElementType, Flaw, ProcessGroup,
-    collective::Collective,
-    group::{
-        Pending,
-        plane::Location,
-        run::{Turn, message_of},
-    },
+    DdpError, Element, Flaw, ProcessGroup,
+    group::{Pending, plane::Location},
 };
 #[cfg(feature = "nccl")]
 use crate::{
@@ -174,24 +169,5 @@ impl ProcessGroup {
             }
         }
         Ok(elements)
-    }
-
-    /// The next message to or from a rank.
-    pub(in crate::group) fn message_call(
-        &self,
-        dtype: ElementType,
-        len: usize,
-        peer: usize,
-        sends: bool,
-    ) -> Result<(Turn<'_>, Collective<'_>), DdpError> {
-        let place = self.inner.order.take();
-        let call = self.call_at(place, |sequences| {
-            let number = match sends {
-                true => sequences.next_to(peer),
-                false => sequences.next_from(peer),
-            };
-            message_of(dtype, number, len)
-        })?;
-        Ok(call.expect("there is another rank"))
     }
 }

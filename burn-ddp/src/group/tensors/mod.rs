@@ -19,7 +19,7 @@ use super::plane::Plane;
 use super::{Pending, ProcessGroup, order::Place, plane::Location};
 #[cfg(feature = "nccl")]
 use crate::nccl::{Link, Source, on_wire, tensor_from_cube, tensor_to_cube};
-use crate::{CallKind, DdpError, ElementType, Flaw, ReduceOp};
+use crate::{CallKind, DdpError, Element, ElementType, Flaw, ReduceOp};
 
 /// What a collective call does with the ranks' tensors. Parts are counted along the first dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,28 +92,39 @@ impl TensorOp {
     }
 }
 
-fn unsupported(dtype: DType) -> DdpError {
-    DdpError::InvalidArgument(format!(
-        "a tensor of type {dtype:?}; expected integers or floats"
-    ))
+/// Runs code with `$t` as the type of a tensor's elements, or returns an error if no call supports it.
+macro_rules! with_type {
+    ($dtype:expr, $t:ident => $body:expr) => {{
+        macro_rules! typed {
+            ($type:ty) => {{
+                type $t = $type;
+                $body
+            }};
+        }
+        match $dtype {
+            burn::tensor::DType::F64 => typed!(f64),
+            burn::tensor::DType::F32 => typed!(f32),
+            burn::tensor::DType::F16 => typed!(half::f16),
+            burn::tensor::DType::BF16 => typed!(half::bf16),
+            burn::tensor::DType::I64 => typed!(i64),
+            burn::tensor::DType::I32 => typed!(i32),
+            burn::tensor::DType::I16 => typed!(i16),
+            burn::tensor::DType::I8 => typed!(i8),
+            burn::tensor::DType::U64 => typed!(u64),
+            burn::tensor::DType::U32 => typed!(u32),
+            burn::tensor::DType::U16 => typed!(u16),
+            burn::tensor::DType::U8 => typed!(u8),
+            other => Err(DdpError::InvalidArgument(format!(
+                "a tensor of type {other:?}; expected integers or floats"
+            ))),
+        }
+    }};
 }
 
+use with_type;
+
 fn element_type(dtype: DType) -> Result<ElementType, DdpError> {
-    Ok(match dtype {
-        DType::F64 => ElementType::F64,
-        DType::F32 => ElementType::F32,
-        DType::F16 => ElementType::F16,
-        DType::BF16 => ElementType::BF16,
-        DType::I64 => ElementType::I64,
-        DType::I32 => ElementType::I32,
-        DType::I16 => ElementType::I16,
-        DType::I8 => ElementType::I8,
-        DType::U64 => ElementType::U64,
-        DType::U32 => ElementType::U32,
-        DType::U16 => ElementType::U16,
-        DType::U8 => ElementType::U8,
-        other => return Err(unsupported(other)),
-    })
+    with_type!(dtype, T => Ok(T::TYPE))
 }
 
 /// The type of the tensors of one call, which must have one type and be on one device.
