@@ -70,9 +70,9 @@ impl During {
         };
         // Done here, where all ranks are: in backward, each rank runs its ops in an order of its own.
         if let Some(under) = device_under(&device) {
-            overlap.group().tensor_backend(&under)?;
+            overlap.reducer.group().tensor_backend(&under)?;
         }
-        let presence = Presence::new(overlap.config().static_graph);
+        let presence = Presence::new(overlap.reducer.config().static_graph);
         Ok(Self {
             group: group.clone(),
             overlap,
@@ -112,7 +112,7 @@ impl During {
         let heard = !std::mem::take(&mut self.unheard);
         // Compare first: waiting for a bucket that other ranks do not have would be in vain.
         let whole = heard && self.is_whole(step, &arrivals, whole).inspect_err(explain)?;
-        self.overlap.finish().inspect_err(explain)?;
+        self.overlap.reducer.finish().inspect_err(explain)?;
         if whole {
             return Ok(gradients);
         }
@@ -134,7 +134,7 @@ impl During {
     /// Checks that averages may be averaged again together with later gradients. Not so with the program's own
     /// hook, which may compute sums, for example.
     fn check_repeatable(&self, trained: &[Signature]) -> Result<(), DdpError> {
-        let hook = &self.overlap.config().hook;
+        let hook = &self.overlap.reducer.config().hook;
         match is_plain(&**hook, trained) {
             true => Ok(()),
             false => Err(DdpError::InvalidArgument(format!(
@@ -158,7 +158,7 @@ impl During {
             };
         }
         let whole = check_whole(&self.group, step.trained, arrivals, own)?;
-        let promised = self.overlap.config().static_graph;
+        let promised = self.overlap.reducer.config().static_graph;
         self.fixed = (whole && promised).then(|| arrivals.to_vec());
         Ok(whole)
     }
@@ -174,7 +174,9 @@ impl During {
         let present: Vec<u8> = taken.iter().map(|it| it.is_some().into()).collect();
         // A rank that ran backward once more than the others would be alone in this call in a static graph.
         self.presence.tell_again();
-        let anywhere = self.presence.agree(self.overlap.group(), &present)?;
+        let anywhere = self
+            .presence
+            .agree(self.overlap.reducer.group(), &present)?;
         let device = self.device.clone().without_autodiff();
         let slots = taken.into_iter().zip(step.trained).zip(anywhere);
         let started: Vec<_> = slots
@@ -190,7 +192,7 @@ impl During {
             .map(|it| it.map(|it| Gradient::Device(it.resolve().into())));
         let averages: Vec<Option<Gradient>> = averages.collect();
         let taken = self.overlap.taken(&self.device)?;
-        self.overlap.finish()?;
+        self.overlap.reducer.finish()?;
         if taken.gradients != averages.iter().flatten().count() {
             return Err(DdpError::InvalidArgument(format!(
                 "the model's device, {device:?}, has not the layer of this `Ddp`'s `Overlap`"
@@ -201,11 +203,11 @@ impl During {
     }
 
     pub(super) fn timeline(&self) -> Timeline {
-        self.overlap.timeline()
+        self.overlap.reducer.timeline()
     }
 
     pub(super) fn stats(&self) -> DdpStats {
-        self.overlap.stats()
+        self.overlap.reducer.stats()
     }
 }
 

@@ -173,10 +173,10 @@ impl Ddp {
     ) -> Result<Self, DdpError> {
         let parameters = check_equal(group, model)?;
         let device = on_all_ranks(group, During::device(model))?;
-        let divide_by_initial_world_size = overlap.config().divide_by_initial_world_size;
+        let divide_by_initial_world_size = overlap.reducer.config().divide_by_initial_world_size;
         let trained = trained(&parameters);
         let untrained = replicas::untrained(group, model)?;
-        overlap.decide_place(&trained);
+        overlap.reducer.decide_place(&trained);
         let mut ddp = Self {
             group: group.clone(),
             method: Method::During(During::new(group, overlap, device)?),

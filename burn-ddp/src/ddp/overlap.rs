@@ -17,9 +17,8 @@ use burn_backend::{DeviceId, distributed::ReduceOperation};
 use burn_layer::{FloatView, Layer, Reduced};
 
 use super::{
-    DdpConfig, DdpStats, Timeline,
+    DdpConfig,
     gradient::{Gradient, location, unreadable},
-    parameters::Signature,
     reducer::{Reducer, Taken},
 };
 use crate::{DdpError, ProcessGroup};
@@ -74,7 +73,7 @@ use crate::{DdpError, ProcessGroup};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Overlap {
-    reducer: Arc<Reducer>,
+    pub(super) reducer: Arc<Reducer>,
 }
 
 impl Overlap {
@@ -103,33 +102,6 @@ impl Overlap {
         let read = device.sync();
         read.map_err(|error| DdpError::Device(error.to_string()))?;
         Ok(self.reducer.taken())
-    }
-
-    /// Waits for the averages of the [taken](Self::taken) gradients.
-    pub(super) fn finish(&self) -> Result<(), DdpError> {
-        self.reducer.finish()
-    }
-
-    pub(super) fn group(&self) -> &ProcessGroup {
-        self.reducer.group()
-    }
-
-    pub(super) fn config(&self) -> &DdpConfig {
-        self.reducer.config()
-    }
-
-    /// Decides whether the gradients of these parameters stay on the device, if the group uses NCCL.
-    pub(super) fn decide_place(&self, trained: &[Signature]) {
-        self.reducer.decide_place(trained);
-    }
-
-    /// When the buckets of the last backward pass were sent, and when their averages arrived.
-    pub(super) fn timeline(&self) -> Timeline {
-        self.reducer.timeline()
-    }
-
-    pub(super) fn stats(&self) -> DdpStats {
-        self.reducer.stats()
     }
 }
 
