@@ -23,7 +23,7 @@ mod peer;
 mod watch;
 
 use self::{
-    peer::{ABORT, GOODBYE, LEFT, LONGEST, Peer, calls, entry},
+    peer::{Frame, Peer, calls},
     watch::watch,
 };
 use crate::{
@@ -35,7 +35,7 @@ use crate::{
 const HEARTBEAT: Duration = Duration::from_millis(250);
 /// A rank that has sent nothing for this long is considered stopped or unreachable.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// The number of bytes to which the text of a fault is cut. In JSON, one byte may become six by escaping.
+/// The number of bytes to which the text of a fault is cut.
 const WORDS: usize = 64 << 10;
 
 /// The explanation of a timeout by ranks that send nothing.
@@ -123,11 +123,12 @@ impl Control {
         let Some(left) = state.joined.remove(&communicator) else {
             return;
         };
-        let frame = entry(communicator, calls(left.doing.as_ref()));
+        let frame = Frame::Left(communicator, calls(left.doing.as_ref()));
+        let frame = frame.encode().expect("two numbers");
         for member in left.members {
             if let Some(peer) = state.peers.get_mut(&member) {
                 peer.left.remove(&communicator);
-                peer.push(LEFT, &frame);
+                peer.push(&frame);
             }
         }
     }
@@ -164,8 +165,9 @@ impl Control {
 
     /// Tells all ranks that this one no longer needs them. What they send is still read.
     pub(crate) fn say_goodbye(&self) {
+        let goodbye = Frame::Goodbye.encode().expect("a name");
         for peer in self.shared.state().peers.values_mut() {
-            peer.push(GOODBYE, &[]);
+            peer.push(&goodbye);
         }
     }
 
@@ -266,20 +268,18 @@ impl Shared {
         if let Some(earlier) = &state.fault {
             return earlier.clone();
         }
-        let told = serde_json::to_vec(&fault).ok();
-        let told = told.filter(|text| text.len() <= LONGEST);
-        let (text, fault) = match told {
-            Some(text) => (text, fault),
+        let abort = |fault: &DdpError| Frame::Abort(fault.clone()).encode();
+        let (frame, fault) = match abort(&fault) {
+            Some(frame) => (frame, fault),
             None => {
                 let fault = in_words(fault, self.rank);
-                let text = serde_json::to_vec(&fault).expect("a number and a text");
-                (text, fault)
+                (abort(&fault).expect("a number and a text"), fault)
             }
         };
         log::error!("burn-ddp: rank {}: {fault}", self.rank);
         // A fault that another rank has reported is passed on too: that rank may have connections to fewer ranks than this one.
         for peer in state.peers.values_mut() {
-            peer.push(ABORT, &text);
+            peer.push(&frame);
         }
         launch::blame(self.rank, &fault);
         state.fault = Some(fault.clone());

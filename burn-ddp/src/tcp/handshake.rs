@@ -19,7 +19,7 @@ use crate::transport::Deadline;
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 
 const MAGIC: [u8; 8] = *b"BURN-DDP";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const NONCE: usize = 16;
 const MAC: usize = 32;
 const HELLO: usize = 32;

@@ -8,19 +8,35 @@ use std::{
     time::Instant,
 };
 
-use crate::{Call, call::HEADER, tcp::handshake::is_pause};
+use rmp_serde::decode;
+use serde::{Deserialize, Serialize};
+
+use crate::{Call, DdpError, tcp::handshake::is_pause};
 
 /// The longest valid frame, in bytes.
 pub(super) const LONGEST: usize = 1 << 20;
 
-pub(super) const ALIVE: u8 = 1;
-pub(super) const GOODBYE: u8 = 2;
-pub(super) const ABORT: u8 = 3;
-pub(super) const LEFT: u8 = 4;
-/// The size in bytes of a communicator's number and a number of calls.
-const ENTRY: usize = 12;
-/// The size in bytes of a communicator's number and a call.
-const DOING: usize = 4 + HEADER;
+/// What one rank tells another.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Frame {
+    /// A sign of life, with the call that the rank entered last in each of its communicators.
+    Alive(HashMap<u32, Call>),
+    /// The rank no longer needs the other.
+    Goodbye,
+    /// The group has a fault.
+    Abort(DdpError),
+    /// The rank has left a communicator, after so many calls.
+    Left(u32, u64),
+}
+
+impl Frame {
+    /// The bytes of a frame, after their number. `None` if they are too many, or if it has an error of this machine's system.
+    pub(super) fn encode(&self) -> Option<Vec<u8>> {
+        let body = rmp_serde::to_vec(self).ok();
+        let body = body.filter(|body| body.len() <= LONGEST)?;
+        Some([&(body.len() as u32).to_le_bytes()[..], &body].concat())
+    }
+}
 
 /// What this rank knows about another.
 pub(super) struct Peer {
@@ -39,43 +55,6 @@ pub(super) struct Peer {
 /// The number of calls that a rank has entered, given the last one.
 pub(super) fn calls(last: Option<&Call>) -> u64 {
     last.map_or(0, |call| call.sequence + 1)
-}
-
-/// Encodes a communicator's number and a number of calls.
-pub(super) fn entry(communicator: u32, calls: u64) -> [u8; ENTRY] {
-    let mut bytes = [0; ENTRY];
-    bytes[..4].copy_from_slice(&communicator.to_le_bytes());
-    bytes[4..].copy_from_slice(&calls.to_le_bytes());
-    bytes
-}
-
-pub(super) fn entries(body: &[u8]) -> impl Iterator<Item = (u32, u64)> {
-    body.as_chunks::<ENTRY>().0.iter().map(|entry| {
-        let (communicator, calls) = entry.split_at(4);
-        (
-            u32::from_le_bytes(communicator.try_into().expect("4 bytes")),
-            u64::from_le_bytes(calls.try_into().expect("8 bytes")),
-        )
-    })
-}
-
-/// Encodes a communicator's number and the call that a rank entered last there.
-pub(super) fn doing(communicator: u32, call: &Call) -> [u8; DOING] {
-    let mut bytes = [0; DOING];
-    bytes[..4].copy_from_slice(&communicator.to_le_bytes());
-    bytes[4..].copy_from_slice(&call.encode());
-    bytes
-}
-
-/// Decodes the call that a rank entered last in each of its communicators. An error says what is wrong.
-pub(super) fn all_doing(body: &[u8]) -> Result<HashMap<u32, Call>, String> {
-    let entries = body.as_chunks::<DOING>().0.iter().map(|entry| {
-        let (communicator, call) = entry.split_at(4);
-        let communicator = u32::from_le_bytes(communicator.try_into().expect("4 bytes"));
-        let call = Call::decode(call.try_into().expect("a header"))?;
-        Ok((communicator, call))
-    });
-    entries.collect()
 }
 
 impl Peer {
@@ -99,11 +78,8 @@ impl Peer {
     }
 
     /// Queues a frame, and sends as much as possible without waiting.
-    pub(super) fn push(&mut self, kind: u8, body: &[u8]) {
-        self.unsent.push(kind);
-        self.unsent
-            .extend_from_slice(&(body.len() as u32).to_le_bytes());
-        self.unsent.extend_from_slice(body);
+    pub(super) fn push(&mut self, frame: &[u8]) {
+        self.unsent.extend_from_slice(frame);
         self.flush();
     }
 
@@ -121,8 +97,8 @@ impl Peer {
         }
     }
 
-    /// Reads what has arrived and returns the complete frames. Notes the end of the connection.
-    pub(super) fn read(&mut self) -> Vec<(u8, Vec<u8>)> {
+    /// Reads what has arrived and returns the complete frames, or why one makes no sense. Notes the end of the connection.
+    pub(super) fn read(&mut self) -> Vec<Result<Frame, decode::Error>> {
         let mut buffer = [0; 4096];
         loop {
             match (&*self.stream).read(&mut buffer) {
@@ -143,19 +119,17 @@ impl Peer {
             }
         }
         let mut frames = Vec::new();
-        while let Some((head, _)) = self.received.split_at_checked(5) {
-            let kind = head[0];
-            let length = u32::from_le_bytes(head[1..].try_into().expect("4 bytes")) as usize;
+        while let Some((length, rest)) = self.received.split_first_chunk() {
+            let length = u32::from_le_bytes(*length) as usize;
             if length > LONGEST {
                 self.closed = true;
                 break;
             }
-            if self.received.len() < 5 + length {
+            let Some((body, _)) = rest.split_at_checked(length) else {
                 break;
-            }
-            let body = self.received[5..5 + length].to_vec();
-            self.received.drain(..5 + length);
-            frames.push((kind, body));
+            };
+            frames.push(rmp_serde::from_slice(body));
+            self.received.drain(..4 + length);
         }
         frames
     }

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use super::*;
+use super::{peer::LONGEST, *};
 
 /// The control planes of a star: rank 0 is connected to all other ranks, and these to rank 0 alone.
 fn star(ranks: usize) -> Vec<Control> {
@@ -59,8 +59,7 @@ fn goodbyes_are_waited_for() {
 #[test]
 fn what_is_too_long_to_tell_is_cut() {
     let ranks = star(3);
-    // Each of these characters is escaped as six bytes.
-    let reason = "\u{1}".repeat(LONGEST);
+    let reason = "x".repeat(LONGEST);
     let told = ranks[1].fail(DdpError::Aborted { rank: 1, reason });
     let problem = "é".repeat(LONGEST);
     let kept = ranks[2].fail(DdpError::Protocol { rank: 1, problem });
@@ -170,7 +169,8 @@ fn a_rank_that_says_nothing_is_silent() {
     assert!(start.elapsed() >= long);
     assert!(control.silent(Duration::ZERO, |rank| rank > 2).is_empty());
     // A rank that has said goodbye is not silent.
-    (&mute.1).write_all(&[GOODBYE, 0, 0, 0, 0]).unwrap();
+    let goodbye = Frame::Goodbye.encode().unwrap();
+    (&mute.1).write_all(&goodbye).unwrap();
     let has_left = || {
         let state = control.shared.state();
         state.peers[&1].said_goodbye && state.looked > state.peers[&1].heard

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 
 use super::{
     HEARTBEAT, Shared, State,
-    peer::{ABORT, ALIVE, GOODBYE, LEFT, Peer, all_doing, doing, entries},
+    peer::{Frame, Peer},
 };
 use crate::DdpError;
 
@@ -42,15 +42,12 @@ pub(super) fn watch(shared: &Shared, woken: &UnixStream) {
         }
         if beat.elapsed() >= HEARTBEAT {
             beat = Instant::now();
-            let mut all = Vec::new();
-            for (communicator, joined) in &state.joined {
-                if let Some(call) = &joined.doing {
-                    all.extend_from_slice(&doing(*communicator, call));
-                }
-            }
+            let joined = state.joined.iter();
+            let all = joined.filter_map(|(id, joined)| Some((*id, joined.doing?)));
+            let alive = Frame::Alive(all.collect()).encode().unwrap_or_default();
             for peer in state.peers.values_mut() {
                 match peer.unsent.is_empty() {
-                    true => peer.push(ALIVE, &all),
+                    true => peer.push(&alive),
                     // A peer that does not read gets no more heartbeats.
                     false => peer.flush(),
                 }
@@ -65,24 +62,16 @@ fn hear(shared: &Shared, state: &mut State, rank: usize) {
     let peer = state.peers.get_mut(&rank).expect("every rank has a peer");
     let frames = peer.read();
     let (mut left, mut fault) = (Vec::new(), None);
-    for (kind, body) in frames {
-        match kind {
-            ALIVE => match all_doing(&body) {
-                Ok(all) => peer.doing = all,
-                Err(problem) => fault = Some(DdpError::Protocol { rank, problem }),
-            },
-            LEFT => left.extend(entries(&body)),
-            GOODBYE => peer.said_goodbye = true,
-            ABORT => {
-                fault = Some(serde_json::from_slice(&body).unwrap_or(DdpError::Aborted {
-                    rank,
-                    reason: "for a reason that could not be read".into(),
-                }))
-            }
-            kind => {
+    for frame in frames {
+        match frame {
+            Ok(Frame::Alive(all)) => peer.doing = all,
+            Ok(Frame::Left(communicator, calls)) => left.push((communicator, calls)),
+            Ok(Frame::Goodbye) => peer.said_goodbye = true,
+            Ok(Frame::Abort(told)) => fault = Some(told),
+            Err(error) => {
                 fault = Some(DdpError::Protocol {
                     rank,
-                    problem: format!("a control frame of kind {kind}"),
+                    problem: format!("a control frame: {error}"),
                 })
             }
         }
