@@ -339,4 +339,4 @@ impl Transport for Local {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -90,12 +90,10 @@ pub(super) fn check_whole(
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use burn::{nn::LinearConfig, tensor::Device};
 
     use super::*;
-    use crate::LocalGroup;
+    use crate::{LocalGroup, local::tests::on_ranks};
 
     #[test]
     fn a_description_that_cannot_be_read_ends_the_job() {
@@ -109,14 +107,7 @@ mod tests {
                 check_equal(&group, &model).unwrap_err()
             }
         };
-        let faults: Vec<DdpError> = thread::scope(|scope| {
-            let ranks: Vec<_> = LocalGroup::new(2)
-                .into_iter()
-                .map(|group| scope.spawn(|| rank(group)))
-                .collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        });
-        for fault in faults {
+        for fault in on_ranks(LocalGroup::new(2), rank) {
             let DdpError::Aborted { rank: 1, reason } = &fault else {
                 panic!("{fault}");
             };

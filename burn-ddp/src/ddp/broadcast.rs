@@ -215,7 +215,7 @@ impl ModuleMapper for Travel<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{thread, time::Duration};
+    use std::time::Duration;
 
     use burn::{
         module::ParamId,
@@ -224,7 +224,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{LocalGroup, ddp::parameters::signatures};
+    use crate::{LocalGroup, ddp::parameters::signatures, local::tests::on_ranks};
 
     #[derive(Module, Debug)]
     struct Model {
@@ -319,42 +319,34 @@ mod tests {
     fn all_ranks_get_the_tensors_of_rank_0_whatever_the_way() {
         for part in [Part::All, Part::Untrained] {
             for limit in [Some(1), Some(20), Some(30), Some(1 << 20), None] {
-                thread::scope(|scope| {
-                    for group in LocalGroup::new(3) {
-                        scope.spawn(move || {
-                            let model = sent(&group, model(group.rank() as f32), part, limit);
-                            assert!(model.last.weight.is_require_grad());
-                            assert!(model.last.weight.val().is_autodiff());
-                            assert!(!model.norm.running_mean.value_sync().is_require_grad());
-                            let own = match part {
-                                Part::All => 0.0,
-                                Part::Untrained => group.rank() as f32,
-                            };
-                            let [trained, statistics, others] = numbers(&model);
-                            assert_eq!(trained, [own; 20]);
-                            assert_eq!(statistics, [0.0; 4]);
-                            assert_eq!(others, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
-                        });
-                    }
+                on_ranks(LocalGroup::new(3), |group| {
+                    let model = sent(&group, model(group.rank() as f32), part, limit);
+                    assert!(model.last.weight.is_require_grad());
+                    assert!(model.last.weight.val().is_autodiff());
+                    assert!(!model.norm.running_mean.value_sync().is_require_grad());
+                    let own = match part {
+                        Part::All => 0.0,
+                        Part::Untrained => group.rank() as f32,
+                    };
+                    let [trained, statistics, others] = numbers(&model);
+                    assert_eq!(trained, [own; 20]);
+                    assert_eq!(statistics, [0.0; 4]);
+                    assert_eq!(others, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
                 });
             }
         }
     }
+
     /// Clones share the locks of their running statistics.
     #[test]
     fn clones_of_one_model_do_not_wait_for_each_other() {
         for limit in [Some(1), None] {
             let one = model(3.0);
-            thread::scope(|scope| {
-                for group in LocalGroup::new(2) {
-                    let own = one.clone();
-                    scope.spawn(move || {
-                        let group = group.with_timeout(Duration::from_secs(10));
-                        let model = sent(&group, own, Part::All, limit);
-                        let [trained, statistics, _] = numbers(&model);
-                        assert_eq!((trained, statistics), (vec![3.0; 20], vec![3.0; 4]));
-                    });
-                }
+            on_ranks(LocalGroup::new(2), |group| {
+                let group = group.with_timeout(Duration::from_secs(10));
+                let model = sent(&group, one.clone(), Part::All, limit);
+                let [trained, statistics, _] = numbers(&model);
+                assert_eq!((trained, statistics), (vec![3.0; 20], vec![3.0; 4]));
             });
         }
     }

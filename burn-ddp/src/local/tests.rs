@@ -1,6 +1,23 @@
 //! Which ranks are blamed, and when a communicator is forgotten.
 
+use std::thread;
+
 use super::*;
+
+/// Runs code on a thread for each rank, and returns the results.
+pub(crate) fn on_ranks<R: Send>(
+    groups: Vec<ProcessGroup>,
+    code: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    thread::scope(|scope| {
+        let code = &code;
+        let ranks = groups.into_iter();
+        let ranks: Vec<_> = ranks
+            .map(|group| scope.spawn(move || code(group)))
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
 
 fn call(kind: CallKind, sequence: u64) -> Call {
     Call {

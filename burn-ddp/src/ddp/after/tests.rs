@@ -1,7 +1,5 @@
 //! Averages on a device that has no NCCL: tensors go through the host, everything else is the same.
 
-use std::thread;
-
 use burn::{
     module::{Param, ParamId},
     nn::{Linear, LinearConfig},
@@ -9,7 +7,7 @@ use burn::{
 };
 
 use super::*;
-use crate::{Compression, LocalGroup, ddp::parameters};
+use crate::{Compression, LocalGroup, ddp::parameters, local::tests::on_ranks};
 
 #[derive(Module, Debug)]
 struct Model {
@@ -36,16 +34,6 @@ fn model(device: &Device, start: f32) -> Model {
         never: fill(LinearConfig::new(1, 1).init(device), start),
         count: Param::initialized(ParamId::new(), Tensor::full([2], start as i32, device)),
     }
-}
-
-fn on_ranks<R: Send>(body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
-    thread::scope(|scope| {
-        let ranks: Vec<_> = LocalGroup::new(2)
-            .into_iter()
-            .map(|group| scope.spawn(|| body(group)))
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
 }
 
 fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -84,7 +72,7 @@ fn averages_are_those_of_all_ranks_whatever_the_buckets() {
             if let Some(compression) = compression {
                 config = config.compression(compression);
             }
-            on_ranks(|group| {
+            on_ranks(LocalGroup::new(2), |group| {
                 let device = Device::flex().autodiff();
                 let model = model(&device, 1.0);
                 let trained = trained(&model);
@@ -117,41 +105,8 @@ fn averages_are_those_of_all_ranks_whatever_the_buckets() {
 }
 
 #[test]
-fn in_a_static_graph_ranks_tell_each_other_once() {
-    for (static_graph, told) in [(true, 0), (false, 3)] {
-        on_ranks(|group| {
-            let device = Device::flex().autodiff();
-            let model = model(&device, 1.0);
-            let trained = trained(&model);
-            let config = DdpConfig::new().static_graph(static_graph);
-            let device = device.without_autodiff();
-            let mut after = After::on(Some(device), group.clone(), config);
-            let step = Step::new(&model, &trained, 1.0).unwrap();
-            let mut after_first = 0;
-            for step_number in 0..4 {
-                let gradients = gradients(&model, group.rank());
-                let averages = after.average(&step, gradients).unwrap();
-                let second = averages.get::<2>(model.second.weight.id).unwrap();
-                assert_eq!(read(second), [3.0; 4]);
-                assert!(averages.get::<2>(model.never.weight.id).is_none());
-                if step_number == 0 {
-                    after_first = group.stats().calls;
-                }
-            }
-            // One bucket in each step, and the calls in which ranks exchange what they have.
-            assert_eq!(group.stats().calls - after_first, 3 + told);
-            // Wait until all ranks have their averages before one breaks the promise.
-            group.barrier().unwrap();
-            let other = gradients(&model, 1 - group.rank());
-            let broken = after.average(&step, other).is_err();
-            assert_eq!(broken, static_graph);
-        });
-    }
-}
-
-#[test]
 fn without_nccl_gradients_go_through_the_host() {
-    on_ranks(|group| {
+    on_ranks(LocalGroup::new(2), |group| {
         let device = Device::flex().autodiff();
         let model = model(&device, 1.0);
         let trained = trained(&model);

@@ -1,27 +1,23 @@
 //! Some ranks call by NCCL and others through the host. NCCL itself is not involved: the ranks meet before it.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use super::*;
-use crate::LocalGroup;
+use crate::{LocalGroup, local::tests::on_ranks};
 
 /// Runs `body` on two ranks, once within the process and once over TCP.
 fn pairs<R: Send>(body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}", folder.path().join("master").display());
-    let connect = |rank| {
+    let connected = on_ranks(LocalGroup::new(2), |group| {
         let builder = ProcessGroup::builder().timeout(Duration::from_secs(60));
-        builder.connect(&url, rank, 2).unwrap()
-    };
-    thread::scope(|scope| {
-        let (body, connect) = (&body, &connect);
-        let mut ranks: Vec<_> = LocalGroup::new(2)
-            .into_iter()
-            .map(|group| scope.spawn(move || body(group)))
-            .collect();
-        ranks.extend((0..2).map(|rank| scope.spawn(move || body(connect(rank)))));
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+        builder.connect(&url, group.rank(), 2).unwrap()
+    });
+    let both = [LocalGroup::new(2), connected];
+    both.map(|groups| on_ranks(groups, &body))
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Checks that the errors of all ranks name both calls.

@@ -9,6 +9,7 @@ use std::{
 use super::*;
 use crate::{
     Backend, CallKind, Element, LocalGroup, Pending,
+    local::tests::on_ranks,
     nccl::model::{Block, Model},
 };
 
@@ -38,14 +39,7 @@ fn ranks<R: Send>(
     code: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {
     let groups = LocalGroup::with_settings(number, Backend::Nccl, timeout);
-    thread::scope(|scope| {
-        let code = &code;
-        let ranks: Vec<_> = groups
-            .into_iter()
-            .map(|group| scope.spawn(move || code(group)))
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    on_ranks(groups, code)
 }
 
 const LONG: Duration = Duration::from_secs(60);
