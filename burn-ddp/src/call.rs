@@ -234,11 +234,9 @@ pub(crate) mod tests {
             sequence: 5,
             kind: CallKind::Broadcast,
             dtype: ElementType::BF16,
-            op: ReduceOp::Sum,
             len: 3,
             root: 1,
-            by_nccl: false,
-            flaw: None,
+            ..barrier()
         };
         assert_eq!(call.to_string(), "broadcast(bf16 x 3, root 1) #5");
         let call = Call {

@@ -4,12 +4,10 @@ mod error;
 mod offer;
 mod version;
 
-use std::{
-    fmt::{self, Display},
-    str::FromStr,
-};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, VariantArray};
 
 pub(crate) use self::offer::{Choice, Gpu, Offer, choose};
 pub use self::{error::NcclError, version::NcclVersion};
@@ -27,7 +25,10 @@ pub use self::{error::NcclError, version::NcclVersion};
 /// assert_eq!("nccl".parse(), Ok(Backend::Nccl));
 /// # let _ = builder;
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, Display, VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum Backend {
     /// NCCL if every rank can use it, otherwise the host. The log says which, and why. This is the default.
     #[default]
@@ -39,23 +40,12 @@ pub enum Backend {
     Nccl,
 }
 
-impl Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Host => "host",
-            Self::Nccl => "nccl",
-        })
-    }
-}
-
 impl FromStr for Backend {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        [Self::Auto, Self::Host, Self::Nccl]
-            .into_iter()
-            .find(|backend| backend.to_string() == name)
+        let mut all = Self::VARIANTS.iter().copied();
+        all.find(|backend| backend.to_string() == name)
             .ok_or_else(|| format!("`{name}`; expected auto, host or nccl"))
     }
 }

@@ -138,22 +138,9 @@ impl Ddp {
         config: DdpConfig,
         model: &M,
     ) -> Result<Self, DdpError> {
-        let parameters = check_equal(group, model)?;
-        let trained = trained(&parameters);
-        let untrained = replicas::untrained(group, model)?;
-        let divide_by_initial_world_size = config.divide_by_initial_world_size;
-        let after = After::new(group.duplicate()?, config, &trained, model)?;
-        Ok(Self {
-            group: group.clone(),
-            method: Method::After(after),
-            parameters,
-            trained,
-            untrained,
-            synchronize: true,
-            divide_by_initial_world_size,
-            active: group.world_size(),
-            equal: AtomicBool::new(false),
-            steps: 0,
+        Self::by(group, model, &config, |trained| {
+            let after = After::new(group.duplicate()?, config.clone(), trained, model)?;
+            Ok(Method::After(after))
         })
     }
 
@@ -171,26 +158,39 @@ impl Ddp {
         overlap: Overlap,
         model: &M,
     ) -> Result<Self, DdpError> {
+        let reducer = overlap.reducer.clone();
+        let mut ddp = Self::by(group, model, reducer.config(), |trained| {
+            let device = on_all_ranks(group, During::device(model))?;
+            reducer.decide_place(trained);
+            Ok(Method::During(During::new(group, overlap, device)?))
+        })?;
+        ddp.set_synchronize(true);
+        Ok(ddp)
+    }
+
+    /// Compares the models of all ranks, and then makes the method from the signatures of the trained parameters.
+    fn by<M: Module>(
+        group: &ProcessGroup,
+        model: &M,
+        config: &DdpConfig,
+        method: impl FnOnce(&[Signature]) -> Result<Method, DdpError>,
+    ) -> Result<Self, DdpError> {
         let parameters = check_equal(group, model)?;
-        let device = on_all_ranks(group, During::device(model))?;
-        let divide_by_initial_world_size = overlap.reducer.config().divide_by_initial_world_size;
-        let trained = trained(&parameters);
+        let trained = parameters.iter().rev().filter(|it| it.trained);
+        let trained: Vec<Signature> = trained.cloned().collect();
         let untrained = replicas::untrained(group, model)?;
-        overlap.reducer.decide_place(&trained);
-        let mut ddp = Self {
+        Ok(Self {
             group: group.clone(),
-            method: Method::During(During::new(group, overlap, device)?),
+            method: method(&trained)?,
+            parameters,
             trained,
             untrained,
-            parameters,
             synchronize: true,
-            divide_by_initial_world_size,
+            divide_by_initial_world_size: config.divide_by_initial_world_size,
             active: group.world_size(),
             equal: AtomicBool::new(false),
             steps: 0,
-        };
-        ddp.set_synchronize(true);
-        Ok(ddp)
+        })
     }
 
     /// The model with the parameters and buffers (including running statistics) of rank 0. All ranks call this
@@ -365,10 +365,4 @@ impl Ddp {
     pub fn timeline(&self) -> Option<Timeline> {
         self.method.timeline()
     }
-}
-
-/// The trained parameters, last first.
-fn trained(parameters: &[Signature]) -> Vec<Signature> {
-    let trained = parameters.iter().rev().filter(|it| it.trained);
-    trained.cloned().collect()
 }

@@ -11,7 +11,7 @@ use burn::{
 use burn_std::reader::try_read_sync;
 
 use super::statistics::{Statistics, sum_over_ranks};
-use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
+use crate::{ProcessGroup, ReduceOp, TensorOp};
 
 /// Exchanges numbers per channel between ranks.
 pub(super) struct Exchange<'a, B: Backend> {
@@ -22,18 +22,28 @@ pub(super) struct Exchange<'a, B: Backend> {
 }
 
 impl<B: Backend> Exchange<'_, B> {
+    /// Whether the numbers stay on their device.
+    fn stays(&self) -> bool {
+        // `Ddp` gets the same errors, and reports them.
+        self.group
+            .primitives_stay::<B>(self.device)
+            .unwrap_or(false)
+    }
+
     /// The mean and the biased variance over all ranks' batches. The variance is -1 if there are no samples.
     /// `own` are this rank's mean and variance, concatenated, and its number of samples, if it has any.
     pub(super) fn statistics(
         &self,
         own: Option<(FloatTensor<B>, usize)>,
     ) -> (FloatTensor<B>, FloatTensor<B>) {
-        if self.group.keeps::<B>(self.device) {
+        if self.stays() {
             let row = self.with_count(own);
             let width = 2 * self.channels + 1;
             let row = B::float_reshape(row, Shape::new([1, width]));
             // The group's next call reports a fault: see `SyncBatchNorm`.
-            let rows = self.group.primitive::<B>(TensorOp::AllGather, row.clone());
+            let rows = self
+                .group
+                .collective_primitive::<B>(TensorOp::AllGather, row.clone());
             return merge::<B>(rows.unwrap_or(row), self.channels);
         }
         let own = match own {
@@ -55,10 +65,13 @@ impl<B: Backend> Exchange<'_, B> {
     /// Sums over all ranks, divided by the total number of samples. `own` are this rank's `2 C` sums and its
     /// number of samples, if it has any.
     pub(super) fn means(&self, own: Option<(FloatTensor<B>, usize)>) -> FloatTensor<B> {
-        if self.group.keeps::<B>(self.device) {
+        if self.stays() {
             let row = self.with_count(own);
             let sums = TensorOp::AllReduce(ReduceOp::Sum);
-            let all = self.group.primitive::<B>(sums, row.clone()).unwrap_or(row);
+            let all = self
+                .group
+                .collective_primitive::<B>(sums, row.clone())
+                .unwrap_or(row);
             let part = |range| B::float_slice(all.clone(), &[Slice::from(range)]);
             let width = 2 * self.channels;
             return B::float_div(part(0..width), part(width..width + 1));
@@ -115,22 +128,6 @@ fn merge<B: Backend>(rows: FloatTensor<B>, channels: usize) -> (FloatTensor<B>, 
     let variance = B::float_sub(variance, nobody);
     let flat = |tensor| B::float_reshape(tensor, Shape::new([channels]));
     (flat(mean), flat(variance))
-}
-
-impl ProcessGroup {
-    /// Whether calls leave tensors of this device on it.
-    fn keeps<B: Backend>(&self, device: &Device<B>) -> bool {
-        // `Ddp` gets the same errors, and reports them.
-        self.primitives_stay::<B>(device).unwrap_or(false)
-    }
-
-    fn primitive<B: Backend>(
-        &self,
-        op: TensorOp,
-        tensor: FloatTensor<B>,
-    ) -> Result<FloatTensor<B>, DdpError> {
-        self.collective_primitive::<B>(op, tensor)
-    }
 }
 
 #[cfg(all(test, feature = "flex"))]
