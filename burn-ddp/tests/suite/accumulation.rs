@@ -11,7 +11,7 @@ use burn_ddp::{
     CommHook, Ddp, DdpConfig, DdpError, GradientBucket, ProcessGroup, ReduceOp, Values,
 };
 
-use crate::{
+use crate::suite::{
     net::{closest, contents},
     overlapped::{layered, results},
 };
@@ -139,16 +139,6 @@ fn train_overlapped(
     train(ddp, model, &device, inside, divisor)
 }
 
-pub(crate) fn all_ways_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
-    for inside in WAYS {
-        check(
-            group,
-            &train_overlapped(group, DdpConfig::new(), inside, MICRO_STEPS)?,
-        )?;
-    }
-    Ok(())
-}
-
 /// Sums, which must not be summed up again: right, or refused.
 pub(crate) fn sums_when_overlapped(group: &ProcessGroup, refused: Inside) -> Result<(), DdpError> {
     let config = || DdpConfig::new().hook(Sum);
@@ -168,14 +158,6 @@ fn sums_are_not_summed_up_twice() {
         for (success, output) in results(scenario, 2) {
             assert!(success, "{scenario}: {output}");
         }
-    }
-}
-
-#[test]
-fn all_ways_accumulate_during_backward() {
-    for (success, output) in results("overlapped ways to accumulate", 3) {
-        assert!(success, "{output}");
-        assert!(!output.contains("are not marked"), "{output}");
     }
 }
 

@@ -4,7 +4,7 @@ use std::{ffi::OsStr, fs, io, os::unix::ffi::OsStrExt, path::Path, thread, time:
 
 use burn_ddp::{Best, Checkpoints, DdpError, ProcessGroup};
 
-use crate::ranks::{impatiently, locally};
+use crate::suite::ranks::{impatiently, locally};
 
 fn steps(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(folder)

@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::ranks::locally;
+use crate::suite::ranks::locally;
 
 #[test]
 fn each_rank_gets_its_state_back() {

@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_ddp::{Norm, ProcessGroup, SyncBatchNorm, ToSyncBatchNorm, to_sync_batch_norm};
 
-use crate::ranks::locally;
+use crate::suite::ranks::locally;
 
 #[derive(Module, Debug)]
 struct Block<N: Norm> {

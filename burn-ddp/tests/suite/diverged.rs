@@ -8,7 +8,7 @@ use std::{
 use burn::tensor::{Device, Tensor};
 use burn_ddp::{DdpError, ProcessGroup, ReduceOp, TensorOp};
 
-use crate::ranks::{locally, over_tcp};
+use crate::suite::ranks::{locally, over_tcp};
 
 #[test]
 fn arguments_that_cannot_work_are_found_out_like_others() {
@@ -128,45 +128,6 @@ fn rows_of_an_all_gather_and_messages_have_one_shape_too() {
             "ranks diverged: rank 1 called {call} over [3, 2], but rank 0 called {call} over [2, 3]"
         );
         assert_eq!(told, expected);
-    }
-}
-
-#[test]
-fn a_tensor_is_not_taken_for_a_slice() {
-    // As many bytes as tell of its shape, and more.
-    for len in [4, 128] {
-        let body = |group: ProcessGroup| {
-            let device = Device::flex();
-            group.tensor_backend(&device).unwrap();
-            let tensor = Tensor::<1>::ones([len], &device);
-            let root = 0;
-            match group.rank() {
-                0 => group
-                    .collective(TensorOp::Broadcast { root }, tensor)
-                    .map(drop),
-                _ => group.broadcast(&mut vec![0f32; len], root),
-            }
-            .and_then(|()| group.barrier())
-            .unwrap_err()
-            .to_string()
-        };
-        let message = |group: ProcessGroup| {
-            match group.rank() {
-                0 => group.send_tensor(Tensor::<1>::ones([len], &Device::flex()), 1),
-                _ => group.recv(&mut vec![0f32; len], 0),
-            }
-            .and_then(|()| group.barrier())
-            .unwrap_err()
-            .to_string()
-        };
-        let ends = [over_tcp(2, 1, body), locally(2, body)];
-        let messages = [over_tcp(2, 1, message), locally(2, message)];
-        for end in [ends.concat(), messages.concat()].concat() {
-            assert!(
-                end.contains("diverged") && end.contains("of tensors"),
-                "{end}"
-            );
-        }
     }
 }
 

@@ -19,7 +19,7 @@ use burn_ddp::{
 };
 use burn_layer::{FloatView, Layer, Layers, Reduced};
 
-use crate::overlapped::results;
+use crate::suite::overlapped::results;
 
 const PARAMETERS: usize = 5;
 

@@ -10,7 +10,7 @@ use burn::{
 use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup};
 use burn_layer::Layers;
 
-use crate::{
+use crate::suite::{
     net::{closest, contents},
     overlapped::{layered, results},
     ranks::locally,

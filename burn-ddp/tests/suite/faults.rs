@@ -11,7 +11,7 @@ use std::{
 use burn_ddp::{CallKind, DdpError, ProcessGroup, ReduceOp};
 use nix::sys::signal::Signal;
 
-use crate::ranks::{impatiently, locally, meeting_place, over_tcp, start, start_one};
+use crate::suite::ranks::{impatiently, locally, meeting_place, over_tcp, start, start_one};
 
 #[test]
 fn processes_reduce() {
@@ -226,68 +226,6 @@ fn a_rank_that_panics_while_a_call_is_under_way_is_named() {
 }
 
 #[test]
-fn another_call_or_shape_is_found_out_by_all() {
-    type Calls = fn(&ProcessGroup) -> Result<(), DdpError>;
-    let pairs: [(Calls, Calls, &str, &str); 5] = [
-        (
-            |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Sum),
-            |group| group.all_reduce(&mut [0f32; 11], ReduceOp::Sum),
-            "all_reduce(sum, f32 x 10) #1",
-            "all_reduce(sum, f32 x 11) #1",
-        ),
-        (
-            |group| group.all_reduce(&mut vec![0f32; 100_000], ReduceOp::Sum),
-            |group| group.all_reduce(&mut vec![0f64; 100_000], ReduceOp::Sum),
-            "all_reduce(sum, f32 x 100000) #1",
-            "all_reduce(sum, f64 x 100000) #1",
-        ),
-        (
-            |group| group.barrier(),
-            |group| group.all_gather(&[1u8]).map(drop),
-            "barrier #1",
-            "all_gather(u8 x 1) #1",
-        ),
-        (
-            |group| group.all_gather::<u8>(&[]).map(drop),
-            |group| group.all_gather_uneven::<u8>(&[]).map(drop),
-            "all_gather(u8 x 0) #1",
-            "all_gather_uneven(u8) #1",
-        ),
-        (
-            |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Sum),
-            |group| group.all_reduce(&mut [0f32; 10], ReduceOp::Max),
-            "all_reduce(sum, f32 x 10) #1",
-            "all_reduce(max, f32 x 10) #1",
-        ),
-    ];
-    for (most, odd, most_name, odd_name) in pairs {
-        let body = |group: ProcessGroup| {
-            group.barrier().unwrap();
-            let result = match group.rank() {
-                2 => odd(&group),
-                _ => most(&group),
-            };
-            // Those that did not meet the odd one learn of it in the next call.
-            let error = result.and_then(|()| group.barrier()).unwrap_err();
-            assert!(error.is_fault());
-            assert_eq!(group.barrier().unwrap_err().to_string(), error.to_string());
-            // Nobody leaves before all have seen it.
-            thread::sleep(Duration::from_millis(300));
-            error.to_string()
-        };
-        for text in [over_tcp(3, 1, body), locally(3, body)].concat() {
-            assert!(
-                text.contains("rank 2") && text.contains("diverged"),
-                "{text}"
-            );
-            assert!(text.contains(odd_name), "{text}");
-            // The other call named is the same, or the one after it.
-            assert!(text.contains(most_name) || text.contains("#2"), "{text}");
-        }
-    }
-}
-
-#[test]
 fn a_late_rank_is_told_from_a_dead_one() {
     let body = |group: ProcessGroup| {
         if group.rank() == 1 {
@@ -328,19 +266,6 @@ fn a_rank_that_waits_for_a_late_one_is_not_blamed_alone() {
             panic!("{error}");
         };
         assert_eq!(ranks, &[0, 1], "{error}");
-    }
-}
-
-#[test]
-fn an_abort_reaches_everyone() {
-    let body = |group: ProcessGroup| {
-        if group.rank() == 1 {
-            group.abort("the disk is full");
-        }
-        group.barrier().unwrap_err().to_string()
-    };
-    for text in [over_tcp(3, 1, body), locally(3, body)].concat() {
-        assert_eq!(text, "rank 1 aborted: the disk is full");
     }
 }
 

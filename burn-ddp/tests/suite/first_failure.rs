@@ -7,7 +7,7 @@ use burn_ddp::{
     launch::{self, LaunchOptions},
 };
 
-use crate::ranks::{PLAY, SCENARIO};
+use crate::suite::ranks::{PLAY, SCENARIO};
 
 /// What ranks of these tests do; whether this process is one.
 pub(crate) fn played(scenario: &str) -> bool {

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Tensor};
 use burn_fp8::recipe::AmaxReducer;
 
-use crate::ranks::locally;
+use crate::suite::ranks::locally;
 
 #[test]
 fn amaxes_are_the_largest_of_all_ranks() {

@@ -15,7 +15,7 @@ use burn_fp8::{
     share_amaxes,
 };
 
-use crate::ranks::{locally, over_tcp};
+use crate::suite::ranks::{locally, over_tcp};
 
 /// Rows of the whole batch; each rank has half of them, or where it says so the first all.
 const ROWS: usize = 8;

@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use burn_ddp::{DdpError, ProcessGroup, ReduceOp};
 
-use crate::ranks::{impatiently, locally, meeting_place, over_tcp, start};
+use crate::suite::ranks::{impatiently, locally, meeting_place, over_tcp, start};
 
 #[test]
 fn a_group_of_one_can_be_called_off() {

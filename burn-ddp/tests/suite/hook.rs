@@ -9,7 +9,7 @@ use burn_ddp::{
 };
 use half::{bf16, f16};
 
-use crate::{
+use crate::suite::{
     buckets::{Rounds, floats, sizes},
     ranks::locally,
 };

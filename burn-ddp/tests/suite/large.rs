@@ -3,7 +3,7 @@
 use burn_ddp::{Element, ProcessGroup, ReduceOp};
 use half::bf16;
 
-use crate::ranks::over_tcp;
+use crate::suite::ranks::over_tcp;
 
 /// No multiple of any number of ranks up to 8.
 const LEN: usize = 10_000_019;

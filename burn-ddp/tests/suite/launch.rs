@@ -13,7 +13,7 @@ use burn_ddp::{
 };
 use nix::sys::signal::Signal;
 
-use crate::ranks::{FOLDER, PLAY, Rank, SCENARIO};
+use crate::suite::ranks::{FOLDER, PLAY, Rank, SCENARIO};
 
 fn play(scenario: &str) -> LaunchOptions {
     LaunchOptions::new()
@@ -74,7 +74,7 @@ pub(crate) fn played(scenario: &str) -> bool {
             println!("ENDED {error}");
             std::process::exit(1)
         }
-        _ => return crate::first_failure::played(scenario),
+        _ => return crate::suite::first_failure::played(scenario),
     };
     true
 }

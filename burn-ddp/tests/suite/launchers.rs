@@ -13,7 +13,7 @@ use std::{
 
 use burn_ddp::ProcessGroup;
 
-use crate::{
+use crate::suite::{
     faults::free_port,
     ranks::{PLAY, Rank, SCENARIO},
 };

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use burn::tensor::{Device, Tensor};
 use burn_ddp::{CallKind, DdpError, ProcessGroup};
 
-use crate::ranks::{impatiently, locally, over_tcp};
+use crate::suite::ranks::{impatiently, locally, over_tcp};
 
 /// More than a connection holds by itself.
 const LARGE: usize = 20_000_000;
@@ -49,59 +49,10 @@ fn exchanged_messages_are_messages_like_others() {
         }
         assert!(group.send_recv(&[1], rank, &mut [1], next).is_err());
         assert!(group.send_recv(&[1], next, &mut [1], rank).is_err());
+        assert!(group.send_async(vec![1u8], rank).wait().is_err());
     };
     over_tcp(3, 1, body);
     locally(3, body);
-}
-
-#[test]
-fn asynchronous_messages_keep_their_order() {
-    let body = |group: ProcessGroup| {
-        let device = Device::flex();
-        group.tensor_backend(&device).unwrap();
-        let tensor = Tensor::<1>::full([3], group.rank() as f32, &device);
-        let other = 1 - group.rank();
-        let exchanged = group.send_recv_async(vec![group.rank() as u64], other, vec![9], other);
-        match group.rank() {
-            0 => {
-                let sent = [
-                    group.send_async(vec![1u8, 2], 1),
-                    group.send_async(vec![3u8], 1),
-                    group.send_tensor_async(tensor + 5.0, 1).unwrap(),
-                ];
-                // A call in between waits for its turn.
-                group.barrier().unwrap();
-                for sent in sent {
-                    sent.wait().unwrap();
-                }
-            }
-            _ => {
-                let first = group.recv_async(vec![0u8; 2], 0);
-                let second = group.recv_async(vec![0u8; 1], 0);
-                let third = group.recv_tensor_async(tensor, 0).unwrap();
-                group.barrier().unwrap();
-                assert_eq!(
-                    third
-                        .wait()
-                        .unwrap()
-                        .into_data()
-                        .try_to_vec::<f32>()
-                        .unwrap(),
-                    [5.0; 3]
-                );
-                assert_eq!(second.wait().unwrap(), [3]);
-                assert_eq!(first.wait().unwrap(), [1, 2]);
-            }
-        }
-        assert_eq!(exchanged.wait().unwrap(), [other as u64]);
-        let itself = group.rank();
-        assert!(group.send_async(vec![1u8], itself).wait().is_err());
-        let nothing = Tensor::<1>::ones([1], &device);
-        assert!(group.send_tensor_async(nothing, itself).is_err());
-        group.barrier().unwrap();
-    };
-    over_tcp(2, 1, body);
-    locally(2, body);
 }
 
 #[test]

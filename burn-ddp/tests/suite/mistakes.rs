@@ -9,7 +9,7 @@ use burn_ddp::{
     TensorOp,
 };
 
-use crate::{
+use crate::suite::{
     overlapped::layered,
     ranks::{locally, over_tcp},
 };

@@ -8,7 +8,7 @@ use burn_ddp::NcclError;
 use burn_ddp::{Backend, DdpError, LocalGroup, ProcessGroup, ReduceOp};
 use nix::sys::signal::Signal;
 
-use crate::ranks::{meeting_place, start};
+use crate::suite::ranks::{meeting_place, start};
 
 /// Whether there is none, which is said.
 fn no_gpu() -> bool {
@@ -100,7 +100,7 @@ fn one_rank() {
         }) => eprintln!("skipped: {reason}"),
         backend => {
             assert_eq!(backend.unwrap(), Backend::Nccl);
-            crate::tensors::check_types(&group, &device);
+            crate::suite::tensors::check_types(&group, &device);
         }
     }
 }
@@ -179,7 +179,7 @@ fn gpu_by_nccl(group: &ProcessGroup) -> Result<Result<Device, String>, DdpError>
 pub(crate) fn threads(_process: ProcessGroup) -> Result<String, DdpError> {
     use burn::tensor::DeviceType;
 
-    use crate::tensors::check_types;
+    use crate::suite::tensors::check_types;
 
     let gpus = Device::enumerate(DeviceType::Cuda).len();
     let ranks = if gpus >= 4 { 4 } else { 2 };
@@ -226,7 +226,7 @@ pub(crate) fn for_ever(group: ProcessGroup) -> Result<String, DdpError> {
 pub(crate) fn two_ranks(group: ProcessGroup) -> Result<String, DdpError> {
     use burn_ddp::{Compression, DdpConfig};
 
-    use crate::{
+    use crate::suite::{
         net::{closest, train_at, train_overlapped},
         overlapped::accumulate_when_overlapped,
         tensors::check_types,

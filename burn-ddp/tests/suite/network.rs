@@ -13,7 +13,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use crate::{
+use crate::suite::{
     faults::free_port,
     ranks::{meeting_place, start, start_one},
 };

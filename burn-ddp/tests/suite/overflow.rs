@@ -9,7 +9,7 @@ use burn::{
 use burn_amp::LossScalerConfig;
 use burn_ddp::{Ddp, DdpConfig};
 
-use crate::{net::contents, ranks::locally};
+use crate::suite::{net::contents, ranks::locally};
 
 #[test]
 fn ranks_agree_that_one_of_them_overflowed() {

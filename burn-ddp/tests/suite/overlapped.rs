@@ -23,10 +23,10 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{
+use crate::suite::{
     accumulation::{Sum, WAYS, sums_when_overlapped},
     ddp::Branches,
-    net::{Net, Run, closest, contents, train, train_overlapped},
+    net::{Net, Run, contents, train, train_overlapped},
     ranks::{locally, meeting_place, start},
 };
 
@@ -53,18 +53,15 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped twice" => one_after_the_other,
         "overlapped killed" => |group| signalled_in_backward(group, Signal::SIGKILL),
         "overlapped stopped" => |group| signalled_in_backward(group, Signal::SIGSTOP),
-        "overlapped join" => crate::join::join_when_overlapped,
-        "overlapped static graph" => crate::static_graph::when_overlapped,
-        "overlapped ways to accumulate" => crate::accumulation::all_ways_when_overlapped,
+        "overlapped static graph" => crate::suite::static_graph::when_overlapped,
         "overlapped sums" => |group| sums_when_overlapped(group, WAYS[2]),
         "overlapped sums, none inside" => |group| sums_when_overlapped(group, WAYS[3]),
-        "overlapped alone again" => crate::static_graph::alone_again_when_overlapped,
-        "overlapped untrained" => crate::equal::untrained_when_overlapped,
-        "overlapped early" => crate::early::when_overlapped,
-        "overlapped partly" => crate::partly::when_overlapped,
+        "overlapped alone again" => crate::suite::static_graph::alone_again_when_overlapped,
+        "overlapped untrained" => crate::suite::equal::untrained_when_overlapped,
+        "overlapped early" => crate::suite::early::when_overlapped,
         "overlapped beside" => beside_another_model,
-        "overlapped at random" => crate::model::gradients::when_overlapped,
-        "overlapped unmarked" => crate::accumulation::unmarked_when_overlapped,
+        "overlapped at random" => crate::suite::model::gradients::when_overlapped,
+        "overlapped unmarked" => crate::suite::accumulation::unmarked_when_overlapped,
         _ => return None,
     };
     Some(body)
@@ -91,19 +88,6 @@ fn overlapped_ranks_train_as_one_process_does() {
             run.is_near(&whole, 1e-5);
             assert!((0.0..=1.0).contains(&hidden));
         }
-    }
-}
-
-#[test]
-fn overlapped_gradients_are_compressed() {
-    let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
-    for (success, output) in results("overlapped bf16", 2) {
-        assert!(success, "{output}");
-        let (_, text) = output.split_once("RESULT ok ").unwrap();
-        let text = text.lines().next().unwrap();
-        let parameters: Vec<f32> = serde_json::from_str(text).unwrap();
-        let error = closest(&parameters, &whole.parameters);
-        assert!(error > 1e-5 && error < 2e-2, "{error}");
     }
 }
 
@@ -151,15 +135,6 @@ fn overlapped_accumulation_averages_once() {
     for (success, output) in results("overlapped accumulation", 2) {
         assert!(success, "{output}");
     }
-}
-
-#[test]
-fn overlap_needs_layers() {
-    let group = ProcessGroup::single();
-    let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
-    let overlap = Overlap::new(&group, DdpConfig::new()).unwrap();
-    let error = Ddp::overlapped(&group, overlap, &model).unwrap_err();
-    assert!(error.to_string().contains("has no layers"), "{error}");
 }
 
 /// A layered device of this process.

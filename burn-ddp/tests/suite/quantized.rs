@@ -11,7 +11,7 @@ use burn::{
 };
 use burn_ddp::{Ddp, DdpConfig, ModelEma};
 
-use crate::{net::contents, ranks::locally};
+use crate::suite::{net::contents, ranks::locally};
 
 #[derive(Module, Debug)]
 struct Model {

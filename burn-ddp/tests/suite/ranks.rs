@@ -9,9 +9,7 @@ use std::{
 };
 
 use burn::tensor::Device;
-use burn_ddp::{
-    Checkpoints, Compression, DdpConfig, DdpError, GroupBuilder, LocalGroup, ProcessGroup,
-};
+use burn_ddp::{Checkpoints, DdpConfig, DdpError, GroupBuilder, LocalGroup, ProcessGroup};
 use nix::sys::{
     resource::{Resource, getrlimit, setrlimit},
     signal::Signal,
@@ -24,7 +22,12 @@ pub(crate) const SCENARIO: &str = "BURN_DDP_TEST_SCENARIO";
 pub(crate) const FOLDER: &str = "BURN_DDP_TEST_FOLDER";
 
 /// The arguments that make this binary run nothing but [`play`].
-pub(crate) const PLAY: [&str; 4] = ["ranks::play", "--exact", "--nocapture", "--test-threads=1"];
+pub(crate) const PLAY: [&str; 4] = [
+    "suite::ranks::play",
+    "--exact",
+    "--nocapture",
+    "--test-threads=1",
+];
 
 /// Runs `body` on `world_size` threads that talk over TCP, and returns what each returned.
 pub(crate) fn over_tcp<R: Send>(
@@ -210,7 +213,7 @@ fn play() {
         assert!(scenario_named("none").is_none());
         return;
     };
-    if crate::launch::played(&scenario) {
+    if crate::suite::launch::played(&scenario) {
         return;
     }
     if scenario == "environment" {
@@ -234,7 +237,7 @@ fn play() {
         _ => ProcessGroup::init,
     };
     let result = init().and_then(|group| {
-        if let Some(body) = crate::overlapped::scenario_named(&scenario) {
+        if let Some(body) = crate::suite::overlapped::scenario_named(&scenario) {
             return body(&group).map(|()| String::new());
         }
         let body = scenario_named(&scenario).expect("a known scenario");
@@ -399,12 +402,13 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         },
         "averaged after backward" => |group| {
             let config = DdpConfig::new().bucket_bytes(600).first_bucket_bytes(100);
-            let (_, run) = crate::net::train(&group, config, 12);
+            let (_, run) = crate::suite::net::train(&group, config, 12);
             Ok(serde_json::to_string(&run).unwrap())
         },
         "overlapped" => |group| {
             let config = DdpConfig::new().bucket_bytes(100).first_bucket_bytes(100);
-            let (run, timeline) = crate::net::train_overlapped(&group, config, 12, Device::flex())?;
+            let (run, timeline) =
+                crate::suite::net::train_overlapped(&group, config, 12, Device::flex())?;
             assert!(timeline.buckets.len() > 2, "{timeline:?}");
             // Nothing waits for the end of backward but the last bucket.
             let launched = timeline.buckets.iter().rev().skip(1).map(|it| it.launched);
@@ -417,27 +421,24 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             );
             Ok(serde_json::to_string(&(run, timeline.hidden())).unwrap())
         },
-        "overlapped bf16" => |group| {
-            let config = DdpConfig::new().compression(Compression::BF16);
-            let (run, _) = crate::net::train_overlapped(&group, config, 12, Device::flex())?;
-            Ok(serde_json::to_string(&run.parameters).unwrap())
-        },
         "stopped in a checkpoint" => {
-            |group| crate::stopped::while_it_writes(&group).map(|()| String::new())
+            |group| crate::suite::stopped::while_it_writes(&group).map(|()| String::new())
         }
-        "whole run" => |group| crate::whole_run::play(&group, 0, false),
-        "whole run overlapped" => |group| crate::whole_run::play(&group, 0, true),
-        "whole run on a small disk" => |group| crate::whole_run::play(&group, 8 << 10, false),
-        "learner overlapped" => |group| crate::learner::train_overlapped(&group),
-        "epochs for ever" => |group| crate::learner::epochs_for_ever(&group),
-        "learner with dropout" => |group| crate::learner::resume_with_dropout(&group),
-        "learner for ever" => |group| crate::learner::train_for_ever(&group),
+        "whole run" => |group| crate::suite::whole_run::play(&group, 0, false),
+        "whole run overlapped" => |group| crate::suite::whole_run::play(&group, 0, true),
+        "whole run on a small disk" => {
+            |group| crate::suite::whole_run::play(&group, 8 << 10, false)
+        }
+        "learner overlapped" => |group| crate::suite::learner::train_overlapped(&group),
+        "epochs for ever" => |group| crate::suite::learner::epochs_for_ever(&group),
+        "learner with dropout" => |group| crate::suite::learner::resume_with_dropout(&group),
+        "learner for ever" => |group| crate::suite::learner::train_for_ever(&group),
         #[cfg(feature = "cuda")]
-        "nccl" => crate::nccl::two_ranks,
+        "nccl" => crate::suite::nccl::two_ranks,
         #[cfg(feature = "cuda")]
-        "nccl for ever" => crate::nccl::for_ever,
+        "nccl for ever" => crate::suite::nccl::for_ever,
         #[cfg(feature = "cuda")]
-        "nccl threads" => crate::nccl::threads,
+        "nccl threads" => crate::suite::nccl::threads,
         "panic" => |group| {
             if group.rank() == 1 {
                 panic!("on purpose");

@@ -5,11 +5,11 @@ use burn::data::{
     dataset::{Dataset, InMemDataset},
 };
 use burn::tensor::Device;
-use burn_ddp::{DistributedSampler, SamplerState};
+use burn_ddp::DistributedSampler;
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use crate::ranks::locally;
+use crate::suite::ranks::locally;
 
 #[derive(Deserialize)]
 struct Case {
@@ -51,22 +51,6 @@ fn epochs_differ_and_repeat() {
             .indices(),
         second
     );
-}
-
-#[test]
-fn only_another_epoch_forgets_what_was_to_be_skipped() {
-    let mut sampler = DistributedSampler::new(10, 0, 2);
-    sampler.load_state(&SamplerState {
-        seed: 0,
-        epoch: 3,
-        taken: 4,
-    });
-    sampler.set_epoch(3);
-    assert_eq!(sampler.indices(), [4, 6, 8]);
-    sampler.set_epoch(4);
-    assert_eq!(sampler.len(), 5);
-    sampler.set_epoch(3);
-    assert_eq!(sampler.len(), 5);
 }
 
 #[test]

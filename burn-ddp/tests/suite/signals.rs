@@ -8,7 +8,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use crate::{
+use crate::suite::{
     launch::line,
     ranks::{PLAY, Rank, SCENARIO},
 };

@@ -3,11 +3,11 @@
 use burn::{
     nn::LinearConfig,
     optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor},
+    tensor::Tensor,
 };
 use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup, Values};
 
-use crate::{
+use crate::suite::{
     buckets::{Rounds, floats, sizes},
     overlapped::{layered, results},
     ranks::locally,
@@ -147,31 +147,4 @@ fn overlapped_checks_are_made_once() {
     for (success, output) in results("overlapped static graph", 2) {
         assert!(success, "{output}");
     }
-}
-
-#[test]
-fn models_train_as_without_the_promise() {
-    let train = |static_graph: bool| {
-        locally(2, |group| {
-            let device = Device::flex().autodiff();
-            let model = LinearConfig::new(2, 1).init(&device);
-            let config = DdpConfig::new().static_graph(static_graph);
-            let mut ddp = Ddp::new(&group, config, &model).unwrap();
-            let model = ddp.broadcast_parameters(model).unwrap();
-            for step in 0..3 {
-                let value = (group.rank() + step) as f32;
-                let input = Tensor::<2>::full([1, 2], value, &device);
-                let loss = model.forward(input).sum();
-                let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                let gradients = ddp.reduce_gradients(gradients, &model).unwrap();
-                let weight = gradients.get::<2>(model.weight.id).unwrap();
-                let weight = weight.into_data().try_to_vec::<f32>().unwrap();
-                assert_eq!(weight, [step as f32 + 0.5; 2]);
-            }
-            ddp.stats().bytes_reduced
-        })
-    };
-    // 3 f32 values a step, and 2 flags: once (and whether there is a batch), or each time.
-    assert_eq!(train(true), [3 * 12 + 3; 2]);
-    assert_eq!(train(false), [3 * (12 + 2); 2]);
 }

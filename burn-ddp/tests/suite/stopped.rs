@@ -6,7 +6,7 @@ use std::{path::Path, process::Command, time::Duration};
 use burn_ddp::{Checkpoints, DdpError, ProcessGroup};
 use nix::sys::signal::{Signal, raise};
 
-use crate::ranks::{FOLDER, PLAY, Rank, meeting_place, spawn};
+use crate::suite::ranks::{FOLDER, PLAY, Rank, meeting_place, spawn};
 
 const RANKS: usize = 3;
 

@@ -2,7 +2,7 @@
 
 use burn_ddp::{DdpError, ProcessGroup, ReduceOp};
 
-use crate::ranks::{locally, over_tcp};
+use crate::suite::ranks::{locally, over_tcp};
 
 /// Runs the same over TCP and in one process.
 fn both(world_size: usize, body: impl Fn(ProcessGroup) + Sync) {
@@ -16,77 +16,6 @@ fn sum(group: &ProcessGroup, value: usize, len: usize) -> f32 {
     group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
     assert!(data.iter().all(|it| *it == data[0]));
     data[0]
-}
-
-#[test]
-fn ranks_are_numbered_by_the_list() {
-    both(4, |group| {
-        let rank = group.rank();
-        let subgroup = group.subgroup(&[3, 1, 2]).unwrap();
-        assert_eq!(subgroup.is_some(), rank != 0);
-        if let Some(subgroup) = subgroup {
-            assert_eq!([3, 1, 2][subgroup.rank()], rank);
-            assert_eq!(subgroup.world_size(), 3);
-            assert_eq!(subgroup.local_rank(), group.local_rank());
-            assert_eq!(subgroup.all_gather(&[rank as u32]).unwrap(), [3, 1, 2]);
-            // Small, large enough for a ring, and too odd for even shares.
-            for len in [1, 100_003] {
-                assert_eq!(sum(&subgroup, rank, len), 6.0);
-            }
-            let mut data = [rank as u32];
-            subgroup.broadcast(&mut data, 1).unwrap();
-            assert_eq!(data, [1]);
-        }
-        // The whole group goes on as before.
-        assert_eq!(sum(&group, rank, 10), 6.0);
-    });
-}
-
-#[test]
-fn machines_and_their_first_ranks_communicate_side_by_side() {
-    both(4, |group| {
-        let rank = group.rank();
-        let machines = [
-            group.subgroup(&[0, 1]).unwrap(),
-            group.subgroup(&[2, 3]).unwrap(),
-        ];
-        let machine = machines.into_iter().flatten().next().unwrap();
-        let first = group.subgroup(&[0, 2]).unwrap();
-        // A hierarchical all-reduce by hand.
-        let mut total = sum(&machine, rank + 1, 5);
-        if let Some(first) = first {
-            total = sum(&first, total as usize, 5);
-        }
-        let mut total = [total];
-        machine.broadcast(&mut total, 0).unwrap();
-        assert_eq!(total, [10.0]);
-    });
-}
-
-#[test]
-fn communicators_of_communicators_do_not_mix() {
-    both(4, |group| {
-        let rank = group.rank();
-        let three = group.subgroup(&[0, 1, 2]).unwrap();
-        // Rank 3 makes none of these, and has counted fewer communicators since.
-        let inner = three.as_ref().map(|three| {
-            let inner = three.subgroup(&[2, 0]).unwrap();
-            (inner, three.duplicate().unwrap())
-        });
-        let pair = group.subgroup(&[3, 2]).unwrap();
-        let copy = group.duplicate().unwrap();
-        if let Some((inner, three)) = &inner {
-            assert_eq!(sum(three, rank, 7), 3.0);
-            assert_eq!(inner.is_some(), rank != 1);
-            if let Some(inner) = inner {
-                assert_eq!(inner.all_gather(&[rank as u32]).unwrap(), [2, 0]);
-            }
-        }
-        if let Some(pair) = &pair {
-            assert_eq!(sum(pair, rank, 7), 5.0);
-        }
-        assert_eq!(sum(&copy, rank, 7), 6.0);
-    });
 }
 
 #[test]
@@ -154,6 +83,7 @@ fn one_rank_is_a_group() {
         assert_eq!(alone.is_some(), group.rank() == 1);
         if let Some(alone) = alone {
             assert_eq!((alone.rank(), alone.world_size()), (0, 1));
+            assert_eq!(alone.local_rank(), group.local_rank());
             assert_eq!(sum(&alone, 4, 3), 4.0);
         }
     });

@@ -10,7 +10,7 @@ use burn_layer::{Layer, Layers};
 use serde::Deserialize;
 use std::time::Duration;
 
-use crate::{
+use crate::suite::{
     devices::cube_devices,
     ranks::{locally, over_tcp},
 };

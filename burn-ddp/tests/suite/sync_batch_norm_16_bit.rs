@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_ddp::SyncBatchNorm;
 
-use crate::{
+use crate::suite::{
     ranks::locally,
     sync_batch_norm::{close, tensor, values},
 };

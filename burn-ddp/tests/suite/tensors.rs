@@ -8,7 +8,7 @@ use burn::tensor::{
 };
 use burn_ddp::{Backend, DdpError, LocalGroup, NcclError, ProcessGroup, ReduceOp, TensorOp};
 
-use crate::{
+use crate::suite::{
     collectives::combine,
     ranks::{locally, over_tcp},
 };
@@ -263,19 +263,6 @@ fn messages_need_nothing_settled_where_nccl_is_out_of_the_question() {
         let error = exchange(&group).unwrap_err();
         assert!(error.to_string().contains("call tensor_backend"), "{error}");
     });
-}
-
-#[test]
-fn ranks_that_disagree_find_out() {
-    let errors = locally(2, |group| {
-        let rows = 1 + group.rank();
-        let tensor = Tensor::<2>::ones([rows, 2], &Device::flex());
-        let sum = TensorOp::AllReduce(ReduceOp::Sum);
-        group.collective(sum, tensor).unwrap_err()
-    });
-    for error in errors {
-        assert!(matches!(error, DdpError::Diverged { .. }), "{error}");
-    }
 }
 
 /// Runs `body` on the ranks of groups that ask for backends.

@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{launchers::is_installed, ranks::Rank};
+use crate::suite::{launchers::is_installed, ranks::Rank};
 
 /// The command in a terminal of its own, with a script as ranks.
 fn in_a_terminal(arguments: &str, script: &str) -> Option<Rank> {

@@ -6,7 +6,7 @@ use burn::{
 };
 use burn_ddp::{Ddp, DdpConfig};
 
-use crate::ranks::locally;
+use crate::suite::ranks::locally;
 
 #[derive(Module, Debug)]
 struct Tied {

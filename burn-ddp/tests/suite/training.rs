@@ -12,7 +12,7 @@ use burn::{
 };
 use burn_ddp::{LrScaling, ModelEma, clip_gradient_norm, scale_lr};
 
-use crate::net::contents;
+use crate::suite::net::contents;
 
 fn device() -> Device {
     Device::flex().autodiff()

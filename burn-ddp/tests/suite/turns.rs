@@ -11,7 +11,7 @@ use burn_ddp::{
 };
 use burn_layer::{Inputs, Layer, Layers, Op, Plan};
 
-use crate::ranks::{impatiently, locally, over_tcp};
+use crate::suite::ranks::{impatiently, locally, over_tcp};
 
 #[test]
 fn threads_may_submit_at_the_same_time() {

@@ -19,7 +19,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use crate::suite::{
     net::contents,
     overlapped::layered,
     ranks::{FOLDER, PLAY, Rank, made, meeting_place, spawn},

@@ -20,7 +20,7 @@ use super::{
     device,
     program::{Batch, Falling, Log, Net, dealt, learner, with_log},
 };
-use crate::ranks::locally;
+use crate::suite::ranks::locally;
 
 /// Does something when its batches are at an end.
 struct Ending {

@@ -21,7 +21,7 @@ use super::{
     program::{Batch, Falling, dealt},
     train,
 };
-use crate::{net::contents, ranks::locally};
+use crate::suite::{net::contents, ranks::locally};
 
 #[test]
 fn rank_0_alone_writes_checkpoints_from_which_all_resume() {

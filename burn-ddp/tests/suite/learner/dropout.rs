@@ -17,7 +17,7 @@ use super::{
     device,
     program::{BATCH, Batch, Falling, ITEMS, Net, dealt},
 };
-use crate::{net::contents, overlapped::results};
+use crate::suite::{net::contents, overlapped::results};
 
 #[derive(Module, Debug)]
 struct Dropping {

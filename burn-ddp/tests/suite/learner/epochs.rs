@@ -23,7 +23,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::device;
-use crate::ranks::{FOLDER, PLAY, locally, meeting_place, spawn};
+use crate::suite::ranks::{FOLDER, PLAY, locally, meeting_place, spawn};
 
 /// A record of which half is written when the disk is full.
 struct TooLarge;

@@ -25,7 +25,7 @@ use self::program::{
 pub(crate) use self::{
     dropout::resume_with_dropout, epochs::epochs_for_ever, stops::train_for_ever,
 };
-use crate::{
+use crate::suite::{
     net::{closest, contents},
     overlapped::results,
     ranks::{locally, over_tcp},

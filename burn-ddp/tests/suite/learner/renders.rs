@@ -17,7 +17,7 @@ use burn_train::{
 };
 
 use super::{HELD_OUT, ITEMS, device, train};
-use crate::ranks::locally;
+use crate::suite::ranks::locally;
 
 /// A renderer that counts what it is told, and remembers how far the splits have come.
 #[derive(Clone, Default)]

@@ -12,7 +12,7 @@ use super::{
     program::{Falling, ITEMS, Log, Net, Noting, dealt, items, learner, with_log},
     times,
 };
-use crate::{
+use crate::suite::{
     net::{closest, contents},
     ranks::locally,
 };

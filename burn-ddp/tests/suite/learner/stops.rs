@@ -31,7 +31,7 @@ use super::{
     program::{Batch, Falling, Item, Log, Net, Noting, dealt, items, learner, with_log},
     train,
 };
-use crate::ranks::{locally, meeting_place, start};
+use crate::suite::ranks::{locally, meeting_place, start};
 
 /// Stops after an epoch, on the one rank that may decide.
 #[derive(Clone)]

@@ -12,7 +12,7 @@ use super::{
     values::typed,
     watched,
 };
-use crate::ranks::{locally, over_tcp};
+use crate::suite::ranks::{locally, over_tcp};
 
 /// What became of each step on a rank. `None` if it has no part in the step, or did not wait for it.
 pub(crate) type Ends = Vec<Option<Result<Bytes, DdpError>>>;

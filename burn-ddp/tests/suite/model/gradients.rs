@@ -11,7 +11,7 @@ use super::{
     training::{Hook, Seen, Training, train, trainings},
     watched,
 };
-use crate::{
+use crate::suite::{
     overlapped::results,
     ranks::{locally, over_tcp},
 };
@@ -145,5 +145,6 @@ pub(crate) fn when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
 fn overlapped_ranks_average_all_gradients() {
     for (success, output) in results("overlapped at random", 3) {
         assert!(success, "{output}");
+        assert!(!output.contains("LOG"), "{output}");
     }
 }

@@ -11,7 +11,7 @@ use burn_ddp::SyncBatchNorm;
 use proptest::prelude::*;
 
 use super::{config, values::mix, watched};
-use crate::{
+use crate::suite::{
     ranks::locally,
     sync_batch_norm::{close, values},
 };

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::values::mix;
-use crate::accumulation::Sum;
+use crate::suite::accumulation::Sum;
 
 /// A parameter.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ pub(crate) fn trainings() -> impl Strategy<Value = Training> {
     let bytes = || prop::sample::select(vec![1usize, 16, 100, 1000, 1 << 20]);
     let max_norm = prop_oneof![Just(None), (0.1f64..10.0).prop_map(Some)];
     (
-        (2usize..5, any::<bool>()),
+        (1usize..5, any::<bool>()),
         prop::collection::vec(slot(), 1..13),
         [bytes(), bytes()],
         prop::sample::select(hooks),

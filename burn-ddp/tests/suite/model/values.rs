@@ -7,7 +7,7 @@ use burn::tensor::{
 use burn_ddp::{ElementType, ReduceOp};
 use half::{bf16, f16};
 
-use crate::collectives::{Sample, combine};
+use crate::suite::collectives::{Sample, combine};
 
 /// An element that tensors may have.
 pub(crate) trait Value: Sample + burn::tensor::Element {
