@@ -34,6 +34,7 @@ mod suite {
     mod quantized;
     mod ranks;
     mod sampler;
+    mod scenarios;
     mod signals;
     mod simulate;
     mod static_graph;

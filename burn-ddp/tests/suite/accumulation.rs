@@ -13,7 +13,8 @@ use burn_ddp::{
 
 use crate::suite::{
     net::{closest, contents},
-    overlapped::{layered, results},
+    overlapped::layered,
+    ranks::all_succeed,
 };
 
 const MICRO_STEPS: usize = 3;
@@ -155,9 +156,7 @@ pub(crate) fn sums_when_overlapped(group: &ProcessGroup, refused: Inside) -> Res
 #[test]
 fn sums_are_not_summed_up_twice() {
     for scenario in ["overlapped sums", "overlapped sums, none inside"] {
-        for (success, output) in results(scenario, 2) {
-            assert!(success, "{scenario}: {output}");
-        }
+        all_succeed(scenario, 2);
     }
 }
 
@@ -179,8 +178,7 @@ pub(crate) fn unmarked_when_overlapped(group: &ProcessGroup) -> Result<(), DdpEr
 
 #[test]
 fn a_model_that_was_not_marked_is_averaged_and_warned_of_once() {
-    for (success, output) in results("overlapped unmarked", 2) {
-        assert!(success, "{output}");
+    for output in all_succeed("overlapped unmarked", 2) {
         let [never, loaded, _] = output.split("STEP").collect::<Vec<_>>()[..] else {
             panic!("{output}")
         };

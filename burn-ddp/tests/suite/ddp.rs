@@ -11,8 +11,7 @@ use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup, SyncBatchNorm};
 use crate::suite::{
     devices::wgpu,
     net::{Net, Run, contents, train, train_at},
-    overlapped::results,
-    ranks::{locally, over_tcp},
+    ranks::{all_succeed, locally, over_tcp, result},
 };
 
 #[test]
@@ -40,13 +39,9 @@ fn ranks_train_as_one_process_does() {
 fn processes_train_as_one_does() {
     let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
     for world_size in [2, 3, 4] {
-        let runs = results("averaged after backward", world_size).into_iter();
+        let runs = all_succeed("averaged after backward", world_size).into_iter();
         let runs: Vec<Run> = runs
-            .map(|(success, output)| {
-                assert!(success, "{output}");
-                let (_, text) = output.split_once("RESULT ok ").unwrap();
-                serde_json::from_str(text.lines().next().unwrap()).unwrap()
-            })
+            .map(|output| serde_json::from_str(result(&output)).unwrap())
             .collect();
         for run in &runs {
             run.is_near(&whole, 1e-5);

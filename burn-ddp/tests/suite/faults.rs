@@ -19,8 +19,7 @@ fn processes_reduce() {
         let (_folder, url) = meeting_place();
         let expected: f32 = (0..world_size).map(|rank| rank as f32 + 0.5).sum();
         for rank in start("sum", world_size, &url, 60.0) {
-            let (success, output) = rank.finish(Duration::from_secs(60));
-            assert!(success, "{output}");
+            let output = rank.succeed(60);
             assert!(
                 output.contains(&format!("RESULT ok {expected} {expected}")),
                 "{output}"
@@ -45,8 +44,7 @@ fn a_killed_rank_ends_the_others_at_once() {
         ranks[victim].signal(Signal::SIGKILL);
         let start = Instant::now();
         for (index, rank) in ranks.into_iter().enumerate() {
-            let (success, output) = rank.finish(Duration::from_secs(20));
-            assert!(!success);
+            let output = rank.fail(20);
             if index != victim {
                 let named = format!("rank {victim} died");
                 assert!(output.contains(&named), "rank {index}: {output}");
@@ -70,8 +68,7 @@ fn a_stopped_rank_is_named_within_the_timeout() {
         let start = Instant::now();
         let stopped = ranks.remove(victim);
         for rank in ranks {
-            let (success, output) = rank.finish(Duration::from_secs(20));
-            assert!(!success);
+            let output = rank.fail(20);
             assert!(
                 output.contains(&format!("waiting for ranks [{victim}]")),
                 "{output}"
@@ -84,8 +81,7 @@ fn a_stopped_rank_is_named_within_the_timeout() {
             start.elapsed()
         );
         stopped.signal(Signal::SIGCONT);
-        let (success, output) = stopped.finish(Duration::from_secs(20));
-        assert!(!success);
+        let output = stopped.fail(20);
         assert!(output.contains("RESULT error"), "it learns why: {output}");
     }
 }
@@ -174,8 +170,7 @@ fn where_descriptors_run_out_the_limit_is_named() {
     for scenario in ["few descriptors 0", "few descriptors 1"] {
         let (_folder, url) = meeting_place();
         for rank in start(scenario, 2, &url, 60.0) {
-            let (success, output) = rank.finish(Duration::from_secs(40));
-            assert!(!success);
+            let output = rank.fail(40);
             assert!(output.contains("ulimit -n"), "{scenario}: {output}");
         }
     }
@@ -185,8 +180,8 @@ fn where_descriptors_run_out_the_limit_is_named() {
 fn more_descriptors_are_taken_where_the_system_allows_it() {
     let (_folder, url) = meeting_place();
     for rank in start("a low limit of descriptors", 2, &url, 60.0) {
-        let (success, output) = rank.finish(Duration::from_secs(60));
-        assert!(success && output.contains("RESULT ok 2"), "{output}");
+        let output = rank.succeed(60);
+        assert!(output.contains("RESULT ok 2"), "{output}");
     }
 }
 
@@ -459,7 +454,6 @@ fn a_restarted_rank_may_register_again() {
     drop(early);
     let others = [1, 2].map(|rank| start_one("sum", rank, 3, &url, 30.0));
     for rank in others.into_iter().chain([master]) {
-        let (success, output) = rank.finish(Duration::from_secs(40));
-        assert!(success, "{output}");
+        rank.succeed(40);
     }
 }

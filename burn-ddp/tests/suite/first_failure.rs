@@ -2,12 +2,9 @@
 
 use std::time::Duration;
 
-use burn_ddp::{
-    DdpError, ProcessGroup,
-    launch::{self, LaunchOptions},
-};
+use burn_ddp::ProcessGroup;
 
-use crate::suite::ranks::{PLAY, SCENARIO};
+use crate::suite::launch::{failed, play, spawn};
 
 /// What ranks of these tests do; whether this process is one.
 pub(crate) fn played(scenario: &str) -> bool {
@@ -47,18 +44,11 @@ fn the_rank_that_failed_first_is_named_however_fast_the_others_end() {
         ("fails by an abort", 7),
     ] {
         for _ in 0..12 {
-            let options = LaunchOptions::new()
-                .arguments(PLAY)
-                .variable(SCENARIO, scenario)
+            let options = play(scenario)
                 // So that nobody takes the failures of ranks for this test's.
                 .prefix_output(true)
                 .grace(Duration::from_secs(10));
-            let program = std::env::current_exe().unwrap();
-            let error = launch::spawn(program, 3, options).unwrap_err();
-            let DdpError::RankFailed { rank, code, .. } = error else {
-                panic!("{error}");
-            };
-            assert_eq!((rank, code), (1, Some(status)), "{scenario}");
+            assert_eq!(failed(spawn(3, options)), (1, Some(status)), "{scenario}");
         }
     }
 }

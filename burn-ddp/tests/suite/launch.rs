@@ -13,16 +13,19 @@ use burn_ddp::{
 };
 use nix::sys::signal::Signal;
 
-use crate::suite::ranks::{FOLDER, PLAY, Rank, SCENARIO};
+use crate::suite::{
+    faults::free_port,
+    ranks::{FOLDER, PLAY, Rank, SCENARIO, player},
+};
 
-fn play(scenario: &str) -> LaunchOptions {
+pub(crate) fn play(scenario: &str) -> LaunchOptions {
     LaunchOptions::new()
         .arguments(PLAY)
         .variable(SCENARIO, scenario)
         .grace(Duration::from_secs(2))
 }
 
-fn spawn(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> {
+pub(crate) fn spawn(ranks: usize, options: LaunchOptions) -> Result<(), DdpError> {
     launch::spawn(std::env::current_exe().unwrap(), ranks, options)
 }
 
@@ -81,13 +84,8 @@ pub(crate) fn played(scenario: &str) -> bool {
 
 #[test]
 fn a_program_runs_a_closure_on_ranks() {
-    let program = || {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(PLAY).env(SCENARIO, "run");
-        command
-    };
     let text = |output: &Output| String::from_utf8(output.stdout.clone()).unwrap();
-    let output = program().output().unwrap();
+    let output = player("run").output().unwrap();
     assert!(output.status.success());
     let said = text(&output);
     for rank in 0..3 {
@@ -95,7 +93,7 @@ fn a_program_runs_a_closure_on_ranks() {
         assert!(line(&said, rank, &sum).is_some(), "{said}");
     }
     // A body that fails is a rank that fails.
-    let output = program().env(FOLDER, "").output().unwrap();
+    let output = player("run").env(FOLDER, "").output().unwrap();
     assert!(!output.status.success());
     let text = text(&output);
     assert!(
@@ -112,6 +110,15 @@ pub(crate) fn line<'a>(text: &'a str, rank: usize, what: &str) -> Option<&'a str
         .find(|line| line.starts_with(&prefix) && line.contains(what))
 }
 
+/// The rank that ends a job, and its exit code.
+#[track_caller]
+pub(crate) fn failed(ended: Result<(), DdpError>) -> (usize, Option<i32>) {
+    match ended.unwrap_err() {
+        DdpError::RankFailed { rank, code, .. } => (rank, code),
+        error => panic!("{error}"),
+    }
+}
+
 #[test]
 fn ranks_find_each_other() {
     for ranks in [1, 3] {
@@ -123,11 +130,8 @@ fn ranks_find_each_other() {
 fn ranks_find_each_other_at_a_master() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let error = spawn(2, play("sum").master("127.0.0.1", port)).unwrap_err();
-    assert!(
-        matches!(error, DdpError::RankFailed { rank: 0, .. }),
-        "the port is busy: {error}"
-    );
+    let busy = spawn(2, play("sum").master("127.0.0.1", port));
+    assert_eq!(failed(busy).0, 0);
     drop(listener);
     spawn(2, play("sum").master("127.0.0.1", port)).unwrap();
 }
@@ -136,18 +140,7 @@ fn ranks_find_each_other_at_a_master() {
 fn the_rank_that_failed_first_is_named() {
     let start = Instant::now();
     // Rank 1 exits while rank 0 would sleep for a minute.
-    let error = spawn(2, play("exit 7")).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            DdpError::RankFailed {
-                rank: 1,
-                code: Some(7),
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_eq!(failed(spawn(2, play("exit 7"))), (1, Some(7)));
     assert!(start.elapsed() < Duration::from_secs(30));
     let error = spawn(3, play("die")).unwrap_err();
     assert!(
@@ -181,18 +174,7 @@ fn failed_ranks_start_again_from_their_checkpoint() {
     assert_eq!(attempts, all);
     // One restart is not enough: the last attempt's failure is what is reported.
     let (result, attempts) = run(1);
-    let error = result.unwrap_err();
-    assert!(
-        matches!(
-            error,
-            DdpError::RankFailed {
-                rank: 1,
-                code: Some(9),
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_eq!(failed(result), (1, Some(9)));
     assert_eq!(attempts, all[..2]);
 }
 
@@ -225,13 +207,7 @@ fn mistakes_are_refused() {
 
 /// A launcher in a process of its own, and the ids of its ranks.
 fn launcher(scenario: &str) -> (Rank, Vec<i32>) {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(PLAY)
-        .env(SCENARIO, scenario)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut launcher = Rank(child.unwrap());
+    let mut launcher = Rank(player(scenario).spawn().unwrap());
     let mut lines = BufReader::new(launcher.0.stdout.as_mut().unwrap()).lines();
     let mut pids = Vec::new();
     while pids.len() < 2 {
@@ -323,21 +299,34 @@ fn what_ranks_leave_running_is_ended() {
     script("setsid sleep 20 & exit 0");
 }
 
+/// The command, whose ranks play a scenario.
+fn command(arguments: &[&str], scenario: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
+    command.arg("run").args(arguments).arg("--");
+    command.arg(std::env::current_exe().unwrap()).args(PLAY);
+    command.env(SCENARIO, scenario);
+    command
+}
+
 /// Launchers on this machine that play two machines.
 fn two_machines(ranks: usize, arguments: &[&str], scenario: &str, timeout: &str) -> [Command; 2] {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let master = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let master = format!("127.0.0.1:{}", free_port());
     ["0", "1"].map(|node| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
+        let ranks = ranks.to_string();
+        let own = [
+            "-n",
+            &ranks,
+            "--nnodes",
+            "2",
+            "--node-rank",
+            node,
+            "--master",
+            &master,
+            "--grace",
+            "2",
+        ];
+        let mut command = command(&[&own, arguments].concat(), scenario);
         command
-            .args(["run", "-n", &ranks.to_string(), "--nnodes", "2"])
-            .args(["--node-rank", node, "--master", &master, "--grace", "2"])
-            .args(arguments)
-            .arg("--")
-            .arg(std::env::current_exe().unwrap())
-            .args(PLAY)
-            .env(SCENARIO, scenario)
             .env("BURN_DDP_TIMEOUT", timeout)
             .env("BURN_DDP_SECRET", "of both machines")
             .stdout(Stdio::piped())
@@ -385,8 +374,7 @@ fn a_machine_that_waits_in_vain_does_not_start_again() {
         launchers[interrupted].signal(Signal::SIGINT);
         let mut errors = launchers[1 - interrupted].0.stderr.take().unwrap();
         for launcher in launchers {
-            let (success, _) = launcher.finish(Duration::from_secs(100));
-            assert!(!success);
+            launcher.fail(100);
         }
         let mut said = String::new();
         errors.read_to_string(&mut said).unwrap();
@@ -403,17 +391,7 @@ fn a_machine_that_waits_in_vain_does_not_start_again() {
 
 #[test]
 fn the_command_prefixes_output_and_returns_the_ranks_code() {
-    let run = |scenario: &str, arguments: &[&str]| {
-        Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
-            .arg("run")
-            .args(arguments)
-            .arg("--")
-            .arg(std::env::current_exe().unwrap())
-            .args(PLAY)
-            .env(SCENARIO, scenario)
-            .output()
-            .unwrap()
-    };
+    let run = |scenario: &str, arguments: &[&str]| command(arguments, scenario).output().unwrap();
     let output = run("sum", &["-n", "2"]);
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
@@ -421,14 +399,8 @@ fn the_command_prefixes_output_and_returns_the_ranks_code() {
         assert!(line(&text, rank, "RESULT ok").is_some(), "{text}");
     }
     let folder = tempfile::tempdir().unwrap();
-    let count = Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
-        .args(["run", "-n", "2", "--max-restarts", "2", "--"])
-        .arg(std::env::current_exe().unwrap())
-        .args(PLAY)
-        .env(SCENARIO, "count")
-        .env(FOLDER, folder.path())
-        .output();
-    let count = count.unwrap();
+    let mut count = command(&["-n", "2", "--max-restarts", "2"], "count");
+    let count = count.env(FOLDER, folder.path()).output().unwrap();
     assert!(count.status.success());
     assert_eq!(attempts(folder.path()).len(), 3);
     let said = String::from_utf8_lossy(&count.stderr);

@@ -15,7 +15,7 @@ use burn_ddp::ProcessGroup;
 
 use crate::suite::{
     faults::free_port,
-    ranks::{PLAY, Rank, SCENARIO},
+    ranks::{PLAY, Rank, SCENARIO, player},
 };
 
 /// A name that resolves to the loopback address without saying so, as a host's own name often does: 127.0.0.1
@@ -98,14 +98,6 @@ fn store() -> (u16, Keys) {
     (port, keys)
 }
 
-/// This binary, to play a scenario as one of a launcher's ranks.
-fn player(scenario: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(PLAY).env(SCENARIO, scenario);
-    command.stdout(Stdio::piped()).stderr(Stdio::null());
-    command
-}
-
 #[test]
 fn ranks_meet_through_the_store_of_torchruns_agent() {
     let outer = outer_address().map(|ip| ip.to_string());
@@ -134,8 +126,8 @@ fn ranks_meet_through_the_store_of_torchruns_agent() {
         Rank(command.spawn().unwrap())
     });
     for rank in ranks {
-        let (success, output) = rank.finish(Duration::from_secs(60));
-        assert!(success && output.contains("RESULT ok 4.5 4.5"), "{output}");
+        let output = rank.succeed(60);
+        assert!(output.contains("RESULT ok 4.5 4.5"), "{output}");
     }
     // Nothing but the job's own key, which other runs and attempts do not have.
     let keys = keys.lock().unwrap();
@@ -207,8 +199,8 @@ fn rank_0_is_found_where_it_is_told_localhost_and_the_others_another_address() {
         })
         .collect();
     for rank in ranks {
-        let (success, output) = rank.finish(Duration::from_secs(60));
-        assert!(success && output.contains("RESULT ok 2 2"), "{output}");
+        let output = rank.succeed(60);
+        assert!(output.contains("RESULT ok 2 2"), "{output}");
     }
 }
 
@@ -234,20 +226,19 @@ fn steps_of_one_job_that_meet_at_one_port_do_not_mix() {
     let port = free_port();
     let first = task("7", "0", 0, 2, port);
     let stranger = task("7", "1", 1, 2, port);
-    let (success, output) = stranger.finish(Duration::from_secs(60));
-    assert!(!success);
+    let output = stranger.fail(60);
     assert!(output.contains("rank 1 was refused"), "{output}");
     assert!(output.contains("another job"), "{output}");
     for rank in [task("7", "0", 1, 2, port), first] {
-        let (success, output) = rank.finish(Duration::from_secs(60));
-        assert!(success && output.contains("RESULT ok 2 2"), "{output}");
+        let output = rank.succeed(60);
+        assert!(output.contains("RESULT ok 2 2"), "{output}");
     }
 }
 
 #[test]
 fn one_task_of_srun_is_a_group_of_one() {
-    let (success, output) = task("7", "0", 0, 1, 1).finish(Duration::from_secs(60));
-    assert!(success && output.contains("RESULT ok 0.5 0.5"), "{output}");
+    let output = task("7", "0", 0, 1, 1).succeed(60);
+    assert!(output.contains("RESULT ok 0.5 0.5"), "{output}");
 }
 
 /// Whether a program is on the PATH.

@@ -26,8 +26,8 @@ fn two_ranks_with_gpus() {
     }
     let (_folder, url) = meeting_place();
     for rank in start("nccl", 2, &url, 120.0) {
-        let (success, output) = rank.finish(Duration::from_secs(400));
-        assert!(success && output.contains("RESULT ok"), "{output}");
+        let output = rank.succeed(400);
+        assert!(output.contains("RESULT ok"), "{output}");
         if output.contains("skipped") {
             eprintln!("{output}");
         }
@@ -42,8 +42,8 @@ fn threads_with_gpus() {
     // In a process of its own, which has NCCL's variables.
     let (_folder, url) = meeting_place();
     let process = start("nccl threads", 1, &url, 120.0).pop().unwrap();
-    let (success, output) = process.finish(Duration::from_secs(400));
-    assert!(success && output.contains("RESULT ok"), "{output}");
+    let output = process.succeed(400);
+    assert!(output.contains("RESULT ok"), "{output}");
     if output.contains("skipped") {
         eprintln!("{output}");
     }
@@ -70,8 +70,8 @@ fn a_rank_that_is_lost_in_a_call_of_nccls_is_named() {
         let lost = ranks.pop().unwrap();
         lost.signal(signal);
         let start = Instant::now();
-        let (success, output) = ranks.pop().unwrap().finish(Duration::from_secs(60));
-        assert!(!success && output.contains(named), "{output}");
+        let output = ranks.pop().unwrap().fail(60);
+        assert!(output.contains(named), "{output}");
         assert!(
             start.elapsed() < Duration::from_secs(20),
             "{:?}",

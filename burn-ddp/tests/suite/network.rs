@@ -134,13 +134,12 @@ fn a_master_that_stops_before_the_others_come_holds_nobody_up() {
     // The system takes their connections, and what they say.
     let others = [1, 2].map(|rank| start_one("sum", rank, 3, &url, 3.0));
     for rank in others {
-        let (success, output) = rank.finish(Duration::from_secs(20));
-        assert!(!success);
+        let output = rank.fail(20);
         assert!(output.contains("RESULT error"), "{output}");
     }
     first.signal(Signal::SIGCONT);
-    let (success, output) = first.finish(Duration::from_secs(20));
-    assert!(!success && output.contains("RESULT error"), "{output}");
+    let output = first.fail(20);
+    assert!(output.contains("RESULT error"), "{output}");
 }
 
 #[test]
@@ -151,8 +150,8 @@ fn ranks_meet_over_ipv6() {
     }
     let url = format!("tcp://[::1]:{}", free_port());
     for rank in start("sum", 3, &url, 60.0) {
-        let (success, output) = rank.finish(Duration::from_secs(60));
-        assert!(success && output.contains("RESULT ok 4.5"), "{output}");
+        let output = rank.succeed(60);
+        assert!(output.contains("RESULT ok 4.5"), "{output}");
     }
 }
 

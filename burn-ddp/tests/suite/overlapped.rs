@@ -27,7 +27,7 @@ use crate::suite::{
     accumulation::{Sum, WAYS, sums_when_overlapped},
     ddp::Branches,
     net::{Net, Run, contents, train, train_overlapped},
-    ranks::{locally, meeting_place, start},
+    ranks::{all_fail, all_succeed, locally, result, results},
 };
 
 type Scenario = fn(&ProcessGroup) -> Result<(), DdpError>;
@@ -67,24 +67,12 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
     Some(body)
 }
 
-/// What the ranks of a job in processes of their own say at the end.
-pub(crate) fn results(scenario: &str, world_size: usize) -> Vec<(bool, String)> {
-    let (_folder, url) = meeting_place();
-    start(scenario, world_size, &url, 60.0)
-        .into_iter()
-        .map(|rank| rank.finish(std::time::Duration::from_secs(100)))
-        .collect()
-}
-
 #[test]
 fn overlapped_ranks_train_as_one_process_does() {
     let (_, whole) = train(&ProcessGroup::single(), DdpConfig::new(), 12);
     for world_size in [2, 3, 4] {
-        for (success, output) in results("overlapped", world_size) {
-            assert!(success, "{output}");
-            let (_, text) = output.split_once("RESULT ok ").unwrap();
-            let text = text.lines().next().unwrap();
-            let (run, hidden): (Run, f64) = serde_json::from_str(text).unwrap();
+        for output in all_succeed("overlapped", world_size) {
+            let (run, hidden): (Run, f64) = serde_json::from_str(result(&output)).unwrap();
             run.is_near(&whole, 1e-5);
             assert!((0.0..=1.0).contains(&hidden));
         }
@@ -103,14 +91,12 @@ fn overlapped_ranks_must_use_the_same_parameters() {
         assert!(diverged || named, "{output}");
     }
     // One rank has a bucket more, and the others none that differs from it.
-    for (success, output) in results("overlapped unused at the end", 2) {
-        assert!(!success);
+    for output in all_fail("overlapped unused at the end", 2) {
         let named = "rank 1 has a gradient of `sometimes` and rank 0 has none";
         assert!(output.contains(named), "{output}");
     }
     // They are alike, and the ranks can tell each other.
-    for (success, output) in results("overlapped unused elsewhere", 2) {
-        assert!(!success);
+    for output in all_fail("overlapped unused elsewhere", 2) {
         assert!(output.contains("a gradient of `never`"), "{output}");
     }
 }
@@ -118,23 +104,19 @@ fn overlapped_ranks_must_use_the_same_parameters() {
 #[test]
 fn overlapped_ranks_must_come_to_their_gradients_in_the_same_order() {
     for scenario in ["overlapped other order", "overlapped other order, static"] {
-        for (success, output) in results(scenario, 2) {
-            assert!(!success, "{output}");
+        for output in all_fail(scenario, 2) {
             let place = "`1.weight` is gradient 1 of backward on rank 0 and 2 on rank 1";
             assert!(output.contains(place), "{output}");
         }
     }
-    for (success, output) in results("overlapped new order, static", 2) {
-        assert!(!success, "{output}");
+    for output in all_fail("overlapped new order, static", 2) {
         assert!(output.contains("a static graph was promised"), "{output}");
     }
 }
 
 #[test]
 fn overlapped_accumulation_averages_once() {
-    for (success, output) in results("overlapped accumulation", 2) {
-        assert!(success, "{output}");
-    }
+    all_succeed("overlapped accumulation", 2);
 }
 
 /// A layered device of this process.
@@ -306,16 +288,12 @@ fn averaged_on_the_trainers_stream(group: &ProcessGroup) -> Result<(), DdpError>
 /// Another thread submits gradients during backward; CubeCL's tensors are of the stream that makes them.
 #[test]
 fn averages_are_made_on_the_stream_of_the_thread_that_trains() {
-    for (success, output) in results("overlapped stream", 2) {
-        assert!(success && output.contains("RESULT ok"), "{output}");
-    }
+    all_succeed("overlapped stream", 2);
 }
 
 #[test]
 fn one_overlaps_at_a_time() {
-    for (success, output) in results("overlapped twice", 2) {
-        assert!(success, "{output}");
-    }
+    all_succeed("overlapped twice", 2);
 }
 
 /// Rank 1 has ended before rank 0 takes what it has sent last.
@@ -340,9 +318,7 @@ fn leave_after_a_reduce(group: &ProcessGroup) -> Result<(), DdpError> {
 
 #[test]
 fn an_overlapped_rank_says_goodbye() {
-    for (success, output) in results("overlapped reduce", 2) {
-        assert!(success, "{output}");
-    }
+    all_succeed("overlapped reduce", 2);
 }
 
 #[derive(Module, Debug)]
@@ -387,9 +363,7 @@ fn types_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
 
 #[test]
 fn overlapped_types_have_a_bucket_each() {
-    for (success, output) in results("overlapped types", 2) {
-        assert!(success, "{output}");
-    }
+    all_succeed("overlapped types", 2);
 }
 
 /// Sends its process a signal when backward hands over the second gradient of the third step: the norm's backward
@@ -494,7 +468,5 @@ fn beside_another_model(group: &ProcessGroup) -> Result<(), DdpError> {
 
 #[test]
 fn backward_of_another_model_on_the_device_changes_nothing() {
-    for (success, output) in results("overlapped beside", 2) {
-        assert!(success, "{output}");
-    }
+    all_succeed("overlapped beside", 2);
 }

@@ -10,19 +10,13 @@ use nix::sys::signal::Signal;
 
 use crate::suite::{
     launch::line,
-    ranks::{PLAY, Rank, SCENARIO},
+    ranks::{Rank, player},
 };
 
 #[test]
 fn afterwards_signals_do_what_they_did_before() {
     for signal in [Signal::SIGTERM, Signal::SIGUSR2] {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(PLAY)
-            .env(SCENARIO, "launch and stay")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn();
-        let mut program = Rank(child.unwrap());
+        let mut program = Rank(player("launch and stay").spawn().unwrap());
         assert!(program.wait_for_steps(1).contains("STEP"));
         program.signal(signal);
         let start = Instant::now();

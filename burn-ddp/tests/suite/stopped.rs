@@ -1,12 +1,12 @@
 //! A rank that is stopped in the middle of something: the others name it when their time is over, and it learns
 //! why when it goes on.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{path::Path, time::Duration};
 
 use burn_ddp::{Checkpoints, DdpError, ProcessGroup};
 use nix::sys::signal::{Signal, raise};
 
-use crate::suite::ranks::{FOLDER, PLAY, Rank, meeting_place, spawn};
+use crate::suite::ranks::{FOLDER, Rank, meeting_place, player, spawn};
 
 const RANKS: usize = 3;
 
@@ -14,22 +14,25 @@ const RANKS: usize = 3;
 fn check(scenario: &str, victim: usize, folder: &Path) {
     let (_place, url) = meeting_place();
     let start = |rank| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let command = command.args(PLAY).env(FOLDER, folder);
-        spawn(command, scenario, rank, RANKS, &url, 3.0)
+        spawn(
+            player(scenario).env(FOLDER, folder),
+            scenario,
+            rank,
+            RANKS,
+            &url,
+            3.0,
+        )
     };
     let mut ranks: Vec<Rank> = (0..RANKS).map(start).collect();
     let stopped = ranks.remove(victim);
     for rank in ranks {
-        let (success, output) = rank.finish(Duration::from_secs(60));
-        assert!(!success);
+        let output = rank.fail(60);
         let named = format!("waiting for ranks [{victim}]");
         assert!(output.contains(&named), "{output}");
         assert!(output.contains("no sign of life"), "{output}");
     }
     stopped.signal(Signal::SIGCONT);
-    let (success, output) = stopped.finish(Duration::from_secs(60));
-    assert!(!success);
+    let output = stopped.fail(60);
     assert!(output.contains("RESULT error"), "{output}");
 }
 

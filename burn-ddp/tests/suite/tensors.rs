@@ -10,7 +10,7 @@ use burn_ddp::{Backend, DdpError, LocalGroup, NcclError, ProcessGroup, ReduceOp,
 
 use crate::suite::{
     collectives::combine,
-    ranks::{locally, over_tcp},
+    ranks::{connected, locally, over_tcp, together},
 };
 
 /// Small whole numbers, exact in every type, whatever the order of the operations.
@@ -267,22 +267,8 @@ fn messages_need_nothing_settled_where_nccl_is_out_of_the_question() {
 
 /// Runs `body` on the ranks of groups that ask for backends.
 fn asking<R: Send>(asked: &[Backend], body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("file://{}", folder.path().join("master").display());
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = asked
-            .iter()
-            .enumerate()
-            .map(|(rank, backend)| {
-                let (url, body) = (&url, &body);
-                scope.spawn(move || {
-                    let builder = ProcessGroup::builder().backend(*backend);
-                    body(builder.connect(url, rank, asked.len()).unwrap())
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    let builder = |rank: usize| ProcessGroup::builder().backend(asked[rank]);
+    connected(asked.len(), builder, body)
 }
 
 #[test]
@@ -307,11 +293,7 @@ fn nccl_is_refused_on_all_ranks_where_one_has_no_gpu() {
         ));
     };
     asking(&[Backend::Nccl, Backend::Nccl], refused);
-    std::thread::scope(|scope| {
-        for group in LocalGroup::with_backend(2, Backend::Nccl) {
-            scope.spawn(|| refused(group));
-        }
-    });
+    together(LocalGroup::with_backend(2, Backend::Nccl), refused);
 }
 
 #[test]

@@ -62,8 +62,7 @@ fn no_rank_takes_over_the_terminal() {
         let Some(terminal) = in_a_terminal(&format!("--no-prefix -n {ranks}"), script) else {
             return;
         };
-        let (success, output) = terminal.finish(Duration::from_secs(20));
-        assert!(success, "{output}");
+        let output = terminal.succeed(20);
         let mut lines: Vec<&str> = output.lines().collect();
         lines.sort_unstable();
         assert_eq!(lines, ["LINE 0", "LINE 1"][..ranks]);
@@ -86,8 +85,8 @@ fn progress_bars_move_in_a_terminal() {
         let shown = read_until(terminal.0.stdout.as_mut().unwrap(), "\r");
         assert_eq!(shown, bar);
         std::fs::write(seen, "").unwrap();
-        let (success, rest) = terminal.finish(Duration::from_secs(20));
-        assert!(success && rest.contains("at its end"), "{rest}");
+        let rest = terminal.succeed(20);
+        assert!(rest.contains("at its end"), "{rest}");
     }
 }
 
@@ -106,8 +105,8 @@ fn a_rank_that_the_terminal_stops_is_named() {
     // The job ends as the user was told to end it. It would outlive the terminal where SIGHUP is ignored.
     let launcher = launcher.trim().strip_prefix("launcher ").unwrap();
     kill(Pid::from_raw(launcher.parse().unwrap()), Signal::SIGTERM).unwrap();
-    let (success, output) = terminal.finish(Duration::from_secs(20));
-    assert!(!success && output.contains("rank 0 failed"), "{output}");
+    let output = terminal.fail(20);
+    assert!(output.contains("rank 0 failed"), "{output}");
 }
 
 #[cfg(target_os = "linux")]
@@ -132,8 +131,8 @@ fn a_stopped_rank_is_named_once() {
         let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
         std::thread::sleep(Duration::from_millis(100));
     }
-    let (success, output) = launcher.finish(Duration::from_secs(20));
-    assert!(success && output.contains("[1] 1"), "{output}");
+    let output = launcher.succeed(20);
+    assert!(output.contains("[1] 1"), "{output}");
     let mut more = String::new();
     errors.read_to_string(&mut more).unwrap();
     assert_eq!(more, "");
@@ -182,8 +181,7 @@ fn a_job_can_be_suspended_and_go_on() {
     }
     launcher.signal(Signal::SIGTERM);
     let mut errors = launcher.0.stderr.take().unwrap();
-    let (success, _) = launcher.finish(Duration::from_secs(20));
-    assert!(!success);
+    let _ = launcher.fail(20);
     let mut said = String::new();
     errors.read_to_string(&mut said).unwrap();
     // That it was stopped is no surprise to who stopped it.

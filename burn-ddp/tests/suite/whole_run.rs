@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::suite::{
     net::contents,
     overlapped::layered,
-    ranks::{FOLDER, PLAY, Rank, made, meeting_place, spawn},
+    ranks::{FOLDER, PLAY, Rank, made, meeting_place, result, spawn},
 };
 
 const RANKS: usize = 3;
@@ -214,17 +214,8 @@ fn finish(folder: &Path) -> Vec<String> {
     let (_place, url) = meeting_place();
     let ends = start("whole run", folder, &url, 60.0, false)
         .into_iter()
-        .map(|rank| {
-            let (success, output) = rank.finish(Duration::from_secs(100));
-            assert!(success, "{output}");
-            result(&output)
-        });
+        .map(|rank| result(&rank.succeed(100)).to_string());
     ends.collect()
-}
-
-fn result(output: &str) -> String {
-    let (_, text) = output.split_once("RESULT ok ").unwrap();
-    text.lines().next().unwrap().to_string()
 }
 
 /// The last checkpoint, which must be whole.
@@ -314,8 +305,7 @@ fn a_full_disk_ends_all_ranks_and_the_last_checkpoint_loads() {
     let (_place, url) = meeting_place();
     let ranks = start("whole run on a small disk", folder.path(), &url, 30.0, true);
     for rank in ranks {
-        let (success, output) = rank.finish(Duration::from_secs(60));
-        assert!(!success);
+        let output = rank.fail(60);
         assert!(output.contains("RESULT error checkpoint"), "{output}");
         assert!(output.contains("File too large"), "{output}");
     }

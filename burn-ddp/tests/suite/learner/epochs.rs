@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    process::Command,
     thread,
     time::Duration,
 };
@@ -23,7 +22,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::device;
-use crate::suite::ranks::{FOLDER, PLAY, locally, meeting_place, spawn};
+use crate::suite::ranks::{FOLDER, locally, meeting_place, player, spawn};
 
 /// A record of which half is written when the disk is full.
 struct TooLarge;
@@ -308,9 +307,9 @@ fn a_kill_at_any_moment_leaves_the_last_epoch_whole() {
     let mut reached = 0;
     for _ in 0..12 {
         let (_place, url) = meeting_place();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(PLAY).env(FOLDER, folder.path());
-        let mut rank = spawn(&mut command, "epochs for ever", 0, 1, &url, 60.0);
+        let mut command = player("epochs for ever");
+        let command = command.env(FOLDER, folder.path());
+        let mut rank = spawn(command, "epochs for ever", 0, 1, &url, 60.0);
         let steps = random.random_range(1..8);
         rank.wait_for_steps(steps);
         thread::sleep(Duration::from_micros(random.random_range(0..3000)));

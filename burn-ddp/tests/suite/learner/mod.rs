@@ -27,8 +27,7 @@ pub(crate) use self::{
 };
 use crate::suite::{
     net::{closest, contents},
-    overlapped::results,
-    ranks::{locally, over_tcp},
+    ranks::{all_succeed, locally, over_tcp, result},
 };
 
 const EPOCHS: usize = 7;
@@ -181,10 +180,8 @@ pub(crate) fn train_overlapped(group: &ProcessGroup) -> Result<String, DdpError>
 #[test]
 fn overlapped() {
     let whole = [alone(None), alone(Some(2))];
-    for (success, output) in results("learner overlapped", 2) {
-        assert!(success, "{output}");
-        let (_, text) = output.split_once("RESULT ok ").unwrap();
-        let all: Vec<Vec<f32>> = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    for output in all_succeed("learner overlapped", 2) {
+        let all: Vec<Vec<f32>> = serde_json::from_str(result(&output)).unwrap();
         for (parameters, whole) in all.iter().zip(&whole) {
             let error = closest(parameters, &whole.parameters);
             assert!(error < 1e-5, "{error}");

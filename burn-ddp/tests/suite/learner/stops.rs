@@ -1,11 +1,8 @@
 //! What ends a training before its time: on one rank, or on all of them.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use burn::{
@@ -246,8 +243,7 @@ fn a_killed_rank_ends_the_others() {
         ranks[victim].wait_for_steps(5);
         ranks[victim].signal(Signal::SIGKILL);
         for (index, rank) in ranks.into_iter().enumerate() {
-            let (success, output) = rank.finish(Duration::from_secs(20));
-            assert!(!success);
+            let output = rank.fail(20);
             if index != victim {
                 let named = format!("RESULT error rank {victim} died");
                 assert!(output.contains(&named), "rank {index}: {output}");
