@@ -8,7 +8,7 @@ use std::{fmt::Display, ops::Range};
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
-    tensor::{Bool, DType, Int, Shape, Tensor, TensorData},
+    tensor::{Bool, DType, Int, Tensor, TensorData, kind::Basic},
 };
 
 use super::parameters::Signature;
@@ -156,8 +156,10 @@ impl<'a> Travel<'a> {
     }
 }
 
-fn data(bytes: Vec<u8>, shape: Shape, dtype: DType) -> TensorData {
-    TensorData::from_bytes_vec(bytes, shape, dtype)
+/// A tensor like another, but for its bytes.
+fn like<const D: usize, K: Basic>(old: &Tensor<D, K>, bytes: Vec<u8>) -> Tensor<D, K> {
+    let data = TensorData::from_bytes_vec(bytes, old.shape(), old.dtype());
+    Tensor::from_data(data, (&old.device(), old.dtype()))
 }
 
 impl ModuleVisitor for Travel<'_> {
@@ -180,8 +182,7 @@ impl ModuleMapper for Travel<'_> {
             return param;
         };
         param.map(|old| {
-            let data = data(bytes, old.shape(), old.dtype());
-            let new = Tensor::from_data(data, (&old.device(), old.dtype()));
+            let new = like(&old, bytes);
             match old.is_require_grad() {
                 true => new.require_grad(),
                 false => new,
@@ -190,26 +191,20 @@ impl ModuleMapper for Travel<'_> {
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let Some(bytes) = self.receive() else {
-            return param;
-        };
-        param.map(|old| {
-            let data = data(bytes, old.shape(), old.dtype());
-            Tensor::from_data(data, (&old.device(), old.dtype()))
-        })
+        match self.receive() {
+            Some(bytes) => param.map(|old| like(&old, bytes)),
+            None => param,
+        }
     }
 
     fn map_bool<const D: usize>(
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        let Some(bytes) = self.receive() else {
-            return param;
-        };
-        param.map(|old| {
-            let data = data(bytes, old.shape(), old.dtype());
-            Tensor::from_data(data, (&old.device(), old.dtype()))
-        })
+        match self.receive() {
+            Some(bytes) => param.map(|old| like(&old, bytes)),
+            None => param,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sends the outputs of all ranks to rank 0, which alone computes metrics.
 
-use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData, kind::Basic};
 use burn_train::{
     ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
 };
@@ -55,19 +55,14 @@ impl GatherOutput for () {
     fn from_parts(_parts: Vec<TensorData>, _device: &Device) -> Self {}
 }
 
-fn float<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
-    let dtype = data.dtype();
-    Tensor::from_data(data, (device, dtype))
-}
-
-fn int<const D: usize>(data: TensorData, device: &Device) -> Tensor<D, Int> {
+fn tensor<const D: usize, K: Basic>(data: TensorData, device: &Device) -> Tensor<D, K> {
     let dtype = data.dtype();
     Tensor::from_data(data, (device, dtype))
 }
 
 /// Implements it for outputs of burn-train that consist of a loss, an output and targets.
 macro_rules! three_tensors {
-    ($($output:ty, $targets:ident;)*) => {$(
+    ($($output:ty)*) => {$(
         impl GatherOutput for $output {
             fn into_parts(self) -> Result<Vec<TensorData>, DdpError> {
                 Ok(vec![
@@ -80,9 +75,9 @@ macro_rules! three_tensors {
             fn from_parts(parts: Vec<TensorData>, device: &Device) -> Self {
                 let [loss, output, targets] = parts.try_into().expect("three tensors");
                 Self::new(
-                    float(loss, device),
-                    float(output, device),
-                    $targets(targets, device),
+                    tensor(loss, device),
+                    tensor(output, device),
+                    tensor(targets, device),
                 )
             }
         }
@@ -90,9 +85,9 @@ macro_rules! three_tensors {
 }
 
 three_tensors! {
-    ClassificationOutput, int;
-    MultiLabelClassificationOutput, int;
-    RegressionOutput, float;
+    ClassificationOutput
+    MultiLabelClassificationOutput
+    RegressionOutput
 }
 
 impl GatherOutput for SequenceOutput {
@@ -112,10 +107,10 @@ impl GatherOutput for SequenceOutput {
         let predictions = parts.split_off(3).pop();
         let [loss, logits, targets] = parts.try_into().expect("three tensors or four");
         Self::new(
-            float(loss, device),
-            float(logits, device),
-            predictions.map(|data| int(data, device)),
-            int(targets, device),
+            tensor(loss, device),
+            tensor(logits, device),
+            predictions.map(|data| tensor(data, device)),
+            tensor(targets, device),
         )
     }
 }

@@ -4,10 +4,9 @@
 
 use burn::{
     module::{Module, ModuleMapper, Param},
-    tensor::{DType, Tensor},
+    tensor::{DType, Tensor, TensorData},
 };
 
-use super::data;
 use crate::{DdpError, ProcessGroup};
 
 /// Replaces the quantized tensors of a model by those of rank 0.
@@ -31,7 +30,7 @@ impl Travel<'_> {
             return Ok(own);
         }
         let bytes = self.group.broadcast_bytes(&[], 0)?;
-        let data = data(bytes, own.shape(), own.dtype());
+        let data = TensorData::from_bytes_vec(bytes, own.shape(), own.dtype());
         Ok(Tensor::from_data(data, &own.device()))
     }
 }
