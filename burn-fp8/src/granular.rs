@@ -60,8 +60,8 @@ pub(crate) fn matmul<B: Backend, P: Provider<B>>(
     let [rows, inner, columns] = [left[rank - 2], left[rank - 1], right[rank - 1]];
     let one = unit::<B>(&lhs_scale);
     let whole = spec.with_granularities([Granularity::Tensor; 2]);
-    // If the inner dimension is 0, there may be no scales, and there is nothing to scale.
-    if inner == 0 {
+    // Without elements on a side there may be no scales, and there is nothing to scale.
+    if left.num_elements() == 0 || right.num_elements() == 0 {
         return P::matmul(lhs, rhs, one.clone(), one, bias, whole);
     }
     let raw = MatmulSpec {

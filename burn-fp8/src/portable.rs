@@ -208,11 +208,35 @@ pub(crate) fn matmul<B: Backend, P: Provider<B>>(
     }
     let lhs = decode::<B>(lhs, spec.lhs);
     let rhs = decode::<B>(rhs, spec.rhs);
-    let product = f32::<B>(B::float_matmul(lhs, rhs));
+    let product = f32::<B>(product::<B>(lhs, rhs));
     let shape = product.shape();
     let product = B::float_mul(product, broadcast::<B>(B::float_recip(lhs_scale), &shape));
     let product = B::float_mul(product, broadcast::<B>(B::float_recip(rhs_scale), &shape));
     finished::<B>(product, bias, spec.output)
+}
+
+/// The product of two matrices of floats, or of several. Burn's own reads beyond a side without elements on Flex, and is not written
+/// without terms on some devices.
+pub(crate) fn product<B: Backend>(lhs: FloatTensor<B>, rhs: FloatTensor<B>) -> FloatTensor<B> {
+    let (left, right) = (lhs.shape(), rhs.shape());
+    if left.num_elements() > 0 && right.num_elements() > 0 {
+        return B::float_matmul(lhs, rhs);
+    }
+    let shape = matmul_shape(&left, &right);
+    B::float_zeros(shape, &lhs.device(), FloatDType::F32)
+}
+
+/// The shape of a matrix product with broadcast batch dimensions.
+pub(crate) fn matmul_shape(lhs: &Shape, rhs: &Shape) -> Shape {
+    let rank = lhs.num_dims();
+    let mut dims: Vec<_> = lhs
+        .iter()
+        .zip(rhs.iter())
+        .map(|(&lhs, &rhs)| if lhs == 1 { rhs } else { lhs })
+        .collect();
+    dims[rank - 2] = lhs[rank - 2];
+    dims[rank - 1] = rhs[rank - 1];
+    Shape::from(dims)
 }
 
 /// Scaled sums in f32 as a product: with the bias, and in the output's dtype.

@@ -7,6 +7,7 @@ mod suite {
     mod backends;
     mod casts;
     mod device;
+    mod empty;
     #[cfg(feature = "cpu")]
     mod executed;
     mod fixtures;

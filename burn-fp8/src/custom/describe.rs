@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     Fp8Cast, Fp8Format, Granularity, MatmulSpec,
+    portable::matmul_shape,
     recipe::{AmaxCompute, ScaleUpdate},
 };
 
@@ -130,19 +131,6 @@ pub(crate) fn quantize_blocks(input: TensorIr, cast: Fp8Cast) -> Description {
     let scalars = [rows, columns, format_ir(cast.format), power_of_two];
     let outputs = [codes, (scales.into(), DType::F32)];
     op(QUANTIZE_BLOCKS, [input], outputs, scalars)
-}
-
-/// The shape of a matrix product with broadcast batch dimensions.
-pub(crate) fn matmul_shape(lhs: &Shape, rhs: &Shape) -> Shape {
-    let rank = lhs.num_dims();
-    let mut dims: Vec<_> = lhs
-        .iter()
-        .zip(rhs.iter())
-        .map(|(&lhs, &rhs)| if lhs == 1 { rhs } else { lhs })
-        .collect();
-    dims[rank - 2] = lhs[rank - 2];
-    dims[rank - 1] = rhs[rank - 1];
-    Shape::from(dims)
 }
 
 /// The shape with its last two dimensions swapped.

@@ -6,8 +6,6 @@ mod execute;
 mod lazy;
 mod scalar;
 
-#[cfg(feature = "cubecl")]
-pub(crate) use describe::matmul_shape;
 pub(crate) use describe::{
     Description, amax, dequantize, matmul, quantize, quantize_blocks, quantize_transposed, scales,
     update_scale,

@@ -10,7 +10,7 @@ use super::{
     cast::{decode, max_bits},
     scalar, tensor_f32,
 };
-use crate::{Bias, MatmulSpec};
+use crate::{Bias, MatmulSpec, portable};
 
 /// [`Fp8Ops::fp8_matmul_amax`](crate::Fp8Ops::fp8_matmul_amax) with one scale on each side.
 pub(crate) fn matmul_amax(
@@ -23,7 +23,7 @@ pub(crate) fn matmul_amax(
 ) -> (FlexTensor, FlexTensor) {
     let lhs = decode(&lhs, spec.lhs.values());
     let rhs = decode(&rhs, spec.rhs.values());
-    let mut product = Flex::float_matmul(lhs, rhs).to_contiguous();
+    let mut product = portable::product::<Flex>(lhs, rhs).to_contiguous();
     let inverse = [1.0 / scalar(lhs_scale), 1.0 / scalar(rhs_scale)];
     let columns = product.layout().shape().last().copied().unwrap_or(0);
     let bias = match bias {

@@ -15,7 +15,7 @@ use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use cubecl::client::Client;
 
 use super::{buffer, scale_grid::Scales, tiles};
-use crate::{Bias, MatmulSpec, custom::matmul_shape};
+use crate::{Bias, MatmulSpec, portable::matmul_shape};
 use key::Key;
 pub(crate) use outline::check_product;
 use outline::{Outline, Size};

@@ -6,7 +6,7 @@ use burn_cubecl::CubeDevice;
 use serde::{Deserialize, Serialize};
 
 use super::{Product, cublaslt, native};
-use crate::{Fp8Error, Granularity, MatmulSpec, custom::matmul_shape, kernels::buffer};
+use crate::{Fp8Error, Granularity, MatmulSpec, kernels::buffer, portable::matmul_shape};
 
 /// The maximum number of codes of one side of a product, which kernels count in words of four.
 pub(super) const MOST_CODES: usize = 4 * buffer::MOST;
