@@ -225,15 +225,18 @@ fn in_high_precision<const D: usize>(
 ) -> Tensor<D> {
     let [own, dtype] = [input.dtype(), weight.dtype()];
     let bias = bias.map(|bias| bias.cast(dtype));
-    let [d_input, d_output] = weight.dims();
-    if d_input == 0 {
-        // Burn's CPU kernels do not write the output of a product without terms.
+    if input.shape().num_elements() == 0 {
+        // On processors, Burn's own product reads beyond an input without rows, and is not written without terms. What the sums add
+        // is nothing, but gives input and weight their gradients.
         let mut dims = input.dims();
+        let [_, d_output] = weight.dims();
         dims[D - 1] = d_output;
-        let none = Tensor::zeros(dims, (&weight.device(), dtype));
-        return match bias {
-            Some(bias) => (none + bias.unsqueeze()).cast(own),
-            None => none.cast(own),
+        let zeros = Tensor::zeros(dims, (&weight.device(), dtype));
+        let nothing = input.cast(dtype).sum() + weight.sum();
+        let output = zeros + nothing.reshape([1; D]);
+        return match bias.filter(|_| d_output > 0) {
+            Some(bias) => (output + bias.unsqueeze()).cast(own),
+            None => output.cast(own),
         };
     }
     linear(input.cast(dtype), weight, bias).cast(own)
