@@ -16,7 +16,8 @@ use crate::{Bias, Fp8Error, Fp8Ops, Fp8Tensor, MatmulSpec};
 ///
 /// All four pairs of formats work. Scales of a whole tensor, of a row of `lhs` or of a column of `rhs` are applied after the sum.
 /// Scales that change along `k` are applied to the partial sum of each block, and the results are added in f32 (as in
-/// DeepSeek-V3, arXiv:2412.19437).
+/// DeepSeek-V3, arXiv:2412.19437). A sum is divided by the scale of `lhs` first and then by that of `rhs`, in f32. So it is infinite
+/// where the first quotient is, even if the second were not: do not multiply a side of magnitudes near f32's largest.
 ///
 /// # Errors
 /// [`Fp8Error`] if shapes, bias or dtype do not fit, if the device does not support the dtype (bf16 on WebGPU), or, on CubeCL's
