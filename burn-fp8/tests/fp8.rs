@@ -23,6 +23,7 @@ mod suite {
     #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     mod precision;
     mod properties;
+    mod random;
     mod recipe;
     #[cfg(feature = "remote")]
     mod remote;

@@ -1,0 +1,78 @@
+//! Random casts, products and layers beside a brute-force version in f64, which [`reference`] has.
+//!
+//! Each test runs the same cases each time: `PROPTEST_CASES` is how many, `PROPTEST_RNG_SEED` picks others.
+
+mod casts;
+mod layers;
+mod model;
+mod products;
+mod reference;
+mod refusals;
+mod steps;
+mod tensors;
+
+use core::fmt::Debug;
+
+use burn::tensor::FloatDType;
+use burn_fp8::{Fp8Format, Granularity};
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
+
+type Outcome = Result<(), TestCaseError>;
+
+/// Checks that many random cases.
+fn check<T: Debug>(cases: u32, strategy: impl Strategy<Value = T>, test: impl Fn(&T) -> Outcome) {
+    let default = Config::default();
+    let config = Config {
+        cases: match std::env::var_os("PROPTEST_CASES") {
+            Some(_) => default.cases,
+            None => cases,
+        },
+        rng_seed: match default.rng_seed {
+            RngSeed::Random => RngSeed::Fixed(0),
+            seed => seed,
+        },
+        failure_persistence: None,
+        max_shrink_iters: 4096,
+        ..default
+    };
+    if let Err(failed) = TestRunner::new(config).run(&strategy, |case| test(&case)) {
+        panic!("{failed}");
+    }
+}
+
+fn formats() -> impl Strategy<Value = Fp8Format> {
+    select(Fp8Format::ALL.to_vec())
+}
+
+fn dtypes() -> impl Strategy<Value = FloatDType> {
+    select(vec![FloatDType::F32, FloatDType::BF16, FloatDType::F16])
+}
+
+/// Granularities that matrices can have.
+fn granularities() -> impl Strategy<Value = Granularity> {
+    let side = || select(vec![1usize, 2, 3, 5, 8, 16, 32, 128, 1000]);
+    prop_oneof![
+        Just(Granularity::Tensor),
+        Just(Granularity::Row),
+        Just(Granularity::Column),
+        (side(), side()).prop_map(|(rows, columns)| Granularity::Block { rows, columns }),
+    ]
+}
+
+/// A dimension of a matrix: none, one, odd, and about as long as what kernels read at once.
+fn side() -> impl Strategy<Value = usize> {
+    let near = vec![15usize, 16, 17, 31, 32, 33, 127, 128, 129];
+    prop_oneof![1 => Just(0usize), 2 => Just(1), 6 => 2usize..12, 4 => select(near)]
+}
+
+/// Flex behind a websocket, with its own kernels or with Burn's standard ops.
+#[cfg(feature = "remote")]
+fn serve(portable: bool) -> (tokio::runtime::Runtime, burn::tensor::Device) {
+    use burn::backend::Flex;
+    crate::suite::remote::serve(match portable {
+        true => burn_fp8::register_portable_fp8_ops::<Flex>,
+        false => burn_fp8::register_fp8_ops::<Flex>,
+    })
+}
