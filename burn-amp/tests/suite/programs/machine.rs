@@ -301,9 +301,7 @@ impl Machine {
             Kind::Rounded => (place as f32 * 0.77 + phase as f32).sin() * 0.9,
         };
         let numbers: Vec<f32> = (0..dims.iter().product()).map(number).collect();
-        let device = &self.device;
-        let data = Tensor::<1>::from_floats(numbers.as_slice(), device);
-        Float::from(data).in_shape(dims)
+        Float::from_data(TensorData::new(numbers, dims), &self.device)
     }
 
     /// A number that programs compute with.

@@ -131,6 +131,8 @@ pub(super) enum Sizes {
     Small,
     /// Large enough for results to be computed again instead of being kept.
     Large,
+    /// Some of it has no elements.
+    Empty,
 }
 
 pub(super) const EVERY_REGION: &[Region] = &[
@@ -174,6 +176,11 @@ fn shape(sizes: Sizes) -> BoxedStrategy<Vec<usize>> {
     let large: Vec<Vec<usize>> = LARGE.iter().map(|dims| dims.to_vec()).collect();
     match sizes {
         Sizes::Small => small.boxed(),
+        Sizes::Empty => vec(
+            prop_oneof![2 => Just(0usize), 2 => Just(1), 3 => 2usize..4],
+            1..=4,
+        )
+        .boxed(),
         Sizes::Large => prop_oneof![5 => select(large), 1 => small].boxed(),
     }
 }

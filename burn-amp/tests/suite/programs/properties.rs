@@ -13,7 +13,8 @@ use crate::suite::alone::alone;
 use burn::tensor::{DType, Device};
 use burn_amp::{Autocast, AutocastLease, NanGuard};
 use core::cell::{Cell, RefCell};
-use proptest::test_runner::TestCaseError;
+use proptest::{prop_assert_eq, test_runner::TestCaseError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn lease(autocast: Autocast) -> AutocastLease {
     autocast
@@ -143,6 +144,66 @@ fn parameters_and_gradients_are_stored_in_f32() {
             [0, 0] => Ok(()),
             _ => Err(TestCaseError::fail(format!("{low:?} are stored low"))),
         }
+    });
+}
+
+/// The program as far as the plain device runs it: some of Burn's own ops panic for tensors without elements.
+fn as_plain_runs(program: &Program) -> (Program, Seen) {
+    let runs = |steps: usize| {
+        let program = Program {
+            steps: program.steps[..steps].to_vec(),
+            ..program.clone()
+        };
+        let seen = catch_unwind(AssertUnwindSafe(|| run(&program, &Device::flex())));
+        Some((program, seen.ok()?))
+    };
+    let steps = program.steps.len();
+    let longest = (0..=steps).rev().find_map(runs);
+    longest.expect("a program without steps runs")
+}
+
+#[test]
+fn empty_tensors_are_as_on_the_plain_device() {
+    if !ops_come_whole() {
+        return;
+    }
+    let form = Form {
+        sizes: Sizes::Empty,
+        precisions: &[Precision::O0],
+        regions: &[Region::Full, Region::O0, Region::Named],
+        ..FORM
+    };
+    let [all, run] = [(); 2].map(|()| Cell::new(0));
+    check(40, form, |precision, program| {
+        all.update(|all| all + program.steps.len());
+        let (program, plain) = as_plain_runs(program);
+        run.update(|run| run + program.steps.len());
+        same(&plain, &on(precision.autocast(), &program))
+    });
+    let (all, run) = (all.get(), run.get());
+    assert!(run * 2 > all, "only {run} of {all} steps run");
+}
+
+/// Dtypes and shapes are those of the plain device, and nothing panics.
+#[test]
+fn empty_tensors_run_in_every_precision() {
+    let form = Form {
+        sizes: Sizes::Empty,
+        precisions: Precision::EVERY,
+        ..FORM
+    };
+    check(40, form, |precision, program| {
+        let (program, plain) = as_plain_runs(program);
+        let found = on(precision.autocast(), &program);
+        let shapes = |seen: &Seen| -> Vec<_> {
+            seen.forms
+                .iter()
+                .map(|(name, _, dims)| (*name, dims.clone()))
+                .collect()
+        };
+        prop_assert_eq!(shapes(&plain), shapes(&found));
+        prop_assert_eq!(plain.data.len(), found.data.len());
+        Ok(())
     });
 }
 

@@ -1,6 +1,6 @@
 //! [`Float`]: a float tensor of any of the ranks that programs use.
 
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 /// A float tensor of rank 1 to 4.
 #[derive(Clone, Debug)]
@@ -85,6 +85,17 @@ impl Float {
 
     pub(super) fn is_autodiff(&self) -> bool {
         ask!(self, |x| x.is_autodiff())
+    }
+
+    /// The data as a tensor.
+    pub(super) fn from_data(data: TensorData, device: &Device) -> Self {
+        match data.shape().len() {
+            1 => Tensor::<1>::from_data(data, device).into(),
+            2 => Tensor::<2>::from_data(data, device).into(),
+            3 => Tensor::<3>::from_data(data, device).into(),
+            4 => Tensor::<4>::from_data(data, device).into(),
+            _ => unreachable!("programs use ranks 1 to 4"),
+        }
     }
 
     /// The tensor in a shape of `D` dimensions with as many elements.

@@ -18,6 +18,10 @@ fn turned(x: Float) -> Float {
 fn product_shape(x: &[usize], y: &[usize]) -> Option<Vec<usize>> {
     let at = x.len().checked_sub(2)?;
     let mut dims = broadcast(&x[..at], y.get(..at)?)?;
+    // Burn's own product on Flex reads beyond an empty batch of matrices.
+    if dims.contains(&0) {
+        return None;
+    }
     dims.extend([x[at], y[at + 1]]);
     let fits = y.len() == x.len() && x[at + 1] == y[at];
     (fits && dims.iter().product::<usize>() <= LARGEST).then_some(dims)
@@ -36,15 +40,21 @@ fn with_another(machine: &mut Machine, picks: &mut Picks<'_>) -> Option<Float> {
     Some(both!(x, y.clone(), |x, y| x.matmul(y)))
 }
 
-/// An operand, the size of its rows, and a size of the rows of a result.
-fn with_width(machine: &mut Machine, picks: &mut Picks<'_>) -> (Float, usize, usize) {
+/// An operand that a matrix is multiplied with. Burn's own product on Flex reads beyond an empty batch of matrices.
+fn of_matrices(machine: &mut Machine, picks: &mut Picks<'_>) -> Option<Float> {
     let x = machine.of_rank_from(2, picks);
+    (!x.dims()[..x.rank() - 2].contains(&0)).then_some(x)
+}
+
+/// An operand, the size of its rows, and a size of the rows of a result.
+fn with_width(machine: &mut Machine, picks: &mut Picks<'_>) -> Option<(Float, usize, usize)> {
+    let x = of_matrices(machine, picks)?;
     let from = x.dims()[x.rank() - 1];
     let width = match picks.below(3) {
         0 => from,
         pick => [0, 3, 4][pick],
     };
-    (x, from, width)
+    Some((x, from, width))
 }
 
 /// A matrix that the machine trains.
@@ -63,23 +73,23 @@ pub(super) const PRODUCTS: &[Op] = table! {
         Some(both!(x, y, |x, y| x.matmul(y)))
     };
     Exact by_weight: |m, p| {
-        let (x, from, width) = with_width(m, p);
+        let (x, from, width) = with_width(m, p)?;
         let weight = matrix(m, p.below(2), [from, width]);
         Some(each!(x, |x| x.matmul(weight.unsqueeze())))
     };
     Exact by_turned_weight: |m, p| {
-        let (x, from, width) = with_width(m, p);
+        let (x, from, width) = with_width(m, p)?;
         let weight = matrix(m, p.below(2), [width, from]).transpose();
         Some(each!(x, |x| x.matmul(weight.unsqueeze())))
     };
     Exact weight_by: |m, p| {
-        let x = m.of_rank_from(2, p);
+        let x = of_matrices(m, p)?;
         let from = x.dims()[x.rank() - 2];
         let weight = matrix(m, p.below(2), [p.below(4) + 1, from]);
         Some(each!(x, |x| weight.unsqueeze().matmul(x)))
     };
     Exact by_weights: |m, p| {
-        let (x, from, width) = with_width(m, p);
+        let (x, from, width) = with_width(m, p)?;
         let mut dims = x.dims();
         dims[x.rank() - 2] = from;
         dims[x.rank() - 1] = width;
@@ -87,13 +97,13 @@ pub(super) const PRODUCTS: &[Op] = table! {
         Some(both!(x, weights, |x, y| x.matmul(y)))
     };
     Exact linear: |m, p| {
-        let (x, from, width) = with_width(m, p);
+        let (x, from, width) = with_width(m, p)?;
         let weight = matrix(m, p.below(2), [from, width]);
         let bias = p.flag().then(|| m.vector(p.below(2), width));
         Some(each!(x, |x| module::linear(x, weight, bias)))
     };
     Exact linear_tied: |m, p| {
-        let x = m.of_rank_from(2, p);
+        let x = of_matrices(m, p)?;
         let size = x.dims()[x.rank() - 1];
         let weight = matrix(m, 0, [size, size]);
         Some(each!(x, |x| {
@@ -136,7 +146,7 @@ pub(super) const PRODUCTS: &[Op] = table! {
             return None;
         };
         let [batch, tokens, width] = x.dims();
-        if batch * tokens * tokens > LARGEST {
+        if batch == 0 || batch * tokens * tokens > LARGEST {
             return None;
         }
         let [queries, keys, values] = [0, 1, p.below(3)]
