@@ -7,7 +7,7 @@ use super::{
 };
 use proptest::{
     sample::select,
-    test_runner::{Config, RngSeed, TestCaseError, TestRunner},
+    test_runner::{Config, RngSeed, TestCaseError, TestRunner, contextualize_config},
 };
 
 /// Checks `cases` programs of that form, the same ones each time.
@@ -16,20 +16,13 @@ pub(super) fn check(
     form: Form,
     test: impl Fn(Precision, &Program) -> Result<(), TestCaseError>,
 ) {
-    let default = Config::default();
-    let config = Config {
-        cases: match std::env::var_os("PROPTEST_CASES") {
-            Some(_) => default.cases,
-            None => cases,
-        },
-        rng_seed: match default.rng_seed {
-            RngSeed::Random => RngSeed::Fixed(0),
-            seed => seed,
-        },
+    let config = contextualize_config(Config {
+        cases,
+        rng_seed: RngSeed::Fixed(0),
         failure_persistence: None,
         max_shrink_iters: 4096,
-        ..default
-    };
+        ..Config::default()
+    });
     let strategy = (select(form.precisions), programs(form));
     let result =
         TestRunner::new(config).run(&strategy, |(precision, program)| test(precision, &program));

@@ -17,26 +17,19 @@ use burn::tensor::FloatDType;
 use burn_fp8::{Fp8Format, Granularity};
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
+use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner, contextualize_config};
 
 type Outcome = Result<(), TestCaseError>;
 
 /// Checks that many random cases.
 fn check<T: Debug>(cases: u32, strategy: impl Strategy<Value = T>, test: impl Fn(&T) -> Outcome) {
-    let default = Config::default();
-    let config = Config {
-        cases: match std::env::var_os("PROPTEST_CASES") {
-            Some(_) => default.cases,
-            None => cases,
-        },
-        rng_seed: match default.rng_seed {
-            RngSeed::Random => RngSeed::Fixed(0),
-            seed => seed,
-        },
+    let config = contextualize_config(Config {
+        cases,
+        rng_seed: RngSeed::Fixed(0),
         failure_persistence: None,
         max_shrink_iters: 4096,
-        ..default
-    };
+        ..Config::default()
+    });
     if let Err(failed) = TestRunner::new(config).run(&strategy, |case| test(&case)) {
         panic!("{failed}");
     }
