@@ -41,6 +41,8 @@ mod suite {
     mod policy;
     mod programs;
     mod pytorch_lists;
+    #[path = "../../../burn-fp8/tests/suite/random/check.rs"]
+    mod random_cases;
     mod recompute;
     mod reduction;
     // For the tests inside of it: the library has no test build.

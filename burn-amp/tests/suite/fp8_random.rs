@@ -10,11 +10,9 @@ use burn_amp::{
     recipe::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RowwiseScaling},
 };
 use burn_fp8::{Fp8Cast, Fp8Format, Fp8Linear, Fp8Tensor, Granularity, scaled_matmul_with_amax};
-use proptest::{
-    prelude::*,
-    sample::select,
-    test_runner::{Config, RngSeed, TestRunner},
-};
+use proptest::{prelude::*, sample::select};
+
+use super::random_cases::check;
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -75,10 +73,6 @@ fn wave<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values.collect(), shape), device)
 }
 
-fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
-    tensor.into_data()
-}
-
 /// What the case gives on a device.
 fn run(case: &Case, device: &Device) -> Vec<TensorData> {
     let [m, k, n] = case.sizes;
@@ -96,10 +90,10 @@ fn run(case: &Case, device: &Device) -> Vec<TensorData> {
     let bias = Some(wave([n], device));
     let (product, amax) = scaled_matmul_with_amax(&lhs, &rhs, bias, output).expect("they fit");
     let mut seen = vec![
-        read(lhs.scale()),
-        read(lhs.dequantize(output)),
-        read(product),
-        read(amax),
+        lhs.scale().into_data(),
+        lhs.dequantize(output).into_data(),
+        product.into_data(),
+        amax.into_data(),
     ];
 
     let linear = Linear {
@@ -110,41 +104,27 @@ fn run(case: &Case, device: &Device) -> Vec<TensorData> {
     for _ in 0..2 {
         let x = Tensor::from_inner(x.clone()).require_grad();
         let output = layer.forward(x.clone());
-        seen.push(read(output.clone().inner()));
+        seen.push(output.clone().inner().into_data());
         let gradients = output.cast(FloatDType::F32).powi_scalar(2).sum().backward();
-        seen.extend(x.grad(&gradients).map(read));
-        seen.extend(layer.weight.val().grad(&gradients).map(read));
+        seen.extend(x.grad(&gradients).map(Tensor::into_data));
+        seen.extend(layer.weight.val().grad(&gradients).map(Tensor::into_data));
     }
     seen
 }
 
 #[test]
 fn fp8_on_layers_is_as_on_the_plain_device() {
-    let default = Config::default();
-    let config = Config {
-        cases: match std::env::var_os("PROPTEST_CASES") {
-            Some(_) => default.cases,
-            None => 40,
-        },
-        rng_seed: match default.rng_seed {
-            RngSeed::Random => RngSeed::Fixed(0),
-            seed => seed,
-        },
-        failure_persistence: None,
-        ..default
-    };
-    let result = TestRunner::new(config).run(&cases(), |case| {
-        let plain = run(&case, &Device::flex());
+    check(40, cases(), |case| {
+        let plain = run(case, &Device::flex());
         let lease = Autocast::new(Policy::o0()).lease(Device::flex());
         let lease = lease.expect("Flex carries autocast");
-        for (plain, found) in plain.into_iter().zip(run(&case, &lease.device())) {
+        let found = run(case, &lease.device());
+        prop_assert_eq!(plain.len(), found.len());
+        for (plain, found) in plain.into_iter().zip(found) {
             prop_assert_eq!(plain.shape(), found.shape());
             prop_assert_eq!(plain.dtype(), found.dtype());
             prop_assert_eq!(plain.as_bytes(), found.as_bytes());
         }
         Ok(())
     });
-    if let Err(failed) = result {
-        panic!("{failed}");
-    }
 }

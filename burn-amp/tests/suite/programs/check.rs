@@ -5,10 +5,8 @@ use super::{
     precision::Precision,
     program::{Form, Program, programs},
 };
-use proptest::{
-    sample::select,
-    test_runner::{Config, RngSeed, TestCaseError, TestRunner, contextualize_config},
-};
+use crate::suite::random_cases;
+use proptest::{sample::select, test_runner::TestCaseError};
 
 /// Checks `cases` programs of that form, the same ones each time.
 pub(super) fn check(
@@ -16,19 +14,10 @@ pub(super) fn check(
     form: Form,
     test: impl Fn(Precision, &Program) -> Result<(), TestCaseError>,
 ) {
-    let config = contextualize_config(Config {
-        cases,
-        rng_seed: RngSeed::Fixed(0),
-        failure_persistence: None,
-        max_shrink_iters: 4096,
-        ..Config::default()
-    });
     let strategy = (select(form.precisions), programs(form));
-    let result =
-        TestRunner::new(config).run(&strategy, |(precision, program)| test(precision, &program));
-    if let Err(failed) = result {
-        panic!("{failed}");
-    }
+    random_cases::check(cases, strategy, |(precision, program)| {
+        test(*precision, program)
+    });
 }
 
 /// That two runs of a program saw the same numbers. The sign of zeros may differ: the sum of -0 alone is 0, or is left as it is.

@@ -3,6 +3,7 @@
 //! Each test runs the same cases each time: `PROPTEST_CASES` is how many, `PROPTEST_RNG_SEED` picks others.
 
 mod casts;
+mod check;
 mod layers;
 mod model;
 mod products;
@@ -11,29 +12,15 @@ mod refusals;
 mod steps;
 mod tensors;
 
-use core::fmt::Debug;
-
 use burn::tensor::FloatDType;
 use burn_fp8::{Fp8Format, Granularity};
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner, contextualize_config};
+use proptest::test_runner::TestCaseError;
+
+use check::check;
 
 type Outcome = Result<(), TestCaseError>;
-
-/// Checks that many random cases.
-fn check<T: Debug>(cases: u32, strategy: impl Strategy<Value = T>, test: impl Fn(&T) -> Outcome) {
-    let config = contextualize_config(Config {
-        cases,
-        rng_seed: RngSeed::Fixed(0),
-        failure_persistence: None,
-        max_shrink_iters: 4096,
-        ..Config::default()
-    });
-    if let Err(failed) = TestRunner::new(config).run(&strategy, |case| test(&case)) {
-        panic!("{failed}");
-    }
-}
 
 fn formats() -> impl Strategy<Value = Fp8Format> {
     select(Fp8Format::ALL.to_vec())
