@@ -1,6 +1,8 @@
 //! The kernels as they run on NVIDIA's GPUs, with tensor-core instructions, executed by [`crate::ptx`].
 
+mod case;
 mod casts;
 mod products;
+mod random;
 mod scaling;
 mod side;

@@ -1,192 +1,32 @@
-//! All routines, compared with a product by its definition.
+//! All routines, on sizes at the edges of tiles, steps and chunks, and on layouts that they read in place.
 
 use burn::backend::ops::IntTensorOps;
 use burn::tensor::{DType, FloatDType};
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_amax_by, matmul_by};
+use burn_cubecl::CubeBackend;
+use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_by};
 use burn_fp8::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
-use half::{bf16, f16};
 
 use super::super::{
     device::Random,
-    gpu::{Gpu, elements, launched, tensor},
+    gpu::{Gpu, launched, tensor},
 };
-use super::side::Side;
-
-struct Case {
-    formats: [Fp8Format; 2],
-    output: FloatDType,
-    /// Batch, rows, columns, terms.
-    size: [usize; 4],
-    /// The number of matrices of each side: that of the batch, or one.
-    batches: [usize; 2],
-    granularities: [Granularity; 2],
-    bias: bool,
-    /// Whether each side's inner dimension is innermost in memory.
-    inner: [bool; 2],
-}
-
-/// The numbers of rows and of terms that share a scale.
-fn block(granularity: Granularity, rows: usize, terms: usize, right: bool) -> [usize; 2] {
-    match (granularity, right) {
-        (Granularity::Tensor, _) => [rows.max(1), terms.max(1)],
-        (Granularity::Row, false) | (Granularity::Column, true) => [1, terms],
-        (Granularity::Block { rows, columns }, false) => [rows, columns],
-        (Granularity::Block { rows, columns }, true) => [columns, rows],
-        _ => unreachable!("scales of terms alone"),
-    }
-}
-
-/// The elements of a float tensor.
-fn numbers(tensor: &CubeTensor) -> Vec<f64> {
-    match tensor.dtype {
-        DType::F32 => elements(tensor)
-            .into_iter()
-            .map(|x| f64::from(f32::from_le_bytes(x)))
-            .collect(),
-        DType::F16 => elements(tensor)
-            .into_iter()
-            .map(|x| f16::from_le_bytes(x).to_f64())
-            .collect(),
-        DType::BF16 => elements(tensor)
-            .into_iter()
-            .map(|x| bf16::from_le_bytes(x).to_f64())
-            .collect(),
-        dtype => panic!("{dtype:?}"),
-    }
-}
-
-fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
-    let Some(client) = gpu.client() else { return };
-    let mut random = Random::new(case.size.iter().sum::<usize>() as u64);
-    let [batch, m, n, k] = case.size;
-    let [left, right] = case.granularities;
-    let mut lhs = Side::new(
-        &mut random,
-        case.formats[0],
-        [case.batches[0], m, k],
-        block(left, m, k, false),
-    );
-    let mut rhs = Side::new(
-        &mut random,
-        case.formats[1],
-        [case.batches[1], n, k],
-        block(right, n, k, true),
-    );
-    for (side, granularity) in [(&mut lhs, left), (&mut rhs, right)] {
-        if granularity == Granularity::Tensor {
-            // One scale for all matrices.
-            let first = side.scales[0];
-            side.scales.fill(first);
-        }
-    }
-    let bias: Vec<f32> = (0..n).map(|column| column as f32 / 8.0 - 3.0).collect();
-    let [lhs_codes, mut lhs_scales] = lhs.tensors(&client, false, !case.inner[0]);
-    let [rhs_codes, mut rhs_scales] = rhs.tensors(&client, true, case.inner[1]);
-    let single = |side: &Side| {
-        tensor(
-            &client,
-            bytemuck::cast_slice(&side.scales[..1]),
-            &[1],
-            DType::F32,
-        )
-    };
-    if left == Granularity::Tensor {
-        lhs_scales = single(&lhs);
-    }
-    if right == Granularity::Tensor {
-        rhs_scales = single(&rhs);
-    }
-    let short: Vec<bf16> = bias.iter().map(|&x| bf16::from_f32(x)).collect();
-    let row = match (case.bias, case.output) {
-        (false, _) => Bias::<CubeBackend>::None,
-        (_, FloatDType::F32) => Bias::Row(tensor(
-            &client,
-            bytemuck::cast_slice(&bias),
-            &[n],
-            DType::F32,
-        )),
-        _ => Bias::Row(tensor(
-            &client,
-            bytemuck::cast_slice(&short),
-            &[n],
-            DType::BF16,
-        )),
-    };
-    let (policy, operands) = (MatmulPolicy::Only(routine), [lhs_codes, rhs_codes]);
-    let scales = [lhs_scales, rhs_scales];
-    let spec = MatmulSpec::new(case.formats[0], case.formats[1], case.output)
-        .with_granularities(case.granularities);
-    let (product, amax) = if case.bias {
-        let (product, amax) = matmul_amax_by(policy, operands, scales, row, spec);
-        (product, Some(amax))
-    } else {
-        let product = matmul_by(policy, operands, scales, row, spec);
-        (product, None)
-    };
-    let kernel = match routine {
-        // A tensor map needs the distance between rows, which a single row does not have.
-        MatmulRoutine::WgmmaTma | MatmulRoutine::WgmmaTma256 if m > 1 => "tma_kernel",
-        MatmulRoutine::Direct => "matmul_kernel",
-        _ => "tile_kernel",
-    };
-    let rows = match (routine, kernel) {
-        (MatmulRoutine::WgmmaTma256, "tma_kernel") => 256,
-        _ => 128,
-    };
-    let grid = format!("{}x{}x{batch}", n.div_ceil(128), m.div_ceil(rows));
-    let ran = launched(&client).into_iter().any(|name| {
-        name.starts_with(kernel) && (kernel == "matmul_kernel" || name.ends_with(&grid))
-    });
-    assert!(ran, "{routine} did not run: {:?}", launched(&client));
-    let found = numbers(&product);
-    if kernel != "matmul_kernel" && m.is_multiple_of(4) && !case.inner[0] {
-        assert!(
-            launched(&client)
-                .iter()
-                .any(|name| name.starts_with("turn_rows"))
-        );
-    }
-    let rounding = match case.output {
-        FloatDType::F32 => 0.0,
-        FloatDType::F16 => 2f64.powi(-11),
-        _ => 2f64.powi(-8),
-    };
-    assert_eq!(found.len(), batch * m * n);
-    if let Some(amax) = amax {
-        let largest = found.iter().fold(0f64, |max, value| max.max(value.abs()));
-        assert_eq!(numbers(&amax), [largest], "{routine}, {:?}", case.size);
-    }
-    for (index, &found) in found.iter().enumerate() {
-        let (matrix, row, column) = (index / (m * n), index / n % m, index % n);
-        let terms =
-            (0..k).map(|term| lhs.value(matrix, row, term) * rhs.value(matrix, column, term));
-        let size = terms.clone().map(f64::abs).sum::<f64>() + 16.0;
-        let added = if case.bias {
-            f64::from(bias[column])
-        } else {
-            0.0
-        };
-        let expected = terms.sum::<f64>() + added;
-        let allowed = size * 2f64.powi(-20) + expected.abs() * rounding;
-        assert!(
-            (found - expected).abs() <= allowed,
-            "{routine}: {found} instead of {expected} in row {row}, column {column} of matrix {matrix} of {:?}",
-            case.size
-        );
-    }
-}
+use super::{
+    case::{Case, check, numbers},
+    side::{Codes, Side},
+};
 
 const WHOLE: [Granularity; 2] = [Granularity::Tensor; 2];
 
 fn plain(formats: [Fp8Format; 2], size: [usize; 4]) -> Case {
     Case {
         formats,
+        codes: [Codes::Small; 2],
         output: FloatDType::F32,
         size,
         batches: [size[0]; 2],
         granularities: WHOLE,
-        bias: false,
+        bias: None,
+        amax: false,
         inner: [true; 2],
     }
 }
@@ -214,7 +54,8 @@ fn whole(formats: [Fp8Format; 2]) -> Vec<Case> {
     .map(|(size, batches, inner)| Case {
         batches,
         inner,
-        bias: true,
+        bias: Some(FloatDType::F32),
+        amax: true,
         ..plain(formats, size)
     })
     .collect()
@@ -225,7 +66,8 @@ fn rows() -> Case {
     Case {
         output: FloatDType::F16,
         granularities: [Granularity::Row, Granularity::Column],
-        bias: true,
+        bias: Some(FloatDType::BF16),
+        amax: true,
         ..plain([E4M3, E5M2], [2, 6, 10, 272])
     }
 }
@@ -259,7 +101,8 @@ fn mma_multiplies_with_scales_of_rows_and_blocks() {
 fn wgmma_multiplies_with_one_scale() {
     // More rows of tiles than are computed together, with one left over.
     let many = Case {
-        bias: true,
+        bias: Some(FloatDType::F32),
+        amax: true,
         ..plain([E5M2, E5M2], [1, 1025, 130, 16])
     };
     let cases = whole([E5M2, E5M2]).into_iter().chain([many]);
@@ -285,7 +128,8 @@ fn tma_multiplies_with_scales_of_blocks() {
 #[test]
 fn tma_multiplies_in_tall_tiles() {
     let whole = [[1, 257, 9, 1200], [2, 390, 131, 144]].map(|size| Case {
-        bias: true,
+        bias: Some(FloatDType::F32),
+        amax: true,
         ..plain([E4M3, E5M2], size)
     });
     all(Gpu::Hopper, MatmulRoutine::WgmmaTma256, whole);
@@ -311,7 +155,8 @@ fn tall_tiles_multiply_with_scales() {
 #[test]
 fn direct_multiplies() {
     let cases = [[1, 5, 9, 70], [2, 1, 3, 130]].map(|size| Case {
-        bias: true,
+        bias: Some(FloatDType::F32),
+        amax: true,
         inner: [false, true],
         ..plain([E4M3, E5M2], size)
     });
@@ -354,10 +199,10 @@ fn casts_are_multiplied_in_place() {
             Bias::Row(float(&vec![0.0; n], &[n])),
             MatmulSpec::new(E4M3, E5M2, FloatDType::F32),
         );
-        let expected: Vec<f64> = (0..m * n)
+        let expected: Vec<f32> = (0..m * n)
             .map(|index| {
                 let term = |i: usize| left[index / n * k + i] * right[i * n + index % n];
-                f64::from((0..k).map(term).sum::<f32>())
+                (0..k).map(term).sum::<f32>()
             })
             .collect();
         assert_eq!(numbers(&product), expected);
@@ -377,8 +222,16 @@ fn the_amax_of_a_product_is_its_largest() {
     let case = rows();
     let mut random = Random::new(3);
     let [batch, m, n, k] = case.size;
-    let lhs = Side::new(&mut random, E4M3, [batch, m, k], [m, k]);
-    let rhs = Side::new(&mut random, E5M2, [batch, n, k], [n, k]);
+    let mut side = |format, shape| {
+        Side::new(
+            &mut random,
+            format,
+            Codes::Small,
+            shape,
+            Granularity::Tensor,
+        )
+    };
+    let (lhs, rhs) = (side(E4M3, [batch, m, k]), side(E5M2, [batch, n, k]));
     let [lhs, _] = lhs.tensors(&client, false, false);
     let [rhs, _] = rhs.tensors(&client, true, true);
     let one = || tensor(&client, bytemuck::cast_slice(&[1f32]), &[1], DType::F32);
@@ -386,7 +239,7 @@ fn the_amax_of_a_product_is_its_largest() {
     let (product, amax) = CubeBackend::fp8_matmul_amax(lhs, rhs, one(), one(), Bias::None, spec);
     let largest = numbers(&product)
         .into_iter()
-        .map(f64::abs)
-        .fold(0.0, f64::max);
+        .map(f32::abs)
+        .fold(0.0, f32::max);
     assert_eq!(numbers(&amax), [largest]);
 }

@@ -3,9 +3,9 @@
 use burn::backend::ops::IntTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, cubecl::client::Client, tensor::CubeTensor};
-use burn_fp8::Fp8Format;
+use burn_fp8::{Fp8Format, Granularity};
 
-use super::super::{device::Random, gpu::tensor};
+use super::super::{device::Random, gpu::tensor, random::reference};
 use crate::ptx::Fp8;
 
 fn meaning(format: Fp8Format) -> Fp8 {
@@ -15,58 +15,70 @@ fn meaning(format: Fp8Format) -> Fp8 {
     }
 }
 
+/// Which codes a side has.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Codes {
+    /// Those of numbers up to 8, so that sums do not overflow in f16.
+    Small,
+    Finite,
+    Any,
+}
+
+impl Codes {
+    fn include(self, value: f64) -> bool {
+        match self {
+            Self::Small => value.abs() <= 8.0,
+            Self::Finite => value.is_finite(),
+            Self::Any => true,
+        }
+    }
+}
+
 /// A batch of matrices of codes with their scales, all as `[batch, rows, columns]`, with the inner dimension of the product as
 /// the columns.
 pub(super) struct Side {
     format: Fp8Format,
     codes: Vec<u8>,
     shape: [usize; 3],
-    /// The numbers of rows and of columns that share a scale.
-    block: [usize; 2],
-    pub(super) scales: Vec<f32>,
+    scales: Vec<f32>,
+    scale_shape: [usize; 3],
+    /// The place of each element's scale.
+    places: Vec<usize>,
 }
 
 impl Side {
+    /// # Panics
+    /// If `shape` has no elements.
     pub(super) fn new(
         random: &mut Random,
         format: Fp8Format,
+        codes: Codes,
         shape: [usize; 3],
-        block: [usize; 2],
+        granularity: Granularity,
     ) -> Self {
-        // Including subnormals, and small enough that f16 does not overflow.
+        // Subnormals among them.
         let usable: Vec<u8> = (0..=u8::MAX)
-            .filter(|&code| meaning(format).value(code).abs() <= 8.0)
+            .filter(|&code| codes.include(meaning(format).value(code)))
             .collect();
-        let count = shape.iter().product();
-        let mut codes = Vec::with_capacity(count);
-        codes.resize_with(count, || usable[random.bits() as usize % usable.len()]);
-        let grid = shape[0] * shape[1].div_ceil(block[0]) * shape[2].div_ceil(block[1]);
-        let mut scales = Vec::with_capacity(grid);
-        scales.resize_with(grid, || 0.5 + (random.bits() % 64) as f32 / 16.0);
+        let code = |random: &mut Random| usable[random.bits() as usize % usable.len()];
+        let scale = |random: &mut Random| 0.5 + (random.bits() % 64) as f32 / 16.0;
+        let (scale_shape, places) = reference::places(granularity, &shape);
+        let (elements, scales) = (places.len(), scale_shape.iter().product());
         Self {
             format,
-            codes,
+            codes: (0..elements).map(|_| code(random)).collect(),
             shape,
-            block,
-            scales,
+            scales: (0..scales).map(|_| scale(random)).collect(),
+            scale_shape: scale_shape.try_into().unwrap(),
+            places,
         }
     }
 
-    fn scale_shape(&self) -> [usize; 3] {
-        let [batch, rows, columns] = self.shape;
-        [
-            batch,
-            rows.div_ceil(self.block[0]),
-            columns.div_ceil(self.block[1]),
-        ]
-    }
-
     pub(super) fn value(&self, batch: usize, row: usize, column: usize) -> f64 {
-        let batch = batch % self.shape[0];
-        let code = self.codes[(batch * self.shape[1] + row) * self.shape[2] + column];
-        let [_, down, across] = self.scale_shape();
-        let scale = (batch * down + row / self.block[0]) * across + column / self.block[1];
-        meaning(self.format).value(code) / f64::from(self.scales[scale])
+        let [batches, rows, columns] = self.shape;
+        let index = (batch % batches * rows + row) * columns + column;
+        let scale = f64::from(self.scales[self.places[index]]);
+        meaning(self.format).value(self.codes[index]) / scale
     }
 
     /// Codes and scales as tensors. For a right side, the last two dimensions are swapped. With `by_strides`, the codes are a
@@ -87,7 +99,7 @@ impl Side {
             by_strides,
         );
         // Scales are never such a view.
-        let scales = oriented(client, scales, self.scale_shape(), DType::F32, right, false);
+        let scales = oriented(client, scales, self.scale_shape, DType::F32, right, false);
         [codes, scales]
     }
 }

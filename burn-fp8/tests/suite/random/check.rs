@@ -16,6 +16,7 @@ pub(crate) fn check<T: Debug>(
         rng_seed: RngSeed::Fixed(0),
         failure_persistence: None,
         max_shrink_iters: 4096,
+        max_shrink_time: 60_000,
         ..Config::default()
     });
     if let Err(failed) = TestRunner::new(config).run(&strategy, |case| test(&case)) {

@@ -7,7 +7,7 @@ mod check;
 mod layers;
 mod model;
 mod products;
-mod reference;
+pub(super) mod reference;
 mod refusals;
 mod steps;
 mod tensors;
@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestCaseError;
 
-use check::check;
+pub(super) use check::check;
 
 type Outcome = Result<(), TestCaseError>;
 

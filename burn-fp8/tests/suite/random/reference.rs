@@ -49,7 +49,7 @@ pub(super) fn encode(format: Fp8Format, value: f32) -> Option<u8> {
 }
 
 /// The largest magnitude; NaN if there is a NaN, 0 if there is nothing.
-pub(super) fn amax(values: impl IntoIterator<Item = f32>) -> f32 {
+pub(in crate::suite) fn amax(values: impl IntoIterator<Item = f32>) -> f32 {
     // NaN is not less than anything.
     let larger = |max: f32, value: f32| match max.is_nan() || value.abs() <= max {
         true => max,
@@ -88,7 +88,10 @@ fn sides(granularity: Granularity) -> [usize; 2] {
 }
 
 /// The shape of the scales, and for each element the number of its scale.
-pub(super) fn places(granularity: Granularity, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
+pub(in crate::suite) fn places(
+    granularity: Granularity,
+    shape: &[usize],
+) -> (Vec<usize>, Vec<usize>) {
     let count: usize = shape.iter().product();
     if granularity == Granularity::Tensor {
         return (vec![1; shape.len()], vec![0; count]);
@@ -157,13 +160,13 @@ pub(super) fn numbers(data: &Fp8Data) -> Vec<f64> {
 
 /// A sum, and the sum of the magnitudes of its terms, to which the error of an f32 sum is proportional.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sum {
+pub(in crate::suite) struct Sum {
     pub(super) sum: f64,
     pub(super) size: f64,
 }
 
 impl Sum {
-    pub(super) fn of(terms: impl Iterator<Item = f64>) -> Self {
+    pub(in crate::suite) fn of(terms: impl Iterator<Item = f64>) -> Self {
         let none = Self {
             sum: 0.0,
             size: 0.0,
@@ -242,7 +245,7 @@ fn rounding(dtype: FloatDType) -> [f64; 3] {
 }
 
 /// That a number is the sum, up to the error of a sum in f32 that is then rounded to `dtype`.
-pub(super) fn near(
+pub(in crate::suite) fn near(
     found: f32,
     Sum { sum, size }: Sum,
     relative: f64,
