@@ -45,6 +45,7 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
         "selp.b32" | "selp.u32" | "selp.s32" | "selp.f32" => {
             (3, |x| u32(if x[2] != 0 { x[0] } else { x[1] }))
         }
+        "selp.b16" => (3, |x| Some(if x[2] != 0 { x[0] } else { x[1] } & 0xFFFF)),
         "selp.b64" | "selp.u64" | "selp.s64" => (3, |x| Some(if x[2] != 0 { x[0] } else { x[1] })),
         // Selects four of the eight bytes of two registers, or their signs.
         "prmt.b32" => (3, |x| {

@@ -98,6 +98,10 @@ fn arithmetic_is_that_of_the_isa() {
         ("max.s32 %r9, 1, -1;", 1),
         ("setp.lt.s32 %p0, -1, 0; selp.b32 %r9, 7, 8, %p0;", 7),
         ("setp.lt.u32 %p0, -1, 0; selp.b32 %r9, 7, 8, %p0;", 8),
+        (
+            "setp.lt.u32 %p0, -1, 0; selp.b16 %r9, 0x17777, 0x18888, %p0;",
+            0x8888,
+        ),
         // NaN: ordered relations are false, unordered ones true.
         (
             "setp.le.f32 %p0, 0f7FC00000, 0f00000000; selp.b32 %r9, 7, 8, %p0;",
@@ -117,6 +121,33 @@ fn arithmetic_is_that_of_the_isa() {
         (
             "cvt.rn.f32.u32 %f0, 16777217; mov.b32 %r9, %f0;",
             16_777_216f32.to_bits(),
+        ),
+        // Its neighbors: -2^24 - 2 and -2^24.
+        (
+            "cvt.rm.f32.s32 %f0, -16777217; mov.b32 %r9, %f0;",
+            (-16_777_218f32).to_bits(),
+        ),
+        (
+            "cvt.rp.f32.s32 %f0, -16777217; mov.b32 %r9, %f0;",
+            (-16_777_216f32).to_bits(),
+        ),
+        (
+            "cvt.rz.f32.s32 %f0, -16777217; mov.b32 %r9, %f0;",
+            (-16_777_216f32).to_bits(),
+        ),
+        (
+            "cvt.rz.f32.s32 %f0, 16777217; mov.b32 %r9, %f0;",
+            16_777_216f32.to_bits(),
+        ),
+        // -2049, a tie in f16.
+        (
+            "cvt.rn.f16.s32 %r2, -2049; cvt.f32.f16 %f0, %r2; mov.b32 %r9, %f0;",
+            (-2048f32).to_bits(),
+        ),
+        // 2^24 + 2^16 + 1 is just beyond a tie in bf16, and no f32.
+        (
+            "cvt.rn.bf16.s32 %r2, 16842753; cvt.f32.bf16 %f0, %r2; mov.b32 %r9, %f0;",
+            16_908_288f32.to_bits(),
         ),
         // One rounding: (1 + 2^-23)^2 - 1 - 2^-22 is 2^-46.
         (

@@ -1,17 +1,19 @@
 //! One product by one routine, compared with the product by its definition.
 
-use burn::tensor::{DType, FloatDType};
-use burn_cubecl::{CubeBackend, cubecl::client::Client, tensor::CubeTensor};
+use burn::tensor::FloatDType;
+use burn_cubecl::CubeBackend;
 use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_amax_by, matmul_by};
 use burn_fp8::{Bias, Fp8Format, Granularity, MatmulSpec};
-use half::{bf16, f16};
 
 use super::super::{
     device::Random,
-    gpu::{Gpu, elements, launched, tensor},
+    gpu::{Gpu, launched},
     random::reference::{self, Sum},
 };
-use super::side::{Codes, Side};
+use super::{
+    elements::{floats, numbers},
+    side::{Codes, Side},
+};
 
 /// The error of a sum in f32, relative to the sum of its terms' magnitudes.
 const SUM_ERROR: f64 = 1.0 / (1 << 20) as f64;
@@ -30,39 +32,6 @@ pub(super) struct Case {
     pub(super) amax: bool,
     /// Whether each side's inner dimension is innermost in memory.
     pub(super) inner: [bool; 2],
-}
-
-/// A float tensor of numbers that its dtype has.
-fn float(client: &Client, numbers: &[f32], shape: &[usize], dtype: FloatDType) -> CubeTensor {
-    let each = numbers.iter();
-    let bytes: Vec<u8> = match dtype {
-        FloatDType::F32 => each.flat_map(|x| x.to_le_bytes()).collect(),
-        FloatDType::F16 => each.flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
-        FloatDType::BF16 => each
-            .flat_map(|&x| bf16::from_f32(x).to_le_bytes())
-            .collect(),
-        dtype => panic!("{dtype:?}"),
-    };
-    tensor(client, &bytes, shape, dtype.into())
-}
-
-/// The elements of a float tensor.
-pub(super) fn numbers(tensor: &CubeTensor) -> Vec<f32> {
-    match tensor.dtype {
-        DType::F32 => elements(tensor)
-            .into_iter()
-            .map(f32::from_le_bytes)
-            .collect(),
-        DType::F16 => elements(tensor)
-            .into_iter()
-            .map(|x| f16::from_le_bytes(x).to_f32())
-            .collect(),
-        DType::BF16 => elements(tensor)
-            .into_iter()
-            .map(|x| bf16::from_le_bytes(x).to_f32())
-            .collect(),
-        dtype => panic!("{dtype:?}"),
-    }
 }
 
 /// The kernels that may compute a case, as the starts and ends of their names with the grid.
@@ -102,7 +71,7 @@ pub(super) fn check(gpu: Gpu, routine: MatmulRoutine, case: &Case) {
         .map(|column| (column % 64) as f32 / 8.0 - 3.0)
         .collect();
     let row = match case.bias {
-        Some(dtype) => Bias::<CubeBackend>::Row(float(&client, &bias, &[n], dtype)),
+        Some(dtype) => Bias::<CubeBackend>::Row(floats(&client, &bias, &[n], dtype)),
         None => Bias::None,
     };
     let [lhs_codes, lhs_scales] = lhs.tensors(&client, false, !case.inner[0]);

@@ -2,31 +2,25 @@
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType, Shape};
-use burn_cubecl::{
-    CubeBackend, CubeDevice, cubecl::client::Client, ops::permute, tensor::CubeTensor,
-};
+use burn_cubecl::{CubeBackend, cubecl::client::Client, ops::permute, tensor::CubeTensor};
 use burn_fp8::{Fp8Format, Fp8Ops, Granularity};
 use half::{bf16, f16};
 
 use super::super::{
     fixtures,
-    gpu::{Gpu, elements, launched, tensor},
+    gpu::{Gpu, launched, tensor},
 };
+use super::elements::{self, codes, numbers, packed_floats};
 
 fn floats(client: &Client, values: &[f32], shape: &[usize]) -> CubeTensor {
-    tensor(client, bytemuck::cast_slice(values), shape, DType::F32)
-}
-
-fn codes(tensor: &CubeTensor) -> Vec<u8> {
-    elements::<1>(tensor)
-        .into_iter()
-        .map(|[code]| code)
-        .collect()
+    elements::floats(client, values, shape, FloatDType::F32)
 }
 
 fn single(tensor: &CubeTensor) -> f32 {
-    let [value] = *elements(tensor) else { panic!() };
-    f32::from_le_bytes(value)
+    let [value] = numbers(tensor)[..] else {
+        panic!()
+    };
+    value
 }
 
 /// Codes come from bit operations before Ada, and from an instruction since then.
@@ -126,11 +120,8 @@ fn casts_are_one_kernel() {
         let Some(client) = gpu.client() else { return };
         let rows = 24;
         let inputs: Vec<f32> = (0..rows * columns).map(|x| x as f32 - 700.0).collect();
-        let contiguous = |shape: [usize; 2]| {
-            let memory = client.create_from_slice(bytemuck::cast_slice(&inputs));
-            let device = CubeDevice::Cpu(Default::default());
-            CubeTensor::new_contiguous(client.clone(), device, shape.into(), memory, DType::F32)
-        };
+        let contiguous =
+            |shape: [usize; 2]| packed_floats(&client, &inputs, &shape, FloatDType::F32);
         let allocated = floats(&client, &inputs, &[rows, columns]);
         let pitch = allocated.meta.strides()[0];
         assert!(pitch > columns);
@@ -149,8 +140,8 @@ fn casts_are_one_kernel() {
                 assert!(ran[0].contains(kernel), "{ran:?}");
                 assert_eq!(single(&amax), 700.0);
             };
-            let floats = elements(&input).into_iter().map(f32::from_le_bytes);
-            let expected: Vec<u8> = floats.map(|x| Fp8Format::E4M3.encode(x * 0.5)).collect();
+            let expected = numbers(&input).into_iter();
+            let expected: Vec<u8> = expected.map(|x| Fp8Format::E4M3.encode(x * 0.5)).collect();
             let (input, scale, format) = (|| input.clone(), || scale.clone(), Fp8Format::E4M3);
             ran(&|| CubeBackend::fp8_amax(input()), "amax");
             let quantize = || {
@@ -195,21 +186,7 @@ fn values_of_every_code_are_ml_dtypes() {
             format,
             dtype,
         );
-        let found: Vec<f32> = match dtype {
-            FloatDType::F32 => elements(&output)
-                .into_iter()
-                .map(f32::from_le_bytes)
-                .collect(),
-            FloatDType::BF16 => elements(&output)
-                .into_iter()
-                .map(|x| bf16::from_le_bytes(x).to_f32())
-                .collect(),
-            _ => elements(&output)
-                .into_iter()
-                .map(|x| f16::from_le_bytes(x).to_f32())
-                .collect(),
-        };
-        for (found, code) in found.into_iter().zip(fixtures::values(format)) {
+        for (found, code) in numbers(&output).into_iter().zip(fixtures::values(format)) {
             let expected = 2.0 * code;
             assert!(
                 found == expected || found.is_nan() && expected.is_nan(),

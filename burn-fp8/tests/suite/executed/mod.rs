@@ -2,6 +2,7 @@
 
 mod case;
 mod casts;
+mod elements;
 mod products;
 mod random;
 mod scaling;

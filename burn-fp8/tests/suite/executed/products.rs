@@ -1,17 +1,18 @@
 //! All routines, on sizes at the edges of tiles, steps and chunks, and on layouts that they read in place.
 
 use burn::backend::ops::IntTensorOps;
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::FloatDType;
 use burn_cubecl::CubeBackend;
 use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_by};
 use burn_fp8::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 
 use super::super::{
     device::Random,
-    gpu::{Gpu, launched, tensor},
+    gpu::{Gpu, launched},
 };
 use super::{
-    case::{Case, check, numbers},
+    case::{Case, check},
+    elements::{floats, numbers},
     side::{Codes, Side},
 };
 
@@ -183,9 +184,8 @@ fn casts_are_multiplied_in_place() {
                 .collect()
         };
         let (left, right) = (matrix(m, k), matrix(k, n));
-        let float = |values: &[f32], shape: &[usize]| {
-            tensor(&client, bytemuck::cast_slice(values), shape, DType::F32)
-        };
+        let float =
+            |values: &[f32], shape: &[usize]| floats(&client, values, shape, FloatDType::F32);
         let one = || float(&[1.0], &[1]);
         let cast = |values: &[f32], shape: &[usize], format| {
             CubeBackend::fp8_quantize_transposed(float(values, shape), one(), format)
@@ -234,7 +234,7 @@ fn the_amax_of_a_product_is_its_largest() {
     let (lhs, rhs) = (side(E4M3, [batch, m, k]), side(E5M2, [batch, n, k]));
     let [lhs, _] = lhs.tensors(&client, false, false);
     let [rhs, _] = rhs.tensors(&client, true, true);
-    let one = || tensor(&client, bytemuck::cast_slice(&[1f32]), &[1], DType::F32);
+    let one = || floats(&client, &[1.0], &[1], FloatDType::F32);
     let spec = MatmulSpec::new(E4M3, E5M2, FloatDType::F16);
     let (product, amax) = CubeBackend::fp8_matmul_amax(lhs, rhs, one(), one(), Bias::None, spec);
     let largest = numbers(&product)

@@ -1,6 +1,6 @@
 //! Scales from amaxes, from histories, and of blocks.
 
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::FloatDType;
 use burn_cubecl::{CubeBackend, cubecl::client::Client, tensor::CubeTensor};
 use burn_fp8::recipe::{AmaxCompute, ScaleUpdate};
 use burn_fp8::{Fp8Cast, Fp8Format, Fp8Ops, Granularity};
@@ -8,18 +8,12 @@ use burn_fp8::{Fp8Cast, Fp8Format, Fp8Ops, Granularity};
 use super::super::{
     device::Random,
     fixtures,
-    gpu::{Gpu, elements, launched, tensor},
+    gpu::{Gpu, launched},
 };
+use super::elements::{self, numbers};
 
 fn floats(client: &Client, values: &[f32], shape: &[usize]) -> CubeTensor {
-    tensor(client, bytemuck::cast_slice(values), shape, DType::F32)
-}
-
-fn values(tensor: &CubeTensor) -> Vec<f32> {
-    elements(tensor)
-        .into_iter()
-        .map(f32::from_le_bytes)
-        .collect()
+    elements::floats(client, values, shape, FloatDType::F32)
 }
 
 /// Transformer Engine's rule, as the documentation of `DelayedScaling` describes it.
@@ -74,13 +68,13 @@ fn histories_move_on() {
                 );
                 let (expected_history, expected_scale) = updated(&history, 2.0, amax, update);
                 let case = (length, algorithm, amax);
-                for (found, expected) in values(&new_history).into_iter().zip(expected_history) {
+                for (found, expected) in numbers(&new_history).into_iter().zip(expected_history) {
                     assert!(
                         found == expected || found.is_nan() && expected.is_nan(),
                         "{case:?}"
                     );
                 }
-                assert_eq!(values(&new_scale), [expected_scale], "{case:?}");
+                assert_eq!(numbers(&new_scale), [expected_scale], "{case:?}");
             }
         }
     }
@@ -140,12 +134,9 @@ fn blocks_have_scales_of_their_own() {
         for amax in &mut expected {
             *amax = if *amax == 0.0 { 1.0 } else { 448.0 / *amax };
         }
-        assert_eq!(values(&scales), expected);
+        assert_eq!(numbers(&scales), expected);
         let meaning = fixtures::values(format);
-        let found: Vec<u8> = elements::<1>(&codes)
-            .into_iter()
-            .map(|[code]| code)
-            .collect();
+        let found = elements::codes(&codes);
         for (index, (&input, &code)) in inputs.iter().zip(&found).enumerate() {
             let scaled = input * expected[block_of(index)];
             let distance = |code: usize| (meaning[code] - scaled).abs();
@@ -156,7 +147,7 @@ fn blocks_have_scales_of_their_own() {
             assert_eq!(distance(code as usize), best, "{scaled} as {code:#x}");
         }
         let back = CubeBackend::fp8_dequantize(codes, scales, granularity, format, FloatDType::F32);
-        for (index, value) in values(&back).into_iter().enumerate() {
+        for (index, value) in numbers(&back).into_iter().enumerate() {
             let exact =
                 f64::from(meaning[found[index] as usize]) / f64::from(expected[block_of(index)]);
             assert!((f64::from(value) - exact).abs() <= exact.abs() * 2f64.powi(-22));
@@ -186,6 +177,6 @@ fn scales_are_bounded() {
                 false => scale,
             }
         });
-        assert_eq!(values(&scales), expected);
+        assert_eq!(numbers(&scales), expected);
     }
 }

@@ -80,7 +80,7 @@ fn swapped<T: Copy>(shape: &[usize], elements: &[T]) -> Vec<T> {
 }
 
 /// The data of the transpose.
-fn transposed(data: &Fp8Data) -> Fp8Data {
+pub(in crate::suite) fn transposed(data: &Fp8Data) -> Fp8Data {
     let turn = |shape: &[usize]| {
         let mut shape = shape.to_vec();
         let last = shape.len() - 1;

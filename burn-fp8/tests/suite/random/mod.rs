@@ -2,7 +2,7 @@
 //!
 //! Each test runs the same cases each time: `PROPTEST_CASES` is how many, `PROPTEST_RNG_SEED` picks others.
 
-mod casts;
+pub(super) mod casts;
 mod check;
 mod layers;
 mod model;
@@ -10,7 +10,7 @@ mod products;
 pub(super) mod reference;
 mod refusals;
 mod steps;
-mod tensors;
+pub(super) mod tensors;
 
 use burn::tensor::FloatDType;
 use burn_fp8::{Fp8Format, Granularity};
@@ -20,18 +20,18 @@ use proptest::test_runner::TestCaseError;
 
 pub(super) use check::check;
 
-type Outcome = Result<(), TestCaseError>;
+pub(super) type Outcome = Result<(), TestCaseError>;
 
-fn formats() -> impl Strategy<Value = Fp8Format> {
+pub(super) fn formats() -> impl Strategy<Value = Fp8Format> {
     select(Fp8Format::ALL.to_vec())
 }
 
-fn dtypes() -> impl Strategy<Value = FloatDType> {
+pub(super) fn dtypes() -> impl Strategy<Value = FloatDType> {
     select(vec![FloatDType::F32, FloatDType::BF16, FloatDType::F16])
 }
 
 /// Granularities that matrices can have.
-fn granularities() -> impl Strategy<Value = Granularity> {
+pub(super) fn granularities() -> impl Strategy<Value = Granularity> {
     let side = || select(vec![1usize, 2, 3, 5, 8, 16, 32, 128, 1000]);
     prop_oneof![
         Just(Granularity::Tensor),

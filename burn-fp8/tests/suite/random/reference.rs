@@ -7,7 +7,7 @@ use super::Outcome;
 use proptest::test_runner::TestCaseError;
 
 /// The number of a code.
-pub(super) fn decode(format: Fp8Format, code: u8) -> f64 {
+pub(in crate::suite) fn decode(format: Fp8Format, code: u8) -> f64 {
     let (bits, bias) = match format {
         Fp8Format::E4M3 => (3, 7),
         Fp8Format::E5M2 => (2, 15),
@@ -122,7 +122,12 @@ pub(in crate::suite) fn places(
 }
 
 /// What a cast gives, with scales from amaxes or with a given one. Codes of NaN have no sign.
-pub(super) fn cast(cast: Fp8Cast, given: Option<f32>, shape: &[usize], input: &[f32]) -> Fp8Data {
+pub(in crate::suite) fn cast(
+    cast: Fp8Cast,
+    given: Option<f32>,
+    shape: &[usize],
+    input: &[f32],
+) -> Fp8Data {
     let Fp8Cast {
         format,
         granularity,
@@ -150,7 +155,7 @@ pub(super) fn cast(cast: Fp8Cast, given: Option<f32>, shape: &[usize], input: &[
 }
 
 /// The numbers of an fp8 tensor.
-pub(super) fn numbers(data: &Fp8Data) -> Vec<f64> {
+pub(in crate::suite) fn numbers(data: &Fp8Data) -> Vec<f64> {
     let (_, places) = places(data.granularity, &data.shape);
     let codes = data.codes.iter().zip(places);
     codes
@@ -161,8 +166,8 @@ pub(super) fn numbers(data: &Fp8Data) -> Vec<f64> {
 /// A sum, and the sum of the magnitudes of its terms, to which the error of an f32 sum is proportional.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::suite) struct Sum {
-    pub(super) sum: f64,
-    pub(super) size: f64,
+    pub(in crate::suite) sum: f64,
+    pub(in crate::suite) size: f64,
 }
 
 impl Sum {
@@ -273,7 +278,12 @@ pub(in crate::suite) fn near(
 }
 
 /// [`near`] for all of several sums.
-pub(super) fn all_near(found: &[f32], sums: &[Sum], relative: f64, dtype: FloatDType) -> Outcome {
+pub(in crate::suite) fn all_near(
+    found: &[f32],
+    sums: &[Sum],
+    relative: f64,
+    dtype: FloatDType,
+) -> Outcome {
     assert_eq!(found.len(), sums.len());
     found
         .iter()

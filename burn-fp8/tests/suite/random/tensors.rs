@@ -38,7 +38,7 @@ pub(super) fn views() -> impl Strategy<Value = View> {
 
 /// Which numbers a tensor has.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Numbers {
+pub(in crate::suite) enum Numbers {
     Normal,
     /// Of all magnitudes from 2^-40 to 2^40.
     Spread,
@@ -55,7 +55,7 @@ pub(super) enum Numbers {
     Tiny,
 }
 
-pub(super) fn kinds() -> impl Strategy<Value = Numbers> {
+pub(in crate::suite) fn kinds() -> impl Strategy<Value = Numbers> {
     select(vec![
         Numbers::Normal,
         Numbers::Spread,
@@ -106,7 +106,7 @@ impl Numbers {
         }
     }
 
-    pub(super) fn draw_all(self, random: &mut Random, count: usize) -> Vec<f32> {
+    pub(in crate::suite) fn draw_all(self, random: &mut Random, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.draw(random)).collect()
     }
 }

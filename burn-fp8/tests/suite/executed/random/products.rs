@@ -6,8 +6,8 @@ use burn_fp8::{Fp8Format, Granularity};
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::super::{gpu::Gpu, random};
-use super::{
+use super::super::super::{gpu::Gpu, random};
+use super::super::{
     case::{Case, check},
     side::Codes,
 };
