@@ -98,21 +98,20 @@ fn random_products_by_tma() {
     run(Gpu::Hopper, MatmulRoutine::WgmmaTma, cases());
 }
 
-/// They have more than 128 rows, and 128 columns share the scales that change along the sum.
+/// They have more than 128 rows, and 128 columns share a scale if scales change along the sum.
 #[test]
 fn random_products_in_tall_tiles() {
     let tall = cases().prop_filter("not for tall tiles", |case| {
         let [_, m, _, k] = case.size;
         let [left, right] = case.granularities;
-        let columns = match right.transposed() {
-            Granularity::Block { rows, .. } => rows.is_multiple_of(128),
-            Granularity::Tensor => true,
-            _ => false,
+        let shared = match right {
+            Granularity::Block { columns, .. } => columns.is_multiple_of(128),
+            right => right == Granularity::Tensor,
         };
-        let steps = [left, right.transposed()]
-            .iter()
-            .any(|side| matches!(side, Granularity::Block { columns, .. } if *columns < k));
-        m > 128 && (columns || !steps)
+        // At least 128 terms share a scale.
+        let block = |side| matches!(side, Granularity::Block { .. });
+        let change = k > 128 && (block(left) || block(right));
+        m > 128 && (shared || !change)
     });
     run(Gpu::Hopper, MatmulRoutine::WgmmaTma256, tall);
 }
