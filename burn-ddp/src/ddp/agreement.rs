@@ -45,18 +45,31 @@ pub(super) fn on_all_ranks<T>(group: &ProcessGroup, own: Result<T, String>) -> R
 }
 
 /// Whether backward has averaged all gradients on all ranks. If so, all ranks must have gradients of the same
-/// parameters, which must have [arrived](super::step::Step::arrivals) in the same order; otherwise the job ends.
+/// parameters, which must have [arrived](super::step::Step::arrivals) in the same order; otherwise the job ends. So it does if the
+/// ranks' backward has `submitted` different numbers of gradients.
 pub(super) fn check_whole(
     group: &ProcessGroup,
     trained: &[Signature],
     arrivals: &[u32],
     own: bool,
+    submitted: usize,
 ) -> Result<bool, DdpError> {
-    let all = group.all_gather(&[arrivals, &[own.into()]].concat())?;
+    let all = group.all_gather(&[arrivals, &[own.into(), submitted as u32]].concat())?;
     let slots = trained.len();
-    let ranks = || all.chunks_exact(slots + 1).enumerate();
+    let ranks = || all.chunks_exact(slots + 2).enumerate();
     if ranks().any(|(_, theirs)| theirs[slots] == 0) {
-        return Ok(false);
+        let first = all[slots + 1];
+        let other = ranks().find(|(_, theirs)| theirs[slots + 1] != first);
+        return other.map_or(Ok(false), |(rank, theirs)| {
+            Err(group.abort(format!(
+                "{first} gradients were averaged during backward on rank {} and {} on rank {}: Burn submits that of a parameter in \
+                 its first backward pass since it was updated, and ranks have run others (inside `Ddp::no_sync`, say) than the \
+                 rest; run them on all ranks, or with a copy of the model",
+                group.number(0),
+                theirs[slots + 1],
+                group.number(rank),
+            )))
+        });
     }
     let differs = |has: &dyn Fn(u32) -> u32| {
         ranks().find_map(|(rank, theirs)| {

@@ -33,6 +33,10 @@ pub(super) struct During {
     server: Option<GradientServer>,
     /// Whether backward may have run without averaging since the last step.
     unheard: bool,
+    /// Whether the program wants averages during backward, outside `no_sync`.
+    wanted: bool,
+    /// Whether all ranks have a batch for this step.
+    all_have_batches: bool,
     warned: bool,
     /// The arrivals of gradients in a static graph, once all ranks were found to have the same.
     fixed: Option<Vec<u32>>,
@@ -79,14 +83,29 @@ impl During {
             device,
             server,
             unheard: false,
+            wanted: true,
+            all_have_batches: true,
             warned: false,
             fixed: None,
             presence,
         })
     }
 
-    /// Sets whether backward averages from now on.
-    pub(super) fn listen(&mut self, listen: bool) {
+    /// Sets whether the program wants averages during backward from now on, and whether all ranks have a batch.
+    pub(super) fn want(&mut self, wanted: bool, all_have_batches: bool) {
+        self.wanted = wanted;
+        self.all_have_batches = all_have_batches;
+        if !all_have_batches {
+            self.overlap.reducer.set_uneven(true);
+        }
+        self.listen();
+    }
+
+    /// Sets whether backward averages from now on. After a step in which only some ranks had a batch, it does not in the next one,
+    /// which takes all ranks through backward.
+    fn listen(&mut self) {
+        let uneven = self.overlap.reducer.is_uneven();
+        let listen = self.wanted && self.all_have_batches && !uneven;
         self.unheard |= !listen;
         if let Some(server) = &mut self.server {
             server.listen(listen);
@@ -95,6 +114,19 @@ impl During {
 
     /// Waits for the averages, and averages the gradients now if backward did not.
     pub(super) fn average<M: Module>(
+        &mut self,
+        step: &Step<'_, M>,
+        gradients: GradientsParams,
+    ) -> Result<GradientsParams, DdpError> {
+        let averages = self.averages(step, gradients)?;
+        if self.all_have_batches {
+            self.overlap.reducer.set_uneven(false);
+            self.listen();
+        }
+        Ok(averages)
+    }
+
+    fn averages<M: Module>(
         &mut self,
         step: &Step<'_, M>,
         mut gradients: GradientsParams,
@@ -111,7 +143,10 @@ impl During {
             };
         let heard = !std::mem::take(&mut self.unheard);
         // Compare first: waiting for a bucket that other ranks do not have would be in vain.
-        let whole = heard && self.is_whole(step, &arrivals, whole).inspect_err(explain)?;
+        let whole = heard
+            && self
+                .is_whole(step, &arrivals, whole, taken.gradients)
+                .inspect_err(explain)?;
         self.overlap.reducer.finish().inspect_err(explain)?;
         if whole {
             return Ok(gradients);
@@ -150,6 +185,7 @@ impl During {
         step: &Step<'_, M>,
         arrivals: &[u32],
         own: bool,
+        submitted: usize,
     ) -> Result<bool, DdpError> {
         if let Some(known) = &self.fixed {
             return match own && known != arrivals {
@@ -157,7 +193,7 @@ impl During {
                 false => Ok(own),
             };
         }
-        let whole = check_whole(&self.group, step.trained, arrivals, own)?;
+        let whole = check_whole(&self.group, step.trained, arrivals, own, submitted)?;
         let promised = self.overlap.reducer.config().static_graph;
         self.fixed = (whole && promised).then(|| arrivals.to_vec());
         Ok(whole)

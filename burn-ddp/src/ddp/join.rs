@@ -11,7 +11,8 @@ impl Ddp {
     /// A rank without a batch passes empty gradients, which count as zeros (see
     /// [`divide_by_initial_world_size`](crate::DdpConfig::divide_by_initial_world_size)), and applies the average like the
     /// others. So parameters and optimizer state stay equal on all ranks, and nothing has to be copied at the end, unlike in
-    /// PyTorch, where ranks that are done stop updating. While a rank has no batch, gradients are averaged after backward.
+    /// PyTorch, where ranks that are done stop updating. While a rank has no batch, gradients are averaged after backward, and in
+    /// the first step after that too.
     ///
     /// A rank without a batch runs no forward pass, so a model with [`SyncBatchNorm`](crate::SyncBatchNorm)
     /// needs the same number of batches on all ranks, as in PyTorch.

@@ -333,7 +333,7 @@ impl Ddp {
     fn set_synchronize(&mut self, synchronize: bool) {
         self.synchronize = synchronize;
         if let Method::During(during) = &mut self.method {
-            during.listen(synchronize && self.active == self.group.world_size());
+            during.want(synchronize, self.active == self.group.world_size());
         }
     }
 

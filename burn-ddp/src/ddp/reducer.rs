@@ -41,6 +41,9 @@ struct State {
     began: Option<Instant>,
     ended: Option<Instant>,
     waited: Duration,
+    /// Whether only some ranks have had a batch since the last step of all. Burn submits the gradient of a parameter in its first
+    /// pass alone, so if the parameters were not updated, the ranks would submit different ones.
+    uneven: bool,
 }
 
 /// What has come to be averaged.
@@ -174,6 +177,14 @@ impl Reducer {
             bytes_reduced: self.group().stats().bytes_reduced,
             waited: state.waited,
         }
+    }
+
+    pub(super) fn set_uneven(&self, uneven: bool) {
+        self.state().uneven = uneven;
+    }
+
+    pub(super) fn is_uneven(&self) -> bool {
+        self.state().uneven
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -3,11 +3,13 @@
 //! The cases are few, and the same in each run. `PROPTEST_CASES` sets their number, for each property, and `PROPTEST_RNG_SEED`
 //! another seed.
 
+mod aside;
 mod call;
 mod collectives;
 mod faults;
 pub(crate) mod gradients;
 mod norms;
+mod parameters;
 mod program;
 mod samplers;
 mod training;

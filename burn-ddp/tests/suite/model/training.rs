@@ -1,16 +1,19 @@
 //! Random models, and random steps in which ranks train them.
 
 use burn::{
-    module::{Module, Param},
     optim::{GradientsAccumulator, GradientsParams, SgdConfig},
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
+    tensor::{Device, FloatDType},
 };
 use burn_ddp::{Compression, Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, clip_gradient_norm};
 use burn_layer::Layers;
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::values::mix;
+use super::{
+    aside::{Aside, Renewed, asides},
+    parameters::{Model, values},
+    values::mix,
+};
 use crate::suite::accumulation::Sum;
 
 /// A parameter.
@@ -61,21 +64,44 @@ pub(crate) struct Step {
     micro_steps: usize,
     /// Bits of the passes that run inside `no_sync`.
     inside: u8,
+    /// Bits of the ranks that run a pass more.
+    more: u8,
     /// For each rank, the bits of the parameters that it uses.
     uses: Vec<u16>,
+    aside: Aside,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let micro_steps = prop_oneof![2 => Just(1usize), 1 => 2usize..4];
     let uses = prop::collection::vec(prop_oneof![Just(u16::MAX), any::<u16>()], 4);
-    (any::<u8>(), micro_steps, any::<u8>(), uses).prop_map(|(has, micro_steps, inside, uses)| {
-        Step {
+    let has = prop_oneof![Just(u8::MAX), any::<u8>()];
+    let bits = (has, any::<u8>(), any::<u8>());
+    (bits, micro_steps, uses, asides()).prop_map(
+        |((has, inside, more), micro_steps, uses, aside)| Step {
             has,
             micro_steps,
             inside,
+            more,
             uses,
+            aside,
+        },
+    )
+}
+
+impl Step {
+    /// The number of passes of a rank.
+    fn passes(&self, rank: usize) -> usize {
+        match self.has >> rank & 1 {
+            0 => 0,
+            _ => self.micro_steps + usize::from(self.more >> rank & 1),
         }
-    })
+    }
+
+    /// Whether no pass may average.
+    fn is_inside(&self) -> bool {
+        let passes = (1 << (self.micro_steps + 1)) - 1;
+        self.inside & passes == passes && self.aside.wasted != Some(false)
+    }
 }
 
 /// How all ranks train.
@@ -89,7 +115,7 @@ pub(crate) struct Training {
     pub(crate) static_graph: bool,
     pub(crate) divide_by_all: bool,
     /// Whether ranks begin with parameters of their own, and get those of rank 0.
-    broadcast: bool,
+    pub(crate) broadcast: bool,
     pub(crate) join: bool,
     pub(crate) max_norm: Option<f64>,
     pub(crate) steps: Vec<Step>,
@@ -153,6 +179,9 @@ impl Training {
             if !self.join {
                 step.has = u8::MAX;
             }
+            // Averages are no longer averages of the ranks that have a batch, or sums are summed up again.
+            let differs = self.join && !self.divide_by_all;
+            step.aside.again &= !differs && !self.static_graph && self.hook != Hook::Sum;
         }
     }
 
@@ -161,10 +190,19 @@ impl Training {
         self.ranks = ranks;
         self.broadcast = true;
         for step in &mut self.steps {
-            let alike = step.uses[0];
-            step.uses.fill(alike);
-            if self.hook == Hook::Sum && step.micro_steps > 1 {
-                step.inside = u8::MAX;
+            let once = step.micro_steps == 1 && step.more == 0;
+            if self.hook == Hook::Sum {
+                step.aside.keep_sums();
+                if !once {
+                    step.inside = u8::MAX;
+                }
+            }
+            // Burn submits no gradient of a parameter that has been through backward already, so that must be the
+            // same on all ranks if the next pass finds the same parameters.
+            if !step.is_inside() || step.aside.skipped || self.static_graph {
+                let alike = step.uses[0];
+                step.uses.fill(alike);
+                step.more = 0;
             }
         }
         self
@@ -203,83 +241,6 @@ impl Training {
     }
 }
 
-#[derive(Module, Debug)]
-struct Model {
-    parameters: Vec<Param<Tensor<2>>>,
-}
-
-impl Model {
-    fn new(training: &Training, rank: usize, device: &Device) -> Self {
-        let phase = if training.broadcast { rank } else { 0 };
-        let mut parameters: Vec<Param<Tensor<2>>> = Vec::new();
-        for (place, slot) in training.slots.iter().enumerate() {
-            parameters.push(match slot.tied {
-                Some(first) => parameters[first].clone(),
-                None => {
-                    let value = |index: usize| ((index + place * 7 + phase * 31) as f64).sin();
-                    let values: Vec<f64> = (0..slot.shape[0] * slot.shape[1]).map(value).collect();
-                    let data = TensorData::new(values, slot.shape);
-                    let tensor = Tensor::from_data(data, (device, DType::from(slot.dtype)));
-                    Param::from_tensor(tensor).set_require_grad(!slot.frozen)
-                }
-            });
-        }
-        Self { parameters }
-    }
-
-    /// Burn's optimizers change the first place alone of a parameter that is in several.
-    fn tied(mut self, training: &Training) -> Self {
-        for (place, slot) in training.slots.iter().enumerate() {
-            if let Some(first) = slot.tied {
-                self.parameters[place] = self.parameters[first].clone();
-            }
-        }
-        self
-    }
-
-    /// The same parameters on another device, with graphs of their own.
-    fn on(&self, training: &Training, device: &Device) -> Self {
-        let mut parameters: Vec<Param<Tensor<2>>> = Vec::new();
-        for (own, slot) in self.parameters.iter().zip(&training.slots) {
-            parameters.push(match slot.tied {
-                Some(first) => parameters[first].clone(),
-                None => {
-                    let data = own.val().into_data();
-                    let tensor = Tensor::from_data(data, (device, DType::from(slot.dtype)));
-                    Param::from_tensor(tensor).set_require_grad(!slot.frozen)
-                }
-            });
-        }
-        Self { parameters }
-    }
-
-    /// The gradients of a pass of a rank: in each use of parameter p, p / 2 and a number of the rank and pass.
-    fn backward(&self, used: &[usize], seed: u64) -> GradientsParams {
-        let term = |place: &usize| {
-            let parameter = &self.parameters[*place];
-            let factor = (mix(seed ^ *place as u64) % 17) as f64 / 8.0 - 1.0;
-            let square = (parameter.val() * parameter.val()).mul_scalar(0.25);
-            (square + parameter.val().mul_scalar(factor))
-                .sum()
-                .cast(FloatDType::F32)
-        };
-        match used.iter().map(term).reduce(|a, b| a + b) {
-            Some(loss) => GradientsParams::from_grads(loss.backward(), self),
-            None => GradientsParams::new(),
-        }
-    }
-
-    fn values_of(&self, gradients: &GradientsParams) -> Vec<Option<Vec<f64>>> {
-        let each = self.parameters.iter();
-        each.map(|it| gradients.get::<2>(it.id).map(values))
-            .collect()
-    }
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data().iter::<f64>().collect()
-}
-
 /// What a rank has seen of a step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
@@ -313,52 +274,86 @@ pub(crate) fn train(
         None => plain.clone(),
     };
     let mut model = Model::new(training, rank, &device);
-    let mut ddp = match overlap {
-        Some(overlap) => Ddp::overlapped(group, overlap, &model)?,
-        None => Ddp::new(group, training.config(), &model)?,
+    let start = |model: &Model| match &overlap {
+        Some(overlap) => Ddp::overlapped(group, overlap.clone(), model),
+        None => Ddp::new(group, training.config(), model),
     };
+    let mut ddp = start(&model)?;
     if training.broadcast {
         model = ddp.broadcast_parameters(model)?;
     }
     let mut optimizer = SgdConfig::new().init();
     let mut all = Vec::new();
     for (number, step) in training.steps.iter().enumerate() {
+        match step.aside.renewed {
+            Renewed::Nothing => {}
+            Renewed::Ddp => {
+                drop(ddp);
+                ddp = start(&model)?;
+            }
+            Renewed::Parameters => {
+                model = ddp.broadcast_parameters(model.reloaded(training))?;
+            }
+        }
         let mut seen = Seen {
             active: training.ranks,
             ..Seen::default()
         };
-        let has = step.has >> rank & 1 == 1;
         if training.join {
-            seen.active = ddp.join(has)?;
+            seen.active = ddp.join(step.has >> rank & 1 == 1)?;
         }
         let replica = model.on(training, &plain);
-        let passes = if has { step.micro_steps } else { 0 };
+        let passes = step.passes(rank);
+        if passes > 0
+            && let Some(inside) = step.aside.wasted
+        {
+            let used = training.used(step, rank, 0);
+            let _ = pass(&mut ddp, inside, || model.backward(&used, 0));
+        }
         let mut sum = GradientsAccumulator::new();
         let mut own = GradientsAccumulator::new();
-        for pass in 0..passes {
-            let used = training.used(step, rank, pass);
-            let seed = mix((number * 64 + rank * 8 + pass) as u64);
-            let gradients = match step.inside >> pass & 1 {
-                1 => ddp.no_sync(|_| model.backward(&used, seed)),
-                _ => model.backward(&used, seed),
-            };
+        for at in 0..passes {
+            let used = training.used(step, rank, at);
+            let seed = mix((number * 64 + rank * 8 + at) as u64);
+            step.aside.before_pass(at, &device);
+            let gradients = pass(&mut ddp, step.inside >> at & 1 == 1, || {
+                model.backward(&used, seed)
+            });
             sum.accumulate(&model, gradients);
             own.accumulate(&replica, replica.backward(&used, seed));
         }
+        step.aside.before_pass(passes, &device);
         seen.own = replica.values_of(&own.grads());
         if seen.active > 0 {
             let mut gradients = ddp.reduce_gradients(sum.grads(), &model)?;
+            if step.aside.again {
+                gradients = ddp.reduce_gradients(gradients, &model)?;
+            }
             seen.averages = model.values_of(&gradients);
             if let Some(max_norm) = training.max_norm {
                 let (clipped, norm) = clip_gradient_norm(gradients, &model, max_norm)?;
                 (gradients, seen.norm) = (clipped, Some(norm));
             }
             seen.clipped = model.values_of(&gradients);
-            model = optimizer.step(0.25, model, gradients).tied(training);
+            if !step.aside.skipped {
+                model = optimizer.step(0.25, model, gradients).tied(training);
+            }
         }
         let parameters = model.parameters.iter();
         seen.parameters = parameters.map(|it| values(it.val())).collect();
         all.push(seen);
     }
     Ok(all)
+}
+
+/// The gradients of a pass, inside `no_sync` or not.
+fn pass(
+    ddp: &mut Ddp,
+    inside: bool,
+    backward: impl FnOnce() -> GradientsParams,
+) -> GradientsParams {
+    match inside {
+        true => ddp.no_sync(|_| backward()),
+        false => backward(),
+    }
 }
