@@ -2,10 +2,10 @@
 
 use std::error::Error;
 
-use burn::tensor::Tensor;
-use burn_fp8::recipe::AmaxReducer;
+use burn::{module::Module, tensor::Tensor};
+use burn_fp8::{recipe::AmaxReducer, share_amaxes};
 
-use crate::{ProcessGroup, ReduceOp, TensorOp};
+use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
 
 /// Takes the maximum of amaxes over all ranks: give a [duplicate](ProcessGroup::duplicate) of the group to the
 /// fp8 layers of a model.
@@ -14,6 +14,10 @@ use crate::{ProcessGroup, ReduceOp, TensorOp};
 /// device. NCCL may drop a NaN of one rank in favor of another rank's number, as in Transformer Engine, while
 /// through the host a NaN wins. Either way all ranks get the same result. Delayed scaling ignores NaN, and with
 /// current scaling a tensor that contains NaN keeps it whatever the scale.
+///
+/// **Checkpoints.** Layers share the amaxes of a training pass in the next one. Until then, the model of each rank has its own, and
+/// a record written by rank 0 lacks the others'. To resume bit for bit, let all ranks call
+/// [`share_amaxes`](burn_fp8::share_amaxes) before rank 0 saves: `model = share_amaxes(model, &group)?`.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -32,4 +36,15 @@ impl AmaxReducer for ProcessGroup {
         }
         Ok(self.collective(TensorOp::AllReduce(ReduceOp::Max), amaxes)?)
     }
+}
+
+/// The model with the same amaxes on all ranks, for the rank that gives its model to the others has seen only its own.
+pub(crate) fn share<M: Module>(group: &ProcessGroup, model: M) -> Result<M, DdpError> {
+    if model.devices().len() > 1 {
+        return Ok(model);
+    }
+    share_amaxes(model, group).map_err(|error| match error.downcast::<DdpError>() {
+        Ok(error) => *error,
+        Err(error) => DdpError::Device(error.to_string()),
+    })
 }

@@ -224,6 +224,12 @@ impl Ddp {
         let _ = model.valid();
         let give_up = |error| self.group.give_up(error);
         parameters::check_fits(&model, &self.parameters).map_err(give_up)?;
+        #[cfg(feature = "fp8")]
+        let model = match part {
+            Part::All => crate::fp8::share(&self.group, model).map_err(give_up)?,
+            #[cfg(feature = "train")]
+            Part::Untrained => model,
+        };
         let on_device = match &self.method {
             Method::After(after) => after.on_device(),
             Method::During(_) => None,

@@ -11,6 +11,7 @@ pub(crate) mod gradients;
 mod norms;
 mod parameters;
 mod program;
+mod resumed;
 mod samplers;
 mod training;
 mod values;

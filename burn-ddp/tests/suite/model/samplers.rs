@@ -134,7 +134,7 @@ impl Case {
 }
 
 /// Batches that are their items.
-struct Items;
+pub(crate) struct Items;
 
 impl Batcher<usize, Vec<usize>> for Items {
     fn batch(&self, items: Vec<usize>, _device: &Device) -> Vec<usize> {
