@@ -82,10 +82,10 @@ impl Fp8Scope {
 
     /// Sets the recipe of all layers, whatever they were made with. With `None`, each layer uses its own again.
     ///
-    /// As in Transformer Engine, a layer that runs with [`DelayedScaling`](crate::recipe::DelayedScaling) for the first time
+    /// As in Transformer Engine, a layer that trains with [`DelayedScaling`](crate::recipe::DelayedScaling) for the first time
     /// starts with a scale of 1 and an empty history. From then on the history is part of the layer and its record. (To load such
     /// a record, give the layer that recipe.) If the length changes, the newest amaxes stay. Under other recipes the history is
-    /// kept, and continued afterwards.
+    /// kept, and continued afterwards. A pass that does not train leaves it as it is, whatever the recipe of the scope is.
     ///
     /// # Errors
     /// See [`Fp8Recipe::validate`].

@@ -18,8 +18,8 @@ pub(super) struct Buffers {
     pub(super) steps: Buffer,
     /// The autodiff strategy of the layer's device; `None` without autodiff.
     pub(super) autodiff: Option<GradientCheckpointingStrategy>,
-    /// The scales that the next update by a recipe gives. Only kept as long as nothing else changes.
-    next_scales: Option<(DelayedScaling, [Tensor<1>; 3])>,
+    /// The scales by a recipe, and whether its next update is done. Only kept as long as nothing else changes.
+    scales_by: Option<((DelayedScaling, bool), [Tensor<1>; 3])>,
 }
 
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ impl Buffers {
             gradient,
             steps: Buffer::new(zeros(1, device)),
             autodiff,
-            next_scales: None,
+            scales_by: None,
         }
     }
 
@@ -72,7 +72,7 @@ impl Buffers {
             changed |= tensor.conform(recipe.amax_history_len, format);
         }
         if changed {
-            self.forget_next_scales();
+            self.forget_scales();
         }
     }
 
@@ -87,30 +87,40 @@ impl Buffers {
 
     /// Takes the waiting amaxes into the histories, and changes the scales if that is due.
     pub(super) fn update(&mut self, recipe: &DelayedScaling) {
-        self.forget_next_scales();
+        self.forget_scales();
         let due = self.count(recipe.interval);
         for tensor in self.tensors() {
             tensor.update(recipe, due.as_ref());
         }
     }
 
-    /// The scales that [`update`](Self::update) would give. They are computed once for all passes up to the next change.
-    pub(super) fn next_scales(&mut self, recipe: &DelayedScaling) -> [Tensor<1>; 3] {
-        if let Some((known, scales)) = &self.next_scales
-            && known == recipe
+    /// The scales of input, weight and gradient.
+    pub(super) fn scales(&mut self) -> [Tensor<1>; 3] {
+        self.tensors().map(|tensor| tensor.scale.value.clone())
+    }
+
+    /// The scales by a recipe, before its next [`update`](Self::update) or after. They are computed once for all passes up to the
+    /// next change.
+    pub(super) fn scales_by(&mut self, recipe: &DelayedScaling, updated: bool) -> [Tensor<1>; 3] {
+        let by = (*recipe, updated);
+        if let Some((known, scales)) = &self.scales_by
+            && *known == by
         {
             return scales.clone();
         }
         let mut next = self.clone();
-        next.update(recipe);
-        let scales = next.tensors().map(|tensor| tensor.scale.value.clone());
-        self.next_scales = Some((*recipe, scales.clone()));
+        next.conform(recipe);
+        if updated {
+            next.update(recipe);
+        }
+        let scales = next.scales();
+        self.scales_by = Some((by, scales.clone()));
         scales
     }
 
     /// Must be called whenever a buffer or a waiting amax changes.
-    pub(super) fn forget_next_scales(&mut self) {
-        self.next_scales = None;
+    pub(super) fn forget_scales(&mut self) {
+        self.scales_by = None;
     }
 
     /// Counts a step if the layer ran in it. Returns whether the scales may change in this step; `None` if they may in every

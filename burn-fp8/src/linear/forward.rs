@@ -154,13 +154,16 @@ impl Fp8Linear {
         match recipe {
             Fp8Recipe::Delayed(recipe) => {
                 let device = weight.device();
-                if training {
-                    self.fp8.update(recipe, &device, reducer);
-                }
-                // With a reducer, the waiting amaxes are this rank's alone, and only training asks the other ranks for theirs.
-                let [input, weight, gradient] = match training || self.reducer.is_some() {
-                    true => self.fp8.scales(recipe, &device),
-                    false => self.fp8.next_scales(recipe, &device),
+                let [input, weight, gradient] = match training {
+                    true => {
+                        self.fp8.update(recipe, &device, reducer);
+                        self.fp8.scales(recipe, &device)
+                    }
+                    // With a reducer, the waiting amaxes are this rank's alone, and only training asks the other ranks for theirs.
+                    false => {
+                        let updated = self.reducer.is_none();
+                        self.fp8.scales_to_evaluate(recipe, &device, updated)
+                    }
                 };
                 Some(Scales {
                     input,

@@ -19,7 +19,7 @@ use crate::{
 ///
 /// In each step, `update` takes the amaxes of the step before into the histories, the layer runs with the resulting `scales`,
 /// `stage` keeps the amaxes of input and weight, and backward leaves that of the gradient in the slot. A pass that does not train
-/// uses the `next_scales`. A clone is a copy: layers never share state by accident, as they would with Burn's `RunningState`.
+/// uses the `scales_to_evaluate`. A clone is a copy: layers never share state by accident, as they would with Burn's `RunningState`.
 #[derive(Debug, Default)]
 pub(super) struct Fp8State {
     buffers: Arc<Mutex<Option<Buffers>>>,
@@ -37,19 +37,25 @@ impl Fp8State {
         self.gradient_amax.clone()
     }
 
-    /// The scales of input, weight and gradient.
+    /// The scales of input, weight and gradient, for a pass that trains.
     pub(super) fn scales(&self, recipe: &DelayedScaling, device: &Device) -> [Tensor<1>; 3] {
-        self.with(recipe, device, |buffers| {
-            buffers.tensors().map(|tensor| tensor.scale.value.clone())
-        })
+        self.with(recipe, device, |buffers| buffers.scales())
     }
 
-    /// The scales that the next update will give. Histories and scales stay as they are.
-    pub(super) fn next_scales(&self, recipe: &DelayedScaling, device: &Device) -> [Tensor<1>; 3] {
-        self.with(recipe, device, |buffers| {
-            self.collect(buffers);
-            buffers.next_scales(recipe)
-        })
+    /// The scales for a pass that does not train: those that the next update will give, or, without it, those that there are. The
+    /// state stays as it is, even if the recipe is for other formats or lengths.
+    pub(super) fn scales_to_evaluate(
+        &self,
+        recipe: &DelayedScaling,
+        device: &Device,
+        updated: bool,
+    ) -> [Tensor<1>; 3] {
+        let mut guard = self.buffers.lock();
+        let Some(buffers) = guard.as_mut() else {
+            return Buffers::new(recipe, device).scales();
+        };
+        self.collect(buffers);
+        buffers.scales_by(recipe, updated)
     }
 
     /// Keeps the amaxes of input and weight for the next update. The weight has one only if it was cast.
@@ -61,7 +67,7 @@ impl Fp8State {
         weight: Option<Tensor<1>>,
     ) {
         self.with(recipe, device, |buffers| {
-            buffers.forget_next_scales();
+            buffers.forget_scales();
             buffers.input.wait(input);
             if let Some(weight) = weight {
                 buffers.weight.wait(weight);
@@ -124,7 +130,7 @@ impl Fp8State {
     /// passes), the larger one stays, as in the slot.
     fn collect(&self, buffers: &mut Buffers) {
         if self.gradient_amax.is_set() {
-            buffers.forget_next_scales();
+            buffers.forget_scales();
             let like = buffers.gradient.scale.value.clone().into_dispatch();
             let amax = Dispatch::fp8_gradient_amax(like, self.gradient_amax.clone());
             buffers
@@ -137,7 +143,7 @@ impl Fp8State {
     fn map_buffers(self, mut map: impl FnMut(&[&'static str], &mut Buffer, Option<f32>)) -> Self {
         if let Some(buffers) = self.buffers.lock().as_mut() {
             self.collect(buffers);
-            buffers.forget_next_scales();
+            buffers.forget_scales();
             for (name, tensor) in NAMES.into_iter().zip(buffers.tensors()) {
                 let unit = tensor.scale_unit();
                 map(&[name, "history"], &mut tensor.history, None);

@@ -4,11 +4,14 @@
 
 pub(super) mod casts;
 mod check;
+mod group;
 mod layers;
 mod model;
 mod products;
 pub(super) mod reference;
 mod refusals;
+mod runner;
+mod scaling;
 mod steps;
 pub(super) mod tensors;
 

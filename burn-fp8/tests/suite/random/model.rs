@@ -1,9 +1,13 @@
 //! [`Model`]: what an [`Fp8Linear`](burn_fp8::Fp8Linear) computes by its recipe, in f64.
 
-use burn_fp8::recipe::{AmaxCompute, DelayedScaling, Fp8Recipe};
-use burn_fp8::{Fp8Cast, Fp8Format, Granularity, Microbatch, ScalingState};
+use std::sync::Arc;
 
+use burn_fp8::recipe::{DelayedScaling, Fp8Recipe};
+use burn_fp8::{Fp8Cast, Granularity, Microbatch, ScalingState};
+
+use super::group::Group;
 use super::reference::{self, Matrix, Sum};
+use super::scaling::Scaling;
 
 /// A matrix of floats on the host.
 #[derive(Clone, Debug)]
@@ -37,54 +41,13 @@ impl Floats {
     }
 }
 
-/// The delayed scaling of a tensor.
-#[derive(Clone, Debug)]
-struct Scaling {
-    /// All amaxes so far.
-    seen: Vec<f32>,
-    scale: f32,
-    waiting: Option<f32>,
-}
-
-impl Scaling {
-    fn update(&mut self, recipe: &DelayedScaling, format: Fp8Format, due: bool) {
-        let amax = self.waiting.take().unwrap_or(0.0);
-        if amax == 0.0 {
-            return;
-        }
-        self.seen.push(amax);
-        let length = match recipe.amax_compute {
-            AmaxCompute::Max => recipe.amax_history_len,
-            AmaxCompute::MostRecent => 1,
-        };
-        let window = self.seen.iter().rev().take(length);
-        let largest = window.copied().filter(|amax| !amax.is_nan());
-        let largest = largest.fold(0f32, f32::max);
-        if due && largest.is_finite() && largest > 0.0 {
-            let top = format.max() * 2f32.powi(-recipe.margin);
-            self.scale = (top / largest).min(f32::MAX);
-        }
-    }
-
-    fn state(&self, length: usize) -> ScalingState {
-        let mut history = vec![0.0; length];
-        for (slot, amax) in (1..length).rev().zip(self.seen.iter().rev()) {
-            history[slot] = *amax;
-        }
-        ScalingState {
-            history,
-            scale: self.scale,
-            amax: self.waiting.unwrap_or(0.0),
-        }
-    }
-}
-
 /// What a pass keeps for backward.
 #[derive(Clone, Debug)]
 pub(super) enum Kept {
     /// It ran in high precision.
     Plain { input: Floats },
     Fp8 {
+        recipe: Fp8Recipe,
         input: Matrix,
         weight: Matrix,
         gradient_scale: Option<f32>,
@@ -100,80 +63,119 @@ pub(super) enum Mode {
     Calibrate,
 }
 
+/// A layer, whose recipe may change from pass to pass.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
-    recipe: Fp8Recipe,
-    /// Of input, weight and gradient.
-    scaling: [Scaling; 3],
-    /// Since scales last changed.
-    steps: usize,
-    /// The weight in fp8 that later micro-batches use.
-    kept: Option<Matrix>,
+    /// `None` until delayed scaling first needs it.
+    scaling: Option<Scaling>,
+    /// The weights in fp8 that later micro-batches use, by their recipes.
+    kept: Vec<(Fp8Recipe, Matrix)>,
+    /// Which the layer shares its amaxes with.
+    group: Option<Arc<Group>>,
+}
+
+/// A cast of input, weight or gradient.
+fn cast_of(recipe: &Fp8Recipe, granularity: Granularity, tensor: usize) -> Fp8Cast {
+    let format = recipe.format();
+    let format = [format.forward(), format.forward(), format.gradient()][tensor];
+    Fp8Cast::new(granularity, format).with_power_of_two(recipe.power_of_two())
 }
 
 impl Model {
-    pub(super) fn new(recipe: Fp8Recipe) -> Self {
-        let new = || Scaling {
-            seen: vec![],
-            scale: 1.0,
-            waiting: None,
+    pub(super) fn new(recipe: &Fp8Recipe, group: Option<Arc<Group>>) -> Self {
+        let mut model = Self {
+            scaling: None,
+            kept: vec![],
+            group,
         };
-        Self {
-            recipe,
-            scaling: [new(), new(), new()],
-            steps: 0,
-            kept: None,
-        }
+        model.follow(recipe);
+        model
     }
 
     pub(super) fn state(&self) -> Option<[ScalingState; 3]> {
-        let Fp8Recipe::Delayed(recipe) = &self.recipe else {
-            return None;
-        };
-        let length = recipe.amax_history_len;
-        Some([0, 1, 2].map(|it: usize| self.scaling[it].state(length)))
+        self.scaling.as_ref().map(Scaling::state)
+    }
+
+    /// A recipe for the history that a record has: of its length, and for its formats.
+    pub(super) fn recorded(&self) -> Option<DelayedScaling> {
+        self.scaling.as_ref().map(Scaling::recipe)
     }
 
     /// Forgets the cast weight.
     pub(super) fn forget(&mut self) {
-        self.kept = None;
+        self.kept.clear();
     }
 
-    fn formats(&self) -> [Fp8Format; 3] {
-        let format = self.recipe.format();
-        [format.forward(), format.forward(), format.gradient()]
-    }
-
-    fn cast(&self, granularity: Granularity, tensor: usize) -> Fp8Cast {
-        Fp8Cast::new(granularity, self.formats()[tensor])
-            .with_power_of_two(self.recipe.power_of_two())
-    }
-
-    /// Takes in the waiting amaxes.
-    fn update(&mut self, interval: usize) {
-        let Fp8Recipe::Delayed(recipe) = self.recipe else {
-            return;
-        };
-        let due = interval == 1 || self.steps == 0;
-        if interval > 1 && self.scaling[0].waiting.is_some_and(|amax| amax != 0.0) {
-            self.steps = (self.steps + 1) % interval;
-        }
-        let formats = self.formats();
-        for (scaling, format) in self.scaling.iter_mut().zip(formats) {
-            scaling.update(&recipe, format, due);
+    /// Adapts to a recipe.
+    pub(super) fn follow(&mut self, recipe: &Fp8Recipe) {
+        if let Fp8Recipe::Delayed(recipe) = recipe {
+            self.scaling(recipe);
         }
     }
 
-    fn interval(&self) -> usize {
-        match &self.recipe {
-            Fp8Recipe::Delayed(recipe) => recipe.interval,
-            _ => 1,
+    fn scaling(&mut self, recipe: &DelayedScaling) -> &mut Scaling {
+        let scaling = self.scaling.get_or_insert_with(|| Scaling::new(recipe));
+        scaling.conform(recipe);
+        scaling
+    }
+
+    /// Replaces the waiting amaxes by what `share` makes of them.
+    pub(super) fn share(&mut self, share: impl FnOnce(Vec<f32>) -> Vec<f32>) {
+        self.forget();
+        if let Some(scaling) = &mut self.scaling {
+            scaling.wait(&share(scaling.waiting()));
+        }
+    }
+
+    /// The largest amaxes of the group.
+    fn reduced(&self, amaxes: Vec<f32>) -> Vec<f32> {
+        let group = self.group.as_ref();
+        group.map_or(amaxes.clone(), |group| {
+            group.max(amaxes).expect("a rank has left")
+        })
+    }
+
+    /// Takes in the waiting amaxes, those of all ranks.
+    fn update(&mut self, recipe: &DelayedScaling) {
+        let own = self.scaling(recipe).waiting();
+        let all = self.reduced(own);
+        let scaling = self.scaling(recipe);
+        scaling.wait(&all);
+        scaling.update(recipe);
+    }
+
+    /// The scales of input, weight and gradient that a pass has been given.
+    fn scales(&mut self, recipe: &Fp8Recipe, mode: Mode, input: f32) -> [Option<f32>; 3] {
+        let trains = matches!(mode, Mode::Train(_));
+        match recipe {
+            Fp8Recipe::Delayed(recipe) => {
+                let mut next = self.clone();
+                match mode {
+                    Mode::Train(_) => self.update(recipe),
+                    // The others are not asked.
+                    _ if self.group.is_some() => {}
+                    _ => next.update(recipe),
+                }
+                let scaling = match trains {
+                    true => self.scaling(recipe),
+                    false => next.scaling(recipe),
+                };
+                scaling.tensors.each_ref().map(|it| Some(it.scale))
+            }
+            Fp8Recipe::Current(recipe) if trains && self.group.is_some() => {
+                let all = self.reduced(vec![input])[0];
+                let format = recipe.format.forward();
+                let scale = reference::scale(format, all, recipe.power_of_two);
+                [Some(scale), None, None]
+            }
+            _ => [None; 3],
         }
     }
 
     /// The output, and what backward needs.
     pub(super) fn forward(
         &mut self,
+        recipe: &Fp8Recipe,
         mode: Mode,
         input: &Floats,
         weight: &Floats,
@@ -183,72 +185,57 @@ impl Model {
             self.forget();
         }
         let filled = !weight.values.is_empty();
-        let delayed = matches!(self.recipe, Fp8Recipe::Delayed(_));
-        if mode == Mode::Calibrate && filled && delayed {
-            self.update(self.interval());
-            self.scaling[0].waiting = Some(input.amax());
-            self.scaling[1].waiting = Some(weight.amax());
-            self.update(1);
+        if let (Mode::Calibrate, true, Fp8Recipe::Delayed(recipe)) = (mode, filled, recipe) {
+            self.update(recipe);
+            let scaling = self.scaling(recipe);
+            scaling.tensors[0].waiting = Some(input.amax());
+            scaling.tensors[1].waiting = Some(weight.amax());
+            self.update(&recipe.with_interval(1));
         }
-        if filled && matches!(mode, Mode::Train(_)) {
-            self.update(self.interval());
-        }
-        if !filled || input.shape[0] == 0 || matches!(mode, Mode::Off | Mode::Calibrate) {
+        let in_fp8 = filled && matches!(mode, Mode::Train(_) | Mode::Evaluate);
+        let scales = match in_fp8 {
+            true => self.scales(recipe, mode, input.amax()),
+            false => [None; 3],
+        };
+        if !in_fp8 || input.shape[0] == 0 {
             let kept = Kept::Plain {
                 input: input.clone(),
             };
             return (input.exact().times(&weight.exact(), bias).1, kept);
         }
-        let [input_scale, weight_scale, gradient_scale] = match mode {
-            Mode::Evaluate => {
-                let mut next = self.clone();
-                next.update(self.interval());
-                next.scales()
-            }
-            _ => self.scales(),
-        };
-        let casts = self.recipe.casts();
-        let cast_weight =
-            |model: &Self, granularity| weight.cast(model.cast(granularity, 1), weight_scale);
-        let cast_input =
-            |model: &Self, granularity| input.cast(model.cast(granularity, 0), input_scale);
+        let [input_scale, weight_scale, gradient_scale] = scales;
+        let casts = recipe.casts();
+        let cast_weight = |granularity| weight.cast(cast_of(recipe, granularity, 1), weight_scale);
+        let cast_input = |granularity| input.cast(cast_of(recipe, granularity, 0), input_scale);
+        let delayed = matches!(recipe, Fp8Recipe::Delayed(_));
         // The weight of delayed scaling is kept with its scale. The others have the same scale if they are cast again.
-        let mut fresh = true;
-        let output_weight = match (&self.kept, mode) {
-            (Some(kept), Mode::Train(Microbatch::Later)) if delayed => {
-                fresh = false;
-                kept.clone()
-            }
-            _ => cast_weight(self, casts.output[1]),
-        };
+        let kept = self.kept.iter().find(|(of, _)| of == recipe);
+        let kept = kept.filter(|_| mode == Mode::Train(Microbatch::Later));
+        let kept = kept.map(|(_, kept)| kept.clone());
+        let fresh = kept.is_none();
+        let output_weight = kept.unwrap_or_else(|| cast_weight(casts.output[1]));
         let gradient_weight = match delayed {
             true => output_weight.clone(),
-            false => cast_weight(self, casts.input_gradient[1]),
+            false => cast_weight(casts.input_gradient[1]),
         };
-        if let Mode::Train(microbatch) = mode {
-            if delayed {
-                self.scaling[0].waiting = Some(input.amax());
-                if fresh {
-                    self.scaling[1].waiting = Some(weight.amax());
-                }
+        if let (Mode::Train(microbatch), Fp8Recipe::Delayed(delayed)) = (mode, recipe) {
+            let scaling = self.scaling(delayed);
+            scaling.tensors[0].waiting = Some(input.amax());
+            if fresh {
+                scaling.tensors[1].waiting = Some(weight.amax());
             }
-            if microbatch != Microbatch::Only {
-                self.kept = Some(output_weight.clone());
+            if fresh && microbatch != Microbatch::Only {
+                self.kept.push((*recipe, output_weight.clone()));
             }
         }
-        let output = cast_input(self, casts.output[0]).times(&output_weight, bias);
+        let output = cast_input(casts.output[0]).times(&output_weight, bias);
         let kept = Kept::Fp8 {
-            input: cast_input(self, casts.weight_gradient[0]),
+            recipe: *recipe,
+            input: cast_input(casts.weight_gradient[0]),
             weight: gradient_weight,
             gradient_scale,
         };
         (output.1, kept)
-    }
-
-    /// The scales of delayed scaling.
-    fn scales(&self) -> [Option<f32>; 3] {
-        let delayed = matches!(self.recipe, Fp8Recipe::Delayed(_));
-        [0, 1, 2].map(|it: usize| delayed.then_some(self.scaling[it].scale))
     }
 
     /// The gradients of input, weight and bias. Unless input or weight has one, backward does not reach the product.
@@ -268,17 +255,21 @@ impl Model {
                 ]
             }
             Kept::Fp8 {
+                recipe,
                 input,
                 weight,
                 gradient_scale,
             } => {
-                if gradient_scale.is_some() && reaches {
-                    let waiting = &mut self.scaling[2].waiting;
-                    let amax = gradient.amax();
-                    *waiting = Some(reference::amax([waiting.unwrap_or(0.0), amax]));
+                if let (Fp8Recipe::Delayed(_), true, Some(scaling)) =
+                    (recipe, reaches, &mut self.scaling)
+                {
+                    let waiting = &mut scaling.tensors[2].waiting;
+                    let amaxes = [waiting.unwrap_or_default(), gradient.amax()];
+                    *waiting = Some(reference::amax(amaxes));
                 }
-                let casts = self.recipe.casts();
-                let cast = |granularity| gradient.cast(self.cast(granularity, 2), *gradient_scale);
+                let casts = recipe.casts();
+                let cast =
+                    |granularity| gradient.cast(cast_of(recipe, granularity, 2), *gradient_scale);
                 let for_input = cast(casts.input_gradient[0]);
                 let for_weight = cast(casts.weight_gradient[1]);
                 [

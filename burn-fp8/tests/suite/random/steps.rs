@@ -23,11 +23,25 @@ pub(super) enum Step {
     Record,
     /// The parameters change.
     Optimize,
+    /// A clone stays, and the layer itself trains no more of it.
+    Clone,
+    /// The layer becomes a linear layer and fp8 again.
+    Convert,
+    /// It moves to the next device.
+    Move,
+    /// It has another recipe from now on.
+    Recipe(Fp8Recipe),
+    /// Its amaxes are shared by a call for the whole model.
+    Share,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Pass {
     pub(super) mode: Mode,
+    /// The recipe of the scope that it runs in, if it has one.
+    pub(super) recipe: Option<Fp8Recipe>,
+    /// The scope around that scope.
+    pub(super) around: (bool, Option<Fp8Recipe>),
     /// The shape of the input without its last dimension.
     pub(super) batch: Vec<usize>,
     pub(super) view: View,
@@ -55,6 +69,8 @@ pub(super) struct Case {
     pub(super) bias: bool,
     /// Whether the weight has no gradient.
     pub(super) frozen: bool,
+    /// How many ranks share their amaxes.
+    pub(super) ranks: usize,
     pub(super) steps: Vec<Step>,
 }
 
@@ -121,8 +137,10 @@ fn passes() -> impl Strategy<Value = Pass> {
         1 => Just(Backward::Later),
     ];
     let flags = (any::<bool>(), backward);
+    let scope = || prop_oneof![2 => Just(None), 1 => recipes().prop_map(Some)];
+    let scopes = (scope(), (any::<bool>(), scope()));
     (
-        modes,
+        (modes, scopes),
         batch,
         views(),
         numbers,
@@ -131,25 +149,34 @@ fn passes() -> impl Strategy<Value = Pass> {
         flags,
     )
         .prop_map(
-            |(mode, batch, view, numbers, dtype, seed, (tracked, backward))| Pass {
-                mode,
-                batch,
-                view,
-                numbers,
-                dtype,
-                seed,
-                tracked,
-                backward,
+            |((mode, (recipe, around)), batch, view, numbers, dtype, seed, (tracked, backward))| {
+                Pass {
+                    mode,
+                    recipe,
+                    around,
+                    batch,
+                    view,
+                    numbers,
+                    dtype,
+                    seed,
+                    tracked,
+                    backward,
+                }
             },
         )
 }
 
 pub(super) fn cases() -> impl Strategy<Value = Case> {
     let step = prop_oneof![
-        8 => passes().prop_map(Step::Pass),
+        12 => passes().prop_map(Step::Pass),
         1 => Just(Step::Look),
         1 => Just(Step::Record),
         1 => Just(Step::Optimize),
+        1 => Just(Step::Clone),
+        1 => Just(Step::Convert),
+        1 => Just(Step::Move),
+        1 => recipes().prop_map(Step::Recipe),
+        1 => Just(Step::Share),
     ];
     let size = || prop_oneof![1 => Just(0usize), 2 => Just(1), 20 => 2usize..20, 3 => 30usize..36];
     let frozen = prop_oneof![4 => Just(false), 1 => Just(true)];
@@ -158,13 +185,15 @@ pub(super) fn cases() -> impl Strategy<Value = Case> {
         [size(), size()],
         any::<bool>(),
         frozen,
-        vec(step, 1..10),
+        1usize..4,
+        vec(step, 1..12),
     )
-        .prop_map(|(recipe, sizes, bias, frozen, steps)| Case {
+        .prop_map(|(recipe, sizes, bias, frozen, ranks, steps)| Case {
             recipe,
             sizes,
             bias,
             frozen,
+            ranks,
             steps,
         })
 }
