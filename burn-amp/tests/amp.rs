@@ -15,6 +15,7 @@ mod suite {
     mod fp8_elsewhere;
     mod fp8_history;
     mod fp8_products;
+    mod fp8_programs;
     mod fp8_random;
     mod fp8_state;
     mod gates;

@@ -21,8 +21,13 @@ pub(super) struct Histories<B: Backend> {
     of: Vec<(Role, History<B>)>,
     /// How the layer's last input was scaled. The scale may come from another layer's history, if that layer cast the input.
     pub(super) input: Option<Scaled<B>>,
-    /// Whether the layer ran forward since its last backward.
-    pub(super) ran: bool,
+    /// Of the forwards since the layer's last backward: what dies with their inputs.
+    ran: Vec<Weak<()>>,
+    /// Whether backward has needed the input of a forward. A forward whose input is gone is an evaluation then.
+    pub(super) needs_input: bool,
+    /// Whether the backward that runs goes without the inputs of forward: the weight is not trained, or gradient checkpointing
+    /// computes them again.
+    without_inputs: bool,
 }
 
 /// Where the scale of a cast came from.
@@ -98,7 +103,9 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         Self {
             of: states.iter().map(history).collect(),
             input: None,
-            ran: false,
+            ran: Vec::new(),
+            needs_input: false,
+            without_inputs: false,
         }
     }
 
@@ -115,12 +122,21 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         self.of.iter().map(state).collect()
     }
 
+    /// Called when the layer runs forward, with an input that is there for as long as `alive`.
+    pub(super) fn in_forward(&mut self, alive: &Arc<()>) {
+        self.ran.retain(is_alive);
+        self.ran.push(Arc::downgrade(alive));
+    }
+
     /// Called when one of the layer's products of backward is about to run. If it is the first since forward, the previous
     /// backward is over, and the amaxes of its gradients are added to the history.
     pub(super) fn in_backward(&mut self, recipe: &DelayedScaling) {
-        if !std::mem::take(&mut self.ran) {
+        let ran = std::mem::take(&mut self.ran);
+        let alive = ran.iter().any(is_alive);
+        if !alive && (ran.is_empty() || self.needs_input) {
             return;
         }
+        self.without_inputs = !alive;
         for (role, history) in &mut self.of {
             history.end_backward(*role, recipe);
         }
@@ -188,8 +204,10 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         recipe: &DelayedScaling,
         max: Option<impl FnOnce(FloatTensor<B>) -> FloatTensor<B>>,
     ) {
+        let without_inputs = self.without_inputs;
         let waiting = self.of.iter_mut().filter_map(|(role, history)| {
-            let amax = history.waiting()?;
+            // What waits of a weight may be from before it was loaded.
+            let amax = history.waiting(without_inputs || *role != Role::Input)?;
             history.waiting.clear();
             Some((*role, history, amax))
         });
@@ -211,6 +229,10 @@ impl<B: Backend + Fp8Ops> Histories<B> {
             }
         }
     }
+}
+
+fn is_alive(weak: &Weak<()>) -> bool {
+    weak.strong_count() > 0
 }
 
 /// The largest of several amaxes; NaN if one of them is NaN.
@@ -270,7 +292,7 @@ impl<B: Backend + Fp8Ops> History<B> {
 
     /// Keeps how a weight was cast, and forgets casts that are gone.
     fn keep_cast(&mut self, scale: FloatTensor<B>, amax: FloatTensor<B>, alive: &Arc<()>) {
-        self.casts.retain(|cast| cast.alive.strong_count() > 0);
+        self.casts.retain(|cast| is_alive(&cast.alive));
         self.casts.push(Cast {
             scale,
             amax,
@@ -291,17 +313,15 @@ impl<B: Backend + Fp8Ops> History<B> {
 
     /// Keeps the amax of a cast for the next step. Forgets the amaxes of casts that are gone: there was no backward for them.
     fn wait(&mut self, amax: FloatTensor<B>, alive: &Arc<()>) {
-        self.waiting.retain(|(_, alive)| alive.strong_count() > 0);
+        self.waiting.retain(|(_, alive)| is_alive(alive));
         self.waiting.push((amax, Arc::downgrade(alive)));
     }
 
-    /// The largest waiting amax of casts that are alive. If none is alive, as with the input of a weight that is not trained, the
-    /// last waiting amax.
-    fn waiting(&self) -> Option<FloatTensor<B>> {
-        let there = self.waiting.iter();
-        let there = there.filter(|(_, alive)| alive.strong_count() > 0);
+    /// The largest waiting amax of casts that are alive. If none is, the last one of those that are `gone`, if these count too.
+    fn waiting(&self, gone: bool) -> Option<FloatTensor<B>> {
+        let there = self.waiting.iter().filter(|(_, alive)| is_alive(alive));
         let mut amaxes: Vec<_> = there.map(|(amax, _)| amax.clone()).collect();
-        if amaxes.is_empty() {
+        if amaxes.is_empty() && gone {
             amaxes.extend(self.waiting.last().map(|(amax, _)| amax.clone()));
         }
         largest::<B>(amaxes)
@@ -357,8 +377,7 @@ impl<B: Backend + Fp8Ops> History<B> {
 
     fn state(&self, role: Role) -> Result<TensorState, ExecutionError> {
         // A weight is saved and loaded, so its cast has to be the same afterwards. Other tensors do not outlive the process.
-        let alive = self.casts.iter();
-        let alive = alive.filter(|cast| cast.alive.strong_count() > 0);
+        let alive = self.casts.iter().filter(|cast| is_alive(&cast.alive));
         let alive = alive.map(|cast| {
             Ok(CastState {
                 scale: value::<B>(&cast.scale)?,
@@ -366,7 +385,7 @@ impl<B: Backend + Fp8Ops> History<B> {
             })
         });
         let casts = alive.chain(self.loaded.iter().copied().map(Ok));
-        let waiting = self.waiting();
+        let waiting = self.waiting(true);
         Ok(TensorState {
             role,
             amaxes: values::<B>(&self.amaxes)?,

@@ -82,11 +82,11 @@ impl Fp8 {
                 let [input, weight] = casts.output;
                 let descent = descent(&second);
                 let layer = self.layer(run, size, &second.device(), &descent);
-                if let Some(layer) = &layer {
-                    layer.lock().ran = true;
-                }
                 second.kept.with(|WasWeight(was)| *was = true);
-                first.kept.with(|InputOf(layers)| {
+                first.kept.with(|InputOf(layers, alive)| {
+                    if let Some(layer) = &layer {
+                        layer.lock().in_forward(alive);
+                    }
                     // Forgets layers of this size whose weights are gone.
                     layers.retain(|(of, weight)| *of != size || weight.upgrade().is_some());
                     let layer = (size, descent.downgrade());
@@ -129,7 +129,7 @@ impl Fp8 {
                 let device = input.device();
                 let told = second.kept.with(|GradientOf(layer)| layer.take());
                 let told = told.filter(|(of, _)| *of == size);
-                let (weights, is_new): (Vec<_>, _) = input.kept.with(|InputOf(layers)| {
+                let (weights, is_new): (Vec<_>, _) = input.kept.with(|InputOf(layers, _)| {
                     // If `told` is one of these layers, its other product has learned already. It may be another one, because a
                     // gradient may belong to two layers whose outputs are added.
                     let known = told.as_ref().is_some_and(|layer| layers.contains(layer));
@@ -137,13 +137,17 @@ impl Fp8 {
                     let weights = of_size.filter_map(|(_, weight)| weight.upgrade());
                     (weights.collect(), layers.is_empty())
                 });
-                if let Some(weight) = told.filter(|_| is_new).and_then(|(_, it)| it.upgrade()) {
+                if let Some(weight) = told.and_then(|(_, it)| it.upgrade()) {
                     let layer = self.layer(run, size, &device, &weight);
-                    self.cast_again(&input, left, &layer);
+                    needs_input(&layer, !is_new);
+                    if is_new {
+                        self.cast_again(&input, left, &layer);
+                    }
                 }
                 let layers = weights.iter();
                 let layers = layers.filter_map(|weight| self.layer(run, size, &device, weight));
                 let layers: Vec<_> = layers.collect();
+                needs_input(&layers, true);
                 self.in_backward(&layers);
                 // If there are several layers, the gradient does not tell which one it belongs to, and is cast by its own amax.
                 let layer = layers.first().filter(|_| layers.len() == 1).cloned();
@@ -309,6 +313,17 @@ fn descent<B: Backend>(weight: &RunInput<'_, B>) -> Descent {
 /// The [`Descent`] of a parameter's transposition, which is kept in the parameter's own.
 #[derive(Default)]
 struct Turned(Descent);
+
+/// Called when the gradient of these layers' weights is about to be computed: from the inputs of forward, or from others, which
+/// gradient checkpointing has computed again.
+fn needs_input<'a, B: Backend + Fp8Ops>(
+    layers: impl IntoIterator<Item = &'a Layer<B>>,
+    needs: bool,
+) {
+    for layer in layers {
+        layer.lock().needs_input = needs;
+    }
+}
 
 /// The tensor as a matrix, whose rows are those of all leading dimensions.
 fn as_matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {

@@ -2,6 +2,7 @@
 
 use burn::tensor::Shape;
 use burn_layer::{Inputs, Op, WeakDescent};
+use std::sync::Arc;
 
 /// One of the three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +15,13 @@ pub(super) enum Product {
     WeightGradient,
 }
 
-/// The linear layers that a tensor was the input of: their sizes and weights. Kept with the tensor.
+/// The linear layers that a tensor was the input of: their sizes and weights. Kept with the tensor, and the second value dies with
+/// it.
 #[derive(Debug, Default)]
-pub(super) struct InputOf(pub(super) Vec<([usize; 2], WeakDescent)>);
+pub(super) struct InputOf(
+    pub(super) Vec<([usize; 2], WeakDescent)>,
+    pub(super) Arc<()>,
+);
 
 /// The linear layer that a tensor is the gradient of: its size and weight. Kept with the tensor by the product that computes the
 /// input's gradient. The product that computes the weight's gradient comes next and needs this if gradient checkpointing has
@@ -47,7 +52,7 @@ pub(super) fn of(op: Op, inputs: &Inputs) -> Option<(Product, [usize; 2])> {
         Op::float_matmul if inputs.last_is_gradient => {
             let size = [rows(left)?, last(right)?];
             let is = |(of, _): &([usize; 2], _)| *of == size;
-            let was_input = |InputOf(layers): &InputOf| match layers.as_slice() {
+            let was_input = |InputOf(layers, _): &InputOf| match layers.as_slice() {
                 [] => None,
                 layers => Some(layers.iter().any(is)),
             };
