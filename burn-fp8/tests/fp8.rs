@@ -22,7 +22,6 @@ mod suite {
     mod operand;
     #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
     mod precision;
-    mod properties;
     mod random;
     mod recipe;
     #[cfg(feature = "remote")]

@@ -1,13 +1,12 @@
 //! The recipe of a scope.
 
-use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use burn_fp8::recipe::{
     BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe, RecipeFormat, RowwiseScaling,
 };
-use burn_fp8::{Fp8Error, Fp8Linear, Fp8LinearConfig, Fp8Scope, calibrate, fp8_autocast};
+use burn_fp8::{Fp8Error, Fp8Linear, Fp8LinearConfig, Fp8Scope, fp8_autocast};
 
-use super::device::{Random, devices, values};
+use super::device::{Random, devices};
 use super::linear::{self, pass_fp8};
 
 fn delayed(length: usize) -> DelayedScaling {
@@ -48,44 +47,6 @@ fn a_scopes_recipe_is_that_of_every_layer_in_it() {
 }
 
 #[test]
-fn a_layer_without_history_starts_one() {
-    let device = Device::flex().autodiff();
-    let mut random = Random::new(61);
-    let linear = linear::linear(&mut random, 6, 3, &device);
-    let layer = Fp8Linear::from_linear(linear.clone(), CurrentScaling::new()).unwrap();
-    let batches = [(); 3].map(|()| [6, 3].map(|width| random.matrix([4, width], &device)));
-    passes(&layer, &batches[..1]);
-    assert_eq!(layer.scaling_state(), None);
-
-    let made = Fp8Linear::from_linear(linear, delayed(4)).unwrap();
-    passes(&made, &batches);
-    fp8_autocast(true, delayed(4), || passes(&layer, &batches));
-    assert_eq!(layer.scaling_state(), made.scaling_state());
-    // Passes with other recipes leave the state as it is.
-    passes(&layer, &batches);
-    assert_eq!(layer.scaling_state(), made.scaling_state());
-
-    // The record contains the state, for a layer that has delayed scaling as its own recipe.
-    let read = Fp8LinearConfig::new(6, 3)
-        .with_recipe(delayed(4).into())
-        .init(&device)
-        .load_record(layer.into_record());
-    assert_eq!(read.scaling_state(), made.scaling_state());
-}
-
-#[test]
-fn calibration_by_a_scopes_recipe() {
-    let device = Device::flex();
-    let layer = Fp8LinearConfig::new(4, 2)
-        .with_recipe(CurrentScaling::new().into())
-        .init(&device);
-    let scope = Fp8Scope::current().with_recipe(delayed(2)).unwrap();
-    scope.run(|| calibrate(|| layer.forward(Tensor::<2>::ones([3, 4], &device) * 7.0)));
-    let [input, ..] = layer.scaling_state().unwrap();
-    assert_eq!((input.scale, input.history), (64.0, vec![0.0, 7.0]));
-}
-
-#[test]
 fn a_history_follows_the_recipe() {
     for device in devices() {
         let device = device.autodiff();
@@ -110,32 +71,6 @@ fn a_history_follows_the_recipe() {
         let one = pass(0.125, Some(delayed(1).into()));
         assert_eq!(one, (vec![0.0], 448.0 * 4.0));
     }
-}
-
-/// The gradient's scale is kept for a while (`interval`), but adapted to the range of another format.
-#[test]
-fn scales_follow_the_format() {
-    let device = Device::flex().autodiff();
-    let mut random = Random::new(62);
-    let hybrid = delayed(2).with_interval(100);
-    let linear = linear::linear(&mut random, 4, 4, &device);
-    let layer = Fp8Linear::from_linear(linear, hybrid).unwrap();
-    let [x, gradient] = [(); 2].map(|()| random.matrix([3, 4], &device));
-    for _ in 0..3 {
-        pass_fp8(&layer, &x, &gradient);
-    }
-    let scales = || {
-        let state = layer.scaling_state().unwrap();
-        state.map(|tensor| tensor.scale)
-    };
-    let [input, weight, gradient_scale] = scales();
-    let largest = values(gradient.clone().abs().max())[0];
-    assert_eq!(gradient_scale, 57344.0 / largest);
-    let e4m3 = hybrid.with_format(RecipeFormat::E4M3);
-    fp8_autocast(true, e4m3, || pass_fp8(&layer, &x, &gradient));
-    assert_eq!(scales(), [input, weight, 57344.0 / largest / 128.0]);
-    pass_fp8(&layer, &x, &gradient);
-    assert_eq!(scales(), [input, weight, gradient_scale]);
 }
 
 #[test]

@@ -1,11 +1,8 @@
 //! The scales of passes that do not train.
 
-use std::error::Error;
-use std::sync::Arc;
-
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_fp8::recipe::{AmaxReducer, DelayedScaling};
+use burn_fp8::recipe::DelayedScaling;
 use burn_fp8::{Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Tensor, scaled_matmul};
 
 use super::super::device::{Random, devices, values};
@@ -57,62 +54,6 @@ fn an_evaluation_runs_with_the_scales_of_the_last_step() {
         assert_eq!(values(loaded.forward(y)), expected);
         assert_eq!(loaded.scaling_state(), before);
     }
-}
-
-/// Evaluations use the scales of the next training pass, whatever was evaluated before, and do not change training.
-#[test]
-fn an_evaluation_is_ahead_of_training_and_leaves_it_alone() {
-    let device = Device::flex().autodiff();
-    for interval in [1, 2, 3] {
-        let mut random = Random::new(52);
-        let recipe = DelayedScaling::new()
-            .with_amax_history_len(3)
-            .with_interval(interval);
-        let linear = linear(&mut random, 6, 3, &device);
-        let layer = Fp8Linear::from_linear(linear, recipe).unwrap();
-        let alone = layer.clone();
-        let kept = layer.valid();
-        let first = random.matrix([4, 6], &device).without_autodiff();
-        let untrained = values(kept.forward(first.clone()));
-        for step in 0..6 {
-            let size = 10f32.powi(step % 3 - 2);
-            let [x, g] = [[5, 6], [5, 3]].map(|shape| random.matrix(shape, &device) * size);
-            pass_fp8(&layer, &x, &g);
-            pass_fp8(&alone, &x, &g);
-            let y = random.matrix([4, 6], &device) * size;
-            let evaluated = values(layer.valid().forward(y.clone().without_autodiff()));
-            assert_eq!(values(layer.clone().forward(y)), evaluated);
-            assert_eq!(layer.scaling_state(), alone.scaling_state());
-        }
-        assert_eq!(values(kept.forward(first)), untrained);
-    }
-}
-
-/// In this case the waiting amaxes are this rank's alone.
-#[test]
-fn an_evaluation_by_a_rank_keeps_to_what_all_ranks_know() {
-    #[derive(Debug)]
-    struct Doubled;
-
-    impl AmaxReducer for Doubled {
-        fn max(&self, amaxes: Tensor<1>) -> Result<Tensor<1>, Box<dyn Error + Send + Sync>> {
-            Ok(amaxes * 2.0)
-        }
-    }
-
-    let device = Device::flex().autodiff();
-    let mut random = Random::new(53);
-    let layer = Fp8Linear::from(linear(&mut random, 6, 3, &device));
-    let layer = layer.with_amax_reducer(Arc::new(Doubled));
-    let [x, g] = [[5, 6], [5, 3]].map(|shape| random.matrix(shape, &device));
-    let y = random.matrix([4, 6], &device).without_autodiff();
-    pass_fp8(&layer, &x, &g);
-    let evaluated = values(layer.valid().forward(y.clone()));
-    assert_eq!(evaluated, product(&layer, &y, [1.0, 1.0]));
-    pass_fp8(&layer, &x, &g);
-    let scales = [&x, &layer.weight.val()].map(|tensor| 448.0 / (2.0 * largest(tensor)));
-    let evaluated = values(layer.valid().forward(y.clone()));
-    assert_eq!(evaluated, product(&layer, &y, scales));
 }
 
 /// A shorter history loses amaxes, and the scales that were computed from them are forgotten too.

@@ -304,24 +304,6 @@ fn a_frozen_weight_passes_the_gradient_on() {
     }
 }
 
-/// Nor does it depend on whether the input has a gradient. In a model's first layer it has none.
-#[test]
-fn an_input_without_gradient_leaves_the_weights() {
-    let device = Device::flex().autodiff();
-    let mut random = Random::new(37);
-    let linear = linear(&mut random, 20, 9, &device);
-    let x = random.matrix([7, 20], &device);
-    for recipe in recipes() {
-        let layer = Fp8Linear::from_linear(linear.clone(), recipe).unwrap();
-        let gradient = |layer: Fp8Linear, x: Tensor<2>| {
-            let loss = layer.forward(x).powf_scalar(2.0).sum();
-            values(layer.weight.val().grad(&loss.backward()).unwrap())
-        };
-        let expected = gradient(layer.clone(), x.clone().require_grad());
-        assert_eq!(gradient(layer, x.clone()), expected, "{recipe:?}");
-    }
-}
-
 /// The bias is added before the output is rounded, whether the layer is trained or not.
 #[test]
 fn training_and_evaluation_give_the_same_numbers() {

@@ -4,12 +4,9 @@ use std::error::Error;
 use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_fp8::recipe::{AmaxReducer, CurrentScaling, DelayedScaling};
-use burn_fp8::{
-    Fp8Format, Fp8Linear, Fp8LinearConfig, Fp8Scope, Fp8Tensor, Microbatch, calibrate,
-    scaled_matmul, share_amaxes,
-};
+use burn::tensor::{Device, Tensor};
+use burn_fp8::recipe::{AmaxReducer, CurrentScaling};
+use burn_fp8::{Fp8Linear, Fp8LinearConfig, share_amaxes};
 
 use super::super::device::{Random, values};
 use super::{linear, pass_fp8};
@@ -53,82 +50,6 @@ fn a_reducer_sees_every_amax_once() {
     let [input, ..] = layer.scaling_state().unwrap();
     assert_eq!(input.scale, 448.0 / (2.0 * staged[0]));
     // Evaluations are not shared.
-    layer.valid().forward(x.without_autodiff());
-    assert!(reducer.take().is_empty());
-}
-
-/// A rank whose part of the batch is empty still takes part in the call, and uses its result.
-#[test]
-fn a_pass_without_rows_takes_part() {
-    let device = Device::flex().autodiff();
-    let mut random = Random::new(30);
-    let linear = linear(&mut random, 4, 3, &device);
-    let recipe = DelayedScaling::new()
-        .with_amax_history_len(3)
-        .with_interval(2);
-    let other = Arc::new(Fp8Linear::from_linear(linear.clone(), recipe).unwrap());
-    let none = Fp8Linear::from_linear(linear.clone(), recipe)
-        .unwrap()
-        .with_amax_reducer(Arc::new(Other(other.clone())));
-    for _ in 0..5 {
-        // The other rank brings the amaxes of its last pass to its next one.
-        let output = none.forward(Tensor::<2>::zeros([0, 4], &device));
-        assert_eq!(output.dims(), [0, 3]);
-        let (x, g) = (
-            random.matrix([5, 4], &device),
-            random.matrix([5, 3], &device),
-        );
-        pass_fp8(&other, &x, &g);
-        let scales = |layer: &Fp8Linear| {
-            let state = layer.scaling_state().unwrap();
-            state.map(|tensor| (tensor.history, tensor.scale))
-        };
-        assert_eq!(scales(&none), scales(&other));
-    }
-
-    let reducer = Arc::new(Recorder::default());
-    let current = Fp8Linear::from_linear(linear, CurrentScaling::new())
-        .unwrap()
-        .with_amax_reducer(reducer.clone());
-    current.forward(Tensor::<2>::zeros([0, 4], &device));
-    calibrate(|| current.forward(Tensor::<2>::zeros([0, 4], &device)));
-    assert_eq!(reducer.take(), [[0.0]]);
-}
-
-/// Answers with the waiting amaxes of a layer, which stands for a rank with all of the rows.
-#[derive(Debug)]
-struct Other(Arc<Fp8Linear>);
-
-impl AmaxReducer for Other {
-    fn max(&self, own: Tensor<1>) -> Reduced {
-        let amaxes = self.0.scaling_state().unwrap().map(|state| state.amax);
-        Ok(own.max_pair(Tensor::from_floats(amaxes, &Device::flex())))
-    }
-}
-
-#[test]
-fn current_scaling_asks_for_the_input_only() {
-    let device = Device::flex().autodiff();
-    let mut random = Random::new(31);
-    let linear = linear(&mut random, 4, 3, &device);
-    let reducer = Arc::new(Recorder::default());
-    let layer = Fp8Linear::from_linear(linear.clone(), CurrentScaling::new())
-        .unwrap()
-        .with_amax_reducer(reducer.clone());
-    let x = random.matrix([5, 4], &device);
-    let largest = values(x.clone().abs().max())[0];
-    for microbatch in [Microbatch::First, Microbatch::Later] {
-        let scope = Fp8Scope::current().with_microbatch(microbatch);
-        let output = scope.run(|| layer.forward(x.clone()));
-        assert_eq!(reducer.take(), [[largest]]);
-        // The answer is twice the amax, so the scale is half of the input's own scale.
-        let scale = Tensor::<1>::from_floats([448.0 / (2.0 * largest)], &Device::flex());
-        let (x, _) = Fp8Tensor::quantize_with_device_scale(x.clone(), scale, Fp8Format::E4M3);
-        let weight = Fp8Tensor::quantize(linear.weight.val(), Fp8Format::E4M3);
-        let bias = linear.bias.as_ref().unwrap().val().without_autodiff();
-        let expected = scaled_matmul(&x, &weight, None, FloatDType::F32).unwrap();
-        assert_eq!(values(output), values(expected + bias.unsqueeze()));
-    }
     layer.valid().forward(x.without_autodiff());
     assert!(reducer.take().is_empty());
 }

@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleMapper};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_fp8::recipe::{DelayedScaling, RecipeFormat};
-use burn_fp8::{Fp8Linear, Fp8LinearConfig, ScalingState, calibrate, fp8_autocast};
+use burn_fp8::{Fp8Linear, Fp8LinearConfig, ScalingState};
 
 use super::super::device::{Random, compiles_for_long, devices, values};
 use super::{linear, pass_fp8};
@@ -81,47 +81,6 @@ fn looking_between_backward_passes_loses_no_amax() {
             );
         }
     }
-}
-
-#[test]
-fn an_interval_holds_the_scales() {
-    let device = Device::flex().autodiff();
-    let mut random = Random::new(24);
-    let recipe = DelayedScaling::new()
-        .with_amax_history_len(2)
-        .with_interval(3);
-    let layer = Fp8Linear::from_linear(linear(&mut random, 4, 4, &device), recipe).unwrap();
-    let mut scales = vec![];
-    for step in 0..9 {
-        let x = random.matrix([2, 4], &device) * (step + 1) as f32;
-        pass_fp8(&layer, &x, &random.matrix([2, 4], &device));
-        scales.push(layer.scaling_state().unwrap()[0].scale);
-    }
-    // The first update is before the second step, then one follows every third step.
-    for (step, pair) in scales.windows(2).enumerate() {
-        assert_eq!(pair[0] != pair[1], step % 3 == 0, "step {step}: {scales:?}");
-    }
-}
-
-#[test]
-fn only_training_moves_the_state() {
-    let device = Device::flex().autodiff();
-    let mut random = Random::new(25);
-    let layer = Fp8Linear::from(linear(&mut random, 4, 4, &device));
-    let x = random.matrix([2, 4], &device);
-    pass_fp8(&layer, &x, &x);
-    let before = layer.scaling_state();
-
-    let valid = layer.valid();
-    let inner = x.clone().without_autodiff();
-    let first = values(valid.forward(inner.clone()));
-    assert_eq!(first, values(valid.forward(inner)));
-    assert_eq!(valid.scaling_state(), before);
-
-    let copy = layer.clone();
-    pass_fp8(&copy, &(x.clone() * 9.0), &x);
-    assert_ne!(copy.scaling_state(), before);
-    assert_eq!(layer.scaling_state(), before);
 }
 
 #[test]
@@ -229,36 +188,4 @@ fn a_record_fits_a_layer_of_other_formats() {
         let read = config.init(&device).load_record(layer.into_record());
         assert_eq!(scales(&read), [input, weight, end(to) / largest]);
     }
-}
-
-#[test]
-fn calibration_does_not_wait_for_the_interval() {
-    let device = Device::flex();
-    let recipe = DelayedScaling::new()
-        .with_amax_history_len(8)
-        .with_interval(4);
-    let config = Fp8LinearConfig::new(4, 2).with_recipe(recipe.into());
-    let layer = config.init(&device);
-    for amax in [1.0, 2.0, 7.0, 3.5] {
-        calibrate(|| layer.forward(Tensor::<2>::full([3, 4], amax, &device)));
-    }
-    let [input, ..] = layer.scaling_state().unwrap();
-    assert_eq!(input.scale, 448.0 / 7.0);
-}
-
-/// A layer that runs in fp8 gathers its amaxes itself.
-#[test]
-fn calibration_is_for_layers_in_high_precision() {
-    let device = Device::flex().autodiff();
-    let recipe = DelayedScaling::new().with_amax_history_len(4);
-    let config = Fp8LinearConfig::new(4, 2).with_recipe(recipe.into());
-    let layer = config.init(&device);
-    let pass = |amax: f32| {
-        let x = Tensor::<2>::full([3, 4], amax, &device);
-        calibrate(|| fp8_autocast(true, None, || layer.forward(x)));
-    };
-    pass(2.0);
-    pass(3.0);
-    let [input, ..] = layer.scaling_state().unwrap();
-    assert_eq!((input.history, input.amax), (vec![0.0, 0.0, 0.0, 2.0], 3.0));
 }
