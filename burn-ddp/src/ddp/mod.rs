@@ -201,7 +201,8 @@ impl Ddp {
     /// (PyTorch copies rank 0's before each forward pass), until this is called again, for instance before an evaluation.
     /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. So a new `Ddp` in the middle of training, as when layers are
     /// unfrozen, needs this again if the model has running statistics. If a parameter (one [`ParamId`](burn::module::ParamId)) is
-    /// in several places of the model with the same contents, these share one tensor afterwards.
+    /// in several places of the model with the same contents, these share one tensor afterwards. What fp8 layers keep of their last
+    /// pass for the next (feature `fp8`) becomes the largest amax of all ranks.
     ///
     /// # Errors
     ///
