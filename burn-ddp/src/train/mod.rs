@@ -102,7 +102,8 @@ use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ddp::Part};
 /// **Model.** The models of all ranks are compared at the start, and made equal to rank 0's. Between `TrainStep::step`
 /// and `TrainStep::optimize`, gradients are averaged as by [`Ddp`]; with an [`overlap`](Self::overlap), while backward
 /// still runs. Gradients that the `Learner` accumulates are summed without dividing, as in burn-train, and averaged
-/// once. Each validation and each checkpoint uses the buffers of rank 0, such as running statistics.
+/// once. Each validation and each checkpoint uses the buffers of rank 0, such as running statistics. The amaxes of fp8 layers are among
+/// them: their first scales after a resume lack what the other ranks saw in the last step.
 ///
 /// **Data.** A [`DistributedLoader`](crate::DistributedLoader) gives each rank the items of its sampler. Epoch `n` of
 /// the training, counted from 1, is the sampler's epoch `n - 1`, also after a resume. If the sampler is in the
