@@ -10,6 +10,7 @@ mod suite {
     mod ddp;
     mod devices;
     mod diverged;
+    mod earlier_pass;
     mod early;
     mod equal;
     mod faults;

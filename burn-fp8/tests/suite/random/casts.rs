@@ -55,16 +55,28 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-fn same(found: Fp8Data, expected: &Fp8Data) -> Outcome {
+/// Codes of NaN may have either sign.
+pub(in crate::suite) fn same_codes(found: Vec<u8>, expected: &Fp8Data) -> Outcome {
     let unsigned = |code: u8| match reference::decode(expected.format, code).is_nan() {
         true => code & 0x7F,
         false => code,
     };
-    let found = Fp8Data {
-        codes: found.codes.into_iter().map(unsigned).collect(),
-        ..found
-    };
-    prop_assert_eq!(&found, expected);
+    let found: Vec<u8> = found.into_iter().map(unsigned).collect();
+    prop_assert_eq!(&found, &expected.codes);
+    Ok(())
+}
+
+fn same(found: Fp8Data, expected: &Fp8Data) -> Outcome {
+    same_codes(found.codes, expected)?;
+    let codes = expected.codes.clone();
+    prop_assert_eq!(&Fp8Data { codes, ..found }, expected);
+    Ok(())
+}
+
+pub(in crate::suite) fn same_amax(found: &[f32], expected: f32) -> Outcome {
+    let same = matches!(*found, [found] if found.to_bits() == expected.to_bits()
+        || found.is_nan() && expected.is_nan());
+    prop_assert!(same, "the amax is {:?} instead of {}", found, expected);
     Ok(())
 }
 
@@ -97,17 +109,22 @@ pub(in crate::suite) fn transposed(data: &Fp8Data) -> Fp8Data {
     }
 }
 
-fn decodes<const D: usize>(tensor: &Fp8Tensor<D>, data: &Fp8Data, dtype: FloatDType) -> Outcome {
-    let back = tensor.dequantize(dtype);
-    prop_assert_eq!(back.dims().to_vec(), data.shape.clone());
-    prop_assert_eq!(back.dtype(), dtype.into());
+/// That these are the numbers of the codes, in `dtype`.
+pub(in crate::suite) fn decoded(found: &[f32], data: &Fp8Data, dtype: FloatDType) -> Outcome {
     // The inverse of a scale may be subnormal.
     let sums = reference::numbers(data).into_iter().map(|number| Sum {
         sum: number,
         size: number.abs() + 1e-38,
     });
     let sums: Vec<Sum> = sums.collect();
-    reference::all_near(&values(back), &sums, 1e-6, dtype)
+    reference::all_near(found, &sums, 1e-6, dtype)
+}
+
+fn decodes<const D: usize>(tensor: &Fp8Tensor<D>, data: &Fp8Data, dtype: FloatDType) -> Outcome {
+    let back = tensor.dequantize(dtype);
+    prop_assert_eq!(back.dims().to_vec(), data.shape.clone());
+    prop_assert_eq!(back.dtype(), dtype.into());
+    decoded(&values(back), data, dtype)
 }
 
 fn cast<const D: usize>(case: &Case, device: &Device) -> Outcome {
@@ -115,16 +132,7 @@ fn cast<const D: usize>(case: &Case, device: &Device) -> Outcome {
     let host = values(input.clone());
     let expected = reference::cast(case.cast, case.given, &case.input.shape, &host);
     let amax = reference::amax(host);
-    let same_amax = |found: Tensor<1>| {
-        let found = values(found)[0];
-        prop_assert!(
-            found.to_bits() == amax.to_bits() || found.is_nan() && amax.is_nan(),
-            "the amax is {} instead of {}",
-            found,
-            amax
-        );
-        Ok(())
-    };
+    let same_amax = |found: Tensor<1>| same_amax(&values(found), amax);
     same_amax(burn_fp8::amax(input.clone()))?;
     let format = case.cast.format;
     let tensor = match case.given {

@@ -166,8 +166,8 @@ pub(in crate::suite) fn numbers(data: &Fp8Data) -> Vec<f64> {
 /// A sum, and the sum of the magnitudes of its terms, to which the error of an f32 sum is proportional.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::suite) struct Sum {
-    pub(in crate::suite) sum: f64,
-    pub(in crate::suite) size: f64,
+    pub(super) sum: f64,
+    pub(super) size: f64,
 }
 
 impl Sum {

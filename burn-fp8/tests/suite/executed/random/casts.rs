@@ -11,7 +11,11 @@ use proptest::sample::select;
 use super::super::super::{
     device::Random,
     gpu::Gpu,
-    random::{self, Outcome, casts::transposed, reference, reference::Sum, tensors},
+    random::{
+        self, Outcome,
+        casts::{decoded, same_amax, same_codes, transposed},
+        reference, tensors,
+    },
 };
 use super::super::elements::{codes, floats, numbers, packed_floats};
 
@@ -125,14 +129,6 @@ impl Case {
     }
 }
 
-fn same_number(found: CubeTensor, expected: f32) -> Outcome {
-    let found = numbers(&found);
-    let same = matches!(found[..], [found] if found.to_bits() == expected.to_bits()
-        || found.is_nan() && expected.is_nan());
-    prop_assert!(same, "{:?} instead of {}", found, expected);
-    Ok(())
-}
-
 fn check(case: &Case) -> Outcome {
     let Some(client) = case.gpu.client() else {
         return Ok(());
@@ -143,17 +139,8 @@ fn check(case: &Case) -> Outcome {
     let turned = transposed(&expected);
     let (format, granularity) = (case.cast.format, case.cast.granularity);
     let amax = reference::amax(host);
-    // Codes of NaN may have either sign.
-    let same_codes = |found: &CubeTensor, expected: &[u8]| {
-        let unsigned = |code: u8| match reference::decode(format, code).is_nan() {
-            true => code & 0x7F,
-            false => code,
-        };
-        let found: Vec<u8> = codes(found).into_iter().map(unsigned).collect();
-        prop_assert_eq!(found, expected);
-        Ok(())
-    };
-    same_number(CubeBackend::fp8_amax(input.clone()), amax)?;
+    let same_amax = |found: CubeTensor| same_amax(&numbers(&found), amax);
+    same_amax(CubeBackend::fp8_amax(input.clone()))?;
 
     let (found, scale) = match granularity {
         Granularity::Tensor => {
@@ -166,16 +153,16 @@ fn check(case: &Case) -> Outcome {
             };
             let (both, turned_codes, found) =
                 CubeBackend::fp8_quantize_transposed(input.clone(), scale.clone(), format);
-            same_number(found, amax)?;
-            same_codes(&both, &expected.codes)?;
-            same_codes(&turned_codes, &turned.codes)?;
+            same_amax(found)?;
+            same_codes(codes(&both), &expected)?;
+            same_codes(codes(&turned_codes), &turned)?;
             let (direct, found) = CubeBackend::fp8_quantize(input, scale.clone(), format);
-            same_number(found, amax)?;
+            same_amax(found)?;
             (direct, scale)
         }
         _ => CubeBackend::fp8_quantize_blocks(input, case.cast),
     };
-    same_codes(&found, &expected.codes)?;
+    same_codes(codes(&found), &expected)?;
     prop_assert_eq!(numbers(&scale), expected.scales.clone());
 
     let last = case.shape.len() - 1;
@@ -189,13 +176,7 @@ fn check(case: &Case) -> Outcome {
         (found_turned, scale_turned, &turned),
     ] {
         let back = CubeBackend::fp8_dequantize(codes, scale, data.granularity, format, case.back);
-        // The inverse of a scale may be subnormal.
-        let sums = reference::numbers(data).into_iter().map(|number| Sum {
-            sum: number,
-            size: number.abs() + 1e-38,
-        });
-        let sums: Vec<Sum> = sums.collect();
-        reference::all_near(&numbers(&back), &sums, 1e-6, case.back)?;
+        decoded(&numbers(&back), data, case.back)?;
     }
     Ok(())
 }
