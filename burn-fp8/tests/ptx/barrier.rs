@@ -46,10 +46,13 @@ struct Mbarrier {
     bytes: i64,
     /// The number of the phase that is not yet complete.
     phase: u32,
-    /// The thread that initialized it, and the numbers of block barriers and of its own fences before that.
+    /// The thread that initialized it, and the numbers of block barriers and of its own fences, of both kinds, before that.
     thread: usize,
     turn: u32,
     fences: u32,
+    barrier_fences: u32,
+    /// Whether all threads of the cluster know of it.
+    published: bool,
     /// What waiting threads learn from the warps that have arrived so far.
     told: Heard,
     /// `told` at the time each phase was completed.
@@ -61,15 +64,19 @@ impl Mbarrier {
         let rest = self.pending.checked_sub(count);
         self.pending = rest.ok_or("more arrive at a barrier than it waits for")?;
         self.told.insert(warp, time);
-        Ok(())
+        self.complete()
     }
 
-    fn complete(&mut self) {
+    fn complete(&mut self) -> Result<()> {
+        if self.pending == 0 && self.bytes < 0 {
+            return Err("the TMA brings more bytes than the barrier waits for".into());
+        }
         if self.pending == 0 && self.bytes == 0 {
             self.pending = self.arrivals;
             self.phase += 1;
             self.phases.push(self.told.clone());
         }
+        Ok(())
     }
 }
 
@@ -113,7 +120,13 @@ impl Block<'_> {
                 }
                 let index = self.shared.index(address, 2)?;
                 let heard = &self.threads[thread].heard;
-                self.shared.make_barrier(index, &Author { thread, heard })?;
+                let warp = self.first_warp + thread / WARP;
+                let author = Author {
+                    thread,
+                    warp,
+                    heard,
+                };
+                self.shared.make_barrier(index, &author)?;
                 let arrivals = self.value(thread, *arrivals)? as u32;
                 let barrier = Mbarrier {
                     arrivals,
@@ -123,6 +136,8 @@ impl Block<'_> {
                     thread,
                     turn: self.shared.turn,
                     fences: self.threads[thread].proxy_fences,
+                    barrier_fences: self.threads[thread].barrier_fences,
+                    published: false,
                     told: Heard::new(),
                     phases: Vec::new(),
                 };
@@ -131,19 +146,16 @@ impl Block<'_> {
             Operation::Expect { place, bytes } => {
                 let address = self.address(thread, place)?;
                 let bytes = self.value(thread, *bytes)?;
-                let time = self.shared.time;
+                let (warp, time) = (self.first_warp + thread / WARP, self.shared.time);
                 let barrier = self.usable(address, thread)?;
                 barrier.bytes += bytes as i64;
-                barrier.arrive(1, thread / WARP, time)?;
-                barrier.complete();
+                barrier.arrive(1, warp, time)?;
             }
             Operation::Arrive { place, count } => {
                 let address = self.address(thread, place)?;
                 let count = self.value(thread, *count)? as u32;
-                let time = self.shared.time;
-                let barrier = self.usable(address, thread)?;
-                barrier.arrive(count, thread / WARP, time)?;
-                barrier.complete();
+                let (warp, time) = (self.first_warp + thread / WARP, self.shared.time);
+                self.usable(address, thread)?.arrive(count, warp, time)?;
             }
             Operation::Try { to, place, parity } => {
                 let address = self.address(thread, place)?;
@@ -182,10 +194,38 @@ impl Block<'_> {
         let turn = self.shared.turn;
         let barrier = self.mbarriers.0.get_mut(&address);
         let barrier = barrier.ok_or_else(|| format!("no barrier is at {address:#x}"))?;
-        if barrier.turn == turn && barrier.thread != thread {
+        if barrier.turn == turn && barrier.thread != thread && !barrier.published {
             return Err("a barrier is used, and no barrier orders that after its start".into());
         }
         Ok(barrier)
+    }
+
+    /// All threads of the cluster have met: they know of the barriers after whose start the owner ran `fence.mbarrier_init`.
+    pub(super) fn publish_barriers(&mut self) {
+        for barrier in self.mbarriers.0.values_mut() {
+            let fences = self.threads[barrier.thread].barrier_fences;
+            barrier.published |= fences > barrier.barrier_fences;
+        }
+    }
+
+    /// Checks that another block of the cluster may use the barrier at an address.
+    pub(super) fn check_published(&mut self, address: u64) -> Result<()> {
+        match self.mbarriers.0.get(&address) {
+            Some(barrier) if barrier.published => Ok(()),
+            Some(_) => Err(
+                "a barrier is used by another block, and no fence.mbarrier_init and barrier of the cluster order that \
+                 after its start"
+                    .into(),
+            ),
+            None => Err(format!("no barrier is at {address:#x} of the other block")),
+        }
+    }
+
+    /// A warp of another block of the cluster arrives.
+    pub(super) fn arrive_from_afar(&mut self, address: u64, warp: usize, time: u64) -> Result<()> {
+        self.check_published(address)?;
+        let barrier = self.mbarriers.0.get_mut(&address).expect("checked");
+        barrier.arrive(1, warp, time)
     }
 
     /// For the TMA: the phase that its bytes count for.
@@ -204,10 +244,10 @@ impl Block<'_> {
     pub(super) fn complete_bytes(&mut self, address: u64, bytes: usize) -> Result<()> {
         let barrier = self.mbarriers.0.get_mut(&address).expect("checked before");
         barrier.bytes -= bytes as i64;
-        if barrier.bytes < 0 {
+        // What another block loads may arrive before this one says that it waits for it.
+        if barrier.bytes < 0 && !barrier.published {
             return Err("the TMA brings more bytes than the barrier waits for".into());
         }
-        barrier.complete();
-        Ok(())
+        barrier.complete()
     }
 }

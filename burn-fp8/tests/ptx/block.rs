@@ -1,8 +1,11 @@
 //! A block: runs its threads in turn, each until it has to wait for others.
 
+use std::cell::RefCell;
+
 use super::{
     Kernel, Result, TensorMap,
     barrier::Mbarriers,
+    cluster::Message,
     decode::{Operation, Place, Special, Value},
     global::Global,
     shared::Shared,
@@ -18,17 +21,22 @@ const MOST_INSTRUCTIONS: usize = 10_000_000;
 
 pub(super) struct Block<'a> {
     pub(super) kernel: &'a Kernel,
-    place: [u32; 3],
+    /// The block's number in its cluster, and that of its first warp.
+    pub(super) number: usize,
+    pub(super) first_warp: usize,
+    pub(super) place: [u32; 3],
     grid: [u32; 3],
     size: [u32; 3],
     pub(super) parameters: &'a [u8],
     pub(super) maps: &'a [TensorMap],
-    pub(super) global: &'a mut Global,
+    pub(super) global: &'a RefCell<&'a mut Global>,
     pub(super) shared: Shared,
     pub(super) threads: Vec<Thread>,
     pub(super) mbarriers: Mbarriers,
     pub(super) loads: Loads,
     pub(super) warpgroups: Warpgroups,
+    /// What it has told other blocks of its cluster, by their numbers.
+    pub(super) told: Vec<(usize, Message)>,
     timer: u64,
 }
 
@@ -46,15 +54,17 @@ impl<'a> Block<'a> {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         kernel: &'a Kernel,
+        number: usize,
         place: [u32; 3],
         grid: [u32; 3],
         size: [u32; 3],
         shared: usize,
         parameters: &'a [u8],
         maps: &'a [TensorMap],
-        global: &'a mut Global,
+        global: &'a RefCell<&'a mut Global>,
     ) -> Self {
         let count = size.iter().product::<u32>();
+        let first_warp = number * (count as usize).div_ceil(WARP);
         let threads = (0..count).map(|number| {
             let place = [
                 number % size[0],
@@ -65,6 +75,8 @@ impl<'a> Block<'a> {
         });
         Self {
             kernel,
+            number,
+            first_warp,
             place,
             grid,
             size,
@@ -76,37 +88,37 @@ impl<'a> Block<'a> {
             mbarriers: Mbarriers::default(),
             loads: Loads::default(),
             warpgroups: Warpgroups::default(),
+            told: Vec::new(),
             timer: 0,
         }
     }
 
-    pub(super) fn run(mut self) -> Result<()> {
+    /// Runs every thread until it has to wait. Returns whether any could run.
+    pub(super) fn turn(&mut self) -> Result<bool> {
         // Every other block runs from its last thread to its first, because no order is promised.
         let count = self.threads.len();
         let backwards = self.place.iter().sum::<u32>() % 2 == 1;
-        loop {
-            let mut moved = false;
-            for turn in 0..count {
-                let thread = if backwards { count - 1 - turn } else { turn };
-                if self.threads[thread].state == State::Running {
-                    moved = true;
-                    self.advance(thread)
-                        .map_err(|error| self.located(thread, &error))?;
-                }
-            }
-            if self
-                .threads
-                .iter()
-                .all(|thread| thread.state == State::Exited)
-            {
-                return self.end();
-            }
-            moved |= self.run_together()?;
-            moved |= self.pass_barrier();
-            if !moved {
-                return Err(self.stuck());
+        let mut moved = false;
+        for turn in 0..count {
+            let thread = if backwards { count - 1 - turn } else { turn };
+            if self.threads[thread].state == State::Running {
+                moved = true;
+                self.advance(thread)
+                    .map_err(|error| self.located(thread, &error))?;
             }
         }
+        if self.is_over() {
+            self.end()?;
+            return Ok(moved);
+        }
+        moved |= self.run_together()?;
+        moved |= self.pass_barrier();
+        Ok(moved)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        let exited = |thread: &Thread| thread.state == State::Exited;
+        self.threads.iter().all(exited)
     }
 
     fn end(&self) -> Result<()> {
@@ -126,7 +138,7 @@ impl<'a> Block<'a> {
     }
 
     /// The error if no thread can go on.
-    fn stuck(&self) -> String {
+    pub(super) fn stuck(&self) -> String {
         let mut waits: Vec<(String, usize)> = Vec::new();
         for (number, thread) in self.threads.iter().enumerate() {
             let wait = match thread.state {
@@ -153,20 +165,27 @@ impl<'a> Block<'a> {
             .iter()
             .all(|thread| thread.state == State::AtBarrier);
         if all {
-            self.shared.turn += 1;
-            // Phases that one thread has seen completed are now known to all.
-            let mut seen = std::collections::HashMap::new();
-            for (&barrier, &phase) in self.threads.iter().flat_map(|thread| &thread.seen) {
-                let known = seen.entry(barrier).or_insert(phase);
-                *known = phase.max(*known);
-            }
+            self.order();
             for thread in &mut self.threads {
                 thread.state = State::Running;
                 thread.next += 1;
-                thread.seen.clone_from(&seen);
             }
         }
         all
+    }
+
+    /// Orders what the block's threads did before that before what they do from now on.
+    pub(super) fn order(&mut self) {
+        self.shared.turn += 1;
+        // Phases that one thread has seen completed are now known to all.
+        let mut seen = std::collections::HashMap::new();
+        for (&barrier, &phase) in self.threads.iter().flat_map(|thread| &thread.seen) {
+            let known = seen.entry(barrier).or_insert(phase);
+            *known = phase.max(*known);
+        }
+        for thread in &mut self.threads {
+            thread.seen.clone_from(&seen);
+        }
     }
 
     /// Runs the instructions of whole warps and warpgroups whose threads have all arrived.
@@ -265,6 +284,7 @@ impl<'a> Block<'a> {
             Operation::Transfer(transfer) => self.transfer(thread, transfer)?,
             Operation::Copy(copy) => self.copy(thread, copy)?,
             Operation::Mbarrier(operation) => return self.mbarrier(thread, operation),
+            Operation::Cluster(operation) => return self.cluster(thread, operation),
             Operation::Tma(load) => self.tma_load(thread, load)?,
             Operation::Mma(_) | Operation::Wgmma(_) => return Ok(Flow::Stop(State::Together)),
         }

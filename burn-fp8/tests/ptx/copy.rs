@@ -2,7 +2,7 @@
 
 use super::{
     Result,
-    block::Block,
+    block::{Block, WARP},
     decode::{Operands, Place, Value},
     shared::{Author, Writer},
 };
@@ -61,7 +61,11 @@ impl Block<'_> {
                 let to = self.shared.index(to, 4)?;
                 let heard = &self.threads[thread].heard;
                 for word in to..to + 4 {
-                    let author = Author { thread, heard };
+                    let author = Author {
+                        thread,
+                        warp: self.first_warp + thread / WARP,
+                        heard,
+                    };
                     self.shared.announce(word, &author, false)?;
                 }
                 let size = size as usize;
@@ -90,6 +94,7 @@ impl Block<'_> {
     fn land(&mut self, thread: usize, copy: &Copy) -> Result<()> {
         let mut bytes = [0; 16];
         self.global
+            .borrow_mut()
             .read(copy.from, &mut bytes[..copy.size], false)?;
         let writer = Writer::Thread {
             number: thread,

@@ -1,7 +1,7 @@
 //! Translates statements to operations. Anything unknown panics with the line.
 
 use super::{
-    Kernel, Parameter, barrier, convert, copy, float, integer, mma,
+    Kernel, Parameter, barrier, cluster, convert, copy, float, integer, mma,
     parse::{Entry, Operand, Register, Statement},
     thread::SHARED_BASE,
     tma, transfer, wgmma,
@@ -67,6 +67,7 @@ pub(super) enum Operation {
     Transfer(transfer::Transfer),
     Copy(copy::Operation),
     Mbarrier(barrier::Operation),
+    Cluster(cluster::Operation),
     Tma(tma::Load),
     /// `fence.proxy.async`.
     ProxyFence,
@@ -113,6 +114,7 @@ pub(super) fn kernel(entry: Entry) -> Kernel {
         registers: entry.registers,
         static_shared,
         most_threads: entry.most_threads,
+        cluster: entry.cluster.unwrap_or([1; 3]),
         name: entry.name,
         parameters,
     }
@@ -146,7 +148,8 @@ impl Operands<'_> {
         }
         let function = integer::function(opcode)
             .or_else(|| float::function(opcode))
-            .or_else(|| convert::function(opcode));
+            .or_else(|| convert::function(opcode))
+            .or_else(|| cluster::function(opcode));
         if let Some((arguments, function)) = function {
             assert_eq!(self.count(), arguments + 1, "operands: {}", self.text());
             return Operation::Compute {
@@ -159,6 +162,7 @@ impl Operands<'_> {
             .map(Operation::Transfer)
             .or_else(|| copy::decode(opcode, self).map(Operation::Copy))
             .or_else(|| barrier::decode(opcode, self).map(Operation::Mbarrier))
+            .or_else(|| cluster::decode(opcode, self).map(Operation::Cluster))
             .or_else(|| tma::decode(opcode, self).map(Operation::Tma))
             .or_else(|| mma::decode(opcode, self).map(Operation::Mma))
             .or_else(|| wgmma::decode(opcode, self).map(Operation::Wgmma))

@@ -7,6 +7,7 @@
 
 mod barrier;
 mod block;
+mod cluster;
 mod convert;
 mod copy;
 mod decode;
@@ -26,7 +27,10 @@ pub(crate) use fp8::Fp8;
 pub(crate) use global::Global;
 pub(crate) use tma::TensorMap;
 
+use std::cell::RefCell;
+
 use block::Block;
+use cluster::Cluster;
 use decode::Instruction;
 
 /// The error is a description.
@@ -42,6 +46,8 @@ pub(crate) struct Kernel {
     /// The bytes of shared memory that are declared with a size.
     static_shared: usize,
     most_threads: Option<u32>,
+    /// The blocks of a cluster.
+    cluster: [u32; 3],
 }
 
 /// The position of a parameter in the parameters' memory.
@@ -76,7 +82,7 @@ impl Kernel {
         decode::kernel(parse::parse(ptx))
     }
 
-    /// Runs all blocks, one after the other.
+    /// Runs all clusters, one after the other.
     pub(crate) fn run(&self, launch: Launch, global: &mut Global) -> Result<()> {
         let threads: u32 = launch.threads.iter().product();
         if threads > self.most_threads.unwrap_or(1024) {
@@ -87,21 +93,31 @@ impl Kernel {
         }
         let (parameters, maps) = self.parameters(launch.arguments)?;
         global.begin_launch();
-        let [across, down, deep] = launch.grid;
-        for index in 0..across * down * deep {
-            let place = [index % across, index / across % down, index / across / down];
-            Block::new(
-                self,
-                place,
-                launch.grid,
-                launch.threads,
-                self.static_shared + launch.dynamic_shared,
-                &parameters,
-                &maps,
-                global,
-            )
-            .run()
-            .map_err(|error| format!("{}, block {place:?}: {error}", self.name))?;
+        let whole = |axis: usize| launch.grid[axis].is_multiple_of(self.cluster[axis]);
+        if !(0..3).all(whole) {
+            let (grid, cluster) = (launch.grid, self.cluster);
+            return Err(format!("a grid of {grid:?} in clusters of {cluster:?}"));
+        }
+        let clusters = [0, 1, 2].map(|axis| launch.grid[axis] / self.cluster[axis]);
+        let global = RefCell::new(global);
+        for first in places(clusters) {
+            let blocks = places(self.cluster).enumerate().map(|(number, place)| {
+                let place = [0, 1, 2].map(|axis| first[axis] * self.cluster[axis] + place[axis]);
+                Block::new(
+                    self,
+                    number,
+                    place,
+                    launch.grid,
+                    launch.threads,
+                    self.static_shared + launch.dynamic_shared,
+                    &parameters,
+                    &maps,
+                    &global,
+                )
+            });
+            Cluster::new(blocks.collect())
+                .run()
+                .map_err(|error| format!("{}, {error}", self.name))?;
         }
         Ok(())
     }
@@ -139,4 +155,10 @@ impl Kernel {
         }
         Ok((memory, maps))
     }
+}
+
+/// The places of a grid, the first dimension fastest.
+fn places([across, down, deep]: [u32; 3]) -> impl Iterator<Item = [u32; 3]> {
+    (0..across * down * deep)
+        .map(move |index| [index % across, index / across % down, index / across / down])
 }

@@ -9,6 +9,8 @@ pub(super) struct Entry {
     /// Name, alignment, size.
     pub(super) parameters: Vec<(String, usize, usize)>,
     pub(super) most_threads: Option<u32>,
+    /// The size of a cluster.
+    pub(super) cluster: Option<[u32; 3]>,
     pub(super) statements: Vec<Statement>,
     pub(super) labels: HashMap<String, usize>,
     pub(super) registers: usize,
@@ -106,22 +108,25 @@ fn bytes_of(word: &str) -> Option<usize> {
     bits.parse::<usize>().ok().map(|bits| bits / 8)
 }
 
-/// `.visible .entry name(.param .u64 a, ..) .maxntid 256, 1, 1`
+/// `.visible .entry name(.param .u64 a, ..) .maxntid 256, 1, 1 .explicitcluster .reqnctapercluster 2, 1, 1`
 fn head_of(head: &str, entry: &mut Entry) {
     let (name, rest) = head.split_once('(').expect("an entry has parameters");
     entry.name = name.split_whitespace().last().unwrap().into();
     let (parameters, directives) = rest.split_once(')').unwrap();
     let parameters = parameters.split(',').filter(|text| !text.trim().is_empty());
     entry.parameters = parameters.map(declared).collect();
-    let directives = directives.trim();
-    if !directives.is_empty() {
-        let threads = directives.strip_prefix(".maxntid").unwrap_or_else(|| {
-            panic!("not known: {directives}");
-        });
-        let sizes = threads
-            .split(',')
-            .map(|size| size.trim().parse::<u32>().unwrap());
-        entry.most_threads = Some(sizes.product());
+    for directive in directives.split('.').map(str::trim) {
+        let (name, sizes) = directive.split_once(' ').unwrap_or((directive, ""));
+        let sizes = sizes.split(',').filter_map(|size| size.trim().parse().ok());
+        match name {
+            "" | "explicitcluster" => {}
+            "maxntid" => entry.most_threads = Some(sizes.product()),
+            "reqnctapercluster" => {
+                let sizes: Vec<u32> = sizes.collect();
+                entry.cluster = Some(sizes.try_into().expect("three sizes"));
+            }
+            _ => panic!("not known: {directives}"),
+        }
     }
 }
 

@@ -52,9 +52,10 @@ struct Left {
 /// warp arrived.
 pub(super) type Heard = HashMap<usize, u64>;
 
-/// The thread that writes, and what it knows of other warps.
+/// The thread that writes, with the number of its warp in the cluster, and what it knows of other warps.
 pub(super) struct Author<'a> {
     pub(super) thread: usize,
+    pub(super) warp: usize,
     pub(super) heard: &'a Heard,
 }
 
@@ -63,7 +64,7 @@ impl Author<'_> {
     fn knows_of(&self, read: &Left) -> bool {
         (read.warp..read.warp + 4).all(|warp| {
             let heard = self.heard.get(&warp);
-            warp == self.thread / 32 || heard.is_some_and(|time| *time >= read.time)
+            warp == self.warp || heard.is_some_and(|time| *time >= read.time)
         })
     }
 }

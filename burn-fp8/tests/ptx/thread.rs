@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Result, copy::Copies, parse::Register, shared::Heard};
+use super::{Result, cluster::Arrival, copy::Copies, parse::Register, shared::Heard};
 
 /// The start of shared memory in its own space. It is not zero, because the beginning is reserved for the system.
 pub(super) const SHARED_BASE: u64 = 1024;
@@ -17,6 +17,8 @@ pub(super) const SHARED_WINDOW: u64 = 0x7F00_0000_0000_0000;
 pub(super) enum State {
     Running,
     AtBarrier,
+    /// Waits for all threads of the cluster.
+    AtCluster,
     /// Waits at an instruction that other threads have to reach too.
     Together,
     Exited,
@@ -40,6 +42,10 @@ pub(super) struct Thread {
     pub(super) copies: Copies,
     /// The number of `fence.proxy.async` that it ran.
     pub(super) proxy_fences: u32,
+    /// The number of `fence.mbarrier_init` that it ran.
+    pub(super) barrier_fences: u32,
+    /// Whether it has arrived at the barrier of the cluster without having waited there, and whether that orders its memory.
+    pub(super) arrived: Option<Arrival>,
     /// The number of `wgmma.fence` that it ran.
     register_fences: u32,
     /// For barriers in shared memory, the last phase that it has seen completed.
@@ -61,6 +67,8 @@ impl Thread {
             state: State::Running,
             copies: Copies::default(),
             proxy_fences: 0,
+            barrier_fences: 0,
+            arrived: None,
             register_fences: 0,
             seen: HashMap::new(),
             heard: Heard::new(),

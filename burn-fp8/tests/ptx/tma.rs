@@ -2,10 +2,11 @@
 
 use super::{
     Result,
-    block::Block,
+    block::{Block, WARP},
+    cluster::Message,
     convert::within,
     decode::{Operands, Place, Value},
-    shared::{Author, Writer},
+    shared::{Author, Heard, Writer},
     thread::PARAMETER_WINDOW,
 };
 
@@ -37,26 +38,26 @@ impl TensorMap {
     }
 }
 
-/// `[to], [map, {column, row}], [barrier]`
+/// `[to], [map, {column, row}], [barrier]`, and for multicast the blocks of the cluster that receive the tile, as bits.
 pub(super) struct Load {
     to: Place,
     map: Place,
     coordinates: Vec<Value>,
     barrier: Place,
+    blocks: Option<Value>,
 }
 
-/// The tiles in flight.
+/// The tiles in flight, with the phases of their barriers that they count for.
 #[derive(Debug, Default)]
-pub(super) struct Loads(Vec<Tile>);
+pub(super) struct Loads(Vec<(Tile, u32)>);
 
-#[derive(Debug)]
-struct Tile {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tile {
     map: usize,
     /// The first element, innermost dimension first.
     first: [i32; 2],
     to: u64,
     barrier: u64,
-    phase: u32,
 }
 
 impl Loads {
@@ -66,17 +67,23 @@ impl Loads {
 }
 
 pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Load> {
-    (opcode == "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes")
-        .then(|| {
-            let (map, coordinates) = operands.tensor(1);
-            assert_eq!(coordinates.len(), 2, "{}", operands.text());
-            Load {
-                to: operands.place(0),
-                map,
-                coordinates,
-                barrier: operands.place(2),
-            }
-        })
+    let kind = opcode.strip_prefix(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+    )?;
+    let blocks = match kind {
+        "" => None,
+        ".multicast::cluster" => Some(operands.value(3)),
+        _ => return None,
+    };
+    let (map, coordinates) = operands.tensor(1);
+    assert_eq!(coordinates.len(), 2, "{}", operands.text());
+    Some(Load {
+        to: operands.place(0),
+        map,
+        coordinates,
+        barrier: operands.place(2),
+        blocks,
+    })
 }
 
 impl Block<'_> {
@@ -93,7 +100,6 @@ impl Block<'_> {
         let map = number.ok_or("the parameter is no tensor map")?;
         let to = self.address(thread, &load.to)?;
         let barrier = self.address(thread, &load.barrier)?;
-        let phase = self.phase_for_tma(barrier, thread)?;
         let mut first = [0; 2];
         for (first, value) in first.iter_mut().zip(&load.coordinates) {
             *first = self.value(thread, *value)? as u32 as i32;
@@ -102,20 +108,55 @@ impl Block<'_> {
         if !to.is_multiple_of(1024) {
             return Err(format!("a tile at {to:#x}"));
         }
-        let bytes = self.maps[map].tile.iter().product::<u32>() as usize;
-        let start = self.shared.index(to, bytes / 4)?;
-        let heard = &self.threads[thread].heard;
-        let author = Author { thread, heard };
-        for word in start..start + bytes / 4 {
-            self.shared.announce(word, &author, true)?;
-        }
-        self.loads.0.push(Tile {
+        let tile = Tile {
             map,
             first,
             to,
             barrier,
-            phase,
-        });
+        };
+        let warp = self.first_warp + thread / WARP;
+        let heard = self.threads[thread].heard.clone();
+        let blocks = match load.blocks {
+            Some(blocks) => self.value(thread, blocks)?,
+            None => 1 << self.number,
+        };
+        for number in (0..u64::BITS as usize).filter(|number| blocks >> number & 1 == 1) {
+            if number == self.number {
+                let phase = self.phase_for_tma(barrier, thread)?;
+                let author = Author {
+                    thread,
+                    warp,
+                    heard: &heard,
+                };
+                self.announce_tile(tile, phase, &author)?;
+            } else {
+                let heard = heard.clone();
+                self.tell(number, Message::Load { tile, warp, heard });
+            }
+        }
+        Ok(())
+    }
+
+    /// A tile that another block of the cluster, by a thread that has heard so much, requests for this one.
+    pub(super) fn load_from_afar(&mut self, tile: Tile, warp: usize, heard: &Heard) -> Result<()> {
+        self.check_published(tile.barrier)?;
+        let thread = usize::MAX;
+        let phase = self.phase_for_tma(tile.barrier, thread)?;
+        let author = Author {
+            thread,
+            warp,
+            heard,
+        };
+        self.announce_tile(tile, phase, &author)
+    }
+
+    fn announce_tile(&mut self, tile: Tile, phase: u32, author: &Author) -> Result<()> {
+        let bytes = self.maps[tile.map].tile.iter().product::<u32>() as usize;
+        let start = self.shared.index(tile.to, bytes / 4)?;
+        for word in start..start + bytes / 4 {
+            self.shared.announce(word, author, true)?;
+        }
+        self.loads.0.push((tile, phase));
         Ok(())
     }
 
@@ -125,16 +166,13 @@ impl Block<'_> {
             .loads
             .0
             .iter()
-            .rposition(|tile| tile.barrier == barrier)
+            .rposition(|(tile, _)| tile.barrier == barrier)
         else {
             return Ok(());
         };
-        let tile = self.loads.0.remove(index);
+        let (tile, phase) = self.loads.0.remove(index);
         let map = self.maps[tile.map].clone();
-        let writer = Writer::Tma {
-            barrier,
-            phase: tile.phase,
-        };
+        let writer = Writer::Tma { barrier, phase };
         let [width, height] = map.tile;
         for row in 0..height {
             let line = i64::from(tile.first[1]) + i64::from(row);
@@ -145,8 +183,11 @@ impl Block<'_> {
                     let inside = |place: i64, size: u64| place >= 0 && (place as u64) < size;
                     if inside(line, map.sizes[1]) && inside(column, map.sizes[0]) {
                         let address = map.address + line as u64 * map.pitch + column as u64;
-                        self.global
-                            .read(address, std::slice::from_mut(byte), false)?;
+                        self.global.borrow_mut().read(
+                            address,
+                            std::slice::from_mut(byte),
+                            false,
+                        )?;
                     }
                 }
                 let place = tile.to + u64::from(row * width + 16 * chunk);

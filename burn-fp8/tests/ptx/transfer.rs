@@ -2,7 +2,7 @@
 
 use super::{
     Result,
-    block::Block,
+    block::{Block, WARP},
     convert::within,
     decode::{Operands, Place, Value},
     parse::Register,
@@ -166,7 +166,11 @@ impl Block<'_> {
                 let from = self.parameters.get(start..start + bytes);
                 value[..bytes].copy_from_slice(from.ok_or("there is no such parameter")?);
             }
-            Space::Global => self.global.read(address, &mut value[..bytes], constant)?,
+            Space::Global => {
+                self.global
+                    .borrow_mut()
+                    .read(address, &mut value[..bytes], constant)?
+            }
             _ => {
                 let words = whole_words(bytes)?;
                 let index = self.shared.index(address, words)?;
@@ -195,13 +199,20 @@ impl Block<'_> {
     ) -> Result<()> {
         match space {
             Space::Parameter => Err("a parameter is written".into()),
-            Space::Global => self.global.write(address, &value.to_le_bytes()[..bytes]),
+            Space::Global => self
+                .global
+                .borrow_mut()
+                .write(address, &value.to_le_bytes()[..bytes]),
             _ => {
                 let words = whole_words(bytes)?;
                 let index = self.shared.index(address, words)?;
                 let fences = self.threads[thread].proxy_fences;
                 let heard = &self.threads[thread].heard;
-                let author = Author { thread, heard };
+                let author = Author {
+                    thread,
+                    warp: self.first_warp + thread / WARP,
+                    heard,
+                };
                 for word in 0..words {
                     let value = (value >> (32 * word)) as u32;
                     self.shared.write(index + word, value, &author, fences)?;

@@ -107,7 +107,8 @@ impl Block<'_> {
                 self.shared.time += 1;
                 for finished in done {
                     for word in finished.words {
-                        self.shared.release(word, group.start / WARP);
+                        self.shared
+                            .release(word, self.first_warp + group.start / WARP);
                     }
                     let landed = |register: &&Register| !busy.contains(register);
                     for register in finished.registers.iter().filter(landed) {

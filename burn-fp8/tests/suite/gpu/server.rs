@@ -190,8 +190,8 @@ fn compiled(kernel: &dyn CubeKernel, gpu: Gpu) -> Result<Arc<Compiled>, String> 
     }
     let definition = kernel.define();
     let settings = definition.settings.clone();
-    if settings.cluster_dim.is_some() {
-        return Err("a cluster".into());
+    if settings.cluster_dim.is_some() && gpu != Gpu::Hopper {
+        return Err(format!("a cluster on {gpu:?}"));
     }
     let compiled = CppCompiler::<Cuda>::default().compile(definition, &gpu.options());
     let compiled = compiled.map_err(|error| error.to_string())?;
