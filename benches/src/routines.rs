@@ -14,9 +14,11 @@ use crate::Launches;
 /// assert_eq!(multiplied_by(&Launches::default()), []);
 /// ```
 pub fn multiplied_by(launches: &Launches) -> &'static [MatmulRoutine] {
-    use MatmulRoutine::{CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256};
+    use MatmulRoutine::{
+        CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, WgmmaTmaMulticast,
+    };
     const KERNELS: [(&str, &[MatmulRoutine]); 5] = [
-        ("tmakernel", &[WgmmaTma, WgmmaTma256]),
+        ("tmakernel", &[WgmmaTma, WgmmaTma256, WgmmaTmaMulticast]),
         ("tilekernel", &[Mma, Wgmma]),
         ("scalekernel", &[Decoded]),
         ("matmulkernel", &[Direct]),

@@ -301,6 +301,7 @@ pub(crate) fn native_routines() -> Vec<MatmulRoutine> {
             MatmulRoutine::Wgmma,
             MatmulRoutine::WgmmaTma,
             MatmulRoutine::WgmmaTma256,
+            MatmulRoutine::WgmmaTmaMulticast,
         ],
         (8, 9) | (12, 0 | 1) => vec![MatmulRoutine::Mma],
         (10, 0 | 3) => vec![],

@@ -108,7 +108,11 @@ pub(crate) fn routines(device: &CubeDevice) -> Vec<MatmulRoutine> {
         MatmulRoutine::Wgmma,
     ];
     if matches!(device, CubeDevice::Cuda(_)) {
-        routines.extend([MatmulRoutine::WgmmaTma, MatmulRoutine::WgmmaTma256]);
+        routines.extend([
+            MatmulRoutine::WgmmaTma,
+            MatmulRoutine::WgmmaTma256,
+            MatmulRoutine::WgmmaTmaMulticast,
+        ]);
     }
     routines
 }

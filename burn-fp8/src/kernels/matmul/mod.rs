@@ -74,7 +74,8 @@ impl Product {
 /// If [`MatmulPolicy::Only`] names a routine that cannot compute the product, the routine is picked as by
 /// [`MatmulPolicy::Automatic`]. Only the direct routine computes products without elements or terms. The tensor-core routines
 /// cannot compute products with scales that change within 128 terms, nor run on devices with too little shared memory. For
-/// tall tiles and cuBLASLt, see [`MatmulRoutine::WgmmaTma256`] and [`MatmulRoutine::CublasLt`].
+/// tall tiles, clusters and cuBLASLt, see [`MatmulRoutine::WgmmaTma256`], [`MatmulRoutine::WgmmaTmaMulticast`] and
+/// [`MatmulRoutine::CublasLt`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {

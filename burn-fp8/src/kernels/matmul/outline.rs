@@ -136,7 +136,7 @@ fn too_large(outline: &Outline, [lhs, rhs]: [Shape; 2]) -> Fp8Error {
 mod tests {
     use super::*;
     use crate::kernels::MatmulRoutine::{
-        self, CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256,
+        self, CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, WgmmaTmaMulticast,
     };
 
     const WHOLE: [Granularity; 2] = [Granularity::Tensor; 2];
@@ -158,9 +158,10 @@ mod tests {
     #[test]
     fn outputs_are_as_large_as_a_routine_counts() {
         let all = &MatmulRoutine::ALL[..];
+        let in_pairs = &all[2..];
         for (columns, each, expected) in [
             (1024, 1, all),
-            (1024, 2, &[Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt]),
+            (1024, 2, in_pairs),
             (1023, 2, &[]),
             (1024, 4, &[CublasLt]),
         ] {
@@ -168,7 +169,7 @@ mod tests {
             assert_eq!(fitting(&outline([rows, 64, columns], WHOLE)), expected);
         }
         for (columns, each, expected) in [
-            (1024, 1, &[Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt][..]),
+            (1024, 1, in_pairs),
             (1023, 1, &[]),
             (1024, 2, &[CublasLt]),
             (1024, 4, &[]),
@@ -193,19 +194,27 @@ mod tests {
         };
         let along = [block, Granularity::Column];
         for (shape, granularities, expected) in [
-            ([1 << 10, terms, 4], WHOLE, &MatmulRoutine::ALL[..]),
-            ([1 << 10, terms + 16, 4], WHOLE, &[]),
+            ([1 << 10, terms, 129], WHOLE, &MatmulRoutine::ALL[..]),
+            ([1 << 10, terms + 16, 129], WHOLE, &[]),
             (
-                [1 << 10, terms, 4],
+                [1 << 10, terms, 129],
                 along,
                 &[Direct, Mma, Wgmma, WgmmaTma, CublasLt],
             ),
             (
-                [1 << 10, terms - 15, 4],
+                [1 << 10, terms - 15, 129],
                 WHOLE,
-                &[Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, CublasLt],
+                &[
+                    Direct,
+                    Mma,
+                    Wgmma,
+                    WgmmaTma,
+                    WgmmaTma256,
+                    WgmmaTmaMulticast,
+                    CublasLt,
+                ],
             ),
-            ([1 << 10, terms / 4, 4], along, not_tall),
+            ([1 << 10, terms / 4, 129], along, not_tall),
             ([1, 1, most >> 1], WHOLE, &[Direct, Decoded]),
         ] {
             assert_eq!(
@@ -216,7 +225,8 @@ mod tests {
         }
     }
 
-    /// A tall tile needs more rows than half of its own, and registers enough for the scales of a step.
+    /// A tall tile needs more rows than half of its own, and registers enough for the scales of a step; a cluster of two needs more
+    /// columns than one tile has.
     #[test]
     fn tall_tiles_are_for_some_products() {
         let by = |rows, columns| Granularity::Block { rows, columns };
@@ -227,9 +237,13 @@ mod tests {
             (129, [by(1, 128), by(128, 128)], true),
             (129, [by(1, 128), by(128, 1)], false),
         ] {
-            let outline = outline([rows, 256, 16], granularities);
-            assert!(WgmmaTma.fits(&outline));
-            assert_eq!(WgmmaTma256.fits(&outline), expected, "{granularities:?}");
+            for columns in [128, 129] {
+                let outline = outline([rows, 256, columns], granularities);
+                assert!(WgmmaTma.fits(&outline));
+                assert_eq!(WgmmaTma256.fits(&outline), expected, "{granularities:?}");
+                let paired = expected && columns > 128;
+                assert_eq!(WgmmaTmaMulticast.fits(&outline), paired);
+            }
         }
     }
 

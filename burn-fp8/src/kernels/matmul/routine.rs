@@ -67,6 +67,10 @@ pub enum MatmulRoutine {
     /// [`WgmmaTma`](Self::WgmmaTma) in tiles of 256 rows instead of 128, for products of more than 128 rows. It reads a quarter
     /// less from the GPU's L2 cache. It does not take scales that change both along the sum and within 128 columns.
     WgmmaTma256,
+    /// [`WgmmaTma256`](Self::WgmmaTma256) in clusters of two cubes, for products of more than 128 rows and columns. Each cube loads
+    /// half of the left operand's tiles for both (TMA multicast), so that they read half as much from the GPU's L2 cache as
+    /// [`WgmmaTma`](Self::WgmmaTma) does.
+    WgmmaTmaMulticast,
     /// NVIDIA's library, with the feature `cuda`, if it is installed and the GPU has fp8.
     ///
     /// It takes single matrices with one scale each, and not e5m2 by e5m2. Other products are left to the other routines: without
@@ -78,13 +82,14 @@ pub enum MatmulRoutine {
 
 impl MatmulRoutine {
     /// All routines.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Direct,
         Self::Decoded,
         Self::Mma,
         Self::Wgmma,
         Self::WgmmaTma,
         Self::WgmmaTma256,
+        Self::WgmmaTmaMulticast,
         Self::CublasLt,
     ];
 
@@ -96,6 +101,7 @@ impl MatmulRoutine {
             Self::Wgmma => &Tile::WGMMA,
             Self::WgmmaTma => &Tile::WGMMA_TMA,
             Self::WgmmaTma256 => &Tile::WGMMA_TMA_256,
+            Self::WgmmaTmaMulticast => &Tile::WGMMA_TMA_MULTICAST,
             Self::CublasLt => &cublaslt::CublasLt,
         }
     }
@@ -130,7 +136,10 @@ impl MatmulRoutine {
 
     /// Whether the routine's operands are loaded by the TMA.
     pub(super) fn loads_by_tma(self) -> bool {
-        matches!(self, Self::WgmmaTma | Self::WgmmaTma256)
+        matches!(
+            self,
+            Self::WgmmaTma | Self::WgmmaTma256 | Self::WgmmaTmaMulticast
+        )
     }
 
     fn name(self) -> &'static str {
@@ -141,6 +150,7 @@ impl MatmulRoutine {
             Self::Wgmma => "wgmma",
             Self::WgmmaTma => "wgmma-tma",
             Self::WgmmaTma256 => "wgmma-tma-256",
+            Self::WgmmaTmaMulticast => "wgmma-tma-multicast",
             Self::CublasLt => "cublaslt",
         }
     }
@@ -167,7 +177,7 @@ impl FromStr for MatmulRoutine {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no matmul routine is called {0:?}: there are direct, decoded, mma, wgmma, wgmma-tma, \
-     wgmma-tma-256 and cublaslt"
+     wgmma-tma-256, wgmma-tma-multicast and cublaslt"
 )]
 pub struct UnknownRoutine(pub String);
 

@@ -113,7 +113,9 @@ mod tests {
         Bias, Fp8Format, Granularity, MatmulSpec,
         kernels::{buffer, matmul::native},
     };
-    use MatmulRoutine::{CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256};
+    use MatmulRoutine::{
+        CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, WgmmaTmaMulticast,
+    };
 
     fn sized(m: usize, k: usize, n: usize) -> Product {
         let device = CubeDevice::Cpu(Default::default());
@@ -190,8 +192,23 @@ mod tests {
             // Ada, and Hopper without and with cuBLASLt, by CubeCL's C++ backend; then either by LLVM, which has no such
             // instructions, with and without cuBLASLt.
             &[Direct, Decoded, Mma],
-            &[Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256],
-            &[Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256, CublasLt],
+            &[
+                Direct,
+                Decoded,
+                Wgmma,
+                WgmmaTma,
+                WgmmaTma256,
+                WgmmaTmaMulticast,
+            ],
+            &[
+                Direct,
+                Decoded,
+                Wgmma,
+                WgmmaTma,
+                WgmmaTma256,
+                WgmmaTmaMulticast,
+                CublasLt,
+            ],
             &[Direct, Decoded, CublasLt],
             &[Direct, Decoded],
         ];
@@ -231,7 +248,17 @@ mod tests {
     fn a_failed_load_by_the_tma_leaves_the_operands_to_others() {
         let mut product = sized(256, 512, 512);
         product.rhs = buffer::swapped(product.rhs);
-        let key = key_with(&product, &[Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256]);
+        let key = key_with(
+            &product,
+            &[
+                Direct,
+                Decoded,
+                Wgmma,
+                WgmmaTma,
+                WgmmaTma256,
+                WgmmaTmaMulticast,
+            ],
+        );
         let keyed = Keyed::new(key, product.clone());
         let memory = |product: &Product| {
             // Where it lies is not known at once.
@@ -241,7 +268,7 @@ mod tests {
         let own = memory(&product);
         let measured = keyed.measured();
         let mut seen = vec![own];
-        for routine in [WgmmaTma, WgmmaTma256] {
+        for routine in [WgmmaTma, WgmmaTma256, WgmmaTmaMulticast] {
             let copied = measured.clone().product_for(routine);
             assert_eq!(copied.rhs.meta, product.rhs.meta);
             assert!(!seen.contains(&memory(&copied)), "{routine}");
@@ -257,10 +284,21 @@ mod tests {
     /// A product is decoded if nothing multiplies it directly, or if everything that does has failed.
     #[test]
     fn decoding_is_for_where_there_is_nothing_better() {
-        let hopper = [Direct, Decoded, Wgmma, WgmmaTma, WgmmaTma256, CublasLt];
+        let hopper = [
+            Direct,
+            Decoded,
+            Wgmma,
+            WgmmaTma,
+            WgmmaTma256,
+            WgmmaTmaMulticast,
+            CublasLt,
+        ];
         let product = sized(4096, 4096, 4096);
         let large = key_with(&product, &hopper);
-        assert_eq!(first(&large), [Wgmma, WgmmaTma, WgmmaTma256, CublasLt]);
+        assert_eq!(
+            first(&large),
+            [Wgmma, WgmmaTma, WgmmaTma256, WgmmaTmaMulticast, CublasLt]
+        );
         assert_eq!(rank(Decoded, &large), 0);
         assert_eq!(rank(Direct, &large), -1);
         let small = key_with(&sized(128, 256, 256), &hopper);

@@ -36,19 +36,26 @@ pub(super) struct Case {
 
 /// The kernels that may compute a case, as the starts and ends of their names with the grid.
 fn kernels(routine: MatmulRoutine, [batch, m, n, _]: [usize; 4]) -> Vec<[String; 2]> {
-    let tiles = |kernel: &str, rows: usize| {
-        let grid = format!(" {}x{}x{batch}", n.div_ceil(128), m.div_ceil(rows));
-        [kernel.to_string(), grid]
+    let tiles = || {
+        let grid = format!(" {}x{}x{batch}", n.div_ceil(128), m.div_ceil(128));
+        ["tile_kernel".to_string(), grid]
+    };
+    // At most a cube for each of the GPU's three multiprocessors, or one cluster of two.
+    let by_tma = |rows: usize, cluster: usize| {
+        let parts = n.div_ceil(128 * cluster) * m.div_ceil(rows) * batch;
+        let grid = format!(" {}x1x1", parts.min(3 / cluster) * cluster);
+        ["tma_kernel".to_string(), grid]
     };
     let by_tma = match routine {
         MatmulRoutine::Direct => return vec![["matmul_kernel".into(), String::new()]],
-        MatmulRoutine::WgmmaTma => tiles("tma_kernel", 128),
-        MatmulRoutine::WgmmaTma256 => tiles("tma_kernel", 256),
-        _ => return vec![tiles("tile_kernel", 128)],
+        MatmulRoutine::WgmmaTma => by_tma(128, 1),
+        MatmulRoutine::WgmmaTma256 => by_tma(256, 1),
+        MatmulRoutine::WgmmaTmaMulticast => by_tma(256, 2),
+        _ => return vec![tiles()],
     };
     match m.min(n) {
         // A tensor map needs the distance between rows, which a single row does not have unless it is copied.
-        1 => vec![by_tma, tiles("tile_kernel", 128)],
+        1 => vec![by_tma, tiles()],
         _ => vec![by_tma],
     }
 }

@@ -153,6 +153,31 @@ fn tall_tiles_multiply_with_scales() {
     all(Gpu::Hopper, MatmulRoutine::WgmmaTma256, cases);
 }
 
+/// Clusters of two tall tiles, of which the last has columns for one alone; more steps than are in flight; batches.
+#[test]
+fn clusters_load_tiles_for_each_other() {
+    let block = Granularity::Block {
+        rows: 128,
+        columns: 128,
+    };
+    let whole = [[1, 257, 140, 1200], [2, 130, 259, 144]].map(|size| Case {
+        bias: Some(FloatDType::F32),
+        amax: true,
+        ..plain([E4M3, E5M2], size)
+    });
+    let blocks = Case {
+        granularities: [block, block],
+        ..plain([E5M2, E4M3], [1, 300, 300, 400])
+    };
+    let rows = Case {
+        size: [1, 262, 150, 272],
+        batches: [1, 1],
+        ..rows()
+    };
+    let cases = whole.into_iter().chain([blocks, rows]);
+    all(Gpu::Hopper, MatmulRoutine::WgmmaTmaMulticast, cases);
+}
+
 #[test]
 fn direct_multiplies() {
     let cases = [[1, 5, 9, 70], [2, 1, 3, 130]].map(|size| Case {

@@ -119,7 +119,7 @@ impl Gpu {
             max_cube_count: (i32::MAX as u32, 0xFFFF, 0xFFFF),
             max_units_per_cube: 1024,
             max_cube_dim: (1024, 1024, 64),
-            num_streaming_multiprocessors: Some(1),
+            num_streaming_multiprocessors: Some(3),
             num_tensor_cores: Some(4),
             min_tensor_cores_dim: Some(8),
             num_cpu_cores: None,

@@ -32,10 +32,11 @@ pub(super) fn tile_kernel<F: Numeric, V: Size>(
     #[comptime] plan: Plan,
     #[define(F)] _dtype: ElemType,
 ) {
-    let part = part(starts, m, n, plan);
+    let number = CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y;
+    let part = part(starts, number * CUBE_COUNT_X + CUBE_POS_X, m, n, plan);
     let left = Side {
         address: global_address(lhs, plan),
-        start: start(starts, 0usize, plan),
+        start: start(starts, part.product, 0usize, plan),
         pitch: lhs_pitch,
         first: part.first_row,
         rows: m,
@@ -43,7 +44,7 @@ pub(super) fn tile_kernel<F: Numeric, V: Size>(
     };
     let right = Side {
         address: global_address(rhs, plan),
-        start: start(starts, 1usize, plan),
+        start: start(starts, part.product, 1usize, plan),
         pitch: rhs_pitch,
         first: part.first_column,
         rows: n,

@@ -4,6 +4,7 @@
 //! and it has no `wgmma`. So the instructions are inline PTX, which only its C++ backend compiles (feature `cuda-cpp`).
 //! Everything around them is CubeCL, and runs on any runtime when they are emulated.
 
+mod cluster;
 mod copy;
 mod instruction;
 mod kernel;
@@ -48,26 +49,40 @@ pub(super) struct Tile {
     tma: bool,
     /// Rows of a tile if operands are loaded by the TMA: 128 or 256. Otherwise a tile has 128.
     rows: u32,
+    /// Cubes of a cluster if operands are loaded by the TMA: 1 or 2.
+    cubes: u32,
 }
 
 impl Tile {
-    pub(super) const MMA: Self = Self::new(Instruction::Mma, false, ROWS);
-    pub(super) const WGMMA: Self = Self::new(Instruction::Wgmma, false, ROWS);
-    pub(super) const WGMMA_TMA: Self = Self::new(Instruction::Wgmma, true, ROWS);
-    pub(super) const WGMMA_TMA_256: Self = Self::new(Instruction::Wgmma, true, TALL_ROWS);
+    pub(super) const MMA: Self = Self::new(Instruction::Mma);
+    pub(super) const WGMMA: Self = Self::new(Instruction::Wgmma);
+    pub(super) const WGMMA_TMA: Self = Self::by_tma(ROWS, 1);
+    pub(super) const WGMMA_TMA_256: Self = Self::by_tma(TALL_ROWS, 1);
+    pub(super) const WGMMA_TMA_MULTICAST: Self = Self::by_tma(TALL_ROWS, 2);
 
-    const fn new(instruction: Instruction, tma: bool, rows: u32) -> Self {
+    const fn new(instruction: Instruction) -> Self {
         Self {
             instruction,
-            tma,
-            rows,
+            tma: false,
+            rows: ROWS,
+            cubes: 1,
         }
     }
 
-    /// Whether the tiles suit the product. A tall tile leaves no registers for different scales of all columns in a step, and a product
-    /// with few rows would waste half of it.
-    fn suits(&self, rows: usize, scaling: Scaling) -> bool {
-        self.rows == ROWS || rows > ROWS as usize && scaling.step_columns() == 1
+    const fn by_tma(rows: u32, cubes: u32) -> Self {
+        Self {
+            instruction: Instruction::Wgmma,
+            tma: true,
+            rows,
+            cubes,
+        }
+    }
+
+    /// Whether the tiles suit the product. A tall tile leaves no registers for different scales of all columns in a step. A product
+    /// with few rows would waste half of it, and one with few columns half of a cluster.
+    fn suits(&self, size: Size, scaling: Scaling) -> bool {
+        let tall = size.m > ROWS as usize && scaling.step_columns() == 1;
+        (self.rows == ROWS || tall) && (self.cubes == 1 || size.n > COLUMNS as usize)
     }
 }
 
@@ -84,7 +99,7 @@ impl Routine for Tile {
             && size.batches <= MOST_CUBES
             && outline.can_be_copied()
             && steps
-            && self.suits(size.m, scaling(outline.granularities, size.k))
+            && self.suits(size, scaling(outline.granularities, size.k))
     }
 
     fn most(&self, size: Size) -> usize {
@@ -110,6 +125,7 @@ impl Routine for Tile {
             instruction: self.instruction,
             emulated: native_instruction(&client) != Some(self.instruction),
             rows: ROWS,
+            cubes: 1,
             lhs: product.spec.lhs,
             rhs: product.spec.rhs,
             scaling: scaling(product.spec.granularities, k),
@@ -139,13 +155,11 @@ impl Routine for Tile {
         };
         if maps.is_some() {
             plan.rows = self.rows;
+            plan.cubes = self.cubes;
         }
         let bias = buffer::bias(&client, &bias);
-        let count = CubeCount::Static(
-            n.div_ceil(COLUMNS as usize) as u32,
-            m.div_ceil(plan.rows as usize) as u32,
-            batches as u32,
-        );
+        let across = n.div_ceil(COLUMNS as usize) as u32;
+        let down = m.div_ceil(plan.rows as usize) as u32;
         let scale_starts = [&lhs_scales, &rhs_scales].map(|scales| scales.starts(&shape));
         let starts = |left: &[usize], right: &[usize]| match plan.batched {
             true => side_by_side(&client, [left, right, &scale_starts[0], &scale_starts[1]]),
@@ -162,12 +176,17 @@ impl Routine for Tile {
         let dim = CubeDim::new_1d(plan.units());
 
         if let Some(((left_rows, left), (right_rows, right))) = maps {
+            // As many cubes as run at once: each fills a multiprocessor.
+            let parts = across.div_ceil(plan.cubes) * down * batches as u32;
+            let hardware = &client.properties().hardware;
+            let at_once = hardware.num_streaming_multiprocessors.unwrap_or(u32::MAX);
+            let clusters = parts.min((at_once / plan.cubes).max(1));
             tma_kernel::launch(
                 &client,
-                count,
+                CubeCount::new_1d(clusters * plan.cubes),
                 dim,
                 vector,
-                tensor_map(left, plan.rows),
+                tensor_map(left, plan.rows / plan.cubes),
                 tensor_map(right, COLUMNS),
                 lhs_scale,
                 rhs_scale,
@@ -179,13 +198,14 @@ impl Routine for Tile {
                 m as u32,
                 n as u32,
                 k as u32,
+                parts,
                 plan,
                 dtype,
             );
         } else {
             tile_kernel::launch(
                 &client,
-                count,
+                CubeCount::Static(across, down, batches as u32),
                 dim,
                 vector,
                 left.words(),
@@ -231,7 +251,11 @@ fn scaling(granularities: [Granularity; 2], k: usize) -> Scaling {
     let (rows, columns) = (together(left.rows()), together(right.columns()));
     match scaled_together(granularities) {
         _ if granularities == [Granularity::Tensor; 2] => Scaling::Whole,
-        Some(terms) if terms < k => Scaling::Steps { rows, columns },
+        Some(terms) if terms < k => Scaling::Steps {
+            rows,
+            columns,
+            steps: [left.columns(), right.rows()].map(|terms| together(terms) / STEP),
+        },
         _ => Scaling::Sums { rows, columns },
     }
 }

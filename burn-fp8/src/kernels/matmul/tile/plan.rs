@@ -43,6 +43,8 @@ pub(super) struct Plan {
     pub(super) emulated: bool,
     /// Rows of a tile.
     pub(super) rows: u32,
+    /// Cubes of a cluster, each of which loads a part of the left operand's tiles for all of them. 1 where every cube loads its own.
+    pub(super) cubes: u32,
     pub(super) lhs: Fp8Format,
     pub(super) rhs: Fp8Format,
     pub(super) scaling: Scaling,

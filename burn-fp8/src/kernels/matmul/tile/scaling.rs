@@ -3,10 +3,11 @@
 use cubecl::prelude::*;
 
 use super::{
-    layout::{COLUMNS, ROWS, STEP, SUMS, sum_column, sum_row, tile_column, tile_row},
+    cluster::cube_in_cluster,
+    layout::{COLUMNS, ROWS, SUMS, sum_column, sum_row, tile_column, tile_row},
     plan::Plan,
 };
-use crate::kernels::scale_grid::{Scales, clamped};
+use crate::kernels::scale_grid::Scales;
 
 /// How many rows of the left operand and columns of the right one share a scale, and when the scales are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,8 +16,13 @@ pub(super) enum Scaling {
     Whole,
     /// Scales of rows and columns, applied to the sums.
     Sums { rows: u32, columns: u32 },
-    /// Scales that change along the inner dimension, applied to the partial sums of every step.
-    Steps { rows: u32, columns: u32 },
+    /// Scales that change along the inner dimension, applied to the partial sums of every step. So many steps share a scale of the
+    /// left and of the right operand.
+    Steps {
+        rows: u32,
+        columns: u32,
+        steps: [u32; 2],
+    },
 }
 
 impl Scaling {
@@ -25,6 +31,14 @@ impl Scaling {
         match self {
             Self::Whole => u32::MAX,
             Self::Sums { rows, .. } | Self::Steps { rows, .. } => rows,
+        }
+    }
+
+    /// Steps that share a scale of operand `of` (0 or 1).
+    fn steps(self, of: usize) -> u32 {
+        match self {
+            Self::Steps { steps, .. } => steps[of],
+            _ => u32::MAX,
         }
     }
 
@@ -50,34 +64,25 @@ impl Scaling {
 pub(super) struct Strides {
     /// The distance from the scale of some rows of the left operand to that of the next rows.
     left: u32,
-    /// Terms that share a scale of the left operand.
-    left_terms: u32,
     /// The distance from the scale of some terms of the left operand to that of the next terms.
     left_inner: u32,
     /// The same for the right operand and its columns.
     right: u32,
-    right_terms: u32,
     right_inner: u32,
 }
 
 /// The kernels' argument.
 pub(super) fn strides(left: &Scales, right: &Scales) -> StridesLaunch {
-    let terms = |terms: Option<usize>| terms.map_or(u32::MAX, clamped);
     let [left_outer, left_inner] = left.strides();
     let [right_inner, right_outer] = right.strides();
-    StridesLaunch::new(
-        left_outer,
-        terms(left.granularity.columns()),
-        left_inner,
-        right_outer,
-        terms(right.granularity.rows()),
-        right_inner,
-    )
+    StridesLaunch::new(left_outer, left_inner, right_outer, right_inner)
 }
 
-/// The part of a batch of products that a cube computes.
+/// The part of a batch of products that a cube computes at a time.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Part {
+    /// The number of the product.
+    pub(super) product: u32,
     pub(super) first_row: u32,
     pub(super) first_column: u32,
     /// Rows of a product.
@@ -89,28 +94,46 @@ pub(super) struct Part {
     right_start: u32,
 }
 
-/// Where an operand (`of` 0 or 1) or its scales (2 or 3) start for the cube's product. `starts` has these four for each product of a
-/// batch. A product that is not in a batch starts at 0.
+/// Where an operand (`of` 0 or 1) or its scales (2 or 3) start for a product. `starts` has these four for each product of a batch. A
+/// product that is not in a batch starts at 0.
 #[cube]
-pub(super) fn start(starts: &[u32], #[comptime] of: usize, #[comptime] plan: Plan) -> u32 {
+pub(super) fn start(
+    starts: &[u32],
+    product: u32,
+    #[comptime] of: usize,
+    #[comptime] plan: Plan,
+) -> u32 {
     if comptime!(plan.batched) {
-        starts[4 * CUBE_POS_Z as usize + of]
+        starts[4 * product as usize + of]
     } else {
         0u32.runtime()
     }
 }
 
-/// The part of products of `rows` by `columns` that the cube computes.
+/// Part `number` of a batch of products of `rows` by `columns`. For a cluster, it is the part of one of its cubes.
 #[cube]
-pub(super) fn part(starts: &[u32], rows: u32, columns: u32, #[comptime] plan: Plan) -> Part {
-    let number = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
+pub(super) fn part(
+    starts: &[u32],
+    number: u32,
+    rows: u32,
+    columns: u32,
+    #[comptime] plan: Plan,
+) -> Part {
+    // The cubes of a cluster compute neighboring columns of tiles.
+    let cubes = comptime!(plan.cubes);
+    let across = columns.div_ceil(COLUMNS).div_ceil(cubes);
+    let down = rows.div_ceil(plan.rows);
+    let product = number / (across * down);
+    let tile = number % (across * down);
+    let column = tile_column(tile, across, down) * cubes + cube_in_cluster(cubes);
     Part {
-        first_row: tile_row(number, CUBE_COUNT_X, CUBE_COUNT_Y) * comptime!(plan.rows),
-        first_column: tile_column(number, CUBE_COUNT_X, CUBE_COUNT_Y) * COLUMNS,
+        product: product,
+        first_row: tile_row(tile, across, down) * comptime!(plan.rows),
+        first_column: column * COLUMNS,
         rows: rows,
         columns: columns,
-        left_start: start(starts, 2usize, plan),
-        right_start: start(starts, 3usize, plan),
+        left_start: start(starts, product, 2usize, plan),
+        right_start: start(starts, product, 3usize, plan),
     }
 }
 
@@ -151,7 +174,7 @@ pub(super) fn row_scale(
     };
     let place = part.left_start
         + u32::min(row, part.rows - 1u32) / rows * strides.left
-        + step * STEP / strides.left_terms * strides.left_inner;
+        + step / comptime!(plan.scaling.steps(0)) * strides.left_inner;
     scale[place as usize]
 }
 
@@ -170,12 +193,11 @@ pub(super) fn column_scale(
     let column = if comptime!(shared_by_tiles(columns)) {
         part.first_column
     } else {
-        let column = part.first_column + sum_column(unit, index, plan.instruction);
-        u32::min(column, part.columns - 1u32)
+        part.first_column + sum_column(unit, index, plan.instruction)
     };
     let place = part.right_start
-        + column / columns * strides.right
-        + step * STEP / strides.right_terms * strides.right_inner;
+        + u32::min(column, part.columns - 1u32) / columns * strides.right
+        + step / comptime!(plan.scaling.steps(1)) * strides.right_inner;
     scale[place as usize]
 }
 

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    layout::{sum_column, sum_row},
+    layout::{SUMS, sum_column, sum_row},
     plan::Plan,
     scaling::{Part, Scaling, Strides, column_scale, row_scale},
 };
@@ -36,13 +36,18 @@ pub(super) fn store_sums<F: Numeric, N: Size>(
     let (m, n) = (part.rows, part.columns);
     let lhs_inverse = 1.0f32 / lhs_scale[0];
     let rhs_inverse = 1.0f32 / rhs_scale[0];
+    let matrix = part.product as usize * m as usize * n as usize;
     let mut max = 0u32;
+    // All rows of a column, one after the other, so that they share its bias and scale.
     #[unroll(!plan.emulated)]
-    for pair in 0..comptime!(plan.sums() / 2) {
-        let row = part.first_row + sum_row(unit, 2 * pair, plan.instruction);
-        let column = part.first_column + sum_column(unit, 2 * pair, plan.instruction);
-        if row < m && column < n {
-            let first = finished::<F>(
+    for index in 0..comptime!(SUMS / 2) {
+        #[unroll]
+        for half in 0..comptime!(plan.halves()) {
+            let pair = half * comptime!(SUMS / 2) + index;
+            let row = part.first_row + sum_row(unit, 2 * pair, plan.instruction);
+            let column = part.first_column + sum_column(unit, 2 * pair, plan.instruction);
+            // Also where they are not stored: a branch around all of this would keep the units of a warp from working ahead.
+            let first = finished(
                 sums,
                 2 * pair,
                 column,
@@ -56,8 +61,7 @@ pub(super) fn store_sums<F: Numeric, N: Size>(
                 strides,
                 plan,
             );
-            // The column beside it may lie beyond the edge.
-            let second = finished::<F>(
+            let second = finished(
                 sums,
                 2 * pair + 1,
                 column + 1,
@@ -71,33 +75,47 @@ pub(super) fn store_sums<F: Numeric, N: Size>(
                 strides,
                 plan,
             );
-            let matrix = CUBE_POS_Z as usize * m as usize * n as usize;
+            let is_inside = row < m && column < n;
+            // The column beside it may lie beyond the edge, if they are not stored together.
+            let are_inside = if comptime!(size == 2) {
+                is_inside
+            } else {
+                row < m && column + 1 < n
+            };
             let place = matrix + row as usize * n as usize + column as usize;
-            let is_inside = column + 1 < n;
+            if comptime!(plan.has_amax) {
+                let first = select(is_inside, magnitude_bits(first), 0u32);
+                let second = select(are_inside, magnitude_bits(second), 0u32);
+                max = u32::max(max, u32::max(first, second));
+            }
+            let first = float_to::<F>(first, plan.by_hand);
+            let second = float_to::<F>(second, plan.by_hand);
             if comptime!(size == 2) {
                 let mut both = Vector::<F, N>::new(first);
                 both.insert(1usize, second);
-                output[place / 2] = both;
-            } else {
-                output[place] = Vector::new(first);
                 if is_inside {
-                    output[place + 1] = Vector::new(second);
+                    output[place / 2] = both;
                 }
-            }
-            if comptime!(plan.has_amax) {
-                max = u32::max(max, magnitude_bits(f32::cast_from(first)));
+            } else {
                 if is_inside {
-                    max = u32::max(max, magnitude_bits(f32::cast_from(second)));
+                    output[place] = Vector::new(first);
+                }
+                if are_inside {
+                    output[place + 1] = Vector::new(second);
                 }
             }
         }
     }
-    max
+    // Rounding keeps the order, so the largest one rounded is the largest of those stored.
+    magnitude_bits(f32::cast_from(float_to::<F>(
+        f32::reinterpret(max),
+        plan.by_hand,
+    )))
 }
 
-/// A sum, scaled and with the bias, as it is stored.
+/// A sum, scaled and with the bias.
 #[cube]
-fn finished<F: Numeric>(
+fn finished(
     sums: &Array<f32>,
     index: u32,
     column: u32,
@@ -110,7 +128,7 @@ fn finished<F: Numeric>(
     part: &Part,
     strides: &Strides,
     #[comptime] plan: Plan,
-) -> F {
+) -> f32 {
     let mut value = sums[index as usize];
     if comptime!(matches!(plan.scaling, Scaling::Whole)) {
         value = value * lhs_inverse * rhs_inverse;
@@ -122,5 +140,5 @@ fn finished<F: Numeric>(
     if comptime!(plan.has_bias) {
         value += bias[u32::min(column, part.columns - 1) as usize];
     }
-    float_to::<F>(value, plan.by_hand)
+    value
 }

@@ -40,11 +40,17 @@ fn codes() -> impl Strategy<Value = Codes> {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let formats = || select(Fp8Format::ALL.to_vec());
-    let dtypes = || select(vec![FloatDType::F32, FloatDType::BF16, FloatDType::F16]);
     let size = (1usize..4, side(), side(), terms())
         // The machine takes about a second for so many.
         .prop_filter("too large", |(batch, m, n, k)| batch * m * n * k < 1 << 23);
+    cases_of(size)
+}
+
+fn cases_of(
+    size: impl Strategy<Value = (usize, usize, usize, usize)>,
+) -> impl Strategy<Value = Case> {
+    let formats = || select(Fp8Format::ALL.to_vec());
+    let dtypes = || select(vec![FloatDType::F32, FloatDType::BF16, FloatDType::F16]);
     (
         ([formats(), formats()], [codes(), codes()]),
         dtypes(),
@@ -98,10 +104,9 @@ fn random_products_by_tma() {
     run(Gpu::Hopper, MatmulRoutine::WgmmaTma, cases());
 }
 
-/// They have more than 128 rows, and 128 columns share a scale if scales change along the sum.
-#[test]
-fn random_products_in_tall_tiles() {
-    let tall = cases().prop_filter("not for tall tiles", |case| {
+/// Those that have more than 128 rows, and one scale for 128 columns if scales change along the sum.
+fn tall(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    cases.prop_filter("not for tall tiles", |case| {
         let [_, m, _, k] = case.size;
         let [left, right] = case.granularities;
         let shared = match right {
@@ -112,8 +117,25 @@ fn random_products_in_tall_tiles() {
         let block = |side| matches!(side, Granularity::Block { .. });
         let change = k > 128 && (block(left) || block(right));
         m > 128 && (shared || !change)
-    });
-    run(Gpu::Hopper, MatmulRoutine::WgmmaTma256, tall);
+    })
+}
+
+#[test]
+fn random_products_in_tall_tiles() {
+    run(Gpu::Hopper, MatmulRoutine::WgmmaTma256, tall(cases()));
+}
+
+/// Which have more than 128 columns too.
+#[test]
+fn random_products_in_clusters() {
+    let sides = || select(vec![129usize, 130, 200, 255, 256, 257, 300, 385]);
+    let size = (1usize..4, sides(), sides(), terms())
+        .prop_filter("too large", |(batch, m, n, k)| batch * m * n * k < 1 << 25);
+    run(
+        Gpu::Hopper,
+        MatmulRoutine::WgmmaTmaMulticast,
+        tall(cases_of(size)),
+    );
 }
 
 #[test]
