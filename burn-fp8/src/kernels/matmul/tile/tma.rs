@@ -122,7 +122,8 @@ pub(super) fn tma_kernel<F: Numeric, V: Size>(
                     let round = round + comptime!((stage + ahead) / stages);
                     let is_next = round == rounds;
                     if comptime!(free == 0) {
-                        if is_next && next < parts {
+                        let begins = is_next && next < parts;
+                        if begins {
                             let part = part(starts, next, m, n, plan);
                             left = start(starts, part.product, 0usize, plan) + part.first_row;
                             right = start(starts, part.product, 1usize, plan) + part.first_column;
