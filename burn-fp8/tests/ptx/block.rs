@@ -216,6 +216,7 @@ impl<'a> Block<'a> {
             match operation {
                 Operation::Wgmma(operation) => self.wgmma(operation, group.clone()),
                 Operation::Mma(operation) => self.mma(operation, group.clone()),
+                Operation::Shuffle(operation) => self.shuffle(operation, group.clone()),
                 _ => unreachable!("threads wait at others alone"),
             }
             .map_err(|error| self.located(first, &error))?;
@@ -286,7 +287,9 @@ impl<'a> Block<'a> {
             Operation::Mbarrier(operation) => return self.mbarrier(thread, operation),
             Operation::Cluster(operation) => return self.cluster(thread, operation),
             Operation::Tma(load) => self.tma_load(thread, load)?,
-            Operation::Mma(_) | Operation::Wgmma(_) => return Ok(Flow::Stop(State::Together)),
+            Operation::Mma(_) | Operation::Wgmma(_) | Operation::Shuffle(_) => {
+                return Ok(Flow::Stop(State::Together));
+            }
         }
         Ok(Flow::Next)
     }

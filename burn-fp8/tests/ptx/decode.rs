@@ -3,6 +3,7 @@
 use super::{
     Kernel, Parameter, barrier, cluster, convert, copy, float, integer, mma,
     parse::{Entry, Operand, Register, Statement},
+    shuffle,
     thread::SHARED_BASE,
     tma, transfer, wgmma,
 };
@@ -74,6 +75,7 @@ pub(super) enum Operation {
     /// A warp or a warpgroup runs it together.
     Mma(mma::Mma),
     Wgmma(wgmma::Operation),
+    Shuffle(shuffle::Shuffle),
 }
 
 pub(super) fn kernel(entry: Entry) -> Kernel {
@@ -166,6 +168,7 @@ impl Operands<'_> {
             .or_else(|| tma::decode(opcode, self).map(Operation::Tma))
             .or_else(|| mma::decode(opcode, self).map(Operation::Mma))
             .or_else(|| wgmma::decode(opcode, self).map(Operation::Wgmma))
+            .or_else(|| shuffle::decode(opcode, self).map(Operation::Shuffle))
             .unwrap_or_else(|| panic!("not known: {}", self.text()))
     }
 

@@ -18,6 +18,7 @@ mod integer;
 mod mma;
 mod parse;
 mod shared;
+mod shuffle;
 mod thread;
 mod tma;
 mod transfer;

@@ -169,7 +169,7 @@ fn check(routine: MatmulRoutine, architecture: &str, instruction: &str) -> Optio
             MatmulRoutine::WgmmaTma256 | MatmulRoutine::WgmmaTmaMulticast
                 if granularities[0] == block(1, 128) =>
             {
-                4 * 32
+                4 * 48
             }
             _ => 0,
         };
@@ -243,7 +243,8 @@ fn instruction(line: &str) -> Option<&str> {
     (!place.contains('x') && rest.contains(';')).then_some(rest)
 }
 
-/// The numbers of instructions from one step of `wgmma` to the next, and from the last one until its sums are stored.
+/// The numbers of instructions from one step of `wgmma` to the next, and from the last one until its sums are stored. Behind them
+/// there may be others, for warps whose threads are not together, which does not happen here.
 fn lengths(code: &str) -> (usize, usize) {
     let instructions: Vec<&str> = code.lines().filter_map(instruction).collect();
     let places = |name: &str| -> Vec<usize> {
@@ -251,14 +252,17 @@ fn lengths(code: &str) -> (usize, usize) {
         let found = found.filter(|(_, instruction)| instruction.contains(name));
         found.map(|(place, _)| place).collect()
     };
-    let (multiplies, stores) = (places("QGMMA"), places("STG"));
+    let multiplies = places("QGMMA");
+    let apart = places("WARPSYNC.COLLECTIVE").first().copied();
+    let mut stores = places("STG").into_iter();
+    let stored = stores.rfind(|place| apart.is_none_or(|apart| *place < apart));
     // Without TMA loads there is one step in the loop. Otherwise there are four, which are not all alike.
     let last = multiplies[multiplies.len() - 1];
     let step = match multiplies.len() {
         4 => longest_loop(code),
         count => (last - multiplies[count / 4 - 1]) / 3,
     };
-    (step, stores[stores.len() - 1] - last)
+    (step, stored.expect("it stores") - last)
 }
 
 /// The number of instructions in the longest loop of some machine code: from a label to the branch back to it.

@@ -1,6 +1,6 @@
 //! Instructions that compute.
 
-use super::{STORE, run};
+use super::{STORE, fails, run};
 
 /// The expected results follow the PTX ISA's description of each instruction.
 #[test]
@@ -113,4 +113,14 @@ fn arithmetic_is_that_of_the_isa() {
         let found = run(&format!("{statements} {STORE}"), 1).unwrap()[0];
         assert_eq!(found, expected, "{statements}");
     }
+}
+
+#[test]
+fn threads_of_a_warp_exchange_values() {
+    let body = format!("shfl.sync.bfly.b32 %r9, %r0, 5, 0x1f, 0xffffffff; {STORE}");
+    let expected: Vec<u32> = (0..64).map(|thread| thread ^ 5).collect();
+    assert_eq!(run(&body, 64).unwrap()[..64], expected);
+    // All of them have to be there.
+    let half = format!("mov.u32 %r9, 0; setp.lt.u32 %p0, %r0, 48; @%p0 {body}");
+    fails(&half, 64, "wait for ever");
 }

@@ -13,7 +13,7 @@ pub(super) const ROWS: u32 = 128;
 /// Rows of a tall tile, which a cube computes in two halves.
 ///
 /// A Hopper multiprocessor multiplies 4,096 pairs of codes a cycle. At that rate a cube with a tile of 128 by 128 reads 64 bytes a
-/// cycle from the L2 cache, and one with a tall tile 48.
+/// cycle from the L2 cache, one with a tall tile 48, and one of two in a cluster, which share the rows of theirs, 32.
 pub(super) const TALL_ROWS: u32 = 2 * ROWS;
 /// Columns of the product that a cube computes.
 pub(super) const COLUMNS: u32 = 128;

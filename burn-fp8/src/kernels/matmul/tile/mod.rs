@@ -17,7 +17,7 @@ mod tma;
 mod turn;
 
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use cubecl::{client::Client, prelude::*};
@@ -103,7 +103,8 @@ impl Routine for Tile {
     }
 
     fn most(&self, size: Size) -> usize {
-        store::vector(size.n) * buffer::MOST
+        // Of any device.
+        store::vector(size.n, true) * buffer::MOST
     }
 
     fn has_room(&self, client: &Client) -> bool {
@@ -132,6 +133,7 @@ impl Routine for Tile {
             batched: batches > 1,
             has_bias: matches!(product.bias, Bias::Row(_)),
             has_amax: product.amax.is_some(),
+            halves_words: product.spec.output != FloatDType::F32,
             by_hand: by_hand(&client, DType::from(product.spec.output)),
         };
         let Product {
@@ -168,7 +170,7 @@ impl Routine for Tile {
         let scale_strides = strides(&lhs_scales, &rhs_scales);
         let lhs_scale = lhs_scales.elements();
         let rhs_scale = rhs_scales.elements();
-        let vector = store::vector(n);
+        let vector = store::vector(n, plan.emulated);
         let stored = shape.num_elements() / vector;
         let result = buffer::array(output.handle.clone(), stored, vector * output.dtype.size());
         let amax = buffer::amax(&client, &amax);
