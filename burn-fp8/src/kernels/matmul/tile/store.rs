@@ -73,28 +73,8 @@ pub(super) fn store_sums<F: Numeric, N: Size>(
                 max = u32::max(max, largest_inside(far, row, column + 8, part));
             }
             if comptime!(size == 4) {
-                // Of two neighboring units, the first takes both near pairs, the second both far ones.
                 let is_second = unit % 2u32 == 1;
-                let mut four = Vector::<F, N>::new(F::from_int(0));
-                if comptime!(plan.halves_words) {
-                    let near = u32::reinterpret(rounded::<F>(near, plan));
-                    let far = u32::reinterpret(rounded::<F>(far, plan));
-                    let (first, second) = exchanged(near, far, is_second);
-                    let mut words = Vector::<u32, Const<2>>::new(first);
-                    words.insert(1usize, second);
-                    four = Vector::<F, N>::reinterpret(words);
-                } else {
-                    let mut words = Vector::<u32, Const<4>>::new(0u32);
-                    #[unroll]
-                    for place in 0..2usize {
-                        let near = u32::reinterpret(near.extract(place));
-                        let far = u32::reinterpret(far.extract(place));
-                        let (first, second) = exchanged(near, far, is_second);
-                        words.insert(place, first);
-                        words.insert(comptime!(place + 2), second);
-                    }
-                    four = Vector::<F, N>::reinterpret(words);
-                }
+                let four = fours::<F, N>(near, far, is_second, plan);
                 let column = select(is_second, column + 6u32, column);
                 if row < part.rows && column < part.columns {
                     output[place_of(row, column, part) / 4] = four;
@@ -155,6 +135,35 @@ fn largest_inside(pair: Vector<f32, Const<2>>, row: u32, column: u32, part: &Par
     let first = select(is_inside, magnitude_bits(pair.extract(0usize)), 0u32);
     let second = select(are_inside, magnitude_bits(pair.extract(1usize)), 0u32);
     u32::max(first, second)
+}
+
+/// Four neighbors. Of two neighboring units, the first takes the near pairs of both, and the second the far ones.
+#[cube]
+fn fours<F: Numeric, N: Size>(
+    near: Vector<f32, Const<2>>,
+    far: Vector<f32, Const<2>>,
+    is_second: bool,
+    #[comptime] plan: Plan,
+) -> Vector<F, N> {
+    if comptime!(plan.halves_words) {
+        let near = u32::reinterpret(rounded::<F>(near, plan));
+        let far = u32::reinterpret(rounded::<F>(far, plan));
+        let (first, second) = exchanged(near, far, is_second);
+        let mut words = Vector::<u32, Const<2>>::new(first);
+        words.insert(1usize, second);
+        Vector::<F, N>::reinterpret(words)
+    } else {
+        let mut words = Vector::<u32, Const<4>>::new(0u32);
+        #[unroll]
+        for place in 0..2usize {
+            let near = u32::reinterpret(near.extract(place));
+            let far = u32::reinterpret(far.extract(place));
+            let (first, second) = exchanged(near, far, is_second);
+            words.insert(place, first);
+            words.insert(comptime!(place + 2), second);
+        }
+        Vector::<F, N>::reinterpret(words)
+    }
 }
 
 /// A pair in the dtype of the output.
