@@ -89,16 +89,13 @@ impl<'a> Cluster<'a> {
                     self.deliver(number).map_err(at)?;
                 }
             }
-            let mut rest = self.0.iter().filter(|block| !block.is_over());
-            let Some(block) = rest.next() else {
+            if self.0.iter().all(Block::is_over) {
                 return Ok(());
-            };
-            let stuck = || format!("block {:?}: {}", block.place, block.stuck());
-            if !moved {
-                let stuck = stuck();
-                if !self.pass_barrier() {
-                    return Err(stuck);
-                }
+            }
+            if !moved && !self.pass_barrier() {
+                let block = self.0.iter().find(|block| !block.is_over());
+                let block = block.expect("not all are over");
+                return Err(format!("block {:?}: {}", block.place, block.stuck()));
             }
         }
     }

@@ -133,7 +133,7 @@ impl Routine for Tile {
             batched: batches > 1,
             has_bias: matches!(product.bias, Bias::Row(_)),
             has_amax: product.amax.is_some(),
-            halves_words: product.spec.output != FloatDType::F32,
+            half_output: product.spec.output != FloatDType::F32,
             by_hand: by_hand(&client, DType::from(product.spec.output)),
         };
         let Product {

@@ -53,8 +53,8 @@ pub(super) struct Plan {
     pub(super) has_bias: bool,
     /// Whether the output's amax is found.
     pub(super) has_amax: bool,
-    /// Whether the output has 16 bits an element.
-    pub(super) halves_words: bool,
+    /// Whether the elements of the output have 16 bits.
+    pub(super) half_output: bool,
     /// See [`by_hand`](crate::kernels::codec::by_hand).
     pub(super) by_hand: bool,
 }

@@ -103,19 +103,22 @@ fn store_pair<F: Numeric, N: Size>(
     #[comptime] plan: Plan,
 ) {
     let size = N::value();
-    let pair = rounded::<F>(pair, plan);
+    let first = float_to::<F>(pair.extract(0usize), plan.by_hand);
+    let second = float_to::<F>(pair.extract(1usize), plan.by_hand);
     let place = place_of(row, column, part);
     let is_inside = row < part.rows && column < part.columns;
     if comptime!(size == 2) {
+        let mut both = Vector::<F, N>::new(first);
+        both.insert(1usize, second);
         if is_inside {
-            output[place / 2] = Vector::<F, N>::reinterpret(pair);
+            output[place / 2] = both;
         }
     } else {
         if is_inside {
-            output[place] = Vector::new(pair.extract(0usize));
+            output[place] = Vector::new(first);
         }
         if is_inside && column + 1 < part.columns {
-            output[place + 1] = Vector::new(pair.extract(1usize));
+            output[place + 1] = Vector::new(second);
         }
     }
 }
@@ -145,9 +148,9 @@ fn fours<F: Numeric, N: Size>(
     is_second: bool,
     #[comptime] plan: Plan,
 ) -> Vector<F, N> {
-    if comptime!(plan.halves_words) {
-        let near = u32::reinterpret(rounded::<F>(near, plan));
-        let far = u32::reinterpret(rounded::<F>(far, plan));
+    if comptime!(plan.half_output) {
+        let near = rounded::<F>(near, plan);
+        let far = rounded::<F>(far, plan);
         let (first, second) = exchanged(near, far, is_second);
         let mut words = Vector::<u32, Const<2>>::new(first);
         words.insert(1usize, second);
@@ -166,13 +169,13 @@ fn fours<F: Numeric, N: Size>(
     }
 }
 
-/// A pair in the dtype of the output.
+/// A pair in the dtype of the output, of 16 bits.
 #[cube]
-fn rounded<F: Numeric>(pair: Vector<f32, Const<2>>, #[comptime] plan: Plan) -> Vector<F, Const<2>> {
+fn rounded<F: Numeric>(pair: Vector<f32, Const<2>>, #[comptime] plan: Plan) -> u32 {
     let first = float_to::<F>(pair.extract(0usize), plan.by_hand);
     let mut rounded = Vector::<F, Const<2>>::new(first);
     rounded.insert(1usize, float_to::<F>(pair.extract(1usize), plan.by_hand));
-    rounded
+    u32::reinterpret(rounded)
 }
 
 /// The near words of this unit and of its neighbor, or if this is the second of the two, the far words of the neighbor and of this.
