@@ -69,8 +69,9 @@ pub(super) fn store_sums<F: Numeric, N: Size>(
                 plan,
             );
             if comptime!(plan.has_amax) {
-                max = u32::max(max, largest_inside(near, row, column, part));
-                max = u32::max(max, largest_inside(far, row, column + 8, part));
+                let whole = comptime!(size > 1);
+                max = u32::max(max, largest_inside(near, row, column, part, whole));
+                max = u32::max(max, largest_inside(far, row, column + 8, part, whole));
             }
             if comptime!(size == 4) {
                 let is_second = unit % 2u32 == 1;
@@ -130,14 +131,24 @@ fn place_of(row: u32, column: u32, part: &Part) -> usize {
     (part.product as usize * rows + row as usize) * columns + column as usize
 }
 
-/// The bits of the larger magnitude of two neighbors, of those that are part of the product.
+/// The bits of the larger magnitude of two neighbors, of those that are part of the product: both or none if it has `whole` pairs.
 #[cube]
-fn largest_inside(pair: Vector<f32, Const<2>>, row: u32, column: u32, part: &Part) -> u32 {
+fn largest_inside(
+    pair: Vector<f32, Const<2>>,
+    row: u32,
+    column: u32,
+    part: &Part,
+    #[comptime] whole: bool,
+) -> u32 {
+    let first = magnitude_bits(pair.extract(0usize));
+    let second = magnitude_bits(pair.extract(1usize));
     let is_inside = row < part.rows && column < part.columns;
-    let are_inside = row < part.rows && column + 1 < part.columns;
-    let first = select(is_inside, magnitude_bits(pair.extract(0usize)), 0u32);
-    let second = select(are_inside, magnitude_bits(pair.extract(1usize)), 0u32);
-    u32::max(first, second)
+    let larger = if comptime!(whole) {
+        u32::max(first, second)
+    } else {
+        u32::max(first, select(column + 1 < part.columns, second, 0u32))
+    };
+    select(is_inside, larger, 0u32)
 }
 
 /// Four neighbors. Of two neighboring units, the first takes the near pairs of both, and the second the far ones.
