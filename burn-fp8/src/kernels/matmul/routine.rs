@@ -42,7 +42,7 @@ pub(super) trait Routine: Send + Sync {
 /// All but cuBLASLt are kernels of this crate, and run on any device with 64-bit integers. If a device lacks the instruction of a
 /// routine, or its runtime is not CUDA's C++ backend (feature `cuda-cpp`), loops replace the instruction and the copies that feed
 /// it. This is correct but slow, and lets everything around the instruction be tested without the GPU. The tensor-core routines
-/// take 96 (`mma`), 128 or 192 KiB (`wgmma-tma-256`) of shared memory, which GPUs often do not offer through WebGPU.
+/// take 96 (`mma`), 128 or 192 KiB (tiles of 256 rows) of shared memory, which GPUs often do not offer through WebGPU.
 ///
 /// ```
 /// use burn_fp8::kernels::MatmulRoutine;

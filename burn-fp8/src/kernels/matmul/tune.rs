@@ -117,6 +117,17 @@ mod tests {
         CublasLt, Decoded, Direct, Mma, Wgmma, WgmmaTma, WgmmaTma256, WgmmaTmaMulticast,
     };
 
+    /// What is native to a Hopper GPU with NVIDIA's library, which is the last.
+    const HOPPER: [MatmulRoutine; 7] = [
+        Direct,
+        Decoded,
+        Wgmma,
+        WgmmaTma,
+        WgmmaTma256,
+        WgmmaTmaMulticast,
+        CublasLt,
+    ];
+
     fn sized(m: usize, k: usize, n: usize) -> Product {
         let device = CubeDevice::Cpu(Default::default());
         let client = device.client();
@@ -192,23 +203,8 @@ mod tests {
             // Ada, and Hopper without and with cuBLASLt, by CubeCL's C++ backend; then either by LLVM, which has no such
             // instructions, with and without cuBLASLt.
             &[Direct, Decoded, Mma],
-            &[
-                Direct,
-                Decoded,
-                Wgmma,
-                WgmmaTma,
-                WgmmaTma256,
-                WgmmaTmaMulticast,
-            ],
-            &[
-                Direct,
-                Decoded,
-                Wgmma,
-                WgmmaTma,
-                WgmmaTma256,
-                WgmmaTmaMulticast,
-                CublasLt,
-            ],
+            &HOPPER[..6],
+            &HOPPER,
             &[Direct, Decoded, CublasLt],
             &[Direct, Decoded],
         ];
@@ -248,17 +244,7 @@ mod tests {
     fn a_failed_load_by_the_tma_leaves_the_operands_to_others() {
         let mut product = sized(256, 512, 512);
         product.rhs = buffer::swapped(product.rhs);
-        let key = key_with(
-            &product,
-            &[
-                Direct,
-                Decoded,
-                Wgmma,
-                WgmmaTma,
-                WgmmaTma256,
-                WgmmaTmaMulticast,
-            ],
-        );
+        let key = key_with(&product, &HOPPER[..6]);
         let keyed = Keyed::new(key, product.clone());
         let memory = |product: &Product| {
             // Where it lies is not known at once.
@@ -284,24 +270,15 @@ mod tests {
     /// A product is decoded if nothing multiplies it directly, or if everything that does has failed.
     #[test]
     fn decoding_is_for_where_there_is_nothing_better() {
-        let hopper = [
-            Direct,
-            Decoded,
-            Wgmma,
-            WgmmaTma,
-            WgmmaTma256,
-            WgmmaTmaMulticast,
-            CublasLt,
-        ];
         let product = sized(4096, 4096, 4096);
-        let large = key_with(&product, &hopper);
+        let large = key_with(&product, &HOPPER);
         assert_eq!(
             first(&large),
             [Wgmma, WgmmaTma, WgmmaTma256, WgmmaTmaMulticast, CublasLt]
         );
         assert_eq!(rank(Decoded, &large), 0);
         assert_eq!(rank(Direct, &large), -1);
-        let small = key_with(&sized(128, 256, 256), &hopper);
+        let small = key_with(&sized(128, 256, 256), &HOPPER);
         assert_eq!(first(&small), [Direct, Wgmma, WgmmaTma, CublasLt]);
         // Scales that change within a step of the tensor cores.
         let mut blocks = product;
@@ -309,6 +286,6 @@ mod tests {
             rows: 1,
             columns: 32,
         };
-        assert_eq!(first(&key_with(&blocks, &hopper[..5])), [Decoded]);
+        assert_eq!(first(&key_with(&blocks, &HOPPER[..5])), [Decoded]);
     }
 }

@@ -104,7 +104,7 @@ impl Routine for Tile {
 
     fn most(&self, size: Size) -> usize {
         // Of any device.
-        store::vector(size.n, true) * buffer::MOST
+        store::vector(size.n, false) * buffer::MOST
     }
 
     fn has_room(&self, client: &Client) -> bool {
@@ -170,7 +170,7 @@ impl Routine for Tile {
         let scale_strides = strides(&lhs_scales, &rhs_scales);
         let lhs_scale = lhs_scales.elements();
         let rhs_scale = rhs_scales.elements();
-        let vector = store::vector(n, plan.emulated);
+        let vector = store::vector(n, plan.exchanges());
         let stored = shape.num_elements() / vector;
         let result = buffer::array(output.handle.clone(), stored, vector * output.dtype.size());
         let amax = buffer::amax(&client, &amax);

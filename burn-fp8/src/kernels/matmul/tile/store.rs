@@ -13,9 +13,9 @@ use crate::kernels::codec::{float_to, magnitude_bits};
 ///
 /// A unit's sums are pairs of neighbors, which one store can write if every row begins with a whole pair. The units of a warp can
 /// exchange pairs, and then write four neighbors each, if every row begins with whole fours.
-pub(super) fn vector(columns: usize, emulated: bool) -> usize {
+pub(super) fn vector(columns: usize, exchanges: bool) -> usize {
     match columns {
-        _ if columns.is_multiple_of(4) && !emulated => 4,
+        _ if columns.is_multiple_of(4) && exchanges => 4,
         _ if columns.is_multiple_of(2) => 2,
         _ => 1,
     }
