@@ -81,7 +81,8 @@ impl Plan {
     /// Whether neighboring units exchange sums before they store them. With a tall tile whose steps are scaled, the loop before has no
     /// registers to spare for that.
     pub(super) fn exchanges(self) -> bool {
-        !self.emulated && !(self.halves() == 2 && self.scales_steps())
+        let is_full = self.halves() == 2 && self.scales_steps();
+        !self.emulated && !is_full
     }
 
     /// The number of parts of 128 rows that a cube computes one after the other: 2 for a tall tile, otherwise 1.
