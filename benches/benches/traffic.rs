@@ -21,7 +21,7 @@ const WAYS: [Precision; 6] = [
 /// The models and their batches.
 const MODELS: &[(&str, usize)] = match cfg!(feature = "cuda") {
     true => &[("resnet50", 64), ("vit_b_16", 128), ("gpt2", 8)],
-    false => &[("vit_tiny", 4), ("gpt_tiny", 4)],
+    false => &[("resnet_tiny", 4), ("vit_tiny", 4), ("gpt_tiny", 4)],
 };
 
 #[cfg(feature = "cuda")]

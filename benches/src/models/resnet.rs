@@ -48,21 +48,30 @@ struct ConvNorm {
 impl ResNet {
     /// Blocks of two 3x3 convolutions: 11.7 million parameters with 1,000 classes.
     pub fn resnet18(classes: usize, device: &Device) -> Self {
-        Self::new([2, 2, 2, 2], false, classes, device)
+        Self::new(&[2, 2, 2, 2], false, 64, classes, device)
     }
 
     /// Bottleneck blocks, with the stride in the 3x3 convolution as in torchvision: 25.6 million parameters with
     /// 1,000 classes.
     pub fn resnet50(classes: usize, device: &Device) -> Self {
-        Self::new([3, 4, 6, 3], true, classes, device)
+        Self::new(&[3, 4, 6, 3], true, 64, classes, device)
     }
 
-    fn new(blocks: [usize; 4], bottleneck: bool, classes: usize, device: &Device) -> Self {
-        let mut channels = 64;
+    /// As many stages as `blocks` has numbers of blocks, the first of `width` channels (four times as many after bottleneck
+    /// blocks), each other of twice as many as the one before it.
+    pub fn new(
+        blocks: &[usize],
+        bottleneck: bool,
+        width: usize,
+        classes: usize,
+        device: &Device,
+    ) -> Self {
+        let mut channels = width;
+        let stem = ConvNorm::new(3, width, 7, 2, device);
         let mut all = Vec::new();
-        for (stage, count) in blocks.into_iter().enumerate() {
-            let width = 64 << stage;
-            for block in 0..count {
+        for (stage, count) in blocks.iter().enumerate() {
+            let width = width << stage;
+            for block in 0..*count {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
                 let block = if bottleneck {
                     Block::bottleneck(channels, width, stride, device)
@@ -74,7 +83,7 @@ impl ResNet {
             }
         }
         Self {
-            stem: ConvNorm::new(3, 64, 7, 2, device),
+            stem,
             max_pool: MaxPool2dConfig::new([3, 3])
                 .with_strides([2, 2])
                 .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
