@@ -3,7 +3,7 @@
 use crate::{
     Cast, LayerSet, LayeredDevice,
     held::Held,
-    ops::batch::Products,
+    ops::{batch::Products, batch_norm::Norm},
     recent::GiveUp,
     recompute::Recomputed,
     rows::Rows,
@@ -43,6 +43,8 @@ pub struct LayeredFloat<B: Backend> {
     part: Option<Part>,
     /// The product that gives the tensor, if it waits for the sum over its batch.
     products: Option<Arc<Products<B>>>,
+    /// What the tensor is to a batch normalization.
+    norm: Option<Arc<Norm<B>>>,
     layer: Held,
 }
 
@@ -98,6 +100,7 @@ impl<B: Backend> LayeredFloat<B> {
             computed: false,
             part: None,
             products: None,
+            norm: None,
             layer: Held::new(layer),
         }
     }
@@ -172,6 +175,15 @@ impl<B: Backend> LayeredFloat<B> {
 
     pub(crate) fn with_products(self, products: Option<Arc<Products<B>>>) -> Self {
         Self { products, ..self }
+    }
+
+    /// What the tensor is to a batch normalization, if anything.
+    pub(crate) fn norm(&self) -> Option<&Norm<B>> {
+        self.norm.as_deref()
+    }
+
+    pub(crate) fn with_norm(self, norm: Option<Arc<Norm<B>>>) -> Self {
+        Self { norm, ..self }
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -344,6 +356,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             computed: self.computed,
             part: self.part,
             products: self.products.clone(),
+            norm: self.norm.clone(),
             layer: self.layer.clone(),
         }
     }

@@ -2,6 +2,7 @@
 
 mod suite {
     mod batch;
+    mod batch_norm;
     mod checkpointing;
     mod child;
     mod clip;

@@ -46,11 +46,12 @@ impl<B: BackendIr> Mask<B> {
     }
 }
 
-/// Tells the call how to run the op again, and returns a view of a tensor that is computed again without computing it now. Covers
-/// the few kinds of arguments that cheap ops have.
+/// Tells the call how to run the op again, and returns what waits until it is needed without computing it now: a view of a tensor
+/// that is computed again, or a part of a [batch normalization](super::batch_norm). Covers the few kinds of arguments that cheap
+/// ops have.
 macro_rules! again {
     ($call:ident, $name:ident, Float, $x:ident: Float) => {
-        again!(@view $call, [$x], |x| B::$name(x.remove(0)))
+        again!(@op $call, [$x], |x| B::$name(x.remove(0)))
     };
     ($call:ident, $name:ident, Float, $x:ident: Float, $y:ident: Float) => {
         again!(@op $call, [$x, $y], |x| {
@@ -75,25 +76,22 @@ macro_rules! again {
         })
     };
     ($call:ident, $name:ident, Float, $x:ident: Float, $shape:ident: [Shape]) => {
-        again!(@view $call, [$x], shape = $shape.clone(), |x| B::$name(x.remove(0), shape.clone()))
+        again!(@op $call, [$x], shape = $shape.clone(), |x| B::$name(x.remove(0), shape.clone()))
     };
     ($call:ident, $name:ident, Float, $x:ident: Float, $a:ident: [usize], $b:ident: [usize]) => {
-        again!(@view $call, [$x], |x| B::$name(x.remove(0), $a, $b))
+        again!(@op $call, [$x], |x| B::$name(x.remove(0), $a, $b))
     };
     ($call:ident, $name:ident, Float, $x:ident: Float, $axes:ident: [&[usize]]) => {
-        again!(@view $call, [$x], axes = $axes.to_vec(), |x| B::$name(x.remove(0), &axes))
+        again!(@op $call, [$x], axes = $axes.to_vec(), |x| B::$name(x.remove(0), &axes))
     };
     (@op $call:ident, [$($x:ident),*], $($name:ident = $value:expr,)? |$inputs:ident| $run:expr) => {
         if $call.is_computed_again() {
             $(let $name = $value;)?
             let run = move |mut $inputs: Vec<FloatTensor<B>>| $run;
             $call.again(&[$(&$x),*], Box::new(run));
-        }
-    };
-    (@view $call:ident, $($op:tt)*) => {
-        again!(@op $call, $($op)*);
-        if let Some(tensor) = $call.view() {
-            return tensor;
+            if let Some(tensor) = $call.later() {
+                return tensor;
+            }
         }
     };
     ($call:ident, $($other:tt)*) => {};
@@ -105,6 +103,7 @@ impl<B: BackendIr> Call<B> {
     pub(super) fn is_computed_again(&self) -> bool {
         match self.of_recomputed {
             Some(depth) if depth >= DEPTH => false,
+            _ if self.norm.is_some() => self.defers(),
             Some(_) if self.op.is_view() => true,
             _ => {
                 // Results of backward are used up soon, so keeping them takes little memory.
@@ -120,7 +119,7 @@ impl<B: BackendIr> Call<B> {
     /// Has the result computed again if that takes less memory. Only in that case are the inputs held from now on, because a
     /// backend may write a result in place of an input that nobody else holds.
     pub(super) fn again(&mut self, inputs: &[&LayeredFloat<B>], run: Run<B>) {
-        if !self.op.is_view() && !self.takes_less(inputs) {
+        if !self.op.is_view() && !self.defers() && !self.takes_less(inputs) {
             return;
         }
         self.again = Some(Again {
@@ -168,9 +167,15 @@ impl<B: BackendIr> Call<B> {
         elements >= ELEMENTS && large.is_some_and(gains)
     }
 
-    /// The result of a view op on a tensor that is computed again: a tensor that is computed again as well.
-    pub(super) fn view(&mut self) -> Option<LayeredFloat<B>> {
-        if !self.op.is_view() || self.watched {
+    /// Whether the result waits until it is needed, as part of a batch normalization.
+    fn defers(&self) -> bool {
+        let norm = self.norm.as_ref();
+        norm.is_some_and(|norm| norm.is_deferred(self.layer().is_in_backward()))
+    }
+
+    /// The result of an op that waits: a view of a tensor that is computed again, or a part of a batch normalization.
+    pub(super) fn later(&mut self) -> Option<LayeredFloat<B>> {
+        if !self.op.is_view() && !self.defers() || self.watched {
             return None;
         }
         let again = self.again.take()?;
@@ -179,6 +184,8 @@ impl<B: BackendIr> Call<B> {
         match self.op {
             Op::float_reshape => shape = self.shape.take()?,
             Op::float_permute => shape = self.dims.iter().map(|&dim| shape[dim]).collect(),
+            // The tensor that a number of each channel is subtracted from, or that is multiplied by one, comes first.
+            Op::float_sub | Op::float_mul => {}
             _ => {
                 let last = shape.num_dims() - 1;
                 let dims = match self.dims.as_slice() {

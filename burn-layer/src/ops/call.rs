@@ -2,9 +2,10 @@
 
 use super::{
     again::Again,
+    batch_norm::Norm,
     constants::Constants,
     inherited::{Inherited, transposes},
-    kernel_end::alone_in_kernel,
+    kernel_end::{alone_in_kernel, end_of_sum},
     lineage::Lineage,
 };
 use crate::{
@@ -34,6 +35,8 @@ pub(crate) struct Call<B: BackendIr> {
     pub(super) of_recomputed: Option<usize>,
     /// How the result may be computed again.
     pub(super) again: Option<Again<B>>,
+    /// What the result is to a batch normalization, if anything.
+    pub(super) norm: Option<Arc<Norm<B>>>,
     /// What the result has from the first float input, if there is one.
     pub(super) inherited: Option<Inherited<B>>,
     /// The dimensions given to a transposition.
@@ -68,6 +71,7 @@ impl<B: BackendIr> Call<B> {
             once_more: None,
             of_recomputed: None,
             again: None,
+            norm: None,
             inherited: None,
             dims: Vec::new(),
             shape: None,
@@ -222,7 +226,9 @@ impl<B: BackendIr> Call<B> {
         }
         self.values.extend(tensor.value().cloned());
         match self.plan.compute {
-            Some(dtype) if self.plan.is_wide_inside() => tensor.into_dtype_once(dtype),
+            Some(dtype) if self.plan.is_wide_inside() || self.sums_cast() => {
+                tensor.into_dtype_once(dtype)
+            }
             Some(dtype) => tensor.into_dtype(dtype),
             None => tensor.into_storage(),
         }
@@ -254,6 +260,10 @@ impl<B: BackendIr> Call<B> {
     fn wrap(&mut self, tensor: FloatTensor<B>, nominal: DType) -> LayeredFloat<B> {
         let layer = self.layer();
         let ran_in = tensor.dtype();
+        let tensor = match self.sums_cast() {
+            true => end_of_sum::<B>(tensor),
+            false => tensor,
+        };
         let tensor = match self.plan.store {
             Some(dtype) if dtype != tensor.dtype() => {
                 if let Some(again) = &mut self.again {

@@ -2,7 +2,10 @@
 //! inputs as the layers' [plan](crate::Plan) says, calls the backend underneath, and wraps the
 //! result.
 
-use super::{again::again, batch::batch, call::Call, identity::identity, table::op_table};
+use super::{
+    again::again, batch::batch, batch_norm::batch_norm, call::Call, identity::identity,
+    table::op_table,
+};
 use crate::{Layered, on_stream::on_this_stream};
 use burn_backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
@@ -325,6 +328,7 @@ macro_rules! delegate {
                     call.plan();
                     $(fit!(call, $kind, $arg);)*
                     own!(call, $ret, $($arg: $kind),*);
+                    batch_norm!(call, $name, $($arg: $kind),*);
                     again!(call, $name, $ret, $($arg: $kind),*);
                     identity!(call, $ret, $($arg: $kind),*);
                     batch!(call, $name, $($arg: $kind),*);

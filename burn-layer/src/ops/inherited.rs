@@ -76,7 +76,8 @@ impl<B: BackendIr> Call<B> {
         let inherited = self.inherited.as_ref();
         let tensor = tensor
             .with_maximum_of(inherited.and_then(|it| it.maximum_of.clone()))
-            .with_part(self.makes_part(&shape));
+            .with_part(self.makes_part(&shape))
+            .with_norm(self.norm.clone());
         if let Some(used) = &self.once_more {
             tensor.rows().set_used(used);
         }

@@ -1,8 +1,8 @@
-//! Where kernels of a backend that fuses ops end.
+//! Where kernels of a backend that fuses ops begin and end.
 
 use super::call::Call;
-use crate::{LayerSet, Op};
-use burn_backend::{Shape, TensorMetadata, tensor::FloatTensor};
+use crate::{Inputs, LayerSet, Op};
+use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 
 impl<B: BackendIr> Call<B> {
@@ -17,6 +17,22 @@ impl<B: BackendIr> Call<B> {
                 inputs.first_transposed && inputs.last_is_gradient && !goes_on
             })
     }
+
+    /// Whether the op is a sum or mean, in f32, of what is stored in 16 bits, on a backend that fuses ops.
+    pub(super) fn sums_cast(&self) -> bool {
+        let low = |inputs: &Inputs| inputs.stored_low();
+        matches!(self.op, Op::float_sum_dim | Op::float_mean_dim)
+            && self.plan.compute == Some(DType::F32)
+            && self.inputs.as_ref().is_some_and(low)
+            && self.layer().is_fused()
+    }
+}
+
+/// Goes on after a sum along a dimension, by a product with 1. Burn's search for kernels counts what the ops around a sum read and
+/// write, and not the sum itself. So of a cast and a sum alone it finds that nothing is gained by one kernel, and the cast is
+/// written and read.
+pub(super) fn end_of_sum<B: BackendIr>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_mul_scalar(tensor, 1f32.into())
 }
 
 /// Ends the kernel that `tensor` is computed in, by a view: no kernel goes on after a view of its result. The gradient of a

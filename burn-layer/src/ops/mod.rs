@@ -2,6 +2,7 @@
 
 mod again;
 pub(crate) mod batch;
+pub(crate) mod batch_norm;
 pub(crate) mod call;
 mod constants;
 mod delegate;

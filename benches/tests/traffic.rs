@@ -1,0 +1,86 @@
+//! What kernels read and write, on CubeCL's CPU runtime, as a GPU's would.
+
+use benches::{FusionLog, Precision, Traffic};
+use burn::{
+    nn::{BatchNormConfig, conv::Conv2dConfig},
+    tensor::{Device, Distribution, Tensor, activation::relu},
+};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+/// The log of this process, for one test at a time. `None` where no ops are fused.
+fn log() -> Option<MutexGuard<'static, FusionLog>> {
+    static LOG: OnceLock<Mutex<FusionLog>> = OnceLock::new();
+    if cfg!(not(all(feature = "cpu", feature = "fusion"))) {
+        println!("SKIPPED: no ops are fused without the features cpu and fusion");
+        return None;
+    }
+    let start = || FusionLog::start().unwrap().expect("nothing ran before");
+    let log = LOG.get_or_init(|| Mutex::new(start()));
+    Some(log.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+}
+
+#[cfg(feature = "cpu")]
+fn cpu() -> Device {
+    Device::cpu()
+}
+
+#[cfg(not(feature = "cpu"))]
+fn cpu() -> Device {
+    unreachable!("there is no log either")
+}
+
+/// The traffic of `step`, whose kernels were found in the runs before.
+fn of(log: &FusionLog, step: impl Fn()) -> Traffic {
+    (0..3).for_each(|_| step());
+    log.of(step).unwrap()
+}
+
+/// Burn takes the norms apart, and writes and copies what they sum. On an autocast device, a norm of an input in bf16 reads it
+/// three times and writes its output in forward, and in backward reads it twice, and the output's gradient three times.
+#[test]
+fn norms_read_their_input_and_write_little() {
+    let Some(log) = log() else { return };
+    let dims = [4, 16, 16, 16];
+    let step = |precision: Precision| {
+        let device = precision.device(cpu()).autodiff();
+        let image = Tensor::<4>::random(dims, Distribution::Default, &device);
+        let layers = [(); 4].map(|_| {
+            let conv = Conv2dConfig::new([16, 16], [1, 1]).with_bias(false);
+            (conv.init(&device), BatchNormConfig::new(16).init(&device))
+        });
+        device.sync().unwrap();
+        move || {
+            let layers = layers.iter();
+            let last = layers.fold(image.clone(), |x, (conv, norm)| {
+                relu(norm.forward(conv.forward(x)))
+            });
+            let _gradients = last.mean().backward();
+            device.sync().unwrap();
+        }
+    };
+    let [plain, o0, low] = [Precision::Plain, Precision::O0, Precision::Bf16]
+        .map(|precision| of(&log, step(precision)).bytes as f64);
+    println!(
+        "of the bytes in f32: {} in O0, {} in bf16",
+        o0 / plain,
+        low / plain
+    );
+    assert!(o0 < 0.85 * plain && low < 0.5 * plain);
+}
+
+/// What a sum in f32 of a tensor in bf16 reads is that tensor.
+#[test]
+fn a_cast_and_a_sum_are_one_kernel() {
+    let Some(log) = log() else { return };
+    let device = Precision::Bf16.device(cpu());
+    let x = Tensor::<2>::random([64, 64], Distribution::Default, &device);
+    let product = x.clone().matmul(x);
+    device.sync().unwrap();
+    let step = || {
+        let sum = product.clone().sum_dim(1);
+        assert_eq!(sum.into_data().shape().as_slice(), [64, 1]);
+    };
+    let found = of(&log, step);
+    // That the sums are read by the program, and so written, the log does not tell.
+    assert_eq!((found.kernels, found.bytes), (1, 64 * 64 * 2));
+}

@@ -1,0 +1,385 @@
+//! Batch normalization in training, on a backend that fuses ops.
+//!
+//! It does not reach a layered device as one op: Burn's client takes it apart. It takes means and sums by channel of tensors that
+//! it turns from `[batch, channels, ..]` into `[channels, samples]`. That is a copy, and no kernel that computes elements goes on
+//! beyond one: the squared differences from the mean, the normalized input and its product with the gradient are all written,
+//! copied and read. Here these wait for the sum. Where it is all that they are needed for, the sum is taken of
+//! `[batch, channels, samples of an item]`, a view, and computing the elements is part of its kernel. Where they are needed by
+//! themselves, they are computed there, and the kernel that needs them computes them.
+//!
+//! Of an input in bf16, forward then reads 2 + 2 bytes an element for the mean and the variance, and backward 2 + 4 for the two
+//! sums, as much as these tensors have.
+
+use super::call::Call;
+use crate::{LayeredFloat, Op, recompute::Recomputed, source::Later};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_ir::BackendIr;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Recognizes the ops of a batch normalization, and computes its sums.
+macro_rules! batch_norm {
+    ($call:ident, float_swap_dims, $x:ident: Float, $a:ident: [usize], $b:ident: [usize]) => {
+        $call.swaps_channels(&$x, $a, $b);
+    };
+    ($call:ident, float_reshape, $x:ident: Float, $shape:ident: [Shape]) => {
+        $call.reshapes_channels(&$x, &$shape);
+    };
+    ($call:ident, float_sub, $x:ident: Float, $y:ident: Float) => {
+        $call.subtracts_by_channel(&$x, &$y);
+    };
+    ($call:ident, float_mul, $x:ident: Float, $y:ident: Float) => {
+        $call.multiplies_by_channel(&$x, &$y);
+    };
+    ($call:ident, float_sum_dim, $x:ident: Float, $dim:ident: [usize]) => {
+        if let Some(tensor) = $call.sums_channels(&$x, $dim) {
+            return tensor;
+        }
+    };
+    ($call:ident, float_mean_dim, $x:ident: Float, $dim:ident: [usize]) => {
+        if let Some(tensor) = $call.sums_channels(&$x, $dim) {
+            return tensor;
+        }
+    };
+    (
+        $call:ident, batch_norm,
+        $x:ident: Float, $gamma:ident: Float, $beta:ident: Float, $mean:ident: Float, $variance:ident: Float,
+        $epsilon:ident: [f64]
+    ) => {
+        if let Some(tensor) = $call.normalizes(&$x, [&$gamma, &$beta, &$mean, &$variance], $epsilon)
+        {
+            return tensor;
+        }
+    };
+    ($call:ident, $($other:tt)*) => {};
+}
+pub(super) use batch_norm;
+
+/// What a tensor is to a batch normalization. It says what the elements are computed from, so it is as true of any other tensor.
+pub(crate) enum Norm<B: Backend> {
+    /// `[batch, channels, ..]`.
+    Elements(Elements<B>),
+    /// `[channels, batch, ..]`.
+    Swapped(Elements<B>),
+    /// `[channels, samples]`.
+    Flat {
+        elements: Elements<B>,
+        /// Their sum by channel, `[channels, 1]`, once it was computed.
+        sum: Mutex<Option<FloatTensor<B>>>,
+    },
+    /// A mean or sum of each channel. Here it is `[1, channels, 1]`.
+    Statistic(FloatTensor<B>),
+    /// The normalized input times a statistic. The dtype is the input's.
+    Projected(DType),
+    /// The gradient of the input but for a factor of each channel. The dtype is the input's.
+    Unscaled(DType),
+}
+
+/// Elements of `[batch, channels, ..]`, as they are computed. A number of each channel is `[1, channels, 1, ..]`.
+#[derive(Clone)]
+pub(crate) enum Elements<B: Backend> {
+    /// A tensor as it is.
+    Of(LayeredFloat<B>),
+    Centered(Centered<B>),
+    /// The square of a centered tensor.
+    Squared(Centered<B>),
+    /// A centered tensor times a number of each channel.
+    Normalized(Centered<B>, LayeredFloat<B>),
+    /// The first tensor times a normalized one.
+    Product(LayeredFloat<B>, Centered<B>, LayeredFloat<B>),
+}
+
+/// A tensor minus a number of each channel.
+#[derive(Clone)]
+pub(crate) struct Centered<B: Backend> {
+    x: LayeredFloat<B>,
+    mean: LayeredFloat<B>,
+}
+
+impl<B: BackendIr> Norm<B> {
+    /// Whether a tensor that is this waits until its elements are needed. In backward a statistic does not: the kernel that takes it
+    /// would end where it is viewed.
+    pub(super) fn is_deferred(&self, in_backward: bool) -> bool {
+        match self {
+            Self::Statistic(_) => !in_backward,
+            Self::Elements(_) | Self::Swapped(_) | Self::Flat { .. } => true,
+            Self::Projected(_) | Self::Unscaled(_) => false,
+        }
+    }
+}
+
+impl<B: BackendIr> Call<B> {
+    /// Whether the op may be part of a batch normalization, of `x`.
+    fn may_normalize(&self, x: &LayeredFloat<B>) -> bool {
+        let stores = self.plan.store.is_none_or(|store| store == DType::F32);
+        self.layer().is_fused() && !self.watched && !self.plan.own && stores && {
+            let shape = x.shape();
+            shape.num_dims() > 2 && shape.num_elements() > 0
+        }
+    }
+
+    /// Whether the op computes in f32, from inputs whose storage is `stored`.
+    fn computes_f32(&self, stored: DType) -> bool {
+        self.plan.compute.unwrap_or(stored) == DType::F32
+    }
+
+    pub(super) fn swaps_channels(&mut self, x: &LayeredFloat<B>, a: usize, b: usize) {
+        if (a.min(b), a.max(b)) != (0, 1) || !self.may_normalize(x) {
+            return;
+        }
+        let elements = match x.norm() {
+            Some(Norm::Elements(elements)) => elements.clone(),
+            // Not what the program loads.
+            None if x.is_computed() || x.is_gradient() => Elements::Of(x.alone()),
+            _ => return,
+        };
+        self.norm = Some(Arc::new(Norm::Swapped(elements)));
+    }
+
+    pub(super) fn reshapes_channels(&mut self, x: &LayeredFloat<B>, shape: &Shape) {
+        self.norm = match x.norm() {
+            Some(Norm::Swapped(elements)) => {
+                let [channels, all] = [x.shape()[0], x.shape().num_elements()];
+                let is_flat = shape.as_slice() == [channels, all / channels];
+                is_flat.then(|| {
+                    Arc::new(Norm::Flat {
+                        elements: elements.clone(),
+                        sum: Mutex::default(),
+                    })
+                })
+            }
+            Some(Norm::Statistic(statistic))
+                if shape.iter().filter(|&&dim| dim > 1).count() < 2 =>
+            {
+                Some(Arc::new(Norm::Statistic(statistic.clone())))
+            }
+            _ => None,
+        };
+    }
+
+    pub(super) fn subtracts_by_channel(&mut self, x: &LayeredFloat<B>, y: &LayeredFloat<B>) {
+        if !self.may_normalize(x) {
+            return;
+        }
+        self.norm = match (x.norm(), y.norm()) {
+            (Some(Norm::Elements(Elements::Centered(_))), Some(Norm::Projected(dtype)))
+                if x.is_gradient() =>
+            {
+                Some(Arc::new(Norm::Unscaled(*dtype)))
+            }
+            (None, Some(Norm::Statistic(_)))
+                if is_by_channel(&x.shape(), &y.shape())
+                    && self.computes_f32(x.storage_dtype())
+                    && (x.is_computed() || x.is_gradient()) =>
+            {
+                let centered = Centered {
+                    x: x.alone(),
+                    mean: y.clone(),
+                };
+                Some(Arc::new(Norm::Elements(Elements::Centered(centered))))
+            }
+            _ => None,
+        };
+    }
+
+    pub(super) fn multiplies_by_channel(&mut self, x: &LayeredFloat<B>, y: &LayeredFloat<B>) {
+        // The gradient of a norm's input has the input's dtype, as in PyTorch.
+        if let Some(Norm::Unscaled(dtype)) = y.norm()
+            && is_by_channel(&y.shape(), &x.shape())
+        {
+            self.plan.store = Some(*dtype);
+            return;
+        }
+        if !self.may_normalize(x) || !self.computes_f32(x.storage_dtype()) {
+            return;
+        }
+        let same = self.inputs.as_ref().is_some_and(|inputs| inputs.same);
+        let elements = match (x.norm(), y.norm()) {
+            (Some(Norm::Elements(Elements::Centered(centered))), _) if same => {
+                Elements::Squared(centered.clone())
+            }
+            (Some(Norm::Elements(Elements::Centered(centered))), _)
+                if is_by_channel(&x.shape(), &y.shape()) =>
+            {
+                Elements::Normalized(centered.clone(), y.alone())
+            }
+            (Some(Norm::Elements(Elements::Normalized(centered, _))), Some(Norm::Statistic(_)))
+                if is_by_channel(&x.shape(), &y.shape()) =>
+            {
+                let dtype = centered.x.storage_dtype();
+                self.norm = Some(Arc::new(Norm::Projected(dtype)));
+                return;
+            }
+            (None, Some(Norm::Elements(Elements::Normalized(centered, scale))))
+                if x.shape() == y.shape() =>
+            {
+                Elements::Product(x.alone(), centered.clone(), scale.clone())
+            }
+            _ => return,
+        };
+        self.norm = Some(Arc::new(Norm::Elements(elements)));
+    }
+
+    /// The sum or mean of each channel, if `x` is flat and `dim` is that of the samples.
+    pub(super) fn sums_channels(
+        &mut self,
+        x: &LayeredFloat<B>,
+        dim: usize,
+    ) -> Option<LayeredFloat<B>> {
+        let Some(Norm::Flat { elements, sum }) = x.norm() else {
+            return None;
+        };
+        if dim != 1 || !self.computes_f32(x.storage_dtype()) || self.plan.store.is_some() {
+            return None;
+        }
+        let samples = x.shape()[1];
+        let sum_there = sum.lock().clone();
+        let tensor = match (self.op, sum_there) {
+            (Op::float_mean_dim, Some(sum)) => B::float_div_scalar(sum, (samples as f64).into()),
+            (Op::float_mean_dim, None) => elements.sum(1.0 / samples as f64),
+            (_, Some(sum)) => sum,
+            (_, None) => {
+                let tensor = elements.sum(1.0);
+                *sum.lock() = Some(tensor.clone());
+                tensor
+            }
+        };
+        let channels = x.shape()[0];
+        let statistic = tensor.clone();
+        self.norm = Some(Arc::new(Norm::Statistic(tensor)));
+        let form = Shape::new([channels, 1]);
+        let shape = form.clone();
+        let value = Recomputed::new(Op::float_reshape, None, 1, move || {
+            B::float_reshape(statistic.clone(), shape.clone())
+        });
+        let layer = self.layer();
+        layer.stored(DType::F32, x.dtype(), channels);
+        let tensor = LayeredFloat::later(
+            Later::Recomputed(Arc::new(value)),
+            (form.clone(), DType::F32),
+            x.storage_device(),
+            x.dtype(),
+            layer,
+        );
+        Some(self.known(tensor, form))
+    }
+
+    /// Normalizes by statistics, in the dtypes of the plan. `None` if it is left to the backend.
+    pub(super) fn normalizes(
+        &mut self,
+        x: &LayeredFloat<B>,
+        [gamma, beta, mean, variance]: [&LayeredFloat<B>; 4],
+        epsilon: f64,
+    ) -> Option<LayeredFloat<B>> {
+        if self.watched || !self.layer().is_fused() {
+            return None;
+        }
+        let shape = x.shape();
+        let mut by_channel = vec![1; shape.num_dims()];
+        by_channel[1] = shape[1];
+        let mut by_channel = |tensor: &LayeredFloat<B>| {
+            let tensor = self.lower(tensor.clone());
+            B::float_reshape(tensor, Shape::from(by_channel.as_slice()))
+        };
+        // The same as by Burn's own backends. But views end a kernel, so they come first, and a cast of the input after them.
+        let [gamma, beta] = [gamma, beta].map(&mut by_channel);
+        let [mean, variance] = [mean, variance].map(&mut by_channel);
+        let deviation = B::float_sqrt(B::float_add_scalar(variance, epsilon.into()));
+        let x = self.lower(x.clone());
+        let normalized = B::float_div(B::float_sub(x, mean), deviation);
+        let output = B::float_add(B::float_mul(normalized, gamma), beta);
+        self.lowered();
+        Some(self.float(output))
+    }
+}
+
+/// Whether `other` is `[1, channels, 1, ..]`, to be broadcast along `shape`.
+fn is_by_channel(shape: &Shape, other: &Shape) -> bool {
+    let mut expected = vec![1; shape.num_dims()];
+    expected[1] = shape[1];
+    other.as_slice() == expected
+}
+
+impl<B: BackendIr> Elements<B> {
+    /// The sum by channel, `[1, channels, 1]`, of all elements times `by`, in f32.
+    fn sum(&self, by: f64) -> FloatTensor<B> {
+        let items = B::float_sum_dim(self.by_item(), 2);
+        // Where there is nothing to scale, this is the end of the sum, as in `kernel_end`.
+        let items = B::float_mul_scalar(items, by.into());
+        let sum = B::float_sum_dim(items, 0);
+        match self {
+            Self::Normalized(_, scale) | Self::Product(_, _, scale) => {
+                B::float_mul(sum, ByItem::of(scale).wide())
+            }
+            _ => sum,
+        }
+    }
+
+    /// The elements in f32, less a factor of each channel, as `[batch, channels, samples of an item]`.
+    fn by_item(&self) -> FloatTensor<B> {
+        match self {
+            Self::Of(x) => ByItem::of(x).wide(),
+            Self::Centered(centered) | Self::Normalized(centered, _) => centered.by_item().wide(),
+            Self::Squared(centered) => {
+                let centered = centered.by_item().wide();
+                B::float_mul(centered.clone(), centered)
+            }
+            Self::Product(factor, centered, _) => {
+                let (factor, centered) = (ByItem::of(factor), centered.by_item());
+                B::float_mul(factor.wide(), centered.wide())
+            }
+        }
+    }
+}
+
+impl<B: BackendIr> Centered<B> {
+    fn by_item(&self) -> CenteredByItem<'_, B> {
+        CenteredByItem {
+            x: ByItem::of(&self.x),
+            mean: ByItem::of(&self.mean),
+        }
+    }
+}
+
+/// `[batch, channels, ..]`, viewed as `[batch, channels, samples of an item]`. Views end a kernel, so all that a kernel takes are
+/// viewed before it begins.
+struct ByItem<'a, B: Backend> {
+    of: &'a LayeredFloat<B>,
+    /// As it is stored.
+    view: FloatTensor<B>,
+}
+
+impl<'a, B: BackendIr> ByItem<'a, B> {
+    fn of(of: &'a LayeredFloat<B>) -> Self {
+        let shape = of.shape();
+        let stored = || of.clone().into_storage();
+        let view = match of.norm() {
+            Some(Norm::Statistic(statistic)) => statistic.clone(),
+            _ if shape.num_dims() == 3 => stored(),
+            _ => {
+                let samples = shape[2..].iter().product();
+                B::float_reshape(stored(), Shape::new([shape[0], shape[1], samples]))
+            }
+        };
+        Self { of, view }
+    }
+
+    /// In f32.
+    fn wide(self) -> FloatTensor<B> {
+        let wide = LayeredFloat::<B>::new(self.view, self.of.dtype(), self.of.layer().clone());
+        wide.in_dtype(Some(DType::F32))
+    }
+}
+
+/// The same of the parts of a centered tensor.
+struct CenteredByItem<'a, B: Backend> {
+    x: ByItem<'a, B>,
+    mean: ByItem<'a, B>,
+}
+
+impl<B: BackendIr> CenteredByItem<'_, B> {
+    /// In f32.
+    fn wide(self) -> FloatTensor<B> {
+        B::float_sub(self.x.wide(), self.mean.wide())
+    }
+}
