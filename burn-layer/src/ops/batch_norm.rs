@@ -80,17 +80,21 @@ pub(crate) enum Norm<B: Backend> {
 pub(crate) enum Elements<B: Backend> {
     /// A tensor as it is.
     Of(LayeredFloat<B>),
-    Centered(Centered<B>),
+    Centered(Arc<Centered<B>>),
     /// The square of a centered tensor.
-    Squared(Centered<B>),
-    /// A centered tensor times a number of each channel.
-    Normalized(Centered<B>, LayeredFloat<B>),
-    /// The first tensor times a normalized one.
-    Product(LayeredFloat<B>, Centered<B>, LayeredFloat<B>),
+    Squared(Arc<Centered<B>>),
+    Normalized(Arc<Normalized<B>>),
+    /// A tensor times a normalized one.
+    Product(LayeredFloat<B>, Arc<Normalized<B>>),
+}
+
+/// A centered tensor times a number of each channel.
+pub(crate) struct Normalized<B: Backend> {
+    centered: Arc<Centered<B>>,
+    scale: LayeredFloat<B>,
 }
 
 /// A tensor minus a number of each channel.
-#[derive(Clone)]
 pub(crate) struct Centered<B: Backend> {
     x: LayeredFloat<B>,
     mean: LayeredFloat<B>,
@@ -172,11 +176,11 @@ impl<B: BackendIr> Call<B> {
                     && self.computes_f32(x.storage_dtype())
                     && (x.is_computed() || x.is_gradient()) =>
             {
-                let centered = Centered {
+                let centered = Elements::Centered(Arc::new(Centered {
                     x: x.alone(),
                     mean: y.clone(),
-                };
-                Some(Arc::new(Norm::Elements(Elements::Centered(centered))))
+                }));
+                Some(Arc::new(Norm::Elements(centered)))
             }
             _ => None,
         };
@@ -201,19 +205,22 @@ impl<B: BackendIr> Call<B> {
             (Some(Norm::Elements(Elements::Centered(centered))), _)
                 if is_by_channel(&x.shape(), &y.shape()) =>
             {
-                Elements::Normalized(centered.clone(), y.alone())
+                Elements::Normalized(Arc::new(Normalized {
+                    centered: centered.clone(),
+                    scale: y.alone(),
+                }))
             }
-            (Some(Norm::Elements(Elements::Normalized(centered, _))), Some(Norm::Statistic(_)))
+            (Some(Norm::Elements(Elements::Normalized(normalized))), Some(Norm::Statistic(_)))
                 if is_by_channel(&x.shape(), &y.shape()) =>
             {
-                let dtype = centered.x.storage_dtype();
+                let dtype = normalized.centered.x.storage_dtype();
                 self.norm = Some(Arc::new(Norm::Projected(dtype)));
                 return;
             }
-            (None, Some(Norm::Elements(Elements::Normalized(centered, scale))))
+            (None, Some(Norm::Elements(Elements::Normalized(normalized))))
                 if x.shape() == y.shape() =>
             {
-                Elements::Product(x.alone(), centered.clone(), scale.clone())
+                Elements::Product(x.alone(), normalized.clone())
             }
             _ => return,
         };
@@ -308,8 +315,8 @@ impl<B: BackendIr> Elements<B> {
         let items = B::float_mul_scalar(items, by.into());
         let sum = B::float_sum_dim(items, 0);
         match self {
-            Self::Normalized(_, scale) | Self::Product(_, _, scale) => {
-                B::float_mul(sum, ByItem::of(scale).wide())
+            Self::Normalized(normalized) | Self::Product(_, normalized) => {
+                B::float_mul(sum, ByItem::of(&normalized.scale).wide())
             }
             _ => sum,
         }
@@ -319,13 +326,14 @@ impl<B: BackendIr> Elements<B> {
     fn by_item(&self) -> FloatTensor<B> {
         match self {
             Self::Of(x) => ByItem::of(x).wide(),
-            Self::Centered(centered) | Self::Normalized(centered, _) => centered.by_item().wide(),
+            Self::Centered(centered) => centered.by_item().wide(),
+            Self::Normalized(normalized) => normalized.centered.by_item().wide(),
             Self::Squared(centered) => {
                 let centered = centered.by_item().wide();
                 B::float_mul(centered.clone(), centered)
             }
-            Self::Product(factor, centered, _) => {
-                let (factor, centered) = (ByItem::of(factor), centered.by_item());
+            Self::Product(factor, normalized) => {
+                let (factor, centered) = (ByItem::of(factor), normalized.centered.by_item());
                 B::float_mul(factor.wide(), centered.wide())
             }
         }
