@@ -65,7 +65,7 @@ fn norms_read_their_input_and_write_little() {
         o0 / plain,
         low / plain
     );
-    assert!(o0 < 0.85 * plain && low < 0.5 * plain);
+    assert!(o0 < 0.7 * plain && low < 0.5 * plain);
 }
 
 /// What a sum in f32 of a tensor in bf16 reads is that tensor.

@@ -3,9 +3,8 @@
 //! It does not reach a layered device as one op: Burn's client takes it apart. It takes means and sums by channel of tensors that
 //! it turns from `[batch, channels, ..]` into `[channels, samples]`. That is a copy, and no kernel that computes elements goes on
 //! beyond one: the squared differences from the mean, the normalized input and its product with the gradient are all written,
-//! copied and read. Here these wait for the sum. Where it is all that they are needed for, the sum is taken of
-//! `[batch, channels, samples of an item]`, a view, and computing the elements is part of its kernel. Where they are needed by
-//! themselves, they are computed there, and the kernel that needs them computes them.
+//! copied and read. Here these wait for the sum. Where it is all that they are needed for, the sum is taken as they lie, and
+//! computing them is part of its kernel. Where they are needed by themselves, the kernel that needs them computes them.
 //!
 //! Of an input in bf16, forward then reads 2 + 2 bytes an element for the mean and the variance, and backward 2 + 4 for the two
 //! sums, as much as these tensors have.
@@ -64,10 +63,10 @@ pub(crate) enum Norm<B: Backend> {
     /// `[channels, samples]`.
     Flat {
         elements: Elements<B>,
-        /// Their sum by channel, `[channels, 1]`, once it was computed.
+        /// Their sum by channel, `[1, channels, 1, ..]`, once it was computed.
         sum: Mutex<Option<FloatTensor<B>>>,
     },
-    /// A mean or sum of each channel. Here it is `[1, channels, 1]`.
+    /// A mean or sum of each channel. Here it is `[1, channels, 1, ..]`.
     Statistic(FloatTensor<B>),
     /// The normalized input times a statistic. The dtype is the input's.
     Projected(DType),
@@ -281,13 +280,9 @@ impl<B: BackendIr> Call<B> {
         if self.watched || !self.layer().is_fused() {
             return None;
         }
-        let shape = x.shape();
-        let mut by_channel = vec![1; shape.num_dims()];
-        by_channel[1] = shape[1];
-        let mut by_channel = |tensor: &LayeredFloat<B>| {
-            let tensor = self.lower(tensor.clone());
-            B::float_reshape(tensor, Shape::from(by_channel.as_slice()))
-        };
+        let shape = by_channel(&x.shape());
+        let mut by_channel =
+            |tensor: &LayeredFloat<B>| B::float_reshape(self.lower(tensor.clone()), shape.clone());
         // The same as by Burn's own backends. But views end a kernel, so they come first, and a cast of the input after them.
         let [gamma, beta] = [gamma, beta].map(&mut by_channel);
         let [mean, variance] = [mean, variance].map(&mut by_channel);
@@ -302,92 +297,83 @@ impl<B: BackendIr> Call<B> {
 
 /// Whether `other` is `[1, channels, 1, ..]`, to be broadcast along `shape`.
 fn is_by_channel(shape: &Shape, other: &Shape) -> bool {
-    let mut expected = vec![1; shape.num_dims()];
-    expected[1] = shape[1];
-    other.as_slice() == expected
+    *other == by_channel(shape)
 }
 
 impl<B: BackendIr> Elements<B> {
-    /// The sum by channel, `[1, channels, 1]`, of all elements times `by`, in f32.
+    /// The sum by channel, `[1, channels, 1, ..]`, of all elements times `by`, in f32.
     fn sum(&self, by: f64) -> FloatTensor<B> {
-        let items = B::float_sum_dim(self.by_item(), 2);
+        let elements = self.wide();
+        let mut shape = elements.shape();
+        let first = summed_first(&shape);
+        let sum = B::float_sum_dim(elements, first);
         // Where there is nothing to scale, this is the end of the sum, as in `kernel_end`.
-        let items = B::float_mul_scalar(items, by.into());
-        let sum = B::float_sum_dim(items, 0);
+        let sum = B::float_mul_scalar(sum, by.into());
+        shape.as_mut_slice()[first] = 1;
+        // What is left is small, and no view of something that lies otherwise.
+        let samples = shape[2..].iter().product();
+        let mut left = B::float_reshape(sum, Shape::new([shape[0], shape[1], samples]));
+        for dim in [0, 2] {
+            if left.shape()[dim] > 1 {
+                left = B::float_sum_dim(left, dim);
+            }
+        }
+        let sum = B::float_reshape(left, by_channel(&shape));
         match self {
             Self::Normalized(normalized) | Self::Product(_, normalized) => {
-                B::float_mul(sum, ByItem::of(&normalized.scale).wide())
+                B::float_mul(sum, wide(&normalized.scale))
             }
             _ => sum,
         }
     }
 
-    /// The elements in f32, less a factor of each channel, as `[batch, channels, samples of an item]`.
-    fn by_item(&self) -> FloatTensor<B> {
+    /// The elements in f32, less a factor of each channel.
+    fn wide(&self) -> FloatTensor<B> {
         match self {
-            Self::Of(x) => ByItem::of(x).wide(),
-            Self::Centered(centered) => centered.by_item().wide(),
-            Self::Normalized(normalized) => normalized.centered.by_item().wide(),
+            Self::Of(x) => wide(x),
+            Self::Centered(centered) => centered.wide(),
+            Self::Normalized(normalized) => normalized.centered.wide(),
             Self::Squared(centered) => {
-                let centered = centered.by_item().wide();
+                let centered = centered.wide();
                 B::float_mul(centered.clone(), centered)
             }
             Self::Product(factor, normalized) => {
-                let (factor, centered) = (ByItem::of(factor), normalized.centered.by_item());
-                B::float_mul(factor.wide(), centered.wide())
+                let centered = normalized.centered.wide();
+                B::float_mul(wide(factor), centered)
             }
         }
     }
 }
 
 impl<B: BackendIr> Centered<B> {
-    fn by_item(&self) -> CenteredByItem<'_, B> {
-        CenteredByItem {
-            x: ByItem::of(&self.x),
-            mean: ByItem::of(&self.mean),
-        }
-    }
-}
-
-/// `[batch, channels, ..]`, viewed as `[batch, channels, samples of an item]`. Views end a kernel, so all that a kernel takes are
-/// viewed before it begins.
-struct ByItem<'a, B: Backend> {
-    of: &'a LayeredFloat<B>,
-    /// As it is stored.
-    view: FloatTensor<B>,
-}
-
-impl<'a, B: BackendIr> ByItem<'a, B> {
-    fn of(of: &'a LayeredFloat<B>) -> Self {
-        let shape = of.shape();
-        let stored = || of.clone().into_storage();
-        let view = match of.norm() {
-            Some(Norm::Statistic(statistic)) => statistic.clone(),
-            _ if shape.num_dims() == 3 => stored(),
-            _ => {
-                let samples = shape[2..].iter().product();
-                B::float_reshape(stored(), Shape::new([shape[0], shape[1], samples]))
-            }
-        };
-        Self { of, view }
-    }
-
     /// In f32.
-    fn wide(self) -> FloatTensor<B> {
-        let wide = LayeredFloat::<B>::new(self.view, self.of.dtype(), self.of.layer().clone());
-        wide.in_dtype(Some(DType::F32))
+    fn wide(&self) -> FloatTensor<B> {
+        B::float_sub(wide(&self.x), wide(&self.mean))
     }
 }
 
-/// The same of the parts of a centered tensor.
-struct CenteredByItem<'a, B: Backend> {
-    x: ByItem<'a, B>,
-    mean: ByItem<'a, B>,
+/// A tensor in f32. A statistic is as it was computed, because a view would end the kernel.
+fn wide<B: BackendIr>(tensor: &LayeredFloat<B>) -> FloatTensor<B> {
+    match tensor.norm() {
+        Some(Norm::Statistic(statistic)) => statistic.clone(),
+        _ => tensor.in_dtype(Some(DType::F32)),
+    }
 }
 
-impl<B: BackendIr> CenteredByItem<'_, B> {
-    /// In f32.
-    fn wide(self) -> FloatTensor<B> {
-        B::float_sub(self.x.wide(), self.mean.wide())
+/// The dimension that elements are summed along first, in whatever order they lie, as a convolution leaves them. Batches are the
+/// farthest apart in any order, so reads of neighbors go together, and what is left is smaller by their number.
+fn summed_first(shape: &Shape) -> usize {
+    const MANY: usize = 16;
+    let samples = (0..shape.num_dims()).filter(|&dim| dim != 1);
+    match shape[0] >= MANY {
+        true => 0,
+        false => samples.rev().max_by_key(|&dim| shape[dim]).unwrap_or(0),
     }
+}
+
+/// The shape of a number of each channel, to be broadcast along `shape`.
+fn by_channel(shape: &Shape) -> Shape {
+    let mut by_channel = vec![1; shape.num_dims()];
+    by_channel[1] = shape[1];
+    Shape::from(by_channel)
 }

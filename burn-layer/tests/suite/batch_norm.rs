@@ -176,6 +176,7 @@ fn statistics_are_those_of_the_formula() {
     check([3, 5, 6, 7], 0.0);
     check([2, 3, 3, 2, 4], 0.0);
     check([1, 2, 9, 5], 0.0);
+    check([17, 3, 2, 3], 0.0);
 }
 
 /// The variance is that of differences from the mean: a difference of squares would lose most of its digits here.
