@@ -355,7 +355,9 @@ impl<B: BackendIr> Centered<B> {
 /// A tensor in f32. A statistic is as it was computed, because a view would end the kernel.
 fn wide<B: BackendIr>(tensor: &LayeredFloat<B>) -> FloatTensor<B> {
     match tensor.norm() {
-        Some(Norm::Statistic(statistic)) => statistic.clone(),
+        Some(Norm::Statistic(statistic)) if statistic.shape() == tensor.shape() => {
+            statistic.clone()
+        }
         _ => tensor.in_dtype(Some(DType::F32)),
     }
 }

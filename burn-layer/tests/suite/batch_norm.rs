@@ -225,6 +225,8 @@ fn other_uses(device: &Device) -> Vec<Vec<f64>> {
     let scaled = centered.clone() * by_channel;
     let product = x.clone() * scaled.clone();
     let flat_product: Tensor<2> = product.clone().swap_dims(0, 1).reshape([4, 30]);
+    let other: Tensor<3> = x.clone().reshape([3, 4, 10]) - mean.clone().reshape([1, 4, 1]);
+    let flat_other: Tensor<2> = other.swap_dims(0, 1).reshape([4, 30]);
     let loss = (product.clone() * centered.clone()).sum() + flat_squares.clone().sum_dim(0).max();
     let gradient = leaf.grad(&loss.backward()).unwrap();
     vec![
@@ -249,6 +251,9 @@ fn other_uses(device: &Device) -> Vec<Vec<f64>> {
         values(flat_product.clone().mean_dim(1)),
         values(flat_product.sum_dim(1)),
         values(product),
+        // A mean of a tensor of four dimensions, and a tensor of three.
+        values((flat_other.clone() * flat_other.clone()).sum_dim(1)),
+        values(flat_other.sum_dim(1)),
         values(gradient),
     ]
 }
