@@ -82,7 +82,8 @@ pub trait Layer: Debug + Send + Sync + 'static {
     }
 
     /// Called when the result of `op` is about to be computed again, because it was dropped as its [plan](Plan::recompute)
-    /// allowed. Also called for a product that [waited](Plan::over_batch) for a sum and turns out to be needed by itself.
+    /// allowed. Also called for what waited for a sum and turns out to be needed by itself: a product that [waited for the sum over
+    /// its batch](Plan::over_batch), and, over a backend that fuses ops, the elements that a batch normalization sums by channel.
     fn recomputed(&self, op: Op) {
         let _ = op;
     }

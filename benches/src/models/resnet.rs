@@ -59,7 +59,7 @@ impl ResNet {
 
     /// As many stages as `blocks` has numbers of blocks, the first of `width` channels (four times as many after bottleneck
     /// blocks), each other of twice as many as the one before it.
-    pub fn new(
+    pub(super) fn new(
         blocks: &[usize],
         bottleneck: bool,
         width: usize,

@@ -1,4 +1,4 @@
-//! Where kernels of a backend that fuses ops begin and end.
+//! Where kernels of a backend that fuses ops end, and where they go on.
 
 use super::call::Call;
 use crate::{Inputs, LayerSet, Op};

@@ -46,6 +46,13 @@ impl Mixed {
         device.sync().unwrap();
         core::mem::take(&mut self.later.lock().unwrap())
     }
+
+    /// How many results of so many elements were stored in bf16.
+    fn stored_low(&self, elements: usize) -> usize {
+        let stored = self.stored.lock().unwrap();
+        let low = stored.iter().filter(|&&it| it == (DType::BF16, elements));
+        low.count()
+    }
 }
 
 /// Whether a device fuses ops.
@@ -148,6 +155,10 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
 fn check<const D: usize>(dims: [usize; D], center: f32) {
     for plain in devices_and_cpu() {
         for low in [false, true] {
+            if low && !plain.supports_dtype(DType::BF16) {
+                println!("SKIPPED: {plain:?} has no bf16");
+                continue;
+            }
             let layer = Mixed {
                 low,
                 ..Mixed::default()
@@ -189,7 +200,12 @@ fn a_large_mean_leaves_the_variance_exact() {
 /// input, and the gradient less its mean, for the gradient of the input alone, which has the input's dtype.
 #[test]
 fn what_is_only_summed_is_not_computed() {
+    let mut stored_low_without_fusion = None;
     for plain in devices_and_cpu() {
+        if !plain.supports_dtype(DType::BF16) {
+            println!("SKIPPED: {plain:?} has no bf16");
+            continue;
+        }
         let layer = Mixed {
             low: true,
             ..Mixed::default()
@@ -206,6 +222,14 @@ fn what_is_only_summed_is_not_computed() {
             (false, _) => &[],
         };
         assert_eq!(later, expected, "{plain:?}");
+
+        // The gradient, and its reshape. Without fusion it is as its last op computes it, in f32.
+        let stored_low = layer.stored_low(dims.iter().product());
+        match stored_low_without_fusion {
+            None => stored_low_without_fusion = Some(stored_low),
+            Some(without) if fuses(&plain) => assert_eq!(stored_low, without + 2, "{plain:?}"),
+            Some(without) => assert_eq!(stored_low, without, "{plain:?}"),
+        }
     }
 }
 
