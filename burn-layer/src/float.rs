@@ -63,6 +63,8 @@ pub(crate) enum Part {
     OfSigmoid(usize),
     /// A one alone, as backward begins with, a number times it, or a reshape of these.
     One,
+    /// A vector times a number, as a moving average is the sum of two.
+    Weighted,
     /// Zeros that were made in backward, to which it adds gradients, or what an op that keeps zeros makes of these.
     Zeros,
 }

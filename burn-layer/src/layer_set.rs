@@ -1,7 +1,7 @@
 //! The layers of one device.
 
 use crate::{
-    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, float::Copied,
+    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, ends::Ends, float::Copied,
     recent::Recent, recompute::Recomputed, scopes::Scopes, seen::Seen,
 };
 use burn_backend::{DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
@@ -42,6 +42,8 @@ pub(crate) struct LayerSet {
     backward: Mutex<Seen>,
     /// Whether the backend underneath fuses ops.
     fused: AtomicBool,
+    /// Kernels that end before the next op of a network.
+    pub(crate) ends: Ends,
     /// Copies in another dtype.
     copies: Recent,
     /// Tensors that can be computed again.
@@ -65,6 +67,7 @@ impl LayerSet {
             scopes: Scopes::default(),
             backward: Mutex::default(),
             fused: AtomicBool::new(false),
+            ends: Ends::default(),
             copies: Recent::new(COPIES),
             values: Recent::new(VALUES),
         }
@@ -77,6 +80,7 @@ impl LayerSet {
 
     pub(crate) fn take_off(&self) {
         *self.stack.write() = None;
+        self.ends.clear();
     }
 
     /// Records that the backend underneath fuses ops.

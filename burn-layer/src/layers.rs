@@ -1,7 +1,7 @@
 //! [`Layers`]: putting layers over a device.
 
 use crate::{
-    Layer, LayerError, Lease,
+    Layer, LayerError, Lease, Op,
     custom_op::Handlers,
     service::{self, Service},
     under,
@@ -110,12 +110,45 @@ impl Layers {
     /// The handlers see plain tensors of `B` in the dtypes that the program sees, so that the
     /// extension's kernels run unchanged, at the precision that the program asked for.
     pub fn custom_ops<B: BackendIr>(
-        mut self,
+        self,
         ops: impl IntoIterator<Item = (&'static str, CustomOpHandler<B>)>,
     ) -> Self {
-        self.parts
-            .custom_ops
-            .push(Box::new(Handlers::<B>::from_iter(ops)));
+        self.handlers(Handlers::<B>::new(ops, None))
+    }
+
+    /// The same for custom ops of mixed precision, which take inputs of any float dtype, compute in a wider one where they need
+    /// to, and return each result in the dtype of the input that it corresponds to, as Burn's `like` does on a layered device.
+    ///
+    /// The layers are asked how they would run `like` with the float inputs of the custom op. Where its result would be stored in
+    /// another dtype than the program sees, the handlers see all tensors as they are stored, and their results are stored as they
+    /// are returned. Otherwise the handlers see the dtypes that the program sees.
+    ///
+    /// ```
+    /// use burn::backend::Flex;
+    /// use burn_backend::ops::FloatTensorOps;
+    /// use burn_layer::{CustomOpHandler, Layers, Op};
+    /// use std::sync::Arc;
+    ///
+    /// /// `2 x` for any float dtype, named "my::twice".
+    /// let twice: CustomOpHandler<Flex> = Arc::new(|handles, call, _device| {
+    ///     let ([x], [out]) = call.as_fixed();
+    ///     let x = handles.get_float_tensor::<Flex>(x);
+    ///     handles.register_float_tensor::<Flex>(&out.id, Flex::float_mul_scalar(x, 2.0.into()));
+    /// });
+    /// let device = burn::tensor::Device::flex();
+    /// let layers = Layers::on(device).custom_ops_like::<Flex>(Op::float_mul_scalar, [("my::twice", twice)]);
+    /// # let _ = layers;
+    /// ```
+    pub fn custom_ops_like<B: BackendIr>(
+        self,
+        like: Op,
+        ops: impl IntoIterator<Item = (&'static str, CustomOpHandler<B>)>,
+    ) -> Self {
+        self.handlers(Handlers::<B>::new(ops, Some(like)))
+    }
+
+    fn handlers<B: BackendIr>(mut self, handlers: Handlers<B>) -> Self {
+        self.parts.custom_ops.push(Box::new(handlers));
         self
     }
 

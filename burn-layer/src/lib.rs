@@ -2,10 +2,12 @@
 #![deny(missing_docs)]
 
 mod backend;
+mod channels;
 mod clip;
 mod custom_op;
 mod deferred;
 mod device;
+mod ends;
 mod error;
 #[cfg(feature = "signal")]
 mod fft;
@@ -38,6 +40,7 @@ mod whole;
 
 pub use backend::Layered;
 pub use burn_router::CustomOpHandler;
+pub use channels::{fuses_ops, sum_by_channel};
 pub use clip::{MaxNorm, gradient_norm, gradient_norm_on_device};
 pub use device::LayeredDevice;
 pub use error::LayerError;

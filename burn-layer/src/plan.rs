@@ -56,6 +56,8 @@ pub struct Inputs {
     /// Whether the op is a reshape to one dimension. In backward, this is the gradient of a vector that forward used as a row,
     /// such as a bias; if there were several rows, they have been summed before.
     pub to_vector: bool,
+    /// Whether the op's two inputs are vectors times numbers.
+    pub(crate) averages: bool,
     /// Which part of something that Burn computes by several ops the first float input may be.
     pub(crate) first_part: Option<Part>,
     /// The scope of the op.
@@ -116,6 +118,7 @@ impl Inputs {
             gradient_of: None,
             of_shared: false,
             to_vector: false,
+            averages: false,
             first_part: None,
             scope: None,
             first_rows: None,
@@ -176,6 +179,8 @@ impl Inputs {
             _ => None,
         };
         let two = self.shapes.len() == 1;
+        let weighted = Some(Part::Weighted);
+        self.averages = two && (self.first_part, tensor.part()) == (weighted, weighted);
         self.masked = beside(Part::Mask).filter(|_| two);
         self.gated = beside(Part::Gate).filter(|_| two);
         self.shapes.push(shape);

@@ -12,6 +12,7 @@
 
 use crate::{
     Layer, LayerError, Layered, LayeredDevice,
+    channels::fuses_ops,
     custom_op::Handlers,
     frames,
     layer_set::{LayerSet, Stack},
@@ -34,9 +35,6 @@ use tokio::runtime::{Builder, Runtime};
 /// What a service keeps when another device takes it over: the backend and the device underneath, the
 /// dtypes of tensors that are created without naming one, and the names of the custom ops.
 type Kind = (TypeId, DeviceId, Option<DeviceSettings>, Vec<String>);
-
-/// The prefix of the names of backends that fuse ops.
-const FUSION: &str = "fusion<";
 
 /// The services that no device uses, the longest unused first.
 static VACANT: Mutex<VecDeque<Service>> = Mutex::new(VecDeque::new());
@@ -119,7 +117,7 @@ impl Service {
         if let Some(settings) = settings {
             layers.defaults.get_or_init(|| *settings);
         }
-        if B::name(device.base()).starts_with(FUSION) {
+        if fuses_ops::<B>(device.base()) {
             layers.set_fused();
         }
         let token = token();

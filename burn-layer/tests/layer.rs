@@ -1,11 +1,14 @@
 //! Tests of burn-layer.
 
 mod suite {
+    mod average;
     mod batch;
     mod batch_norm;
+    mod channels;
     mod checkpointing;
     mod child;
     mod clip;
+    mod custom_ops;
     mod delegation;
     mod devices;
     #[cfg(feature = "signal")]

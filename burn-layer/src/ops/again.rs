@@ -168,7 +168,7 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// Whether the result waits until it is needed, as part of a batch normalization.
-    fn defers(&self) -> bool {
+    pub(super) fn defers(&self) -> bool {
         let norm = self.norm.as_ref();
         norm.is_some_and(|norm| norm.is_deferred(self.layer().is_in_backward()))
     }

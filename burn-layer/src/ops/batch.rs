@@ -129,7 +129,10 @@ impl<B: BackendIr> Products<B> {
             1 => product,
             _ => B::float_sum_dim(product, 0),
         };
-        let sum = alone_in_kernel::<B>(sum, self.x.layer());
+        let sum = match self.x.layer().is_fused() {
+            true => alone_in_kernel::<B>(sum),
+            false => sum,
+        };
         shape.as_mut_slice()[self.dim] = 1;
         shape.as_mut_slice()[last + 1] = n;
         match last {

@@ -10,7 +10,12 @@
 //! sums, as much as these tensors have.
 
 use super::call::Call;
-use crate::{LayeredFloat, Op, recompute::Recomputed, source::Later};
+use crate::{
+    LayeredFloat, Op,
+    channels::{by_channel, sum_by_channel},
+    recompute::Recomputed,
+    source::Later,
+};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use parking_lot::Mutex;
@@ -22,7 +27,9 @@ macro_rules! batch_norm {
         $call.swaps_channels(&$x, $a, $b);
     };
     ($call:ident, float_reshape, $x:ident: Float, $shape:ident: [Shape]) => {
-        $call.reshapes_channels(&$x, &$shape);
+        if let Some(tensor) = $call.reshapes_channels(&$x, &$shape) {
+            return tensor;
+        }
     };
     ($call:ident, float_sub, $x:ident: Float, $y:ident: Float) => {
         $call.subtracts_by_channel(&$x, &$y);
@@ -66,12 +73,21 @@ pub(crate) enum Norm<B: Backend> {
         /// Their sum by channel, `[1, channels, 1, ..]`, once it was computed.
         sum: Mutex<Option<FloatTensor<B>>>,
     },
-    /// A mean or sum of each channel. Here it is `[1, channels, 1, ..]`.
-    Statistic(FloatTensor<B>),
+    /// A mean or sum of each channel.
+    Statistic(Statistic<B>),
     /// The normalized input times a statistic. The dtype is the input's.
     Projected(DType),
     /// The gradient of the input but for a factor of each channel. The dtype is the input's.
     Unscaled(DType),
+}
+
+#[derive(Clone)]
+pub(crate) struct Statistic<B: Backend> {
+    /// `[1, channels, 1, ..]`.
+    along: FloatTensor<B>,
+    /// `[channels]`, where it was viewed as soon as it was there. A view taken later would be of the kernel that the statistic is
+    /// used in, and running statistics, which are computed from it, would tie that to theirs.
+    flat: Option<FloatTensor<B>>,
 }
 
 /// Elements of `[batch, channels, ..]`, as they are computed. A number of each channel is `[1, channels, 1, ..]`.
@@ -139,25 +155,55 @@ impl<B: BackendIr> Call<B> {
         self.norm = Some(Arc::new(Norm::Swapped(elements)));
     }
 
-    pub(super) fn reshapes_channels(&mut self, x: &LayeredFloat<B>, shape: &Shape) {
-        self.norm = match x.norm() {
+    /// A view of a statistic, if `x` is one and it waits.
+    pub(super) fn reshapes_channels(
+        &mut self,
+        x: &LayeredFloat<B>,
+        shape: &Shape,
+    ) -> Option<LayeredFloat<B>> {
+        match x.norm() {
             Some(Norm::Swapped(elements)) => {
                 let [channels, all] = [x.shape()[0], x.shape().num_elements()];
-                let is_flat = shape.as_slice() == [channels, all / channels];
-                is_flat.then(|| {
-                    Arc::new(Norm::Flat {
+                if shape.as_slice() == [channels, all / channels] {
+                    self.norm = Some(Arc::new(Norm::Flat {
                         elements: elements.clone(),
                         sum: Mutex::default(),
-                    })
-                })
+                    }));
+                }
             }
             Some(Norm::Statistic(statistic))
                 if shape.iter().filter(|&&dim| dim > 1).count() < 2 =>
             {
-                Some(Arc::new(Norm::Statistic(statistic.clone())))
+                let statistic = statistic.clone();
+                self.norm = Some(Arc::new(Norm::Statistic(statistic.clone())));
+                // Where it waits, one view is enough, of whatever views it is one.
+                if self.defers() && !self.watched {
+                    return Some(self.views(statistic, x, shape.clone()));
+                }
             }
-            _ => None,
-        };
+            _ => {}
+        }
+        None
+    }
+
+    /// A statistic of `x` in another shape.
+    fn views(&self, statistic: Statistic<B>, x: &LayeredFloat<B>, form: Shape) -> LayeredFloat<B> {
+        let shape = form.clone();
+        let value = Recomputed::new(Op::float_reshape, None, 1, move || {
+            let flat = statistic.flat.clone();
+            flat.filter(|flat| flat.shape() == shape)
+                .unwrap_or_else(|| B::float_reshape(statistic.along.clone(), shape.clone()))
+        });
+        let layer = self.layer();
+        layer.stored(DType::F32, x.dtype(), form.num_elements());
+        let tensor = LayeredFloat::later(
+            Later::Recomputed(Arc::new(value)),
+            (form.clone(), DType::F32),
+            x.storage_device(),
+            x.dtype(),
+            layer,
+        );
+        self.known(tensor, form)
     }
 
     pub(super) fn subtracts_by_channel(&mut self, x: &LayeredFloat<B>, y: &LayeredFloat<B>) {
@@ -251,23 +297,14 @@ impl<B: BackendIr> Call<B> {
             }
         };
         let channels = x.shape()[0];
-        let statistic = tensor.clone();
-        self.norm = Some(Arc::new(Norm::Statistic(tensor)));
-        let form = Shape::new([channels, 1]);
-        let shape = form.clone();
-        let value = Recomputed::new(Op::float_reshape, None, 1, move || {
-            B::float_reshape(statistic.clone(), shape.clone())
-        });
-        let layer = self.layer();
-        layer.stored(DType::F32, x.dtype(), channels);
-        let tensor = LayeredFloat::later(
-            Later::Recomputed(Arc::new(value)),
-            (form.clone(), DType::F32),
-            x.storage_device(),
-            x.dtype(),
-            layer,
-        );
-        Some(self.known(tensor, form))
+        let flat = (!self.layer().is_in_backward())
+            .then(|| B::float_reshape(tensor.clone(), Shape::new([channels])));
+        let statistic = Statistic {
+            along: tensor,
+            flat,
+        };
+        self.norm = Some(Arc::new(Norm::Statistic(statistic.clone())));
+        Some(self.views(statistic, x, Shape::new([channels, 1])))
     }
 
     /// Normalizes by statistics, in the dtypes of the plan. `None` if it is left to the backend.
@@ -281,8 +318,13 @@ impl<B: BackendIr> Call<B> {
             return None;
         }
         let shape = by_channel(&x.shape());
-        let mut by_channel =
-            |tensor: &LayeredFloat<B>| B::float_reshape(self.lower(tensor.clone()), shape.clone());
+        let wide = self.plan.compute == Some(DType::F32);
+        let mut by_channel = |tensor: &LayeredFloat<B>| match tensor.norm() {
+            Some(Norm::Statistic(statistic)) if wide && statistic.along.shape() == shape => {
+                statistic.along.clone()
+            }
+            _ => B::float_reshape(self.lower(tensor.clone()), shape.clone()),
+        };
         // The same as by Burn's own backends. But views end a kernel, so they come first, and a cast of the input after them.
         let [gamma, beta] = [gamma, beta].map(&mut by_channel);
         let [mean, variance] = [mean, variance].map(&mut by_channel);
@@ -303,22 +345,7 @@ fn is_by_channel(shape: &Shape, other: &Shape) -> bool {
 impl<B: BackendIr> Elements<B> {
     /// The sum by channel, `[1, channels, 1, ..]`, of all elements times `by`, in f32.
     fn sum(&self, by: f64) -> FloatTensor<B> {
-        let elements = self.wide();
-        let mut shape = elements.shape();
-        let first = summed_first(&shape);
-        let sum = B::float_sum_dim(elements, first);
-        // Where there is nothing to scale, this is the end of the sum, as in `kernel_end`.
-        let sum = B::float_mul_scalar(sum, by.into());
-        shape.as_mut_slice()[first] = 1;
-        // What is left is small, and no view of something that lies otherwise.
-        let samples = shape[2..].iter().product();
-        let mut left = B::float_reshape(sum, Shape::new([shape[0], shape[1], samples]));
-        for dim in [0, 2] {
-            if left.shape()[dim] > 1 {
-                left = B::float_sum_dim(left, dim);
-            }
-        }
-        let sum = B::float_reshape(left, by_channel(&shape));
+        let sum = sum_by_channel::<B>(self.wide(), by);
         match self {
             Self::Normalized(normalized) | Self::Product(_, normalized) => {
                 B::float_mul(sum, wide(&normalized.scale))
@@ -355,27 +382,9 @@ impl<B: BackendIr> Centered<B> {
 /// A tensor in f32. A statistic is as it was computed, because a view would end the kernel.
 fn wide<B: BackendIr>(tensor: &LayeredFloat<B>) -> FloatTensor<B> {
     match tensor.norm() {
-        Some(Norm::Statistic(statistic)) if statistic.shape() == tensor.shape() => {
-            statistic.clone()
+        Some(Norm::Statistic(statistic)) if statistic.along.shape() == tensor.shape() => {
+            statistic.along.clone()
         }
         _ => tensor.in_dtype(Some(DType::F32)),
     }
-}
-
-/// The dimension that elements are summed along first, in whatever order they lie, as a convolution leaves them. Batches are the
-/// farthest apart in any order, so reads of neighbors go together, and what is left is smaller by their number.
-fn summed_first(shape: &Shape) -> usize {
-    const MANY: usize = 16;
-    let samples = (0..shape.num_dims()).filter(|&dim| dim != 1);
-    match shape[0] >= MANY {
-        true => 0,
-        false => samples.rev().max_by_key(|&dim| shape[dim]).unwrap_or(0),
-    }
-}
-
-/// The shape of a number of each channel, to be broadcast along `shape`.
-fn by_channel(shape: &Shape) -> Shape {
-    let mut by_channel = vec![1; shape.num_dims()];
-    by_channel[1] = shape[1];
-    Shape::from(by_channel)
 }

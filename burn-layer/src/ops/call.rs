@@ -238,6 +238,9 @@ impl<B: BackendIr> Call<B> {
     /// with a backward of its own. So such inputs are given up here, and the backend alone holds those that nobody else needs.
     pub(crate) fn lowered(&self) {
         if self.op.has_backward() {
+            if !self.op.is_cheap() {
+                self.layer().ends.now();
+            }
             self.values.iter().for_each(|value| value.give_up());
         }
     }
@@ -274,7 +277,7 @@ impl<B: BackendIr> Call<B> {
             _ => tensor,
         };
         let tensor = match self.makes_weight_gradient() {
-            true => alone_in_kernel::<B>(tensor, &layer),
+            true => alone_in_kernel::<B>(tensor),
             false => tensor,
         };
         if self.watched {

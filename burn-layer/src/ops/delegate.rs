@@ -3,8 +3,8 @@
 //! result.
 
 use super::{
-    again::again, batch::batch, batch_norm::batch_norm, call::Call, identity::identity,
-    table::op_table,
+    again::again, average::average, batch::batch, batch_norm::batch_norm, call::Call,
+    identity::identity, table::op_table,
 };
 use crate::{Layered, on_stream::on_this_stream};
 use burn_backend::{
@@ -329,6 +329,7 @@ macro_rules! delegate {
                     $(fit!(call, $kind, $arg);)*
                     own!(call, $ret, $($arg: $kind),*);
                     batch_norm!(call, $name, $($arg: $kind),*);
+                    average!(call, $name, $($arg: $kind),*);
                     again!(call, $name, $ret, $($arg: $kind),*);
                     identity!(call, $ret, $($arg: $kind),*);
                     batch!(call, $name, $($arg: $kind),*);

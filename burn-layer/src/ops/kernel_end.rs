@@ -1,21 +1,26 @@
 //! Where kernels of a backend that fuses ops end, and where they go on.
 
 use super::call::Call;
-use crate::{Inputs, LayerSet, Op};
+use crate::{Inputs, Op};
 use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 
 impl<B: BackendIr> Call<B> {
-    /// Whether the op is a product `x^T dy` of backward whose result is cast.
+    /// Whether the op computes the gradient of a weight or bias whose result is cast, on a backend that fuses ops.
     pub(super) fn makes_weight_gradient(&self) -> bool {
-        let inputs = self.inputs.as_ref();
-        self.op == Op::float_matmul
-            && self.plan.store.is_some()
-            && inputs.is_some_and(|inputs| {
+        let of_parameter = match self.op {
+            // A product `x^T dy`.
+            Op::float_matmul => self.inputs.as_ref().is_some_and(|inputs| {
                 // If nothing is computed again, the kernels of gradients in attention go on with the ops that follow.
                 let goes_on = inputs.shapes[0].num_dims() > 2 && !self.plan.recompute;
                 inputs.first_transposed && inputs.last_is_gradient && !goes_on
-            })
+            }),
+            op => {
+                let ends = ["_weight_backward", "_bias_backward"];
+                ends.iter().any(|end| op.name().ends_with(end))
+            }
+        };
+        self.plan.store.is_some() && self.layer().is_fused() && of_parameter
     }
 
     /// Whether the op is a sum or mean, in f32, of what is stored in 16 bits, on a backend that fuses ops.
@@ -38,14 +43,12 @@ pub(super) fn end_of_sum<B: BackendIr>(tensor: FloatTensor<B>) -> FloatTensor<B>
 /// Ends the kernel that `tensor` is computed in, by a view: no kernel goes on after a view of its result. The gradient of a
 /// weight is not used before backward is over. Until then, a backend that fuses ops would keep the kernel open for the op that
 /// uses it, and would find fewer ops elsewhere to fuse.
-pub(super) fn alone_in_kernel<B: BackendIr>(
-    tensor: FloatTensor<B>,
-    layer: &LayerSet,
-) -> FloatTensor<B> {
-    if !layer.is_fused() {
-        return tensor;
-    }
+pub(super) fn alone_in_kernel<B: BackendIr>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let shape = tensor.shape();
-    let flat = B::float_reshape(tensor, Shape::new([shape.num_elements()]));
-    B::float_reshape(flat, shape)
+    let elements = shape.num_elements();
+    let other = match shape.num_dims() {
+        1 => Shape::new([1, elements]),
+        _ => Shape::new([elements]),
+    };
+    B::float_reshape(B::float_reshape(tensor, other), shape)
 }

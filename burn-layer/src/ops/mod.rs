@@ -1,6 +1,7 @@
 //! Delegation of Burn's op traits.
 
 mod again;
+mod average;
 pub(crate) mod batch;
 pub(crate) mod batch_norm;
 pub(crate) mod call;

@@ -61,7 +61,11 @@ impl<B: BackendIr> Call<B> {
             Op::float_reshape if inputs.shapes[0].num_dims() == 1 => {
                 (shape.last() == inputs.shapes[0].last()).then_some(Part::Row)
             }
-            _ => continues_sigmoid(self.op, self.constants.first(), inputs.first_part),
+            op => {
+                let weighted = op == Op::float_mul_scalar && shape.num_dims() == 1;
+                let of_sigmoid = continues_sigmoid(op, self.constants.first(), inputs.first_part);
+                of_sigmoid.or(weighted.then_some(Part::Weighted))
+            }
         }
     }
 }

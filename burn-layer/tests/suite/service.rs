@@ -127,59 +127,6 @@ fn a_device_is_found_by_its_id_as_long_as_it_lives() {
     assert_eq!(LayeredDevice::<FlexDevice>::from_id(device.to_id()), device);
 }
 
-/// A custom op of a backend extension sees plain tensors in the dtype that the program sees.
-#[test]
-fn custom_ops_run_on_the_backend_underneath() {
-    use burn::{remote::CustomOpClient, tensor::DType};
-    use burn_flex::Flex;
-    use burn_ir::{CustomOpIr, OperationOutput, ScalarIr, TensorIr};
-    use burn_layer::{CustomOpHandler, Inputs, Op, Plan};
-    use std::sync::Arc;
-
-    /// Stores every product in bf16.
-    #[derive(Debug)]
-    struct Low;
-    impl Layer for Low {
-        fn plan(&self, op: Op, _inputs: &Inputs) -> Option<Plan> {
-            (op == Op::float_mul).then(|| Plan::compute(DType::BF16))
-        }
-    }
-
-    let double: CustomOpHandler<Flex> = Arc::new(|handles, ir, _device| {
-        use burn_backend::ops::FloatTensorOps;
-        let input = handles.get_float_tensor::<Flex>(&ir.inputs[0]);
-        assert_eq!(input.dtype(), DType::F32);
-        let output = Flex::float_mul_scalar(input, ir.scalars[0].into());
-        handles.register_float_tensor::<Flex>(&ir.outputs[0].id, output);
-    });
-    let device = Layers::on(Device::flex())
-        .layer(Low)
-        .custom_ops::<Flex>([("test::scale", double)])
-        .serve()
-        .unwrap();
-
-    let x = Tensor::<1>::from_floats([1.0, 2.0, 3.0], &device);
-    let x = x.clone() * x; // stored in bf16
-    let burn_dispatch::DispatchDevice::Remote(remote) = device.as_dispatch() else {
-        panic!("a layered device is a remote device");
-    };
-    let client = CustomOpClient::new(remote);
-    let input = x.try_into_primitive::<burn::backend::Remote>().unwrap();
-    let output = TensorIr::uninit(client.create_empty_handle(), [3].into(), DType::F32);
-    let ir = CustomOpIr::with_scalars(
-        "test::scale",
-        &[input.into_ir()],
-        &[output],
-        vec![ScalarIr::Float(2.5)],
-    );
-    let out = client.register(ir).output();
-    let out = Tensor::<1>::from_primitive::<burn::backend::Remote>(out);
-    assert_eq!(
-        out.into_data().try_to_vec::<f32>().unwrap(),
-        [2.5, 10.0, 22.5]
-    );
-}
-
 /// A layered backend is one that Burn's `Device` does not know; it carries layers as well.
 #[test]
 fn any_backend_can_carry_layers() {
