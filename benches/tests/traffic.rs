@@ -1,10 +1,12 @@
 //! What kernels read and write, on CubeCL's CPU runtime, as a GPU's would.
 
-use benches::{FusionLog, Precision, Traffic};
+use benches::{FusionLog, Partner, Precision, Traffic, tcp_groups};
 use burn::{
-    nn::{BatchNormConfig, conv::Conv2dConfig},
+    nn::{BatchNorm, BatchNormConfig, conv::Conv2dConfig},
     tensor::{Device, Distribution, Tensor, activation::relu},
 };
+use burn_amp::Autocast;
+use burn_ddp::{Norm, SyncBatchNorm, with_custom_ops};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// The log of this process, for one test at a time. `None` where no ops are fused.
@@ -35,37 +37,69 @@ fn of(log: &FusionLog, step: impl Fn()) -> Traffic {
     log.of(step).unwrap()
 }
 
+/// Forward and backward of four convolutions, each with a norm.
+fn network<N: Norm + Send + 'static>(
+    device: &Device,
+    norm: impl Fn(BatchNorm) -> N,
+) -> Box<dyn Fn() + Send> {
+    let device = device.clone().autodiff();
+    let image = Tensor::<4>::random([4, 16, 16, 16], Distribution::Default, &device);
+    let layers = [(); 4].map(|_| {
+        let conv = Conv2dConfig::new([16, 16], [1, 1]).with_bias(false);
+        let norm = norm(BatchNormConfig::new(16).init(&device));
+        (conv.init(&device), norm)
+    });
+    device.sync().unwrap();
+    Box::new(move || {
+        let layers = layers.iter();
+        let last = layers.fold(image.clone(), |x, (conv, norm)| {
+            relu(norm.forward(conv.forward(x)))
+        });
+        let _gradients = last.mean().backward();
+        device.sync().unwrap();
+    })
+}
+
 /// Burn takes the norms apart, and writes and copies what they sum. On an autocast device, a norm of an input in bf16 reads it
 /// three times and writes its output in forward, and in backward reads it twice, and the output's gradient three times.
 #[test]
 fn norms_read_their_input_and_write_little() {
     let Some(log) = log() else { return };
-    let dims = [4, 16, 16, 16];
-    let step = |precision: Precision| {
-        let device = precision.device(cpu()).autodiff();
-        let image = Tensor::<4>::random(dims, Distribution::Default, &device);
-        let layers = [(); 4].map(|_| {
-            let conv = Conv2dConfig::new([16, 16], [1, 1]).with_bias(false);
-            (conv.init(&device), BatchNormConfig::new(16).init(&device))
-        });
-        device.sync().unwrap();
-        move || {
-            let layers = layers.iter();
-            let last = layers.fold(image.clone(), |x, (conv, norm)| {
-                relu(norm.forward(conv.forward(x)))
-            });
-            let _gradients = last.mean().backward();
-            device.sync().unwrap();
-        }
-    };
-    let [plain, o0, low] = [Precision::Plain, Precision::O0, Precision::Bf16]
-        .map(|precision| of(&log, step(precision)).bytes as f64);
+    let [plain, o0, low] = [Precision::Plain, Precision::O0, Precision::Bf16].map(|precision| {
+        let step = network(&precision.device(cpu()), |norm| norm);
+        of(&log, step).bytes as f64
+    });
     println!(
         "of the bytes in f32: {} in O0, {} in bf16",
         o0 / plain,
         low / plain
     );
     assert!(o0 < 0.7 * plain && low < 0.5 * plain);
+}
+
+/// So do norms over the batches of several ranks, on plain devices too.
+#[test]
+fn synchronized_norms_read_and_write_as_little() {
+    let Some(log) = log() else { return };
+    let each = of(&log, network(&cpu(), |norm| norm)).bytes as f64;
+    let autocast = || {
+        let layers = Autocast::bf16()
+            .reduced_precision_reduction(true)
+            .layers(cpu());
+        with_custom_ops(layers.unwrap()).serve().unwrap()
+    };
+    let devices: [(&str, fn() -> Device, f64); 2] = [("f32", cpu, 0.7), ("bf16", autocast, 0.5)];
+    for (name, device, most) in devices {
+        let [own, theirs] = tcp_groups().map(|group| {
+            let device = device();
+            network(&device, |norm| SyncBatchNorm::new(&norm, &group))
+        });
+        let partner = Partner::new(theirs);
+        let both = of(&log, || partner.join_in(&own)).bytes as f64;
+        let ratio = both / (2.0 * each);
+        println!("of the bytes of BatchNorm in f32: {ratio} of SyncBatchNorm in {name}");
+        assert!(ratio < most, "{name}");
+    }
 }
 
 /// What a sum in f32 of a tensor in bf16 reads is that tensor.

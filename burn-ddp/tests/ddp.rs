@@ -43,6 +43,7 @@ mod suite {
     mod subgroup;
     mod sync_batch_norm;
     mod sync_batch_norm_16_bit;
+    mod sync_batch_norm_autocast;
     mod tensors;
     mod terminal;
     mod tied;

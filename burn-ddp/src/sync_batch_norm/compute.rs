@@ -2,8 +2,9 @@
 
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
-    tensor::{DType, FloatDType, Shape, Slice},
+    tensor::{DType, FloatDType, Shape},
 };
+use burn_layer::{fuses_ops, sum_by_channel};
 
 use super::exchange::Exchange;
 use crate::ProcessGroup;
@@ -23,19 +24,43 @@ fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B>
     }
 }
 
-/// Reshapes `[N, C, ...]` to `[C, N * ...]`.
-fn by_channel<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let shape = tensor.shape();
-    let channels = shape[1];
-    let flat = Shape::new([channels, shape.num_elements() / channels]);
-    B::float_reshape(B::float_swap_dims(tensor, 0, 1), flat)
-}
-
 /// Reshapes `[C]` to `[1, C, 1, ...]`, to broadcast over tensors of `rank` dimensions.
 fn along_channels<B: Backend>(tensor: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
     let mut shape = vec![1; rank];
     shape[1] = tensor.shape().num_elements();
     B::float_reshape(tensor, Shape::from(shape))
+}
+
+/// Two numbers per channel, concatenated, for one exchange.
+fn both<B: Backend>(first: FloatTensor<B>, second: FloatTensor<B>) -> FloatTensor<B> {
+    let flat = |tensor: FloatTensor<B>| {
+        let channels = tensor.shape().num_elements();
+        B::float_reshape(tensor, Shape::new([channels]))
+    };
+    B::float_cat(vec![flat(first), flat(second)], 0)
+}
+
+/// Elements that are needed more than once. A backend that fuses ops computes them each time, in the kernel that needs them:
+/// they are never written. Others keep them.
+struct Elements<T, F> {
+    kept: Option<T>,
+    make: F,
+}
+
+impl<T: Clone, F: Fn() -> T> Elements<T, F> {
+    fn new(fused: bool, make: F) -> Self {
+        let kept = (!fused).then(&make);
+        Self { kept, make }
+    }
+
+    fn get(&self) -> T {
+        self.kept.clone().unwrap_or_else(&self.make)
+    }
+
+    /// The last time. Nobody else then holds what was kept, so that the backend may compute in its place.
+    fn take(self) -> T {
+        self.kept.unwrap_or_else(self.make)
+    }
 }
 
 /// The output, and the mean and biased variance over all ranks' batches.
@@ -50,36 +75,35 @@ pub(super) fn forward<B: Backend>(
     let output_dtype: FloatDType = x.dtype().into();
     let (device, shape) = (x.device(), x.shape());
     let (channels, rank) = (shape[1], shape.num_dims());
-    let x = cast::<B>(x, dtype);
-
-    let own = (shape.num_elements() > 0).then(|| {
-        let mean = B::float_mean_dim(by_channel::<B>(x.clone()), 1);
-        let mean = B::float_reshape(mean, Shape::new([channels]));
-        let centered = B::float_sub(x.clone(), along_channels::<B>(mean.clone(), rank));
-        let squares = B::float_mul(centered.clone(), centered);
-        let variance = B::float_mean_dim(by_channel::<B>(squares), 1);
-        let variance = B::float_reshape(variance, Shape::new([channels]));
-        let samples = shape.num_elements() / channels;
-        (B::float_cat(vec![mean, variance], 0), samples)
-    });
     let exchange = Exchange::<B> {
         group,
         channels,
         dtype,
         device: &device,
     };
-    let (mean, variance) = exchange.statistics(own);
     if shape.num_elements() == 0 {
-        return (cast::<B>(x, output_dtype), mean, variance);
+        let (mean, variance) = exchange.statistics(None);
+        return (x, mean, variance);
     }
-    let output = B::batch_norm(
-        x,
-        cast::<B>(gamma, dtype),
-        cast::<B>(beta, dtype),
-        mean.clone(),
-        variance.clone(),
-        epsilon,
-    );
+    let x = Elements::new(fuses_ops::<B>(&device), || cast::<B>(x.clone(), dtype));
+    let samples = shape.num_elements() / channels;
+    let mean_of = |tensor| sum_by_channel::<B>(tensor, 1.0 / samples as f64);
+
+    let mean = mean_of(x.get());
+    let centered = B::float_sub(x.get(), mean.clone());
+    let variance = mean_of(B::float_mul(centered.clone(), centered));
+    let own = both::<B>(mean, variance);
+    let (mean, variance) = exchange.statistics(Some((own, samples)));
+
+    // Views end a kernel, so they come before what is computed of elements.
+    let along = |tensor| along_channels::<B>(tensor, rank);
+    let [gamma, beta, mean_along, variance_along] =
+        [gamma, beta, mean.clone(), variance.clone()].map(along);
+    let [gamma, beta] = [gamma, beta].map(|tensor| cast::<B>(tensor, dtype));
+    let deviation = B::float_sqrt(B::float_add_scalar(variance_along, epsilon.into()));
+    let scale = B::float_div(gamma, deviation);
+    let centered = B::float_sub(x.take(), mean_along);
+    let output = B::float_add(B::float_mul(centered, scale), beta);
     (cast::<B>(output, output_dtype), mean, variance)
 }
 
@@ -109,35 +133,36 @@ pub(super) fn backward<B: Backend>(
         let zeros = B::float_zeros(Shape::new([channels]), &device, gamma_dtype);
         return (grad, zeros.clone(), zeros);
     }
-    let (x, grad) = (cast::<B>(x, dtype), cast::<B>(grad, dtype));
-    let variance = B::float_add_scalar(variance, epsilon.into());
-    let inverse = along_channels::<B>(B::float_recip(B::float_sqrt(variance)), rank);
-    let centered = B::float_sub(x, along_channels::<B>(mean, rank));
-    let normalized = B::float_mul(centered, inverse.clone());
+    // Views end a kernel, so they come before what is computed of elements.
+    let along = |tensor| along_channels::<B>(tensor, rank);
+    let variance = B::float_add_scalar(along(variance), epsilon.into());
+    let inverse = B::float_recip(B::float_sqrt(variance));
+    let scale = B::float_mul(cast::<B>(along(gamma), dtype), inverse.clone());
+    let mean = along(mean);
+    let fused = fuses_ops::<B>(&device);
+    let centered = Elements::new(fused, || {
+        B::float_sub(cast::<B>(x.clone(), dtype), mean.clone())
+    });
+    let grad = Elements::new(fused, || cast::<B>(grad.clone(), dtype));
 
-    let sum = |tensor| {
-        let sums = B::float_sum_dim(by_channel::<B>(tensor), 1);
-        B::float_reshape(sums, Shape::new([channels]))
-    };
-    let beta_grad = sum(grad.clone());
-    let gamma_grad = sum(B::float_mul(grad.clone(), normalized.clone()));
-    let own = B::float_cat(vec![beta_grad.clone(), gamma_grad.clone()], 0);
+    let beta_grad = sum_by_channel::<B>(grad.get(), 1.0);
+    let product = B::float_mul(grad.get(), centered.get());
+    let gamma_grad = B::float_mul(sum_by_channel::<B>(product, 1.0), inverse.clone());
+    let own = both::<B>(beta_grad.clone(), gamma_grad.clone());
     let samples = shape.num_elements() / channels;
 
-    // dx = γ / σ (dy - Σ dy / n - x̂ Σ (dy x̂) / n)
-    let means = exchange.means(Some((own, samples)));
-    let part = |range: std::ops::Range<usize>| {
-        along_channels::<B>(B::float_slice(means.clone(), &[Slice::from(range)]), rank)
+    // dx = γ / σ (dy - Σ dy / n - (x - µ) / σ Σ (dy x̂) / n)
+    let [grad_mean, product_mean] = exchange.means(Some((own, samples))).map(along);
+    let slope = B::float_mul(product_mean, inverse);
+    let drift = B::float_add(B::float_mul(centered.take(), slope), grad_mean);
+    let x_grad = B::float_mul(B::float_sub(grad.take(), drift), scale);
+    let flat = |tensor| {
+        let tensor = B::float_reshape(tensor, Shape::new([channels]));
+        cast::<B>(tensor, gamma_dtype)
     };
-    let drift = B::float_add(
-        part(0..channels),
-        B::float_mul(normalized, part(channels..2 * channels)),
-    );
-    let scale = B::float_mul(along_channels::<B>(cast::<B>(gamma, dtype), rank), inverse);
-    let x_grad = B::float_mul(B::float_sub(grad, drift), scale);
     (
         cast::<B>(x_grad, x_dtype),
-        cast::<B>(gamma_grad, gamma_dtype),
-        cast::<B>(beta_grad, gamma_dtype),
+        flat(gamma_grad),
+        flat(beta_grad),
     )
 }

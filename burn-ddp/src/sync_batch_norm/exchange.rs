@@ -62,9 +62,9 @@ impl<B: Backend> Exchange<'_, B> {
         (self.write(&all.mean), self.write(&all.variance))
     }
 
-    /// Sums over all ranks, divided by the total number of samples. `own` are this rank's `2 C` sums and its
-    /// number of samples, if it has any.
-    pub(super) fn means(&self, own: Option<(FloatTensor<B>, usize)>) -> FloatTensor<B> {
+    /// Two sums per channel over all ranks, divided by the total number of samples. `own` are this rank's sums, concatenated, and
+    /// its number of samples, if it has any.
+    pub(super) fn means(&self, own: Option<(FloatTensor<B>, usize)>) -> [FloatTensor<B>; 2] {
         if self.stays() {
             let row = self.with_count(own);
             let sums = TensorOp::AllReduce(ReduceOp::Sum);
@@ -74,7 +74,9 @@ impl<B: Backend> Exchange<'_, B> {
                 .unwrap_or(row);
             let part = |range| B::float_slice(all.clone(), &[Slice::from(range)]);
             let width = 2 * self.channels;
-            return B::float_div(part(0..width), part(width..width + 1));
+            let count = part(width..width + 1);
+            let sums = [part(0..self.channels), part(self.channels..width)];
+            return sums.map(|sums| B::float_div(sums, count.clone()));
         }
         let (own, count) = match own {
             None => (vec![0.0; 2 * self.channels], 0.0),
@@ -83,7 +85,8 @@ impl<B: Backend> Exchange<'_, B> {
         let sums = sum_over_ranks(&own, count, self.group);
         let (sums, count) = sums.unwrap_or((own, count));
         let means: Vec<f64> = sums.iter().map(|sum| sum / count).collect();
-        self.write(&means)
+        let (first, second) = means.split_at(self.channels);
+        [first, second].map(|means| self.write(means))
     }
 
     /// The `2 C` numbers followed by the number of samples; all zero if there are none.

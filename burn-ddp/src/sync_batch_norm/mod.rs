@@ -17,6 +17,7 @@ use burn::{
         module::{batch_norm, batch_norm_train},
     },
 };
+use burn_layer::device_under;
 
 use self::{backends::SyncBatchNormOps, compute::wide};
 pub use self::{
@@ -177,7 +178,8 @@ impl SyncBatchNorm {
 
     /// Moves the running statistics towards those of a batch, except in channels in which `nobody` had samples.
     fn update(&self, mean: Tensor<1>, variance: Tensor<1>, nobody: Option<Tensor<1, Bool>>) {
-        for (state, value) in [(&self.running_mean, mean), (&self.running_var, variance)] {
+        let states = [(&self.running_mean, mean), (&self.running_var, variance)];
+        let updates = states.map(|(state, value)| {
             let old = state.value_sync().to_device(&value.device());
             let value = value.detach().cast(old.dtype());
             let moved = old.clone().mul_scalar(1.0 - self.momentum);
@@ -186,9 +188,25 @@ impl SyncBatchNorm {
                 None => moved,
                 Some(nobody) => moved.mask_where(nobody.clone(), old),
             };
-            state.update(new.detach());
+            (state, new.detach())
+        });
+        for (state, new) in updates {
+            // A layered device does so itself, at a better time.
+            let new = match device_under(&new.device()) {
+                Some(_) => new,
+                None => alone_in_kernel(new),
+            };
+            state.update(new);
         }
     }
+}
+
+/// Ends the kernel that running statistics are computed in, by a view. Nothing uses them before the next step, so a backend that
+/// fuses ops would keep the kernel open until then, and compute the ops of the next norm, up to where ranks exchange its
+/// statistics, one by one.
+fn alone_in_kernel(tensor: Tensor<1>) -> Tensor<1> {
+    let channels = tensor.dims();
+    tensor.unsqueeze::<2>().reshape(channels)
 }
 
 fn is_empty<const D: usize>(tensor: &Tensor<D>) -> bool {

@@ -9,7 +9,7 @@ use burn::{
 };
 use burn_backend::TensorMetadata;
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, OperationOutput, ScalarIr, TensorIr};
-use burn_layer::Layers;
+use burn_layer::{Layers, Op};
 use burn_router::CustomOpHandler;
 use std::{
     collections::BTreeMap,
@@ -62,10 +62,12 @@ fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHand
 
 /// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm), whichever device is below its layers.
 ///
+/// Its outputs and gradients are stored as those of `BatchNorm`: on an autocast device in 16 bits if the input is.
+///
 /// ```
 /// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};
 /// use burn_ddp::{ProcessGroup, SyncBatchNorm, with_custom_ops};
-/// use burn_layer::Layers;
+/// use burn_layer::{Layers, Op};
 ///
 /// let group = ProcessGroup::single();
 /// let device = with_custom_ops(Layers::on(Device::flex())).serve()?.autodiff();
@@ -76,10 +78,14 @@ fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHand
 /// ```
 pub fn with_custom_ops(layers: Layers) -> Layers {
     #[cfg(feature = "flex")]
-    let layers = layers.custom_ops::<burn::backend::Flex>(custom_ops::<burn::backend::Flex>());
+    let layers = add::<burn::backend::Flex>(layers);
     #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
-    let layers = layers.custom_ops::<burn::backend::Cube>(custom_ops::<burn::backend::Cube>());
+    let layers = add::<burn::backend::Cube>(layers);
     layers
+}
+
+fn add<B: BackendIr + SyncBatchNormOps>(layers: Layers) -> Layers {
+    layers.custom_ops_like::<B>(Op::batch_norm, custom_ops::<B>())
 }
 
 fn forward<B: BackendIr + SyncBatchNormOps>(
