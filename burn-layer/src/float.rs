@@ -3,7 +3,7 @@
 use crate::{
     Cast, LayerSet, LayeredDevice,
     held::Held,
-    ops::{batch::Products, batch_norm::Norm},
+    ops::{batch::Products, batch_norm::Norm, kernel_end::alone_in_kernel},
     recent::GiveUp,
     recompute::Recomputed,
     rows::Rows,
@@ -210,6 +210,15 @@ impl<B: Backend> LayeredFloat<B> {
         Self { copied, ..self }
     }
 
+    /// The dtype of the narrower copy, if there is one and the tensor is neither computed nor a gradient.
+    pub(crate) fn copied_as_parameter(&self) -> Option<DType> {
+        if self.computed || self.gradient {
+            return None;
+        }
+        let dtype = self.copied.lock().as_ref().map(|(dtype, _)| *dtype)?;
+        (dtype.size() < self.storage_dtype().size()).then_some(dtype)
+    }
+
     /// The copy in another dtype, if there is one.
     pub(crate) fn copy(&self) -> Option<(DType, FloatTensor<B>)> {
         let (dtype, copy) = self.copied.lock().clone()?;
@@ -300,6 +309,7 @@ impl<B: Backend> LayeredFloat<B> {
         // The last holder has no use for a copy beyond this op.
         let is_shared = keep && Arc::strong_count(&self.copied) > 1;
         // A tensor that can be computed again gives up its wider elements below, so that only the narrower copy takes memory.
+        let of_parameter = !self.computed && !self.gradient && dtype.size() < from.size();
         let lasts = (!self.computed || self.recomputed().is_some()) && dtype.size() < from.size();
         let copied = self.copied.clone();
         let layer = self.layer().clone();
@@ -321,6 +331,11 @@ impl<B: Backend> LayeredFloat<B> {
             value.give_up();
         }
         let tensor = B::float_cast(stored, dtype.into());
+        // The next ops of the network use the copy, and none of them goes on in its kernel.
+        let tensor = match is_shared && of_parameter && layer.is_fused() {
+            true => alone_in_kernel::<B>(tensor),
+            false => tensor,
+        };
         if is_shared {
             *copied.lock() = Some((dtype, tensor.clone()));
             if !lasts {

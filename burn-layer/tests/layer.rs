@@ -4,6 +4,7 @@ mod suite {
     mod average;
     mod batch;
     mod batch_norm;
+    mod casts_ahead;
     mod channels;
     mod checkpointing;
     mod child;

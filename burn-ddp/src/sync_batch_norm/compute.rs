@@ -40,26 +40,34 @@ fn both<B: Backend>(first: FloatTensor<B>, second: FloatTensor<B>) -> FloatTenso
     B::float_cat(vec![flat(first), flat(second)], 0)
 }
 
-/// Elements that are needed more than once. A backend that fuses ops computes them each time, in the kernel that needs them:
-/// they are never written. Others keep them.
-struct Elements<T, F> {
-    kept: Option<T>,
-    make: F,
+/// Elements that are needed more than once.
+enum Elements<T, F> {
+    Kept(T),
+    /// A backend that fuses ops computes them in each kernel that needs them, and never writes them.
+    Made(F),
 }
 
 impl<T: Clone, F: Fn() -> T> Elements<T, F> {
     fn new(fused: bool, make: F) -> Self {
-        let kept = (!fused).then(&make);
-        Self { kept, make }
+        match fused {
+            true => Self::Made(make),
+            false => Self::Kept(make()),
+        }
     }
 
     fn get(&self) -> T {
-        self.kept.clone().unwrap_or_else(&self.make)
+        match self {
+            Self::Kept(elements) => elements.clone(),
+            Self::Made(make) => make(),
+        }
     }
 
-    /// The last time. Nobody else then holds what was kept, so that the backend may compute in its place.
+    /// The last time: the backend may compute in place of what was kept.
     fn take(self) -> T {
-        self.kept.unwrap_or_else(self.make)
+        match self {
+            Self::Kept(elements) => elements,
+            Self::Made(make) => make(),
+        }
     }
 }
 
@@ -85,7 +93,7 @@ pub(super) fn forward<B: Backend>(
         let (mean, variance) = exchange.statistics(None);
         return (x, mean, variance);
     }
-    let x = Elements::new(fuses_ops::<B>(&device), || cast::<B>(x.clone(), dtype));
+    let x = Elements::new(fuses_ops::<B>(&device), move || cast::<B>(x.clone(), dtype));
     let samples = shape.num_elements() / channels;
     let mean_of = |tensor| sum_by_channel::<B>(tensor, 1.0 / samples as f64);
 
@@ -140,10 +148,10 @@ pub(super) fn backward<B: Backend>(
     let scale = B::float_mul(cast::<B>(along(gamma), dtype), inverse.clone());
     let mean = along(mean);
     let fused = fuses_ops::<B>(&device);
-    let centered = Elements::new(fused, || {
+    let centered = Elements::new(fused, move || {
         B::float_sub(cast::<B>(x.clone(), dtype), mean.clone())
     });
-    let grad = Elements::new(fused, || cast::<B>(grad.clone(), dtype));
+    let grad = Elements::new(fused, move || cast::<B>(grad.clone(), dtype));
 
     let beta_grad = sum_by_channel::<B>(grad.get(), 1.0);
     let product = B::float_mul(grad.get(), centered.get());

@@ -67,7 +67,7 @@ fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHand
 /// ```
 /// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};
 /// use burn_ddp::{ProcessGroup, SyncBatchNorm, with_custom_ops};
-/// use burn_layer::{Layers, Op};
+/// use burn_layer::Layers;
 ///
 /// let group = ProcessGroup::single();
 /// let device = with_custom_ops(Layers::on(Device::flex())).serve()?.autodiff();

@@ -62,13 +62,15 @@ impl<B: BackendIr> Call<B> {
         y: &LayeredFloat<B>,
     ) -> Option<LayeredFloat<B>> {
         let inputs = self.inputs.as_ref()?;
-        let average = inputs.averages && !inputs.first_is_gradient && !inputs.last_is_gradient;
+        if !inputs.averages || inputs.first_is_gradient || inputs.last_is_gradient {
+            return None;
+        }
         let dtype = x.storage_dtype();
         let is_plain = |planned: Option<DType>| planned.is_none_or(|planned| planned == dtype);
         let plain = is_plain(self.plan.compute) && is_plain(self.plan.store);
         let alike = y.storage_dtype() == dtype && y.shape() == x.shape();
         let layer = self.layer();
-        if !(average && alike && plain) || self.plan.own || self.watched || !layer.is_fused() {
+        if !(alike && plain) || self.plan.own || self.watched || !layer.is_fused() {
             return None;
         }
         let average = Arc::new(Average::<B> {

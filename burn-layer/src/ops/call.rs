@@ -286,7 +286,9 @@ impl<B: BackendIr> Call<B> {
         let shape = tensor.shape();
         layer.stored(tensor.dtype(), nominal, shape.num_elements());
         let tensor = self.kept(tensor, nominal);
-        self.known(tensor, shape)
+        let tensor = self.known(tensor, shape);
+        self.casts_ahead(&tensor);
+        tensor
     }
 
     fn made(&self, output: &FloatTensor<B>, ran_in: DType) {

@@ -7,7 +7,7 @@ use crate::{
     rows::Rows,
 };
 use burn_backend::{
-    DType, Shape,
+    DType, Shape, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
 };
 use burn_ir::BackendIr;
@@ -22,6 +22,8 @@ pub(super) struct Inherited<B: BackendIr> {
     not_above_of: Option<Origin>,
     /// What layers keep with the input, if the result inherits it.
     descent: Option<Descent>,
+    /// The dtype of the input's narrower copy, if the op may be the last of an optimizer's step.
+    copied_in: Option<DType>,
     /// If the result is a view: of what.
     view: Option<View<B>>,
 }
@@ -65,6 +67,10 @@ impl<B: BackendIr> Inherited<B> {
                 true => first.rows().descent.get().cloned(),
                 false => None,
             },
+            copied_in: match op {
+                Op::float_sub | Op::float_add => first.copied_as_parameter(),
+                _ => None,
+            },
             view,
         }
     }
@@ -103,6 +109,20 @@ impl<B: BackendIr> Call<B> {
                 turned(tensor.with_columns(Some(rows.clone())), &shape, copy)
             }
             _ => tensor,
+        }
+    }
+
+    /// Casts what an optimizer makes of a parameter if the parameter was cast, on a backend that fuses ops. Here the cast is part
+    /// of the optimizer's kernel. In forward it would be a kernel of its own, in the midst of others that could be one.
+    pub(super) fn casts_ahead(&self, tensor: &LayeredFloat<B>) {
+        let inherited = self.inherited.as_ref();
+        if let (Some(dtype), Some(inputs)) = (inherited.and_then(|it| it.copied_in), &self.inputs)
+            && inputs.shapes[0] == tensor.shape()
+            && !tensor.is_gradient()
+            && !tensor.is_computed()
+            && self.layer().is_fused()
+        {
+            tensor.clone().into_dtype(dtype);
         }
     }
 

@@ -2,13 +2,13 @@
 
 use super::call::Call;
 use crate::{Inputs, Op};
-use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 
 impl<B: BackendIr> Call<B> {
     /// Whether the op computes the gradient of a weight or bias whose result is cast, on a backend that fuses ops.
     pub(super) fn makes_weight_gradient(&self) -> bool {
-        let of_parameter = match self.op {
+        let of_parameter = || match self.op {
             // A product `x^T dy`.
             Op::float_matmul => self.inputs.as_ref().is_some_and(|inputs| {
                 // If nothing is computed again, the kernels of gradients in attention go on with the ops that follow.
@@ -20,7 +20,7 @@ impl<B: BackendIr> Call<B> {
                 ends.iter().any(|end| op.name().ends_with(end))
             }
         };
-        self.plan.store.is_some() && self.layer().is_fused() && of_parameter
+        self.plan.store.is_some() && self.layer().is_fused() && of_parameter()
     }
 
     /// Whether the op is a sum or mean, in f32, of what is stored in 16 bits, on a backend that fuses ops.
@@ -43,7 +43,7 @@ pub(super) fn end_of_sum<B: BackendIr>(tensor: FloatTensor<B>) -> FloatTensor<B>
 /// Ends the kernel that `tensor` is computed in, by a view: no kernel goes on after a view of its result. The gradient of a
 /// weight is not used before backward is over. Until then, a backend that fuses ops would keep the kernel open for the op that
 /// uses it, and would find fewer ops elsewhere to fuse.
-pub(super) fn alone_in_kernel<B: BackendIr>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn alone_in_kernel<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let shape = tensor.shape();
     let elements = shape.num_elements();
     let other = match shape.num_dims() {

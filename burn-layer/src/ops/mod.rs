@@ -10,7 +10,7 @@ mod delegate;
 mod distributed;
 mod identity;
 mod inherited;
-mod kernel_end;
+pub(crate) mod kernel_end;
 mod lineage;
 mod parts;
 pub(crate) mod table;
