@@ -74,7 +74,15 @@ fn norms_read_their_input_and_write_little() {
         o0 / plain,
         low / plain
     );
-    assert!(o0 < 0.7 * plain && low < 0.5 * plain);
+    assert!(o0 < 0.7 * plain && low < 0.4 * plain);
+}
+
+/// A device of its own, which runs `SyncBatchNorm`.
+fn autocast() -> Device {
+    let layers = Autocast::bf16()
+        .reduced_precision_reduction(true)
+        .layers(cpu());
+    with_custom_ops(layers.unwrap()).serve().unwrap()
 }
 
 /// So do norms over the batches of several ranks, on plain devices too.
@@ -82,16 +90,12 @@ fn norms_read_their_input_and_write_little() {
 fn synchronized_norms_read_and_write_as_little() {
     let Some(log) = log() else { return };
     let each = of(&log, network(&cpu(), |norm| norm)).bytes as f64;
-    let autocast = || {
-        let layers = Autocast::bf16()
-            .reduced_precision_reduction(true)
-            .layers(cpu());
-        with_custom_ops(layers.unwrap()).serve().unwrap()
-    };
-    let devices: [(&str, fn() -> Device, f64); 2] = [("f32", cpu, 0.7), ("bf16", autocast, 0.5)];
-    for (name, device, most) in devices {
+    for (name, most) in [("f32", 0.7), ("bf16", 0.45)] {
         let [own, theirs] = tcp_groups().map(|group| {
-            let device = device();
+            let device = match name {
+                "f32" => cpu(),
+                _ => autocast(),
+            };
             network(&device, |norm| SyncBatchNorm::new(&norm, &group))
         });
         let partner = Partner::new(theirs);
