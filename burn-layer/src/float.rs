@@ -309,8 +309,9 @@ impl<B: Backend> LayeredFloat<B> {
         // The last holder has no use for a copy beyond this op.
         let is_shared = keep && Arc::strong_count(&self.copied) > 1;
         // A tensor that can be computed again gives up its wider elements below, so that only the narrower copy takes memory.
-        let of_parameter = !self.computed && !self.gradient && dtype.size() < from.size();
-        let lasts = (!self.computed || self.recomputed().is_some()) && dtype.size() < from.size();
+        let narrower = dtype.size() < from.size();
+        let of_parameter = narrower && !self.computed && !self.gradient;
+        let lasts = narrower && (!self.computed || self.recomputed().is_some());
         let copied = self.copied.clone();
         let layer = self.layer().clone();
         let copy = copied.lock().clone();

@@ -31,13 +31,15 @@ fn along_channels<B: Backend>(tensor: FloatTensor<B>, rank: usize) -> FloatTenso
     B::float_reshape(tensor, Shape::from(shape))
 }
 
+/// Reshapes `[1, C, 1, ...]` to `[C]`.
+fn flat<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let channels = tensor.shape().num_elements();
+    B::float_reshape(tensor, Shape::new([channels]))
+}
+
 /// Two numbers per channel, concatenated, for one exchange.
 fn both<B: Backend>(first: FloatTensor<B>, second: FloatTensor<B>) -> FloatTensor<B> {
-    let flat = |tensor: FloatTensor<B>| {
-        let channels = tensor.shape().num_elements();
-        B::float_reshape(tensor, Shape::new([channels]))
-    };
-    B::float_cat(vec![flat(first), flat(second)], 0)
+    B::float_cat(vec![flat::<B>(first), flat::<B>(second)], 0)
 }
 
 /// Elements that are needed more than once.
@@ -164,13 +166,10 @@ pub(super) fn backward<B: Backend>(
     let slope = B::float_mul(product_mean, inverse);
     let drift = B::float_add(B::float_mul(centered.take(), slope), grad_mean);
     let x_grad = B::float_mul(B::float_sub(grad.take(), drift), scale);
-    let flat = |tensor| {
-        let tensor = B::float_reshape(tensor, Shape::new([channels]));
-        cast::<B>(tensor, gamma_dtype)
-    };
+    let of_parameter = |tensor| cast::<B>(flat::<B>(tensor), gamma_dtype);
     (
         cast::<B>(x_grad, x_dtype),
-        flat(gamma_grad),
-        flat(beta_grad),
+        of_parameter(gamma_grad),
+        of_parameter(beta_grad),
     )
 }

@@ -178,6 +178,7 @@ impl SyncBatchNorm {
 
     /// Moves the running statistics towards those of a batch, except in channels in which `nobody` had samples.
     fn update(&self, mean: Tensor<1>, variance: Tensor<1>, nobody: Option<Tensor<1, Bool>>) {
+        let layered = device_under(&mean.device()).is_some();
         let states = [(&self.running_mean, mean), (&self.running_var, variance)];
         let updates = states.map(|(state, value)| {
             let old = state.value_sync().to_device(&value.device());
@@ -192,9 +193,9 @@ impl SyncBatchNorm {
         });
         for (state, new) in updates {
             // A layered device does so itself, at a better time.
-            let new = match device_under(&new.device()) {
-                Some(_) => new,
-                None => alone_in_kernel(new),
+            let new = match layered {
+                true => new,
+                false => alone_in_kernel(new),
             };
             state.update(new);
         }

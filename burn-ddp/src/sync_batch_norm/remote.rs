@@ -62,7 +62,7 @@ fn custom_ops<B: BackendIr + SyncBatchNormOps>() -> [(&'static str, CustomOpHand
 
 /// Lets a layered device run [`SyncBatchNorm`](crate::SyncBatchNorm), whichever device is below its layers.
 ///
-/// Its outputs and gradients are stored as those of `BatchNorm`: on an autocast device in 16 bits if the input is.
+/// On an autocast device its output and the gradient of its input are stored in 16 bits if the input is, as by PyTorch's.
 ///
 /// ```
 /// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};

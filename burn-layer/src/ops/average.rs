@@ -6,10 +6,10 @@
 
 use super::{call::Call, kernel_end::alone_in_kernel};
 use crate::{LayeredFloat, deferred::Deferred, ends::End, source::Later};
-use burn_backend::{DType, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{DType, TensorMetadata};
 use burn_ir::BackendIr;
 use parking_lot::Mutex;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Has a moving average computed later.
 macro_rules! average {
@@ -23,34 +23,19 @@ macro_rules! average {
 pub(super) use average;
 
 /// A moving average that may not be computed yet.
-struct Average<B: BackendIr> {
-    terms: Mutex<Option<[FloatTensor<B>; 2]>>,
-    sum: OnceLock<FloatTensor<B>>,
-    value: OnceLock<FloatTensor<B>>,
+struct Average<P> {
+    sum: Deferred<P>,
+    /// The sum, at the end of its kernel.
+    value: Deferred<P>,
 }
 
-impl<B: BackendIr> Average<B> {
-    fn sum(&self) -> FloatTensor<B> {
-        let sum = self.sum.get_or_init(|| {
-            let [x, y] = self.terms.lock().take().expect("this is called once");
-            B::float_add(x, y)
-        });
-        sum.clone()
-    }
-
-    fn value(&self) -> FloatTensor<B> {
-        let value = self.value.get_or_init(|| alone_in_kernel::<B>(self.sum()));
-        value.clone()
-    }
-}
-
-impl<B: BackendIr> End for Average<B> {
+impl<P: Clone + Send + Sync> End for Average<P> {
     fn compute(&self) {
-        self.sum();
+        self.sum.wait();
     }
 
     fn end(&self) {
-        self.value();
+        self.value.wait();
     }
 }
 
@@ -73,13 +58,17 @@ impl<B: BackendIr> Call<B> {
         if !(alike && plain) || self.plan.own || self.watched || !layer.is_fused() {
             return None;
         }
-        let average = Arc::new(Average::<B> {
-            terms: Mutex::new(Some([x, y].map(|term| term.clone().into_storage()))),
-            sum: OnceLock::new(),
-            value: OnceLock::new(),
+        let terms = Mutex::new(Some([x, y].map(|term| term.clone().into_storage())));
+        let sum = Deferred::new(move || {
+            let [x, y] = terms.lock().take().expect("this is called once");
+            B::float_add(x, y)
         });
-        layer.ends.later(average.clone());
-        let value = Deferred::new(move || average.value());
+        let of = sum.clone();
+        let value = Deferred::new(move || alone_in_kernel::<B>(of.wait()));
+        layer.ends.later(Arc::new(Average {
+            sum,
+            value: value.clone(),
+        }));
         let shape = x.shape();
         layer.stored(dtype, x.dtype(), shape.num_elements());
         let tensor = LayeredFloat::later(

@@ -193,6 +193,7 @@ impl<B: BackendIr> Call<B> {
         let (Some(layer), Some(inputs)) = (&self.layer, &self.inputs) else {
             return None;
         };
+        self.ends_kernels();
         let ran = layer.run(&Run {
             op: self.op,
             store: self.plan.store,
@@ -237,11 +238,16 @@ impl<B: BackendIr> Call<B> {
     /// Called when all inputs are lowered. A kernel that computes an input again cannot go on beyond a product, or another op
     /// with a backward of its own. So such inputs are given up here, and the backend alone holds those that nobody else needs.
     pub(crate) fn lowered(&self) {
+        self.ends_kernels();
         if self.op.has_backward() {
-            if !self.op.is_cheap() {
-                self.layer().ends.now();
-            }
             self.values.iter().for_each(|value| value.give_up());
+        }
+    }
+
+    /// Has what is due before an op of a network computed, if this is one. Activations go on in the kernel before.
+    fn ends_kernels(&self) {
+        if self.op.has_backward() && !self.op.is_cheap() {
+            self.layer().ends.now();
         }
     }
 

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_layer::{Cast, Inputs, Layer, Layers, Op, Plan};
 use std::sync::{Arc, Mutex};
 
-/// Products in bf16. Writes down the casts to it of matrices of `ELEMENTS`, and whether an earlier cast was used.
+/// Products in bf16, stored in f32. Writes down the casts to it of matrices of `ELEMENTS`, and whether an earlier cast was used.
 #[derive(Clone, Debug, Default)]
 struct Low(Arc<Mutex<Vec<bool>>>);
 
@@ -15,7 +15,7 @@ const ELEMENTS: usize = SIDE * SIDE;
 impl Layer for Low {
     fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
         Some(match op {
-            Op::float_matmul => Plan::compute(DType::BF16),
+            Op::float_matmul => Plan::compute(DType::BF16).store(DType::F32),
             _ => inputs.promote(),
         })
     }
@@ -32,6 +32,21 @@ impl Low {
         device.sync().unwrap();
         core::mem::take(&mut self.0.lock().unwrap())
     }
+}
+
+/// The devices that have bf16, each under `Low`.
+fn devices() -> Vec<(Device, Device, Low)> {
+    let mut devices = Vec::new();
+    for plain in devices_and_cpu() {
+        if !plain.supports_dtype(DType::BF16) {
+            println!("SKIPPED: {plain:?} has no bf16");
+            continue;
+        }
+        let layer = Low::default();
+        let device = Layers::on(plain.clone()).layer(layer.clone()).leased();
+        devices.push((plain, device, layer));
+    }
+    devices
 }
 
 fn fuses(device: &Device) -> bool {
@@ -51,13 +66,7 @@ fn product(x: &Tensor<2>, weight: &Tensor<2>) -> Vec<f32> {
 
 #[test]
 fn a_step_casts_what_forward_will_need() {
-    for plain in devices_and_cpu() {
-        if !plain.supports_dtype(DType::BF16) {
-            println!("SKIPPED: {plain:?} has no bf16");
-            continue;
-        }
-        let layer = Low::default();
-        let device = Layers::on(plain.clone()).layer(layer.clone()).leased();
+    for (plain, device, layer) in devices() {
         // One row, so that no other tensor has the weight's size.
         let x = matrix(3, &device).slice(0..1);
         let gradient = matrix(11, &device);
@@ -90,22 +99,17 @@ fn a_step_casts_what_forward_will_need() {
 
 #[test]
 fn what_was_not_cast_is_not_cast_ahead() {
-    for plain in devices_and_cpu() {
-        if !plain.supports_dtype(DType::BF16) {
-            println!("SKIPPED: {plain:?} has no bf16");
-            continue;
-        }
-        let layer = Low::default();
-        let device = Layers::on(plain.clone()).layer(layer.clone()).leased();
+    for (plain, device, layer) in devices() {
         let weight = matrix(0, &device);
         let moved = weight.clone() - matrix(5, &device);
-        // A product's result was computed by a network: it is no parameter.
+        assert_eq!(layer.take(&device), [false; 0], "{plain:?}");
+        // The result of a product has a copy too, but is no parameter.
         let activation = weight.clone().matmul(weight);
         layer.take(&device);
         let used = activation.clone().matmul(activation.clone());
-        layer.take(&device);
-        let sums = activation + moved;
+        assert!(layer.take(&device).contains(&false), "{plain:?}");
+        let sum = activation.clone() + moved;
         assert_eq!(layer.take(&device), [false; 0], "{plain:?}");
-        drop((used, sums));
+        drop((activation, used, sum));
     }
 }
