@@ -36,6 +36,6 @@ pub use selection::is_selected;
 pub use stderr_log::log_warnings;
 pub use time_left::{BENCH_SECONDS, share_of_time, time_left};
 pub use torch::torch_script;
-pub use traffic::{FusionLog, Traffic};
+pub use traffic::{FusionLog, KernelTraffic, Traffic};
 pub use training::{NoTraining, Training, training_of};
 pub use two_ranks::{Partner, tcp_groups};

@@ -20,6 +20,25 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
+/// One kernel of some work, by the ops that it computes, and what it reads and writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelTraffic {
+    /// The ops, with the tensors that are in memory: `Cast+Mul: f32[8,16] bf16[8,16] -> f32[8,16]`.
+    pub name: String,
+    /// The bytes that it reads and writes.
+    pub bytes: u64,
+}
+
+impl<'a> FromIterator<&'a KernelTraffic> for Traffic {
+    fn from_iter<T: IntoIterator<Item = &'a KernelTraffic>>(kernels: T) -> Self {
+        let add = |sum: Self, kernel: &KernelTraffic| Self {
+            kernels: sum.kernels + 1,
+            bytes: sum.bytes + kernel.bytes,
+        };
+        kernels.into_iter().fold(Self::default(), add)
+    }
+}
+
 /// Burn's log of the ops that it fuses, in a file.
 pub struct FusionLog(NamedTempFile);
 
@@ -42,14 +61,22 @@ impl FusionLog {
     ///
     /// # Errors
     /// If the log cannot be read.
-    pub fn of(&self, mut step: impl FnMut()) -> io::Result<Traffic> {
+    pub fn of(&self, step: impl FnMut()) -> io::Result<Traffic> {
+        Ok(self.kernels(step)?.iter().collect())
+    }
+
+    /// The kernels of `step`, in their order, as [`of`](Self::of) counts them.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub fn kernels(&self, mut step: impl FnMut()) -> io::Result<Vec<KernelTraffic>> {
         let before = self.length()?;
         step();
         let middle = self.length()?;
         step();
         let log = fs::read(self.0.path())?;
         let text = |log: &[u8]| String::from_utf8_lossy(log).into_owned();
-        Ok(traffic(&text(&log[before..middle]), &text(&log[middle..])))
+        Ok(kernels(&text(&log[before..middle]), &text(&log[middle..])))
     }
 
     fn length(&self) -> io::Result<usize> {
@@ -57,8 +84,8 @@ impl FusionLog {
     }
 }
 
-/// The traffic of the ops in `log`, which `after` continues.
-fn traffic(log: &str, after: &str) -> Traffic {
+/// The kernels of the ops in `log`, which `after` continues.
+fn kernels(log: &str, after: &str) -> Vec<KernelTraffic> {
     let (blocks, after) = (blocks(log), blocks(after));
     // The block that names each tensor last, even if only to drop it.
     let mut last = HashMap::new();
@@ -66,27 +93,48 @@ fn traffic(log: &str, after: &str) -> Traffic {
         let tensors = block.ops.iter().flat_map(|op| &op.inputs);
         last.extend(tensors.map(|tensor| (tensor.id, number)));
     }
-    let mut traffic = Traffic::default();
-    let mut add = |tensors: HashSet<&Tensor>| {
-        traffic.kernels += 1;
-        traffic.bytes += tensors.iter().map(|tensor| tensor.bytes).sum::<u64>();
-    };
+    let mut kernels = Vec::new();
     for (number, block) in blocks.iter().enumerate() {
         let ops = block.ops.iter().filter(|op| op.name != DROP);
         if !block.fused {
-            ops.filter(|op| !op.is_view())
-                .for_each(|op| add(op.inputs.iter().chain(&op.outputs).collect()));
+            let ops = ops.filter(|op| !op.is_view());
+            kernels.extend(ops.map(|op| kernel(&[op], &op.inputs, &op.outputs)));
             continue;
         }
         let ops: Vec<_> = ops.collect();
-        let made: HashSet<_> = ops.iter().flat_map(|op| &op.outputs).collect();
-        let ids: HashSet<_> = made.iter().map(|tensor| tensor.id).collect();
+        let made = ops.iter().flat_map(|op| &op.outputs);
+        let ids: HashSet<_> = made.clone().map(|tensor| tensor.id).collect();
         let read = ops.iter().flat_map(|op| &op.inputs);
         let read = read.filter(|tensor| !ids.contains(&tensor.id));
         let is_used = |tensor: &&Tensor| last.get(&tensor.id).is_some_and(|at| *at > number);
-        add(read.chain(made.into_iter().filter(is_used)).collect());
+        kernels.push(kernel(&ops, read, made.filter(is_used)));
     }
-    traffic
+    kernels
+}
+
+/// The kernel of `ops` that reads and writes these tensors, each of them once.
+fn kernel<'a>(
+    ops: &[&Op],
+    read: impl IntoIterator<Item = &'a Tensor>,
+    written: impl IntoIterator<Item = &'a Tensor>,
+) -> KernelTraffic {
+    let mut seen = HashSet::new();
+    let mut bytes = 0;
+    let mut once = |tensor: &&Tensor| {
+        let new = seen.insert(tensor.id);
+        bytes += if new { tensor.bytes } else { 0 };
+        new
+    };
+    let mut forms = |tensors: &mut dyn Iterator<Item = &'a Tensor>| {
+        let tensors = tensors.filter(&mut once);
+        let forms: Vec<_> = tensors.map(|tensor| tensor.form.as_str()).collect();
+        forms.join(" ")
+    };
+    let read = forms(&mut read.into_iter());
+    let written = forms(&mut written.into_iter());
+    let ops: Vec<_> = ops.iter().map(|op| op.short()).collect();
+    let name = format!("{}: {read} -> {written}", ops.join("+"));
+    KernelTraffic { name, bytes }
 }
 
 /// Ops that are one fused kernel or, if not fused, one kernel each.
@@ -101,9 +149,10 @@ struct Op {
     outputs: Vec<Tensor>,
 }
 
-#[derive(PartialEq, Eq, Hash)]
 struct Tensor {
     id: u64,
+    /// The dtype and shape, as in the log.
+    form: String,
     bytes: u64,
 }
 
@@ -113,8 +162,12 @@ const DROP: &str = "Drop";
 impl Op {
     /// Whether the op only changes the shape.
     fn is_view(&self) -> bool {
-        let name = self.name.rsplit("::").next();
-        name.is_some_and(|name| ["Reshape", "SwapDims", "Permute", "Expand"].contains(&name))
+        ["Reshape", "SwapDims", "Permute", "Expand"].contains(&self.short())
+    }
+
+    /// The name without its family.
+    fn short(&self) -> &str {
+        self.name.rsplit("::").next().unwrap_or_default()
     }
 }
 
@@ -133,6 +186,7 @@ impl Tensor {
         let dims: Option<Vec<u64>> = dims.map(|dim| dim.trim().parse().ok()).collect();
         Some(Self {
             id: id.parse().ok()?,
+            form: tensor.into(),
             bytes: dims?.iter().product::<u64>() * bytes,
         })
     }
@@ -215,13 +269,19 @@ idx  block                                op                   inputs           
 idx  block              op    inputs        outputs
 0    ▸ un-fused (1 op)  Drop  t3:f32[8,16]
 ";
-        let found = traffic(STEP, next);
+        let traffic = |after| kernels(STEP, after).iter().collect::<Traffic>();
         let fused = 128 * 2 + 16 * 4 + 128 * 4 + 128 * 4;
         let unfused = 128 * 4 + 4;
         let bytes = fused + unfused;
-        assert_eq!(found, Traffic { kernels: 2, bytes });
+        assert_eq!(traffic(next), Traffic { kernels: 2, bytes });
         // The square is not written if nothing names it later.
-        let found = traffic(STEP, "");
-        assert_eq!(found.bytes, bytes - 128 * 4);
+        assert_eq!(traffic("").bytes, bytes - 128 * 4);
+    }
+
+    #[test]
+    fn a_kernel_is_named_by_its_ops_and_tensors() {
+        let names: Vec<_> = kernels(STEP, "").into_iter().map(|it| it.name).collect();
+        let fused = "Cast+Mul+Add: bf16[8,16] f32[1,16] -> f32[8,16]";
+        assert_eq!(names, [fused, "Sum: f32[128] -> f32[1]"]);
     }
 }

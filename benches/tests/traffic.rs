@@ -2,7 +2,7 @@
 
 use benches::{FusionLog, Partner, Precision, Traffic, tcp_groups};
 use burn::{
-    nn::{BatchNorm, BatchNormConfig, conv::Conv2dConfig},
+    nn::{BatchNorm, BatchNormConfig, LayerNormConfig, LinearConfig, conv::Conv2dConfig},
     tensor::{Device, Distribution, Tensor, activation::relu},
 };
 use burn_amp::Autocast;
@@ -121,4 +121,38 @@ fn a_cast_and_a_sum_are_one_kernel() {
     let found = of(&log, step);
     // That the sums are read by the program, and so written, the log does not tell.
     assert_eq!((found.kernels, found.bytes), (1, 64 * 64 * 2));
+}
+
+/// Burn's linear layer writes its product, reads it, and writes it with the bias. On an autocast device, it writes the sum alone; and
+/// the norm before it writes what the product reads, in bf16.
+#[test]
+fn linear_layers_write_once() {
+    let Some(log) = log() else { return };
+    let network = |precision: Precision| {
+        let device = precision.device(cpu()).autodiff();
+        let x = Tensor::<3>::random([8, 32, 32], Distribution::Default, &device);
+        let layers = [(); 4].map(|_| {
+            let norm = LayerNormConfig::new(32).init(&device);
+            (norm, LinearConfig::new(32, 32).init(&device))
+        });
+        device.sync().unwrap();
+        let step = || {
+            let layers = layers.iter();
+            let last = layers.fold(x.clone(), |x, (norm, linear)| {
+                x.clone() + linear.forward(norm.forward(x))
+            });
+            let _gradients = last.mean().backward();
+            device.sync().unwrap();
+        };
+        of(&log, step)
+    };
+    let [plain, o0, low] = [Precision::Plain, Precision::O0, Precision::Bf16].map(network);
+    println!("f32 {plain:?}, O0 {o0:?}, bf16 {low:?}");
+    let part = |of: Traffic| of.bytes as f64 / plain.bytes as f64;
+    assert!(
+        part(o0) < 1.0 && part(low) < 1.0,
+        "{} {}",
+        part(o0),
+        part(low)
+    );
 }

@@ -235,6 +235,21 @@ impl<B: Backend> LayeredFloat<B> {
         self.source.depth()
     }
 
+    /// Whether the elements are there, and need not be waited for, computed again or viewed.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.source, Source::Ready(_))
+    }
+
+    /// Whether the elements are waited for.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self.source, Source::Later(Later::Deferred(_), ..))
+    }
+
+    /// Whether the tensor is a view that may be cast before it is taken.
+    pub(crate) fn is_view(&self) -> bool {
+        matches!(self.source, Source::Later(Later::View(_), ..))
+    }
+
     /// The value that can be computed again, if the tensor is one.
     pub(crate) fn value(&self) -> Option<&Arc<Recomputed<FloatTensor<B>>>> {
         self.source.value()
@@ -262,19 +277,20 @@ impl<B: Backend> LayeredFloat<B> {
     /// The tensor in `dtype`, or as it is stored for `None`, without keeping a copy.
     pub(crate) fn in_dtype(&self, dtype: Option<DType>) -> FloatTensor<B> {
         let from = self.storage_dtype();
-        let stored = self.clone().into_storage();
         match dtype.filter(|dtype| *dtype != from) {
             Some(to) => {
-                let elements = self.shape().num_elements();
-                self.layer().cast(Cast {
-                    from,
-                    to,
-                    elements,
-                    saved: false,
-                });
-                B::float_cast(stored, to.into())
+                let source = self.source.clone();
+                source.cast(&self.layer, to, |stored| {
+                    self.layer().cast(Cast {
+                        from,
+                        to,
+                        elements: self.shape().num_elements(),
+                        saved: false,
+                    });
+                    B::float_cast(stored, to.into())
+                })
             }
-            None => stored,
+            None => self.clone().into_storage(),
         }
     }
 
@@ -324,14 +340,15 @@ impl<B: Backend> LayeredFloat<B> {
             });
             return in_shape::<B>(tensor, self.shape());
         }
-        layer.cast(cast);
         let value = self.value().cloned();
-        let stored = self.into_storage();
-        if let Some(value) = value.filter(|_| is_shared && lasts) {
-            // The copy is all that products need.
-            value.give_up();
-        }
-        let tensor = B::float_cast(stored, dtype.into());
+        let tensor = self.source.cast(&layer, dtype, |stored| {
+            layer.cast(cast);
+            if let Some(value) = value.filter(|_| is_shared && lasts) {
+                // The copy is all that products need.
+                value.give_up();
+            }
+            B::float_cast(stored, dtype.into())
+        });
         // The next ops of the network use the copy, and none of them goes on in its kernel.
         let tensor = match is_shared && of_parameter && layer.is_fused() {
             true => alone_in_kernel::<B>(tensor),

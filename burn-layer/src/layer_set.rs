@@ -42,6 +42,10 @@ pub(crate) struct LayerSet {
     backward: Mutex<Seen>,
     /// Whether the backend underneath fuses ops.
     fused: AtomicBool,
+    /// The dtype of 16 bits that a tensor in f32 was cast to last.
+    low: Mutex<Option<DType>>,
+    /// Whether a layer ran ops itself.
+    owns: AtomicBool,
     /// Kernels that end before the next op of a network.
     pub(crate) ends: Ends,
     /// Copies in another dtype.
@@ -67,6 +71,8 @@ impl LayerSet {
             scopes: Scopes::default(),
             backward: Mutex::default(),
             fused: AtomicBool::new(false),
+            low: Mutex::default(),
+            owns: AtomicBool::new(false),
             ends: Ends::default(),
             copies: Recent::new(COPIES),
             values: Recent::new(VALUES),
@@ -75,6 +81,8 @@ impl LayerSet {
 
     pub(crate) fn put_on(&self, stack: Stack) {
         *self.backward() = Seen::default();
+        *self.low.lock() = None;
+        self.owns.store(false, Ordering::Relaxed);
         *self.stack.write() = Some(stack);
     }
 
@@ -159,10 +167,17 @@ impl LayerSet {
     }
 
     pub(crate) fn run(&self, run: &Run<'_>) -> Option<Ran> {
-        self.with(|stack| {
+        let ran = self.with(|stack| {
             let mut layers = stack.layers.iter().rev();
             layers.find_map(|layer| layer.run(run))
-        })
+        });
+        self.owns.fetch_or(ran.is_some(), Ordering::Relaxed);
+        ran
+    }
+
+    /// Whether a layer ran ops itself, such as products, for which it casts tensors as it likes.
+    pub(crate) fn owns(&self) -> bool {
+        self.owns.load(Ordering::Relaxed)
     }
 
     pub(crate) fn ran(&self, op: Op, dtype: DType) {
@@ -173,7 +188,15 @@ impl LayerSet {
         self.with(|stack| stack.layers.iter().for_each(|layer| layer.recomputed(op)));
     }
 
+    /// The dtype of 16 bits that the layers have had a tensor in f32 cast to last, if any.
+    pub(crate) fn low(&self) -> Option<DType> {
+        *self.low.lock()
+    }
+
     pub(crate) fn cast(&self, cast: Cast) {
+        if cast.from == DType::F32 && cast.to.size() == 2 {
+            *self.low.lock() = Some(cast.to);
+        }
         self.with(|stack| stack.layers.iter().for_each(|layer| layer.cast(cast)));
     }
 

@@ -36,6 +36,7 @@ mod service;
 mod source;
 mod tensor;
 mod under;
+mod view;
 mod whole;
 
 pub use backend::Layered;

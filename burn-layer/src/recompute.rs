@@ -1,6 +1,7 @@
 //! [`Recomputed`]: a tensor that may be given up, because it can be computed again.
 
 use crate::{LayerSet, Op, recent::GiveUp};
+use burn_backend::DType;
 use core::fmt;
 use parking_lot::Mutex;
 use std::sync::{
@@ -22,18 +23,19 @@ pub(crate) struct Recomputed<P> {
     /// How often it was computed again in forward.
     again: AtomicUsize,
     op: Op,
-    compute: Box<dyn Fn() -> P + Send + Sync>,
+    compute: Box<dyn Fn(Option<DType>) -> P + Send + Sync>,
     /// The length of the chain of tensors that are computed from each other to get this one, itself included.
     pub(crate) depth: usize,
 }
 
 impl<P: Clone + Send + 'static> Recomputed<P> {
-    /// The result of `op`, which `compute` gives again. `value` is the result if it is computed already.
+    /// The result of `op`, which `compute` gives again; if that is a view, from the viewed tensor in another dtype on demand. `value`
+    /// is the result if it is computed already.
     pub(crate) fn new(
         op: Op,
         value: Option<P>,
         depth: usize,
-        compute: impl Fn() -> P + Send + Sync + 'static,
+        compute: impl Fn(Option<DType>) -> P + Send + Sync + 'static,
     ) -> Self {
         Self {
             value: Mutex::new(value),
@@ -54,12 +56,18 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
             if !layer.is_in_backward() {
                 self.again.fetch_add(1, Ordering::Relaxed);
             }
-            let value = (self.compute)();
+            let value = (self.compute)(None);
             *self.value.lock() = Some(value.clone());
             value
         });
         layer.keep_value_for_now(self);
         value
+    }
+
+    /// If the tensor is a view that is not there, takes it of the viewed tensor in `dtype`: no kernel goes on from a view to a cast.
+    pub(crate) fn viewed_in(&self, dtype: DType) -> Option<P> {
+        let waits = self.op.is_view() && self.value.lock().is_none();
+        waits.then(|| (self.compute)(Some(dtype)))
     }
 }
 

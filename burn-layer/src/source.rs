@@ -1,6 +1,6 @@
 //! [`Source`]: where the elements of a float tensor are.
 
-use crate::{LayerSet, deferred::Deferred, recompute::Recomputed};
+use crate::{LayerSet, deferred::Deferred, recompute::Recomputed, view::View};
 use burn_backend::{DType, Shape, TensorMetadata};
 use std::sync::Arc;
 
@@ -12,11 +12,12 @@ pub(crate) enum Source<P: TensorMetadata> {
     Later(Later<P>, (Shape, DType), P::Device),
 }
 
-/// Elements that may have to be waited for or computed again.
+/// Elements that may have to be waited for, computed again or viewed.
 #[derive(Clone, Debug)]
 pub(crate) enum Later<P> {
     Deferred(Deferred<P>),
     Recomputed(Arc<Recomputed<P>>),
+    View(Arc<View<P>>),
 }
 
 impl<P: TensorMetadata + 'static> Source<P> {
@@ -61,6 +62,19 @@ impl<P: TensorMetadata + 'static> Source<P> {
             Self::Ready(tensor) => tensor,
             Self::Later(Later::Deferred(value), ..) => value.wait(),
             Self::Later(Later::Recomputed(value), ..) => value.get(layer),
+            Self::Later(Later::View(view), ..) => view.get(),
+        }
+    }
+
+    /// The elements in `dtype`, to which `cast` casts them. A view is taken after the cast.
+    pub(crate) fn cast(self, layer: &LayerSet, dtype: DType, cast: impl FnOnce(P) -> P) -> P {
+        match self {
+            Self::Later(Later::View(view), ..) => view.cast(cast),
+            Self::Later(Later::Recomputed(value), ..) => match value.viewed_in(dtype) {
+                Some(view) => view,
+                None => cast(value.get(layer)),
+            },
+            other => cast(other.get(layer)),
         }
     }
 }

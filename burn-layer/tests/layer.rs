@@ -17,6 +17,7 @@ mod suite {
     mod frames;
     mod identity;
     mod lease;
+    mod linear;
     mod made;
     mod op_table;
     mod own;

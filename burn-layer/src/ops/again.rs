@@ -3,6 +3,7 @@
 use super::{call::Call, inherited::transposes};
 use crate::{
     LayeredFloat, LayeredTensor, Op,
+    recent::GiveUp,
     recompute::{DEPTH, Recomputed},
     source::Later,
 };
@@ -223,9 +224,18 @@ impl<B: BackendIr> Call<B> {
         let dtype = self.plan.compute;
         let there = value.is_some();
         let depth = self.of_recomputed.map_or(1, |depth| depth + 1);
-        let value = Recomputed::new(self.op, value, depth, move || {
-            let inputs = again.inputs.iter();
-            let result = (again.run)(inputs.map(|input| input.in_dtype(dtype)).collect());
+        let value = Recomputed::new(self.op, value, depth, move |other| {
+            let inputs = || again.inputs.iter();
+            let dtype = other.or(dtype);
+            let tensors = inputs().map(|input| input.in_dtype(dtype)).collect();
+            if other.is_some() {
+                // Nothing else is needed of the viewed tensor. It is dropped before it is viewed, because a view ends the kernel,
+                // which writes what is still there.
+                let values = inputs().filter_map(|input| input.value());
+                values.for_each(|value| value.give_up());
+                return (again.run)(tensors);
+            }
+            let result = (again.run)(tensors);
             match again.store {
                 Some(store) => {
                     let first = &again.inputs[0];

@@ -189,10 +189,15 @@ impl<B: BackendIr> Call<B> {
     /// A statistic of `x` in another shape.
     fn views(&self, statistic: Statistic<B>, x: &LayeredFloat<B>, form: Shape) -> LayeredFloat<B> {
         let shape = form.clone();
-        let value = Recomputed::new(Op::float_reshape, None, 1, move || {
+        let value = Recomputed::new(Op::float_reshape, None, 1, move |dtype| {
             let flat = statistic.flat.clone();
-            flat.filter(|flat| flat.shape() == shape)
-                .unwrap_or_else(|| B::float_reshape(statistic.along.clone(), shape.clone()))
+            let view = flat
+                .filter(|flat| flat.shape() == shape)
+                .unwrap_or_else(|| B::float_reshape(statistic.along.clone(), shape.clone()));
+            match dtype {
+                Some(dtype) => B::float_cast(view, dtype.into()),
+                None => view,
+            }
         });
         let layer = self.layer();
         layer.stored(DType::F32, x.dtype(), form.num_elements());

@@ -226,6 +226,7 @@ impl<B: BackendIr> Call<B> {
             self.stored.push(Viewed(tensor.clone().into_storage()));
         }
         self.values.extend(tensor.value().cloned());
+        self.casts_viewed(&tensor);
         match self.plan.compute {
             Some(dtype) if self.plan.is_wide_inside() || self.sums_cast() => {
                 tensor.into_dtype_once(dtype)
@@ -282,7 +283,7 @@ impl<B: BackendIr> Call<B> {
             }
             _ => tensor,
         };
-        let tensor = match self.makes_weight_gradient() {
+        let tensor = match self.makes_weight_gradient() || self.makes_input_gradient() {
             true => alone_in_kernel::<B>(tensor),
             false => tensor,
         };

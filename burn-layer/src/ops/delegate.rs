@@ -3,8 +3,8 @@
 //! result.
 
 use super::{
-    again::again, average::average, batch::batch, batch_norm::batch_norm, call::Call,
-    identity::identity, table::op_table,
+    again::again, average::average, batch::batch, batch_norm::batch_norm, biased::biased,
+    call::Call, identity::identity, table::op_table, view::view,
 };
 use crate::{Layered, on_stream::on_this_stream};
 use burn_backend::{
@@ -331,8 +331,10 @@ macro_rules! delegate {
                     batch_norm!(call, $name, $($arg: $kind),*);
                     average!(call, $name, $($arg: $kind),*);
                     again!(call, $name, $ret, $($arg: $kind),*);
+                    view!(call, $name, $($arg: $kind),*);
                     identity!(call, $ret, $($arg: $kind),*);
                     batch!(call, $name, $($arg: $kind),*);
+                    biased!(call, $name, $($arg: $kind),*);
                     $(let $arg = lower!(call, $kind, $arg);)*
                     call.lowered();
                     wrap!(call, $ret, B::$name($($arg),*))

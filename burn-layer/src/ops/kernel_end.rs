@@ -23,6 +23,17 @@ impl<B: BackendIr> Call<B> {
         self.plan.store.is_some() && self.layer().is_fused() && of_parameter()
     }
 
+    /// Whether the op computes the gradient of a linear layer's input, `dy w^T`, on a backend that fuses ops.
+    pub(super) fn makes_input_gradient(&self) -> bool {
+        let of_matrix = |inputs: &Inputs| {
+            let matrices = inputs.shapes.iter().all(|shape| shape.num_dims() == 2);
+            matrices && inputs.first_is_gradient && inputs.last_transposed
+        };
+        self.op == Op::float_matmul
+            && self.inputs.as_ref().is_some_and(of_matrix)
+            && self.layer().is_fused()
+    }
+
     /// Whether the op is a sum or mean, in f32, of what is stored in 16 bits, on a backend that fuses ops.
     pub(super) fn sums_cast(&self) -> bool {
         let low = |inputs: &Inputs| inputs.stored_low();

@@ -1,0 +1,76 @@
+//! The product of a linear layer and its bias, on a backend that fuses ops.
+//!
+//! Burn computes the product, reshapes the bias to a row, and adds it. The row is a view, and no kernel goes on from the product past
+//! it, so that the product is written, read, and written once more with the bias. Here a product waits until it is needed. If the sum
+//! needs it, the row comes before the product, and both are one kernel.
+
+use super::call::Call;
+use crate::{LayeredFloat, deferred::Deferred, source::Later};
+use burn_backend::TensorMetadata;
+use burn_ir::BackendIr;
+use parking_lot::Mutex;
+
+/// Has products wait, and adds biases to them.
+macro_rules! biased {
+    ($call:ident, float_matmul, $x:ident: Float, $y:ident: Float) => {
+        if let Some(tensor) = $call.multiplies_later(&$x, &$y) {
+            return tensor;
+        }
+    };
+    ($call:ident, float_add, $x:ident: Float, $y:ident: Float) => {
+        if $call.adds_bias(&$x) {
+            let row = $call.lower($y);
+            let product = $call.lower($x);
+            $call.lowered();
+            return $call.float(B::float_add(product, row));
+        }
+    };
+    ($call:ident, $($other:tt)*) => {};
+}
+pub(super) use biased;
+
+impl<B: BackendIr> Call<B> {
+    /// The product of an activation and a parameter, which waits.
+    pub(super) fn multiplies_later(
+        &mut self,
+        x: &LayeredFloat<B>,
+        y: &LayeredFloat<B>,
+    ) -> Option<LayeredFloat<B>> {
+        let inputs = self.inputs.as_ref()?;
+        if inputs.first_is_gradient || inputs.last_is_gradient || inputs.last_is_computed {
+            return None;
+        }
+        let dtype = self.plan.compute.unwrap_or(inputs.widest);
+        let plain = self.plan.store.is_none_or(|store| store == dtype);
+        let layer = self.layer();
+        let waits = plain && !self.plan.own && !self.watched && !self.plan.over_batch;
+        let mut shape = x.shape();
+        let rows = shape.num_dims().checked_sub(2)?;
+        if !(waits && layer.is_fused()) || y.shape()[..rows] != shape[..rows] {
+            return None;
+        }
+        shape.as_mut_slice()[rows + 1] = y.shape()[rows + 1];
+        let factors = [x, y].map(|factor| self.lower(factor.clone()));
+        self.lowered();
+        let factors = Mutex::new(Some(factors));
+        let product = Deferred::new(move || {
+            let [x, y] = factors.lock().take().expect("this is called once");
+            B::float_matmul(x, y)
+        });
+        layer.stored(dtype, x.dtype(), shape.num_elements());
+        let tensor = LayeredFloat::later(
+            Later::Deferred(product),
+            (shape.clone(), dtype),
+            x.storage_device(),
+            x.dtype(),
+            layer,
+        );
+        Some(self.known(tensor, shape))
+    }
+
+    /// Whether the op adds a bias to the product `x`, which waits.
+    pub(super) fn adds_bias(&self, x: &LayeredFloat<B>) -> bool {
+        let biased = self.inputs.as_ref().is_some_and(|inputs| inputs.biased);
+        biased && x.waits() && self.again.is_none()
+    }
+}

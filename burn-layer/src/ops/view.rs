@@ -1,0 +1,71 @@
+//! Views that are taken when they are needed, on a backend that fuses ops.
+//!
+//! Burn's linear layer makes a matrix of its input before the product, and its backward one of the gradient. Both are often in f32,
+//! from a norm or a residual sum, and the product takes them in 16 bits. Cast before it is viewed, such a tensor is cast in the
+//! kernel that computes it, and is not written in f32 if nothing else needs it.
+
+use super::call::Call;
+use crate::{LayeredFloat, Op, source::Later, view::View};
+use burn_backend::{DType, Shape, TensorMetadata};
+use burn_ir::BackendIr;
+use std::sync::Arc;
+
+/// Has a view taken later.
+macro_rules! view {
+    ($call:ident, float_reshape, $x:ident: Float, $shape:ident: [Shape]) => {
+        if let Some(tensor) = $call.reshapes_later(&$x, &$shape) {
+            return tensor;
+        }
+    };
+    ($call:ident, $($other:tt)*) => {};
+}
+pub(super) use view;
+
+impl<B: BackendIr> Call<B> {
+    /// The tensor in another shape, if it may be needed in 16 bits.
+    pub(super) fn reshapes_later(
+        &self,
+        x: &LayeredFloat<B>,
+        shape: &Shape,
+    ) -> Option<LayeredFloat<B>> {
+        let dtype = x.storage_dtype();
+        let is_plain = |planned: Option<DType>| planned.is_none_or(|planned| planned == dtype);
+        let plain = is_plain(self.plan.compute) && is_plain(self.plan.store);
+        let of_network = x.is_computed() || x.is_gradient();
+        let waits = x.is_ready() && of_network && dtype == DType::F32 && x.shape() != *shape;
+        let layer = self.layer();
+        if !(waits && plain)
+            || self.plan.own
+            || self.watched
+            || !(layer.is_fused() && layer.low().is_some())
+        {
+            return None;
+        }
+        let form = shape.clone();
+        let view = View::new(x.clone().into_storage(), move |tensor| {
+            B::float_reshape(tensor, form.clone())
+        });
+        layer.stored(dtype, x.dtype(), shape.num_elements());
+        let tensor = LayeredFloat::later(
+            Later::View(Arc::new(view)),
+            (shape.clone(), dtype),
+            x.storage_device(),
+            x.dtype(),
+            layer,
+        );
+        Some(self.known(tensor, shape.clone()))
+    }
+
+    /// Casts the gradient of a linear layer's output before it is viewed, when the gradient of the bias is about to be summed from
+    /// the view. That comes before the products that take the gradient in 16 bits.
+    pub(super) fn casts_viewed(&self, tensor: &LayeredFloat<B>) {
+        if self.op == Op::float_sum_dim
+            && tensor.is_view()
+            && tensor.is_gradient()
+            && !self.layer().owns()
+            && let Some(low) = self.layer().low()
+        {
+            tensor.clone().into_dtype(low);
+        }
+    }
+}
