@@ -32,7 +32,11 @@ impl<B: BackendIr> Call<B> {
         let is_plain = |planned: Option<DType>| planned.is_none_or(|planned| planned == dtype);
         let plain = is_plain(self.plan.compute) && is_plain(self.plan.store);
         let of_network = x.is_computed() || x.is_gradient();
-        let waits = x.is_ready() && of_network && dtype == DType::F32 && x.shape() != *shape;
+        // A matrix of the same rows.
+        let before = x.shape();
+        let to_matrix =
+            shape.num_dims() == 2 && before.num_dims() > 2 && shape.last() == before.last();
+        let waits = x.is_ready() && of_network && dtype == DType::F32 && to_matrix;
         let layer = self.layer();
         if !(waits && plain)
             || self.plan.own
