@@ -149,10 +149,5 @@ fn linear_layers_write_once() {
     let [plain, o0, low] = [Precision::Plain, Precision::O0, Precision::Bf16].map(network);
     println!("f32 {plain:?}, O0 {o0:?}, bf16 {low:?}");
     let part = |of: Traffic| of.bytes as f64 / plain.bytes as f64;
-    assert!(
-        part(o0) < 1.0 && part(low) < 1.0,
-        "{} {}",
-        part(o0),
-        part(low)
-    );
+    assert!(part(o0) < 0.75 && part(low) < 0.72);
 }

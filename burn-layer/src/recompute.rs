@@ -23,26 +23,36 @@ pub(crate) struct Recomputed<P> {
     /// How often it was computed again in forward.
     again: AtomicUsize,
     op: Op,
-    compute: Box<dyn Fn(Option<DType>) -> P + Send + Sync>,
+    compute: Box<dyn Fn() -> P + Send + Sync>,
+    /// For a view: what takes it of the viewed tensor in another dtype.
+    view: Option<Box<dyn Fn(DType) -> P + Send + Sync>>,
     /// The length of the chain of tensors that are computed from each other to get this one, itself included.
     pub(crate) depth: usize,
 }
 
 impl<P: Clone + Send + 'static> Recomputed<P> {
-    /// The result of `op`, which `compute` gives again; if that is a view, from the viewed tensor in another dtype on demand. `value`
-    /// is the result if it is computed already.
+    /// The result of `op`, which `compute` gives again. `value` is the result if it is computed already.
     pub(crate) fn new(
         op: Op,
         value: Option<P>,
         depth: usize,
-        compute: impl Fn(Option<DType>) -> P + Send + Sync + 'static,
+        compute: impl Fn() -> P + Send + Sync + 'static,
     ) -> Self {
         Self {
             value: Mutex::new(value),
             again: AtomicUsize::new(0),
             op,
             compute: Box::new(compute),
+            view: None,
             depth,
+        }
+    }
+
+    /// For a view: `view` takes it of the viewed tensor in another dtype.
+    pub(crate) fn with_view(self, view: impl Fn(DType) -> P + Send + Sync + 'static) -> Self {
+        Self {
+            view: Some(Box::new(view)),
+            ..self
         }
     }
 
@@ -56,7 +66,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
             if !layer.is_in_backward() {
                 self.again.fetch_add(1, Ordering::Relaxed);
             }
-            let value = (self.compute)(None);
+            let value = (self.compute)();
             *self.value.lock() = Some(value.clone());
             value
         });
@@ -64,10 +74,11 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
         value
     }
 
-    /// If the tensor is a view that is not there, takes it of the viewed tensor in `dtype`: no kernel goes on from a view to a cast.
+    /// A view that is not there, of the viewed tensor in `dtype`: no kernel goes on from a view to a cast.
     pub(crate) fn viewed_in(&self, dtype: DType) -> Option<P> {
-        let waits = self.op.is_view() && self.value.lock().is_none();
-        waits.then(|| (self.compute)(Some(dtype)))
+        let view = self.view.as_ref()?;
+        let waits = self.value.lock().is_none();
+        waits.then(|| view(dtype))
     }
 }
 

@@ -28,6 +28,31 @@ pub(crate) struct Again<B: BackendIr> {
     pub(super) store: Option<DType>,
 }
 
+impl<B: BackendIr> Again<B> {
+    /// The result, from the inputs in `dtype`, or as they are stored for `None`.
+    fn compute(&self, dtype: Option<DType>) -> FloatTensor<B> {
+        let inputs = self.inputs.iter();
+        let result = (self.run)(inputs.map(|input| input.in_dtype(dtype)).collect());
+        let first = &self.inputs[0];
+        match self.store {
+            Some(store) => LayeredFloat::<B>::new(result, first.dtype(), first.layer().clone())
+                .in_dtype(Some(store)),
+            None => result,
+        }
+    }
+
+    /// The view of the input in `dtype`. The input's own elements are given up before it is viewed, because a view ends the kernel,
+    /// which writes what is still there.
+    fn view_in(&self, dtype: DType) -> FloatTensor<B> {
+        let input = &self.inputs[0];
+        let tensor = input.in_dtype(Some(dtype));
+        if let Some(value) = input.value() {
+            value.give_up();
+        }
+        (self.run)(vec![tensor])
+    }
+}
+
 /// The mask of an op that may run again.
 pub(super) enum Mask<B: BackendIr> {
     Kept(BoolTensor<B>),
@@ -200,12 +225,9 @@ impl<B: BackendIr> Call<B> {
         if self.plan.store.is_some_and(|store| store != dtype) {
             return None;
         }
-        let (device, nominal) = (input.storage_device(), input.dtype());
-        let layer = self.layer();
-        layer.stored(dtype, nominal, shape.num_elements());
+        let like = input.clone();
         let value = self.recomputed(None, again);
-        let tensor = LayeredFloat::later(value, (shape.clone(), dtype), device, nominal, layer);
-        Some(self.known(tensor, shape))
+        Some(self.waiting(value, &like, (shape, dtype)))
     }
 
     /// The op's result. It is given up after a while if it is one to compute again.
@@ -224,28 +246,15 @@ impl<B: BackendIr> Call<B> {
         let dtype = self.plan.compute;
         let there = value.is_some();
         let depth = self.of_recomputed.map_or(1, |depth| depth + 1);
-        let value = Recomputed::new(self.op, value, depth, move |other| {
-            let inputs = || again.inputs.iter();
-            let dtype = other.or(dtype);
-            let tensors = inputs().map(|input| input.in_dtype(dtype)).collect();
-            if other.is_some() {
-                // Nothing else is needed of the viewed tensor. It is dropped before it is viewed, because a view ends the kernel,
-                // which writes what is still there.
-                let values = inputs().filter_map(|input| input.value());
-                values.for_each(|value| value.give_up());
-                return (again.run)(tensors);
-            }
-            let result = (again.run)(tensors);
-            match again.store {
-                Some(store) => {
-                    let first = &again.inputs[0];
-                    let result =
-                        LayeredFloat::<B>::new(result, first.dtype(), first.layer().clone());
-                    result.in_dtype(Some(store))
-                }
-                None => result,
-            }
-        });
+        let again = Arc::new(again);
+        let stored = again.inputs[0].storage_dtype();
+        let views = self.op.is_view() && dtype.unwrap_or(stored) == stored && again.store.is_none();
+        let viewed = again.clone();
+        let value = Recomputed::new(self.op, value, depth, move || again.compute(dtype));
+        let value = match views {
+            true => value.with_view(move |dtype| viewed.view_in(dtype)),
+            false => value,
+        };
         let value = Arc::new(value);
         if there {
             self.layer().keep_value_for_now(&value);

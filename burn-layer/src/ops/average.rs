@@ -69,15 +69,6 @@ impl<B: BackendIr> Call<B> {
             sum,
             value: value.clone(),
         }));
-        let shape = x.shape();
-        layer.stored(dtype, x.dtype(), shape.num_elements());
-        let tensor = LayeredFloat::later(
-            Later::Deferred(value),
-            (shape.clone(), dtype),
-            x.storage_device(),
-            x.dtype(),
-            layer,
-        );
-        Some(self.known(tensor, shape))
+        Some(self.waiting(Later::Deferred(value), x, (x.shape(), dtype)))
     }
 }

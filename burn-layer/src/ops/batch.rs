@@ -75,7 +75,7 @@ impl<B: BackendIr> Call<B> {
             store,
         });
         let each = products.clone();
-        let value = Recomputed::new(self.op, None, 1, move |_| each.each());
+        let value = Recomputed::new(self.op, None, 1, move || each.each());
         let layer = self.layer();
         let tensor = LayeredFloat::later(
             Later::Recomputed(Arc::new(value)),

@@ -189,26 +189,12 @@ impl<B: BackendIr> Call<B> {
     /// A statistic of `x` in another shape.
     fn views(&self, statistic: Statistic<B>, x: &LayeredFloat<B>, form: Shape) -> LayeredFloat<B> {
         let shape = form.clone();
-        let value = Recomputed::new(Op::float_reshape, None, 1, move |dtype| {
+        let value = Recomputed::new(Op::float_reshape, None, 1, move || {
             let flat = statistic.flat.clone();
-            let view = flat
-                .filter(|flat| flat.shape() == shape)
-                .unwrap_or_else(|| B::float_reshape(statistic.along.clone(), shape.clone()));
-            match dtype {
-                Some(dtype) => B::float_cast(view, dtype.into()),
-                None => view,
-            }
+            flat.filter(|flat| flat.shape() == shape)
+                .unwrap_or_else(|| B::float_reshape(statistic.along.clone(), shape.clone()))
         });
-        let layer = self.layer();
-        layer.stored(DType::F32, x.dtype(), form.num_elements());
-        let tensor = LayeredFloat::later(
-            Later::Recomputed(Arc::new(value)),
-            (form.clone(), DType::F32),
-            x.storage_device(),
-            x.dtype(),
-            layer,
-        );
-        self.known(tensor, form)
+        self.waiting(Later::Recomputed(Arc::new(value)), x, (form, DType::F32))
     }
 
     pub(super) fn subtracts_by_channel(&mut self, x: &LayeredFloat<B>, y: &LayeredFloat<B>) {

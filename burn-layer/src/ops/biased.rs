@@ -30,7 +30,7 @@ macro_rules! biased {
 pub(super) use biased;
 
 impl<B: BackendIr> Call<B> {
-    /// The product of an activation and a parameter, which waits.
+    /// The product with a factor that no network computed, such as a weight. It waits.
     pub(super) fn multiplies_later(
         &mut self,
         x: &LayeredFloat<B>,
@@ -40,37 +40,28 @@ impl<B: BackendIr> Call<B> {
         if inputs.first_is_gradient || inputs.last_is_gradient || inputs.last_is_computed {
             return None;
         }
-        let dtype = self.plan.compute.unwrap_or(inputs.widest);
-        let plain = self.plan.store.is_none_or(|store| store == dtype);
-        let layer = self.layer();
-        let waits = plain && !self.plan.own && !self.watched && !self.plan.over_batch;
+        let plain = self.plan.store.is_none() || self.plan.store == self.plan.compute;
+        let waits = plain && !self.plan.own && !self.watched && self.layer().is_fused();
         let mut shape = x.shape();
         let rows = shape.num_dims().checked_sub(2)?;
-        if !(waits && layer.is_fused()) || y.shape()[..rows] != shape[..rows] {
+        if !waits || y.shape()[..rows] != shape[..rows] {
             return None;
         }
         shape.as_mut_slice()[rows + 1] = y.shape()[rows + 1];
         let factors = [x, y].map(|factor| self.lower(factor.clone()));
         self.lowered();
+        let dtype = factors[0].dtype();
         let factors = Mutex::new(Some(factors));
         let product = Deferred::new(move || {
             let [x, y] = factors.lock().take().expect("this is called once");
             B::float_matmul(x, y)
         });
-        layer.stored(dtype, x.dtype(), shape.num_elements());
-        let tensor = LayeredFloat::later(
-            Later::Deferred(product),
-            (shape.clone(), dtype),
-            x.storage_device(),
-            x.dtype(),
-            layer,
-        );
-        Some(self.known(tensor, shape))
+        Some(self.waiting(Later::Deferred(product), x, (shape, dtype)))
     }
 
     /// Whether the op adds a bias to the product `x`, which waits.
     pub(super) fn adds_bias(&self, x: &LayeredFloat<B>) -> bool {
         let biased = self.inputs.as_ref().is_some_and(|inputs| inputs.biased);
-        biased && x.waits() && self.again.is_none()
+        biased && x.waits()
     }
 }

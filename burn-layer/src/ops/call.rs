@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
-    recent::GiveUp, recompute::Recomputed, reduce::Viewed, rows::Used, scope::Scope,
+    recent::GiveUp, recompute::Recomputed, reduce::Viewed, rows::Used, scope::Scope, source::Later,
 };
 use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -307,6 +307,20 @@ impl<B: BackendIr> Call<B> {
             output: output.view(),
             scope: self.scope.as_deref(),
         });
+    }
+
+    /// A result of that shape and dtype that waits until it is needed. It is on the device of `x`, and the program sees its dtype.
+    pub(super) fn waiting(
+        &self,
+        value: Later<FloatTensor<B>>,
+        x: &LayeredFloat<B>,
+        (shape, dtype): (Shape, DType),
+    ) -> LayeredFloat<B> {
+        let layer = self.layer();
+        layer.stored(dtype, x.dtype(), shape.num_elements());
+        let form = (shape.clone(), dtype);
+        let tensor = LayeredFloat::later(value, form, x.storage_device(), x.dtype(), layer);
+        self.known(tensor, shape)
     }
 
     pub(crate) fn tensor<P>(&self, tensor: P) -> LayeredTensor<P> {

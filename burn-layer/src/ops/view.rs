@@ -49,15 +49,7 @@ impl<B: BackendIr> Call<B> {
         let view = View::new(x.clone().into_storage(), move |tensor| {
             B::float_reshape(tensor, form.clone())
         });
-        layer.stored(dtype, x.dtype(), shape.num_elements());
-        let tensor = LayeredFloat::later(
-            Later::View(Arc::new(view)),
-            (shape.clone(), dtype),
-            x.storage_device(),
-            x.dtype(),
-            layer,
-        );
-        Some(self.known(tensor, shape.clone()))
+        Some(self.waiting(Later::View(Arc::new(view)), x, (shape.clone(), dtype)))
     }
 
     /// Casts the gradient of a linear layer's output before it is viewed, when the gradient of the bias is about to be summed from
