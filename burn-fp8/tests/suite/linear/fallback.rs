@@ -6,7 +6,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use burn_fp8::recipe::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Recipe};
 use burn_fp8::{Fp8Linear, calibrate, fp8_autocast};
 
-use super::super::device::{Random, devices, float_dtypes, values};
+use super::super::device::{Random, devices, float_dtypes, precision_of_sums, values};
 use super::{assert_near, linear};
 
 /// As with fp8, the input may have another dtype than the parameters. The product is in the weight's dtype, and the output has
@@ -40,6 +40,12 @@ fn inputs_have_a_dtype_of_their_own() {
 #[test]
 fn gradients_of_mixed_dtypes_are_those_of_the_products() {
     for device in devices() {
+        // Burn's own products of f32 are of TF32 on an NVIDIA GPU.
+        let exact = if precision_of_sums(&device) > 1e-5 {
+            1e-2
+        } else {
+            1e-5
+        };
         let device = device.autodiff();
         let mut random = Random::new(61);
         let plain = linear(&mut random, 6, 3, &device);
@@ -55,7 +61,7 @@ fn gradients_of_mixed_dtypes_are_those_of_the_products() {
             // The gradients of a sum are the sum of each column and of each row.
             let columns = x.clone().cast(FloatDType::F32).sum_dim(0).transpose();
             let rows = plain.weight.val().sum_dim(1).transpose().cast(dtype);
-            assert_near(&values(weight), &values(columns.repeat_dim(1, 3)), 1e-5);
+            assert_near(&values(weight), &values(columns.repeat_dim(1, 3)), exact);
             assert_near(&values(input), &values(rows.repeat_dim(0, 5)), 1e-2);
         }
     }
