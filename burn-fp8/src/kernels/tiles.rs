@@ -93,8 +93,7 @@ pub(in crate::kernels) fn load<F: Numeric, N: Size>(
     values
 }
 
-/// Stores the words of a tile's rows transposed: two words, as one `W`, for each column of the tile. Columns begin at multiples
-/// of 16 bytes.
+/// Stores the words of a tile's rows transposed. Columns begin at multiples of 16 bytes.
 #[cube]
 pub(in crate::kernels) fn store_columns<W: Size>(
     columns_of: &mut [Vector<u32, W>],
@@ -103,18 +102,31 @@ pub(in crate::kernels) fn store_columns<W: Size>(
     rows: usize,
     columns: usize,
 ) {
-    let pairs = rows.div_ceil(16) * 2;
-    let upper = turn(words[0], words[1], words[2], words[3]);
-    let lower = turn(words[4], words[5], words[6], words[7]);
+    let pairs_of_column = rows.div_ceil(16) * 2;
+    let turned = pairs::<W>(words);
     #[unroll]
     for j in 0..4usize {
         let column = tile.column + j;
         if column < columns && tile.row < rows {
-            let mut pair = Vector::<u32, W>::new(upper.extract(j));
-            pair.insert(1usize, lower.extract(j));
-            columns_of[(tile.matrix * columns + column) * pairs + tile.row / 8] = pair;
+            let first = (tile.matrix * columns + column) * pairs_of_column;
+            columns_of[first + tile.row / ROWS] = turned[j];
         }
     }
+}
+
+/// The words of a tile's rows transposed: two words, as one `W`, for each column of the tile.
+#[cube]
+pub(in crate::kernels) fn pairs<W: Size>(words: &Array<u32>) -> Array<Vector<u32, W>> {
+    let upper = turn(words[0], words[1], words[2], words[3]);
+    let lower = turn(words[4], words[5], words[6], words[7]);
+    let mut pairs = Array::<Vector<u32, W>>::new(4usize);
+    #[unroll]
+    for j in 0..4usize {
+        let mut pair = Vector::<u32, W>::new(upper.extract(j));
+        pair.insert(1usize, lower.extract(j));
+        pairs[j] = pair;
+    }
+    pairs
 }
 
 /// Transposes 4 by 4 codes: from the words of four rows to the words of their four columns.

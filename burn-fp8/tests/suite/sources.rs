@@ -291,6 +291,7 @@ fn portable(gpu: Gpu, launch: impl FnOnce(&Client)) -> Option<Vec<(String, Arc<s
             "quantize",
             "columns",
             "held",
+            "staged",
             "dequantize",
             "matmul",
             "copy_rows",
@@ -340,6 +341,16 @@ fn casts(gpu: Gpu, format: Fp8Format, dtype: DType) -> Option<Vec<(String, Arc<s
         })?;
         add(&format!("quantize both ways{layout}"), both, vector);
     }
+    for ([rows, columns], vector) in [([128, 136], 4), ([130, 129], 1)] {
+        let together = portable(gpu, |client| {
+            drop(CubeBackend::fp8_quantize_transposed(
+                empty(client, &[rows, columns], columns, dtype),
+                scale(client, Granularity::Tensor),
+                format,
+            ));
+        })?;
+        add("quantize both ways, together", together, vector);
+    }
     let block = |rows, columns| Granularity::Block { rows, columns };
     for (what, granularity, shape, vector) in [
         // A cube holds a block; but not if it is large, or does not fill words or tiles.
@@ -363,7 +374,7 @@ fn casts(gpu: Gpu, format: Fp8Format, dtype: DType) -> Option<Vec<(String, Arc<s
         add(what, kernels, vector);
     }
     // One kernel each, but for blocks that no cube holds: they take one for amaxes, one for scales, and one for codes.
-    assert_eq!(casts.len(), 4 * 3 + 4 + 4 * 2);
+    assert_eq!(casts.len(), 4 * 3 + 2 + 4 + 4 * 2);
     Some(casts)
 }
 
@@ -396,6 +407,7 @@ fn casts_are_native_where_the_gpu_has_the_instruction() {
             let elements = match name.as_str() {
                 "quantize: quantize" => 8,
                 "quantize both ways: quantize" => 32,
+                "quantize both ways, together: staged" => 32,
                 _ => 0,
             };
             if elements > 0 {

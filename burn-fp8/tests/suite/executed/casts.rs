@@ -61,19 +61,21 @@ fn codes_of_sampled_floats_are_ml_dtypes() {
     }
 }
 
-/// Batches with rows that are no multiples of a chunk, read four at a time and one by one.
+/// Batches with rows that are no multiples of a chunk, read four at a time and one by one, and matrices on which units work
+/// together.
 #[test]
 fn codes_and_those_of_the_transpose_are_ml_dtypes() {
     let Some(client) = Gpu::Hopper.client() else {
         return;
     };
-    for (format, columns) in [
-        (Fp8Format::E4M3, 76),
-        (Fp8Format::E5M2, 76),
-        (Fp8Format::E4M3, 35),
+    for (format, [batch, rows, columns], kernel) in [
+        (Fp8Format::E4M3, [2, 27, 76], "quantize"),
+        (Fp8Format::E5M2, [2, 27, 76], "quantize"),
+        (Fp8Format::E4M3, [2, 27, 35], "quantize"),
+        (Fp8Format::E4M3, [1, 131, 132], "staged"),
+        (Fp8Format::E5M2, [1, 140, 129], "staged"),
     ] {
         let (all, expected) = fixtures::from_f32(format);
-        let [batch, rows] = [2, 27];
         let count = batch * rows * columns;
         // Samples from the whole range.
         let step = all.len() / count;
@@ -103,7 +105,8 @@ fn codes_and_those_of_the_transpose_are_ml_dtypes() {
         assert_eq!(single(&amax).to_bits(), largest.unwrap());
         let by = if columns % 4 == 0 { "n_4" } else { "n_1" };
         let kernels = launched(&client);
-        assert!(kernels.iter().any(|name| name.contains(by)), "{kernels:?}");
+        let is_it = |name: &String| name.contains(kernel) && name.contains(by);
+        assert!(kernels.iter().any(is_it), "{kernels:?}");
     }
 }
 
