@@ -1,22 +1,111 @@
 //! The factors by which cuBLASLt multiplies codes.
 
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, DefaultHasher},
+};
+
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use cubecl::{dry_run::launch_mode, prelude::*};
+use parking_lot::Mutex;
 
 use crate::kernels::buffer;
 
-/// The inverses of two scales, computed by one kernel.
+/// The inverses of two scales, computed by one kernel, unless both are still known. A training step asks for the factor of an
+/// input or a weight again in backward, and for that of a weight in each micro-batch, where a product would otherwise launch two
+/// kernels instead of one.
 pub(super) fn factors(lhs_scale: &CubeTensor, rhs_scale: &CubeTensor) -> [CubeTensor; 2] {
-    let factors = [lhs_scale, rhs_scale]
-        .map(|scale| buffer::empty_floats(scale, Shape::new([1]), DType::F32));
+    let scales = [lhs_scale, rhs_scale];
+    // What a graph records is computed when the graph runs, with the scales that are there then; and in a dry run nothing is.
+    if lhs_scale.client.is_capturing() || launch_mode().is_skipped() {
+        return inverses(scales);
+    }
+    let known = {
+        let mut known = KNOWN.lock();
+        scales.map(|scale| known.of(scale))
+    };
+    if let [Some(lhs), Some(rhs)] = known {
+        return [lhs, rhs];
+    }
+    let factors = inverses(scales);
+    let mut known = KNOWN.lock();
+    for (scale, factor) in scales.into_iter().zip(&factors) {
+        known.keep(scale, factor);
+    }
+    factors
+}
+
+/// The number of factors that are known at most: those of the inputs, weights and gradients of 160 layers. A factor holds two
+/// allocations of a word.
+const MOST: usize = 480;
+
+static KNOWN: Mutex<Factors> = Mutex::new(Factors::new());
+
+/// The factors that were used last.
+struct Factors {
+    by_scale: HashMap<Place, Factor, BuildHasherDefault<DefaultHasher>>,
+    uses: u64,
+}
+
+/// The id of a scale's memory, and where it lies there. No other memory ever has this id.
+type Place = (usize, Option<u64>);
+
+struct Factor {
+    factor: CubeTensor,
+    used: u64,
+    /// CubeCL computes in place if memory has two handles or fewer: one is the caller's, and one the pool's, from when the pool
+    /// has made it. So with these a scale keeps its value for as long as its factor is known.
+    _holds: [CubeTensor; 2],
+}
+
+impl Factors {
+    const fn new() -> Self {
+        Self {
+            by_scale: HashMap::with_hasher(BuildHasherDefault::new()),
+            uses: 0,
+        }
+    }
+
+    fn of(&mut self, scale: &CubeTensor) -> Option<CubeTensor> {
+        self.uses += 1;
+        let known = self.by_scale.get_mut(&place(scale))?;
+        known.used = self.uses;
+        Some(known.factor.clone())
+    }
+
+    fn keep(&mut self, scale: &CubeTensor, factor: &CubeTensor) {
+        self.uses += 1;
+        let place = place(scale);
+        if self.by_scale.len() >= MOST && !self.by_scale.contains_key(&place) {
+            let least = self.by_scale.iter().min_by_key(|(_, known)| known.used);
+            let least = *least.expect("it is full").0;
+            self.by_scale.remove(&least);
+        }
+        let known = Factor {
+            factor: factor.clone(),
+            used: self.uses,
+            _holds: [scale.clone(), scale.clone()],
+        };
+        self.by_scale.insert(place, known);
+    }
+}
+
+fn place(scale: &CubeTensor) -> Place {
+    let handle = &scale.handle;
+    (handle.memory.descriptor().id.value, handle.offset_start)
+}
+
+fn inverses(scales: [&CubeTensor; 2]) -> [CubeTensor; 2] {
+    let factors = scales.map(|scale| buffer::empty_floats(scale, Shape::new([1]), DType::F32));
     let [lhs, rhs] = factors.each_ref().map(|factor| factor.handle.clone());
+    let [lhs_scale, rhs_scale] = scales.map(CubeTensor::clone);
     factors_kernel::launch(
-        &lhs_scale.client,
+        &factors[0].client,
         CubeCount::new_single(),
         CubeDim::new_single(),
-        buffer::elements(lhs_scale.clone()),
-        buffer::elements(rhs_scale.clone()),
+        buffer::elements(lhs_scale),
+        buffer::elements(rhs_scale),
         buffer::raw(lhs, 1),
         buffer::raw(rhs, 1),
     );
@@ -37,23 +126,87 @@ fn factors_kernel(
 #[cfg(all(test, feature = "cpu"))]
 mod tests {
     use burn::backend::ops::FloatTensorOps;
-    use burn::tensor::TensorData;
+    use burn::tensor::{Scalar, TensorData};
     use burn_cubecl::{CubeBackend, CubeDevice};
     use burn_std::reader::try_read_sync;
     use cubecl::cpu::CpuDevice;
 
     use super::*;
 
+    fn scale(scale: f32) -> CubeTensor {
+        let device = CubeDevice::Cpu(CpuDevice);
+        CubeBackend::float_from_data(TensorData::from([scale]), &device)
+    }
+
+    fn value(tensor: CubeTensor) -> f32 {
+        let data = try_read_sync(CubeBackend::float_into_data(tensor));
+        data.unwrap().unwrap().try_to_vec::<f32>().unwrap()[0]
+    }
+
     #[test]
     fn a_factor_is_one_by_a_scale() {
-        let device = CubeDevice::Cpu(CpuDevice);
-        let scale = |scale: f32| CubeBackend::float_from_data(TensorData::from([scale]), &device);
         for (lhs, rhs) in [(40.0, 0.125), (3.0e38, 7.0)] {
-            let found = factors(&scale(lhs), &scale(rhs)).map(|factor| {
-                let data = try_read_sync(CubeBackend::float_into_data(factor));
-                data.unwrap().unwrap().try_to_vec::<f32>().unwrap()
-            });
-            assert_eq!(found, [vec![1.0 / lhs], vec![1.0 / rhs]]);
+            let scales = [scale(lhs), scale(rhs)];
+            // Computed, known, and with the sides exchanged.
+            for [first, second] in [[0, 1], [0, 1], [1, 0]] {
+                let found = factors(&scales[first], &scales[second]).map(value);
+                assert_eq!(found, [first, second].map(|side| 1.0 / [lhs, rhs][side]));
+            }
         }
+    }
+
+    #[test]
+    fn a_known_factor_is_the_same_memory() {
+        let place = |factor: &CubeTensor| place(factor);
+        let [a, b, c] = [2.0, 4.0, 8.0].map(scale);
+        let [first, second] = factors(&a, &b);
+        let [third, _] = factors(&c, &a);
+        let again = factors(&a, &c);
+        assert_eq!(again.each_ref().map(place)[1], place(&third));
+        assert_ne!(place(&first), place(&second));
+        let both = factors(&b, &c);
+        assert_eq!(both.each_ref().map(place), [place(&second), place(&third)]);
+    }
+
+    /// An op that takes the last tensor of a scale may compute in place, in the memory by which the factor is known.
+    #[test]
+    fn a_scale_that_changes_has_another_factor() {
+        let (changes, stays) = (scale(4.0), scale(2.0));
+        assert_eq!(factors(&changes, &stays).map(value), [0.25, 0.5]);
+        assert!(!changes.can_mut() && !stays.can_mut());
+        let changed = CubeBackend::float_mul_scalar(changes, Scalar::from(2.0f32));
+        assert_eq!(factors(&changed, &stays).map(value), [0.125, 0.5]);
+    }
+
+    /// Words of one allocation are different scales.
+    #[test]
+    fn a_factor_is_that_of_its_place() {
+        let device = CubeDevice::Cpu(CpuDevice);
+        let all = CubeBackend::float_from_data(TensorData::from([1.0f32, 2.0, 4.0]), &device);
+        let part = |index: u64| CubeTensor {
+            handle: all
+                .handle
+                .clone()
+                .offset_start(4 * index)
+                .offset_end(8 - 4 * index),
+            ..scale(0.0)
+        };
+        assert_eq!(factors(&part(1), &part(2)).map(value), [0.5, 0.25]);
+        assert_eq!(factors(&part(2), &part(0)).map(value), [0.25, 1.0]);
+    }
+
+    #[test]
+    fn the_least_recently_used_factor_is_forgotten() {
+        let mut known = Factors::new();
+        let scales: Vec<_> = (0..=MOST).map(|index| scale(index as f32)).collect();
+        for scale in &scales[..MOST] {
+            known.keep(scale, scale);
+        }
+        assert!(known.of(&scales[0]).is_some());
+        known.keep(&scales[MOST], &scales[MOST]);
+        assert_eq!(known.by_scale.len(), MOST);
+        let is_known = scales.iter().map(|scale| known.of(scale).is_some());
+        let forgotten: Vec<_> = is_known.enumerate().filter(|(_, known)| !known).collect();
+        assert_eq!(forgotten, [(1, false)]);
     }
 }
