@@ -49,7 +49,7 @@ impl Machine {
         for folder in ["scripts", "benches", "bin", "pack/gpu", ".gpu"] {
             fs::create_dir_all(root.path().join(folder)).unwrap();
         }
-        for script in ["gpu-run", "gpu-summary"] {
+        for script in ["gpu-run", "gpu-tests", "gpu-summary"] {
             fs::copy(
                 scripts.join(script),
                 root.path().join("scripts").join(script),
@@ -63,7 +63,12 @@ impl Machine {
         );
         let gpu = root.path().join("pack/gpu");
         for (name, body) in programs {
-            write_program(&gpu.join(name), body);
+            // Most say what a whole program of tests says, and list none.
+            let lists = match body.contains("--list") {
+                true => "",
+                false => "case \"$*\" in *--list*) exit ;; esac\n",
+            };
+            write_program(&gpu.join(name), &format!("{lists}{body}"));
         }
         for file in files {
             write_empty(&gpu.join(file));

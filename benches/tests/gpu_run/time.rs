@@ -149,3 +149,29 @@ fn an_interrupt_ends_everything() {
     }
     assert!(!machine.root.path().join("cubecl.toml").exists());
 }
+
+/// One hangs, one fails, and one crashes.
+#[test]
+fn a_test_ends_no_other() {
+    let tests = "case \"$*\" in
+        *--list*) printf 'a::one: test\nb: test\nc: test\nd: test\nA: benchmark\n\n4 tests, 1 benchmark\n'; exit ;;
+        *'--exact b '*) sleep 60 ;;
+        *'--exact c '*) echo 'test c ... FAILED'; echo 'test result: FAILED. 0 passed; 1 failed'; exit 101 ;;
+        *'--exact d '*) kill -s SEGV $$ ;;
+        esac
+        echo \"$*\" >passed; echo 'test a::one ... ok'; echo 'test result: ok. 1 passed; 0 failed'";
+    let Some(machine) = Machine::new(&[("test-fp8", tests)]) else {
+        return;
+    };
+    let limits = [("LIMIT", "30"), ("TEST_SECONDS", "1")];
+    let output = machine.run_with(&limits, &["test-fp8:a:b:c:d"]);
+    assert_eq!(output.status.code(), Some(1));
+    let fp8 = machine.program("test-fp8");
+    assert_eq!((&fp8["passed"], &fp8["failed"]), (&1.into(), &3.into()));
+    assert_eq!(fp8["status"], 101);
+    let given = machine.read("passed");
+    assert_eq!(
+        given.trim(),
+        "--exact a::one --test-threads 2 --show-output"
+    );
+}
