@@ -20,6 +20,7 @@ mod torch;
 mod traffic;
 mod training;
 mod two_ranks;
+mod unchecked;
 
 pub use by_hand::{cast_all, cast_products};
 pub use comparison::{Comparison, Row, Table};
@@ -39,3 +40,4 @@ pub use torch::torch_script;
 pub use traffic::{FusionLog, KernelTraffic, Traffic};
 pub use training::{NoTraining, Training, training_of};
 pub use two_ranks::{Partner, tcp_groups};
+pub use unchecked::{BENCH_UNCHECKED, is_unchecked};

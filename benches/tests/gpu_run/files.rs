@@ -30,6 +30,60 @@ fn kernels_are_kept_for_another_machine() {
 }
 
 #[test]
+fn kernels_that_were_compiled_beforehand_are_taken() {
+    let takes = "cat .gpu/kernels/one && echo 'test result: ok. 1 passed; 0 failed'";
+    let Some(machine) = Machine::new(&[("test-fp8", takes)]) else {
+        return;
+    };
+    assert!(!machine.run(&[]).status.success());
+    let root = machine.root.path();
+    fs::create_dir_all(root.join("kernels")).unwrap();
+    fs::write(root.join("kernels/one"), "compiled").unwrap();
+    let packed = Command::new("tar")
+        .args(["-cJf", ".gpu/gpu.compiled.txz", "kernels"])
+        .current_dir(root)
+        .status();
+    assert!(packed.unwrap().success());
+    assert!(machine.run(&[".gpu/gpu.tar.xz"]).status.success());
+}
+
+/// The database of CubeCL has both, and kernels that are too large to be sent on.
+#[test]
+fn what_was_tuned_is_kept_without_the_kernels() {
+    let tunes = "python3 - <<'P'
+import os, sqlite3
+with sqlite3.connect('.gpu/kernels/default.db') as db:
+    db.execute('create table entries (namespace text, key blob, value blob, origin integer)')
+    kernel = os.urandom(17 << 20)
+    db.executemany('insert into entries values (?, ?, ?, 0)', [('cuda/1', b'a', kernel), ('autotune/1', b'b', b'tuned')])
+P
+        echo 'test result: ok. 1 passed; 0 failed'";
+    let Some(machine) = Machine::new(&[("test-fp8", tunes)]) else {
+        return;
+    };
+    let output = machine.run_with(&[("LIMIT", "60")], &[]);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        printed.contains("compiled.txz has what was tuned"),
+        "{printed}"
+    );
+    let out = machine.root.path().join(".gpu/out");
+    let unpacked = Command::new("tar")
+        .args(["-xJf", "compiled.txz"])
+        .current_dir(&out)
+        .status();
+    assert!(unpacked.unwrap().success());
+    let rows = "import sqlite3; print(sqlite3.connect('kernels/default.db').execute('select namespace, value from entries').fetchall())";
+    let rows = Command::new("python3")
+        .args(["-c", rows])
+        .current_dir(&out)
+        .output()
+        .unwrap();
+    let rows = String::from_utf8_lossy(&rows.stdout).into_owned();
+    assert_eq!(rows.trim(), "[('autotune/1', b'tuned')]");
+}
+
+#[test]
 fn a_driver_that_does_not_work_says_why() {
     let Some(machine) = Machine::new(&[("test-amp", PASSES)]) else {
         return;
