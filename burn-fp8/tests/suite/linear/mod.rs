@@ -2,6 +2,7 @@
 
 mod bias;
 mod convert;
+mod dtypes;
 mod evaluation;
 mod fallback;
 mod mappers;
