@@ -355,13 +355,29 @@ fn scales_are_rounded_down_to_powers_of_two() {
     }
 }
 
+/// Ways to share scales: one for the tensor, one for each row, and one for each block.
+const GRANULARITIES: [Granularity; 3] = [
+    Granularity::Tensor,
+    Granularity::Row,
+    Granularity::Block {
+        rows: 2,
+        columns: 2,
+    },
+];
+
 #[test]
 fn to_device_keeps_everything() {
-    for from in devices() {
-        let q = Fp8Tensor::quantize(Random::new(12).matrix([3, 5], &from), Fp8Format::E4M3);
+    let from = devices().into_iter();
+    for (from, granularity) in from.flat_map(|from| GRANULARITIES.map(|it| (from.clone(), it))) {
+        let x = Random::new(12).matrix([3, 5], &from);
+        let q = Fp8Tensor::quantize_as(x, Fp8Cast::new(granularity, Fp8Format::E4M3)).unwrap();
         for to in devices() {
             let moved = q.clone().to_device(&to);
-            assert_eq!(moved.device(), to);
+            assert_eq!((moved.device(), moved.scale().device()), (to.clone(), to));
+            assert_eq!(
+                values(moved.dequantize(FloatDType::F32)),
+                values(q.dequantize(FloatDType::F32))
+            );
             assert_eq!(moved.into_data(), q.clone().into_data());
         }
     }
@@ -369,10 +385,23 @@ fn to_device_keeps_everything() {
 
 #[test]
 fn debug_shows_values() {
-    let x = Tensor::<1>::from_floats([1.0, -448.0], &Device::flex());
-    let q = Fp8Tensor::quantize_with_scale(x, 1.0, Fp8Format::E4M3).unwrap();
-    let text = format!("{q:?}");
-    assert!(text.contains("E4M3") && text.contains("-448"), "{text}");
+    let scales = ["[[0.25]]", "[[1.0],\n [0.25]]", "[[0.25, 1.0]]"];
+    for device in devices() {
+        let x = Tensor::<2>::from_floats([[2.0, -448.0, 3.0], [-1792.0, 8.0, 448.0]], &device);
+        for (granularity, scale) in GRANULARITIES.into_iter().zip(scales) {
+            let cast = Fp8Cast::new(granularity, Fp8Format::E4M3);
+            let q = Fp8Tensor::quantize_as(x.clone(), cast).unwrap();
+            let text = format!("{q:?}");
+            for part in [
+                "format: E4M3",
+                &format!("granularity: {granularity:?}"),
+                scale,
+                "[[2.0, -448.0, 3.0],\n [-1792.0, 8.0, 448.0]]",
+            ] {
+                assert!(text.contains(part), "no {part} in {text}");
+            }
+        }
+    }
 }
 
 #[test]
