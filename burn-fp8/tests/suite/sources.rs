@@ -7,6 +7,7 @@ use burn::backend::ops::IntTensorOps;
 use burn::tensor::{DType, FloatDType, Shape};
 use burn_cubecl::{CubeBackend, CubeDevice, cubecl::client::Client, tensor::CubeTensor};
 use burn_fp8::kernels::{MatmulPolicy, MatmulRoutine, matmul_amax_by, matmul_by, matmul_policy};
+use burn_fp8::recipe::{AmaxCompute, DelayedScaling};
 use burn_fp8::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 use burn_std::Metadata;
 
@@ -422,8 +423,8 @@ fn casts_are_native_where_the_gpu_has_the_instruction() {
     }
 }
 
-/// Casts and the way back, products without tensor cores, and the kernels that prepare operands for tensor cores. (A unit test
-/// has the kernel after the products of decoded operands, which are Burn's.)
+/// Casts and the way back, scales and their updates, products without tensor cores, and the kernels that prepare operands for
+/// tensor cores. (A unit test has the kernel after the products of decoded operands, which are Burn's.)
 #[test]
 fn portable_kernels_compile() {
     let Some(toolkit) = toolkit() else { return };
@@ -458,12 +459,28 @@ fn portable_kernels_compile() {
             // The left side is copied by words, the right side by codes.
             multiply(accelerated, [turned(&[1, 37, 132]), codes(&[1, 37, 3])]);
         };
+        let scaling = |client: &Client| {
+            let floats = |count| empty(client, &[count], count, DType::F32);
+            for power_of_two in [false, true] {
+                CubeBackend::fp8_scales(floats(70), format, power_of_two);
+            }
+            for algorithm in [AmaxCompute::Max, AmaxCompute::MostRecent] {
+                let recipe = DelayedScaling::new().with_amax_compute(algorithm);
+                let update = recipe.update(format);
+                CubeBackend::fp8_update_scale(floats(1024), floats(1), floats(1), update);
+            }
+        };
         let casts = casts(gpu, format, DType::from(output));
         let Some((casts, others)) = casts.zip(portable(gpu, launch)) else {
             return;
         };
         assert_eq!(others.len(), 6);
-        for (name, source) in casts.into_iter().chain(others) {
+        let scaling = gpu.kernels(scaling).unwrap();
+        for (kernel, expected) in [("scales_kernel", 2), ("update_kernel", 2)] {
+            let found = scaling.iter().filter(|(name, _)| name.starts_with(kernel));
+            assert_eq!(found.count(), expected, "{kernel}");
+        }
+        for (name, source) in casts.into_iter().chain(others).chain(scaling) {
             let compiled = cubin(&source, architecture, &toolkit);
             assert!(compiled.is_ok(), "{name} for {architecture}: {compiled:?}");
         }
