@@ -6,7 +6,13 @@ use burn_backend::try_read_sync;
 use burn_fp8::recipe::DelayedScaling;
 use burn_fp8::{Bias, Fp8Format, Fp8Ops, Granularity, MatmulSpec};
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
-use {super::device::Random, burn::tensor::DType, burn_fp8::Fp8Cast};
+use {
+    super::device::Random,
+    burn::backend::{AutodiffBackend, ops::FloatTensorOps},
+    burn::tensor::DType,
+    burn_autodiff::Autodiff,
+    burn_fp8::{Fp8Cast, GradAmaxSlot, LinearSpec, Operand},
+};
 
 use super::fixtures;
 
@@ -210,6 +216,52 @@ fn check_scaled_apart<B: Fp8Ops>(device: Device<B>, dtypes: &[DType]) {
     }
 }
 
+/// A training step of a layer with delayed scaling, whose scales are not yet right: its output, the gradients of input, weight
+/// and bias, and what the next step begins with, which are the weight, and a scale for each of the three tensors.
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
+fn training_step<B: Fp8Ops>(device: &Device<B>) -> Vec<Vec<f32>> {
+    let mut random = Random::new(41);
+    // Multiples of an eighth, so that the sum of the bias's gradient is exact in any order.
+    let mut leaf = |shape: &[usize]| {
+        let values = random.normals(shape.iter().product()).into_iter();
+        let values = values.map(|value| (value * 8.0).round() / 8.0).collect();
+        Autodiff::<B>::float_set_require_grad(tensor::<Autodiff<B>>(values, shape, device), true)
+    };
+    let [x, w, g, b] = [&[7, 9][..], &[9, 6], &[7, 6], &[6]].map(&mut leaf);
+    let one = || tensor::<Autodiff<B>>(vec![1.0], &[1], device);
+    let spec = LinearSpec {
+        forward: Fp8Format::E4M3,
+        gradient: Fp8Format::E5M2,
+        current_gradient_scale: false,
+        power_of_two: false,
+        gradient_amax: GradAmaxSlot::default(),
+    };
+    let slot = spec.gradient_amax.clone();
+    let plain = Autodiff::<B>::float_detach(w.clone());
+    let (codes, weight_amax) = Operand::<Autodiff<B>>::cast_with(plain, one(), spec.forward);
+    let bias = Bias::Row(b.clone());
+    let (output, input_amax) =
+        Autodiff::<B>::fp8_linear(x.clone(), w.clone(), codes, one(), one(), bias, spec);
+    // Without a sum, which CubeCL would tune for seconds; backward begins with ones all the same.
+    let gradients = Autodiff::<B>::backward(Autodiff::<B>::float_mul(output.clone(), g));
+    let found = [x, w.clone(), b].map(|leaf| Autodiff::<B>::grad(&leaf, &gradients).unwrap());
+
+    let inner = Autodiff::<B>::inner;
+    // By a power of two, because only fused ops round product and difference together.
+    let step = B::float_mul_scalar(found[1].clone(), 0.125f32.into());
+    let next = B::float_sub(inner(w), step);
+    let gradient_amax = Autodiff::<B>::fp8_gradient_amax(one(), slot);
+    let amaxes = [input_amax, weight_amax, gradient_amax].map(inner);
+    let formats = [Fp8Format::E4M3, Fp8Format::E4M3, Fp8Format::E5M2];
+    let scales = amaxes.into_iter().zip(formats).map(|(amax, format)| {
+        let history = tensor::<B>(vec![0.0; 3], &[3], device);
+        let update = DelayedScaling::new().update(format);
+        B::fp8_update_scale(history, inner(one()), amax, update).1
+    });
+    let results = [inner(output)].into_iter().chain(found).chain([next]);
+    results.chain(scales).map(floats::<B>).collect()
+}
+
 #[test]
 fn flex() {
     check::<Flex>(Default::default());
@@ -217,11 +269,11 @@ fn flex() {
 
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm", feature = "wgpu"))]
 mod cube {
-    use burn::tensor::DType;
+    use burn::{backend::Flex, tensor::DType};
     use burn_cubecl::CubeBackend;
     use burn_fusion::Fusion;
 
-    use super::{super::routines::cube_devices, check, check_scaled_apart};
+    use super::{super::routines::cube_devices, check, check_scaled_apart, training_step};
 
     #[test]
     fn without_fusion() {
@@ -238,6 +290,27 @@ mod cube {
             check::<Fusion<CubeBackend>>(device.clone());
             // The kernels are the same. Fusion only adds the way to them.
             check_scaled_apart::<Fusion<CubeBackend>>(device, &[DType::F32]);
+        }
+    }
+
+    /// Up to the order of f32 sums, it is also that of Flex.
+    #[test]
+    fn a_training_step_is_the_same_with_and_without_fusion() {
+        let expected = training_step::<Flex>(&Default::default());
+        for device in cube_devices() {
+            let unfused = training_step::<CubeBackend>(&device);
+            assert_eq!(unfused, training_step::<Fusion<CubeBackend>>(&device));
+            for (found, expected) in unfused.iter().zip(&expected) {
+                assert_eq!(found.len(), expected.len());
+                for (found, expected) in found.iter().zip(expected) {
+                    // Of sums of fewer than ten terms.
+                    let error = (found - expected).abs();
+                    assert!(
+                        error <= 1e-5 * expected.abs().max(1.0),
+                        "{found} is not {expected}"
+                    );
+                }
+            }
         }
     }
 }
