@@ -2,6 +2,7 @@
 
 mod suite {
     mod accumulation;
+    mod autocast_fp8;
     mod buckets;
     mod checkpoint;
     mod checkpoint_states;
