@@ -36,6 +36,7 @@ mod suite {
     mod sources;
     mod tensor;
     mod tensor_errors;
+    mod torchao;
     mod training;
     mod transformer;
 }

@@ -16,7 +16,7 @@ fn random<const D: usize>(random: &mut Random, shape: [usize; D], device: &Devic
 
 /// The product of `[.., m, k]` by `[.., k, n]` in f64, with batch dimensions broadcast, and the sum of the magnitudes of the
 /// terms, to which the error of an f32 sum is proportional.
-fn product<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Vec<(f64, f64)> {
+pub(super) fn product<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Vec<(f64, f64)> {
     let (left, right) = (lhs.dims(), rhs.dims());
     let [m, k, n] = [left[D - 2], left[D - 1], right[D - 1]];
     let (a, b) = (values(lhs.clone()), values(rhs.clone()));

@@ -6,7 +6,7 @@ mod dtypes;
 mod evaluation;
 mod fallback;
 mod mappers;
-mod products;
+pub(super) mod products;
 mod ranks;
 mod state;
 

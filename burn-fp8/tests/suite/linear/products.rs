@@ -11,7 +11,7 @@ use super::super::device::{Random, compiles_for_long, devices, float_dtypes, sqn
 use super::{assert_near, linear, pass, pass_fp8};
 
 /// All recipes with their defaults, and then the same with other settings.
-fn recipes() -> [Fp8Recipe; 8] {
+pub(in crate::suite) fn recipes() -> [Fp8Recipe; 8] {
     [
         DelayedScaling::new().with_amax_history_len(4).into(),
         CurrentScaling::new().into(),
@@ -27,7 +27,7 @@ fn recipes() -> [Fp8Recipe; 8] {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Distribution {
+pub(in crate::suite) enum Distribution {
     Normal,
     /// All positive, as after a relu or a softmax.
     Uniform,
@@ -36,7 +36,12 @@ enum Distribution {
 }
 
 impl Distribution {
-    fn matrix(self, random: &mut Random, shape: [usize; 2], device: &Device) -> Tensor<2> {
+    pub(in crate::suite) fn matrix(
+        self,
+        random: &mut Random,
+        shape: [usize; 2],
+        device: &Device,
+    ) -> Tensor<2> {
         let draw = |random: &mut Random| match self {
             Self::Normal => random.normal(),
             Self::Uniform => random.uniform(),
