@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::quartiles;
+use crate::{is_unchecked, quartiles};
 
 /// The least time that jobs queued together should take: waiting for them takes microseconds.
 const QUEUE: Duration = Duration::from_millis(5);
@@ -152,8 +152,10 @@ impl<'a> Comparison<'a> {
         })
     }
 
-    /// Does the job once in every way, to warm up, and then `rounds` times, or fewer if the [time](Self::within) is up.
+    /// Does the job once in every way, to warm up, and then `rounds` times, or fewer if the [time](Self::within) is up; once more if
+    /// [nothing is computed](is_unchecked).
     pub fn run(mut self, rounds: usize) -> Table {
+        let rounds = if is_unchecked() { 1 } else { rounds };
         let mut times: Vec<Vec<f64>> = vec![Vec::with_capacity(rounds); self.ways.len()];
         let mut start = Instant::now();
         for round in 0..=rounds {

@@ -76,12 +76,13 @@ fn output_and_gradients_are_rounded_once_to_their_dtypes() {
     for device in devices() {
         let dtypes = float_dtypes(&device);
         let narrow = &dtypes[1..];
-        // Where every pass is compiled anew, the last dtype and the default recipe are enough.
+        // Where every pass is compiled anew, f16 and the default recipe are enough. (Burn's casts to bf16 give zeros on CubeCL's CPU
+        // runtime, where the processor has no instruction for it.)
         let (parameters, inputs, recipes) = match compiles_for_long(&device) {
             false => (narrow, &dtypes[..], &recipes[..]),
             true => {
-                let last = &dtypes[dtypes.len() - 1..];
-                (last, last, &recipes[3..])
+                let f16 = &narrow[..1];
+                (f16, f16, &recipes[3..])
             }
         };
         let device = device.autodiff();
