@@ -42,6 +42,8 @@ pub(crate) struct LayerSet {
     backward: Mutex<Seen>,
     /// Whether the backend underneath fuses ops.
     fused: AtomicBool,
+    /// Whether some products are computed as transpositions.
+    turns: AtomicBool,
     /// The dtype of 16 bits that a tensor in f32 was cast to last.
     low: Mutex<Option<DType>>,
     /// Whether a layer ran ops itself.
@@ -71,6 +73,7 @@ impl LayerSet {
             scopes: Scopes::default(),
             backward: Mutex::default(),
             fused: AtomicBool::new(false),
+            turns: AtomicBool::new(false),
             low: Mutex::default(),
             owns: AtomicBool::new(false),
             ends: Ends::default(),
@@ -100,6 +103,15 @@ impl LayerSet {
     /// Whether the backend underneath fuses ops.
     pub(crate) fn is_fused(&self) -> bool {
         self.fused.load(Ordering::Relaxed)
+    }
+
+    /// Records that the backend underneath cannot compute some products but as transpositions.
+    pub(crate) fn set_turning(&self) {
+        self.turns.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn turns_products(&self) -> bool {
+        self.turns.load(Ordering::Relaxed)
     }
 
     pub(crate) fn hold(&self) {

@@ -120,6 +120,9 @@ impl Service {
         if fuses_ops::<B>(device.base()) {
             layers.set_fused();
         }
+        if B::name(device.base()).contains("cuda") {
+            layers.set_turning();
+        }
         let token = token();
         let authorizer = TokenAuthorizer::new(token.as_str()).expect("the token is not empty");
         // Not `serve`, which would install a log subscriber and signal handlers of its own.

@@ -4,7 +4,7 @@
 //! reads the gradient of a weight 128 times. Where the [plan](crate::Plan::over_batch) says so, the product waits for the sum,
 //! and both become one product over the rows of all matrices, as in PyTorch.
 
-use super::{call::Call, kernel_end::alone_in_kernel};
+use super::{call::Call, kernel_end::alone_in_kernel, product::product};
 use crate::{LayeredFloat, recent::GiveUp, recompute::Recomputed, source::Later};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -101,9 +101,9 @@ impl<B: BackendIr> Call<B> {
 impl<B: BackendIr> Products<B> {
     /// The products of all matrices.
     fn each(&self) -> FloatTensor<B> {
-        let (x, dy) = (self.x.clone(), self.dy.clone());
-        let product = B::float_matmul(x.into_dtype(self.compute), dy.into_dtype(self.compute));
-        self.stored(product)
+        let factors = [&self.x, &self.dy].map(|factor| factor.clone().into_dtype(self.compute));
+        let [x, dy] = factors;
+        product::<B>(self.x.layer(), x, dy, |product| self.stored(product))
     }
 
     /// The sum of the products.
@@ -124,7 +124,7 @@ impl<B: BackendIr> Products<B> {
         let x = B::float_reshape(x, Shape::new([parts, rows, k]));
         let x = B::float_swap_dims(x, 1, 2);
         let dy = B::float_reshape(dy, Shape::new([parts, rows, n]));
-        let product = self.stored(B::float_matmul(x, dy));
+        let product = product::<B>(self.x.layer(), x, dy, |product| self.stored(product));
         let sum = match parts {
             1 => product,
             _ => B::float_sum_dim(product, 0),

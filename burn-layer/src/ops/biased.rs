@@ -4,7 +4,7 @@
 //! it, so that the product is written, read, and written once more with the bias. Here a product waits until it is needed. If the sum
 //! needs it, the row comes before the product, and both are one kernel.
 
-use super::call::Call;
+use super::{call::Call, product::product};
 use crate::{LayeredFloat, deferred::Deferred, source::Later};
 use burn_backend::TensorMetadata;
 use burn_ir::BackendIr;
@@ -51,10 +51,10 @@ impl<B: BackendIr> Call<B> {
         let factors = [x, y].map(|factor| self.lower(factor.clone()));
         self.lowered();
         let dtype = factors[0].dtype();
-        let factors = Mutex::new(Some(factors));
+        let (factors, layers) = (Mutex::new(Some(factors)), self.layer());
         let product = Deferred::new(move || {
             let [x, y] = factors.lock().take().expect("this is called once");
-            B::float_matmul(x, y)
+            product::<B>(&layers, x, y, |product| product)
         });
         Some(self.waiting(Later::Deferred(product), x, (shape, dtype)))
     }

@@ -4,7 +4,7 @@
 
 use super::{
     again::again, average::average, batch::batch, batch_norm::batch_norm, biased::biased,
-    call::Call, identity::identity, table::op_table, view::view,
+    call::Call, identity::identity, product::computed, table::op_table, view::view,
 };
 use crate::{Layered, on_stream::on_this_stream};
 use burn_backend::{
@@ -337,7 +337,7 @@ macro_rules! delegate {
                     biased!(call, $name, $($arg: $kind),*);
                     $(let $arg = lower!(call, $kind, $arg);)*
                     call.lowered();
-                    wrap!(call, $ret, B::$name($($arg),*))
+                    wrap!(call, $ret, computed!(call, $name, $($arg),*))
                 }
             )*
         }

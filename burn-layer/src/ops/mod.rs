@@ -14,6 +14,7 @@ mod inherited;
 pub(crate) mod kernel_end;
 mod lineage;
 mod parts;
+mod product;
 pub(crate) mod table;
 mod transaction;
 mod view;
