@@ -42,8 +42,8 @@ pub(crate) struct LayerSet {
     backward: Mutex<Seen>,
     /// Whether the backend underneath fuses ops.
     fused: AtomicBool,
-    /// Whether some products are computed as transpositions.
-    turns: AtomicBool,
+    /// Whether some products are computed in another shape.
+    shapes: AtomicBool,
     /// The dtype of 16 bits that a tensor in f32 was cast to last.
     low: Mutex<Option<DType>>,
     /// Whether a layer ran ops itself.
@@ -73,7 +73,7 @@ impl LayerSet {
             scopes: Scopes::default(),
             backward: Mutex::default(),
             fused: AtomicBool::new(false),
-            turns: AtomicBool::new(false),
+            shapes: AtomicBool::new(false),
             low: Mutex::default(),
             owns: AtomicBool::new(false),
             ends: Ends::default(),
@@ -105,13 +105,13 @@ impl LayerSet {
         self.fused.load(Ordering::Relaxed)
     }
 
-    /// Records that the backend underneath cannot compute some products but as transpositions.
-    pub(crate) fn set_turning(&self) {
-        self.turns.store(true, Ordering::Relaxed);
+    /// Records that the backend underneath cannot compute some products but in another shape.
+    pub(crate) fn set_shaping(&self) {
+        self.shapes.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn turns_products(&self) -> bool {
-        self.turns.load(Ordering::Relaxed)
+    pub(crate) fn shapes_products(&self) -> bool {
+        self.shapes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn hold(&self) {

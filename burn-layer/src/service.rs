@@ -121,7 +121,7 @@ impl Service {
             layers.set_fused();
         }
         if B::name(device.base()).contains("cuda") {
-            layers.set_turning();
+            layers.set_shaping();
         }
         let token = token();
         let authorizer = TokenAuthorizer::new(token.as_str()).expect("the token is not empty");

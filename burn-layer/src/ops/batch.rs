@@ -103,7 +103,7 @@ impl<B: BackendIr> Products<B> {
     fn each(&self) -> FloatTensor<B> {
         let factors = [&self.x, &self.dy].map(|factor| factor.clone().into_dtype(self.compute));
         let [x, dy] = factors;
-        product::<B>(self.x.layer(), x, dy, |product| self.stored(product))
+        product::<B>(self.x.layer(), x, dy, true, |product| self.stored(product))
     }
 
     /// The sum of the products.
@@ -124,7 +124,7 @@ impl<B: BackendIr> Products<B> {
         let x = B::float_reshape(x, Shape::new([parts, rows, k]));
         let x = B::float_swap_dims(x, 1, 2);
         let dy = B::float_reshape(dy, Shape::new([parts, rows, n]));
-        let product = product::<B>(self.x.layer(), x, dy, |product| self.stored(product));
+        let product = product::<B>(self.x.layer(), x, dy, true, |product| self.stored(product));
         let sum = match parts {
             1 => product,
             _ => B::float_sum_dim(product, 0),

@@ -48,13 +48,14 @@ impl<B: BackendIr> Call<B> {
             return None;
         }
         shape.as_mut_slice()[rows + 1] = y.shape()[rows + 1];
+        let transposed = inputs.first_transposed;
         let factors = [x, y].map(|factor| self.lower(factor.clone()));
         self.lowered();
         let dtype = factors[0].dtype();
         let (factors, layers) = (Mutex::new(Some(factors)), self.layer());
         let product = Deferred::new(move || {
             let [x, y] = factors.lock().take().expect("this is called once");
-            product::<B>(&layers, x, y, |product| product)
+            product::<B>(&layers, x, y, transposed, |product| product)
         });
         Some(self.waiting(Later::Deferred(product), x, (shape, dtype)))
     }

@@ -1,14 +1,16 @@
-//! Products that are computed as transpositions.
+//! Products that are computed in another shape.
 //!
 //! For a product in 16 bits that is four times as tall as wide, CubeCL 0.11's autotune tries kernels on GPUs with TMA whose tiles have
 //! 512 rows. TMA takes 256, so their launch fails, and from then on all that is computed of the two factors: the other kernels that
-//! autotune tries, and the rest of the step. Attention over many tokens has such products, and so has the backward of most
-//! feed-forward blocks. The transposition of the product, which is wide, has no such kernel.
+//! autotune tries, and the rest of the step. Linear layers have such products if all rows of a batch are multiplied at once, attention
+//! over many tokens has them, and so has the backward of most feed-forward blocks. Parts of the product that are less tall have no such
+//! kernel, nor has its transposition, which is wide.
 
 use super::call::Call;
 use crate::LayerSet;
-use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
+use burn_std::{MatmulTransformAction, MatmulTransformAnalysis, MatmulTransformPolicy};
 
 /// Has the backend compute an op.
 macro_rules! computed {
@@ -23,43 +25,104 @@ pub(super) use computed;
 
 impl<B: BackendIr> Call<B> {
     pub(super) fn product(&self, x: FloatTensor<B>, y: FloatTensor<B>) -> FloatTensor<B> {
-        product::<B>(&self.layer(), x, y, |product| product)
+        let inputs = self.inputs.as_ref();
+        let transposed = inputs.is_some_and(|inputs| inputs.first_transposed);
+        product::<B>(&self.layer(), x, y, transposed, |product| product)
     }
 }
 
-/// The product on a backend under layers, after an elementwise `end`.
+/// The product on a backend under layers, after an elementwise `end`. `transposed` tells whether `x` is a view of another tensor's
+/// transposition.
 pub(super) fn product<B: Backend>(
     layers: &LayerSet,
     x: FloatTensor<B>,
     y: FloatTensor<B>,
+    transposed: bool,
     end: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
-    match layers.turns_products() && is_tall::<B>(&x, &y) {
-        true => turned::<B>(x, y, end),
-        false => end(B::float_matmul(x, y)),
-    }
-}
-
-/// The product as the transposition of `y^T x^T`.
-fn turned<B: Backend>(
-    x: FloatTensor<B>,
-    y: FloatTensor<B>,
-    end: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
-) -> FloatTensor<B> {
-    let column = x.shape().num_dims() - 1;
-    let turn = |tensor| B::float_swap_dims(tensor, column - 1, column);
-    turn(end(B::float_matmul(turn(y), turn(x))))
-}
-
-/// Whether CubeCL tries tiles of 512 rows: those of 16 instructions for 32 rows and 8 columns each.
-fn is_tall<B: Backend>(x: &FloatTensor<B>, y: &FloatTensor<B>) -> bool {
-    let (x_shape, y_shape) = (x.shape(), y.shape());
-    let Some(row) = x_shape.num_dims().checked_sub(2) else {
-        return false;
+    let low = |tensor: &FloatTensor<B>| matches!(tensor.dtype(), DType::BF16 | DType::F16);
+    let way = match layers.shapes_products() && low(&x) && low(&y) {
+        true => Way::of(&x.shape(), &y.shape(), transposed),
+        false => Way::Whole,
     };
-    let (rows, columns) = (x_shape[row], y_shape[row + 1]);
-    let low = [x.dtype(), y.dtype()].map(|dtype| matches!(dtype, DType::BF16 | DType::F16));
-    low == [true; 2] && columns > 32 && rows >= 4 * columns
+    way.multiply::<B>(x, y, end)
+}
+
+/// How a product is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Whole,
+    /// In so many parts, of as many rows each, one below the other.
+    Parts(usize),
+    /// As the transposition of `y^T x^T`.
+    Turned,
+    /// As that of all rows of a batch.
+    TurnedOfAll,
+}
+
+impl Way {
+    fn of(x: &Shape, y: &Shape, transposed: bool) -> Self {
+        let Some(row) = x.num_dims().checked_sub(2) else {
+            return Self::Whole;
+        };
+        let columns = y[row + 1];
+        // A tile has 16 instructions of 32 rows and 8 columns each; fewer, if there are few columns.
+        let tall = |rows: usize| columns > 32 && rows >= 4 * columns;
+        let all: usize = x[..=row].iter().product();
+        let shared = y[..row].iter().all(|&matrices| matrices == 1);
+        let analysis = MatmulTransformAnalysis::from_shapes(x, y);
+        let rows = match MatmulTransformPolicy::default().action(&analysis) {
+            MatmulTransformAction::MergeBatches { rows } => rows,
+            MatmulTransformAction::Keep => x[row],
+        };
+        if !tall(rows) {
+            return Self::Whole;
+        }
+        // CubeCL puts parts together again, unless they are of whole tiles.
+        let fits = |parts: &usize| {
+            let rows = all / parts;
+            all.is_multiple_of(*parts) && rows.is_multiple_of(32) && !tall(rows)
+        };
+        let parts = || (1..=all / 32).find(fits);
+        match (shared && !transposed).then(parts).flatten() {
+            Some(parts) => Self::Parts(parts),
+            None if rows == x[row] => Self::Turned,
+            None => Self::TurnedOfAll,
+        }
+    }
+
+    fn multiply<B: Backend>(
+        self,
+        x: FloatTensor<B>,
+        y: FloatTensor<B>,
+        end: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let (mut shape, column) = (x.shape(), x.shape().num_dims() - 1);
+        let (inner, columns) = (shape[column], y.shape()[column]);
+        let turned = |x, y, column| {
+            let turn = |tensor| B::float_swap_dims(tensor, column - 1, column);
+            turn(B::float_matmul(turn(y), turn(x)))
+        };
+        shape.as_mut_slice()[column] = columns;
+        let all: usize = shape[..column].iter().product();
+        let reshape = |tensor, shape: &[usize]| B::float_reshape(tensor, Shape::from(shape));
+        match self {
+            Self::Whole => end(B::float_matmul(x, y)),
+            Self::Turned => {
+                let turn = |tensor| B::float_swap_dims(tensor, column - 1, column);
+                turn(end(B::float_matmul(turn(y), turn(x))))
+            }
+            Self::Parts(parts) => {
+                let x = reshape(x, &[parts, all / parts, inner]);
+                let y = reshape(y, &[1, inner, columns]);
+                B::float_reshape(end(B::float_matmul(x, y)), shape)
+            }
+            Self::TurnedOfAll => {
+                let (x, y) = (reshape(x, &[all, inner]), reshape(y, &[inner, columns]));
+                B::float_reshape(end(turned(x, y, 1)), shape)
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -68,10 +131,10 @@ mod tests {
     use burn_backend::{TensorData, ops::FloatTensorOps};
     use burn_flex::{Flex, FlexDevice};
 
-    fn tensor(shape: &[usize], dtype: DType) -> FloatTensor<Flex> {
+    fn tensor(shape: &[usize]) -> FloatTensor<Flex> {
         let count = shape.iter().product();
         let values: Vec<f32> = (0..count).map(|i| (i * 7 % 13) as f32 - 6.0).collect();
-        let data = TensorData::new(values, shape.to_vec()).convert_dtype(dtype);
+        let data = TensorData::new(values, shape.to_vec()).convert_dtype(DType::BF16);
         Flex::float_from_data(data, &FlexDevice)
     }
 
@@ -79,45 +142,98 @@ mod tests {
         burn_std::future::block_on(Flex::float_into_data(tensor)).unwrap()
     }
 
-    /// `find_instruction_size` and `infer_blueprint_plane` of cubek-matmul 0.3.1.
+    /// By `find_instruction_size` and `infer_blueprint_plane` of cubek-matmul 0.3.1, and `MatmulTransformPolicy`.
     #[test]
-    fn the_products_with_tiles_of_512_rows_are_tall() {
-        for (rows, columns, dtype, tall) in [
-            (1024, 64, DType::BF16, true),
-            (1024, 64, DType::F16, true),
-            (1024, 64, DType::F32, false),
-            (256, 64, DType::BF16, true),
-            (255, 64, DType::BF16, false),
-            (3072, 768, DType::BF16, true),
-            (1024, 32, DType::BF16, false),
-            (132, 33, DType::BF16, true),
-            (64, 1024, DType::BF16, false),
+    fn products_with_tiles_of_512_rows_are_computed_in_another_shape() {
+        for (x, y, transposed, way) in [
+            // Attention, and the gradient of a weight.
+            (
+                vec![8, 12, 1024, 1024],
+                vec![8, 12, 1024, 64],
+                false,
+                Way::Turned,
+            ),
+            (
+                vec![8, 12, 1024, 64],
+                vec![8, 12, 64, 1024],
+                false,
+                Way::Whole,
+            ),
+            (vec![3072, 8192], vec![8192, 768], true, Way::Turned),
+            (vec![768, 8192], vec![8192, 3072], true, Way::Whole),
+            // Linear layers: 197 rows are no whole tiles, so CubeCL multiplies all at once.
+            (
+                vec![128, 197, 768],
+                vec![1, 768, 3072],
+                false,
+                Way::Parts(4),
+            ),
+            (vec![8, 1024, 768], vec![1, 768, 3072], false, Way::Whole),
+            (vec![8192, 768], vec![768, 768], false, Way::Parts(4)),
+            (
+                vec![125, 197, 768],
+                vec![1, 768, 6144],
+                false,
+                Way::TurnedOfAll,
+            ),
+            (vec![24625, 768], vec![768, 768], false, Way::Turned),
+            // The limits.
+            (vec![2, 256, 1], vec![2, 1, 64], false, Way::Turned),
+            (vec![2, 255, 1], vec![2, 1, 64], false, Way::Whole),
+            (vec![2, 1024, 1], vec![2, 1, 32], false, Way::Whole),
+            (vec![2, 132, 1], vec![2, 1, 33], false, Way::Turned),
+            (vec![4], vec![4], false, Way::Whole),
         ] {
-            let (x, y) = (
-                tensor(&[2, rows, 1], dtype),
-                tensor(&[2, 1, columns], dtype),
-            );
+            let found = Way::of(&Shape::from(x.clone()), &Shape::from(y.clone()), transposed);
+            assert_eq!(found, way, "{x:?} by {y:?}");
+        }
+    }
+
+    /// Parts are no such products themselves, and fill the rows.
+    #[test]
+    fn parts_are_less_tall() {
+        for rows in (32..2000).step_by(32) {
+            let (x, y) = (Shape::from([rows, 8]), Shape::from([8, 40]));
+            let Way::Parts(parts) = Way::of(&x, &y, false) else {
+                assert!(rows < 160);
+                continue;
+            };
+            let part = Shape::from([parts, rows / parts, 8]);
+            let y = Shape::from([1, 8, 40]);
             assert_eq!(
-                is_tall::<Flex>(&x, &y),
-                tall,
-                "{rows} by {columns}, {dtype:?}"
+                (Way::of(&part, &y, false), rows % parts),
+                (Way::Whole, 0),
+                "{rows}"
             );
         }
     }
 
-    /// Matrices, batches, and factors that are broadcast and transposed. All numbers and sums are whole, and small.
+    /// Matrices, and batches, of which factors are broadcast. All numbers and sums are whole, and small.
     #[test]
-    fn a_turned_product_is_the_product() {
-        for (x, y) in [
-            (vec![9, 5], vec![5, 2]),
-            (vec![2, 3, 9, 5], vec![2, 3, 5, 2]),
-            (vec![2, 9, 5], vec![1, 5, 3]),
+    fn the_product_is_the_same_in_every_shape() {
+        for (x, y, ways) in [
+            (
+                vec![9, 5],
+                vec![5, 2],
+                vec![Way::Turned, Way::TurnedOfAll, Way::Parts(3)],
+            ),
+            (vec![2, 3, 9, 5], vec![2, 3, 5, 2], vec![Way::Turned]),
+            (
+                vec![2, 9, 5],
+                vec![1, 5, 3],
+                vec![Way::Turned, Way::TurnedOfAll, Way::Parts(6)],
+            ),
+            (
+                vec![2, 2, 9, 5],
+                vec![1, 1, 5, 3],
+                vec![Way::TurnedOfAll, Way::Parts(4)],
+            ),
         ] {
-            let (x, y) = (tensor(&x, DType::BF16), tensor(&y, DType::BF16));
             let double = |tensor| Flex::float_mul_scalar(tensor, 2f32.into());
-            let expected = double(Flex::float_matmul(x.clone(), y.clone()));
-            let found = turned::<Flex>(x, y, double);
-            assert_eq!(data(found), data(expected));
+            let multiply = |way: Way| data(way.multiply::<Flex>(tensor(&x), tensor(&y), double));
+            for way in ways {
+                assert_eq!(multiply(way), multiply(Way::Whole), "{way:?}");
+            }
         }
     }
 }
