@@ -99,30 +99,34 @@ impl Way {
     ) -> FloatTensor<B> {
         let (mut shape, column) = (x.shape(), x.shape().num_dims() - 1);
         let (inner, columns) = (shape[column], y.shape()[column]);
-        let turned = |x, y, column| {
-            let turn = |tensor| B::float_swap_dims(tensor, column - 1, column);
-            turn(B::float_matmul(turn(y), turn(x)))
-        };
-        shape.as_mut_slice()[column] = columns;
         let all: usize = shape[..column].iter().product();
+        shape.as_mut_slice()[column] = columns;
         let reshape = |tensor, shape: &[usize]| B::float_reshape(tensor, Shape::from(shape));
         match self {
             Self::Whole => end(B::float_matmul(x, y)),
-            Self::Turned => {
-                let turn = |tensor| B::float_swap_dims(tensor, column - 1, column);
-                turn(end(B::float_matmul(turn(y), turn(x))))
-            }
             Self::Parts(parts) => {
                 let x = reshape(x, &[parts, all / parts, inner]);
                 let y = reshape(y, &[1, inner, columns]);
                 B::float_reshape(end(B::float_matmul(x, y)), shape)
             }
+            Self::Turned => turned::<B>(x, y, end),
             Self::TurnedOfAll => {
                 let (x, y) = (reshape(x, &[all, inner]), reshape(y, &[inner, columns]));
-                B::float_reshape(end(turned(x, y, 1)), shape)
+                B::float_reshape(turned::<B>(x, y, end), shape)
             }
         }
     }
+}
+
+/// The transposition of `y^T x^T`.
+fn turned<B: Backend>(
+    x: FloatTensor<B>,
+    y: FloatTensor<B>,
+    end: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let column = x.shape().num_dims() - 1;
+    let turn = |tensor| B::float_swap_dims(tensor, column - 1, column);
+    turn(end(B::float_matmul(turn(y), turn(x))))
 }
 
 #[cfg(test)]
