@@ -99,7 +99,7 @@ fn matmul(product: Product, dtype: FloatDType, turned: bool) -> CubeTensor {
         burn_matmul::matmul(left, right, None, Default::default(), DType::F32)
             .expect("Burn multiplies floats of any shape")
     };
-    let sums = match turned {
+    let sums = match turned && !along {
         true => swapped(multiply(swapped(right), swapped(left))),
         false => multiply(left, right),
     };

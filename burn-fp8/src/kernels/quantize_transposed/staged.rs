@@ -148,6 +148,7 @@ fn staged_kernel<F: Numeric, N: Size>(
         };
         let line = matrix * rows + tile.row;
         let values = tiles::load(input, &tile, rows, columns, pitch);
+        // As in `apart`. With a function for both, NVRTC 12.9 makes 15.7 instructions an element instead of 14.1.
         let mut words = Array::<u32>::new(tiles::ROWS);
         #[unroll]
         for i in 0..tiles::ROWS {
