@@ -150,7 +150,7 @@ impl<B: BackendIr> Products<B> {
 }
 
 /// The number of parts, all of the same size, that a batch is cut into for a product of shape `[k, n]`.
-fn parts(batch: usize, k: usize, n: usize) -> usize {
+pub(super) fn parts(batch: usize, k: usize, n: usize) -> usize {
     let tiles = k.div_ceil(TILE) * n.div_ceil(TILE);
     let parts = (1..=batch).filter(|parts| batch.is_multiple_of(*parts));
     let mut enough = parts.filter(|parts| parts * tiles >= TILES);

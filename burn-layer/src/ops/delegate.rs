@@ -3,8 +3,17 @@
 //! result.
 
 use super::{
-    again::again, average::average, batch::batch, batch_norm::batch_norm, biased::biased,
-    call::Call, identity::identity, product::computed, table::op_table, view::view,
+    again::again,
+    average::average,
+    batch::batch,
+    batch_norm::batch_norm,
+    biased::biased,
+    call::Call,
+    computed::computed,
+    convolution::{forward, weight_backward, x_backward},
+    identity::identity,
+    table::op_table,
+    view::view,
 };
 use crate::{Layered, on_stream::on_this_stream};
 use burn_backend::{

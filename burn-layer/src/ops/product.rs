@@ -12,17 +12,6 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use burn_std::{MatmulTransformAction, MatmulTransformAnalysis, MatmulTransformPolicy};
 
-/// Has the backend compute an op.
-macro_rules! computed {
-    ($call:ident, float_matmul, $x:ident, $y:ident) => {
-        $call.product($x, $y)
-    };
-    ($call:ident, $name:ident, $($arg:ident),*) => {
-        B::$name($($arg),*)
-    };
-}
-pub(super) use computed;
-
 impl<B: BackendIr> Call<B> {
     pub(super) fn product(&self, x: FloatTensor<B>, y: FloatTensor<B>) -> FloatTensor<B> {
         let inputs = self.inputs.as_ref();
@@ -40,12 +29,27 @@ pub(super) fn product<B: Backend>(
     transposed: bool,
     end: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let low = |tensor: &FloatTensor<B>| matches!(tensor.dtype(), DType::BF16 | DType::F16);
-    let way = match layers.shapes_products() && low(&x) && low(&y) {
+    let way = match is_shaped::<B>(layers, &x, &y) {
         true => Way::of(&x.shape(), &y.shape(), transposed),
         false => Way::Whole,
     };
     way.multiply::<B>(x, y, end)
+}
+
+/// Whether products of tensors such as these may have to be computed in another shape.
+pub(super) fn is_shaped<B: Backend>(
+    layers: &LayerSet,
+    x: &FloatTensor<B>,
+    y: &FloatTensor<B>,
+) -> bool {
+    let low = |tensor: &FloatTensor<B>| matches!(tensor.dtype(), DType::BF16 | DType::F16);
+    layers.shapes_products() && low(x) && low(y)
+}
+
+/// Whether autotune would try tiles of 512 rows on a product of this shape. A tile has 16 instructions of 32 rows and 8 columns each;
+/// fewer, if there are few columns.
+pub(super) fn is_tall(rows: usize, columns: usize) -> bool {
+    columns > 32 && rows >= 4 * columns
 }
 
 /// How a product is computed.
@@ -66,8 +70,7 @@ impl Way {
             return Self::Whole;
         };
         let columns = y[row + 1];
-        // A tile has 16 instructions of 32 rows and 8 columns each; fewer, if there are few columns.
-        let tall = |rows: usize| columns > 32 && rows >= 4 * columns;
+        let tall = |rows: usize| is_tall(rows, columns);
         let all: usize = x[..=row].iter().product();
         let shared = y[..row].iter().all(|&matrices| matrices == 1);
         let analysis = MatmulTransformAnalysis::from_shapes(x, y);
