@@ -43,11 +43,21 @@ const OURS: f64 = 0.7;
 /// The ways to measure for a model: first those that have a goal, because there may be no time for all. The largest model is only
 /// measured for the gain of fp8 over bf16, and may not fit in f32. Gradient checkpointing is left out, because it is Burn's own.
 fn ways(model: &str) -> Vec<Precision> {
-    use Precision::{AllBf16, Bf16, Bf16ByHand, Bf16Kept, Fp8Current, Fp8Delayed, O0, Plain};
+    use Precision::{
+        AllBf16, Bf16, Bf16ByHand, Bf16ByHandOnO0, Bf16Kept, Fp8Current, Fp8Delayed, O0, Plain,
+    };
     match model {
         "vit_h_14" => vec![Bf16, Fp8Delayed, Fp8Current],
         _ => vec![
-            Plain, Bf16, Bf16ByHand, O0, Fp8Delayed, Bf16Kept, AllBf16, Fp8Current,
+            Plain,
+            Bf16,
+            Bf16ByHandOnO0,
+            O0,
+            Fp8Delayed,
+            Bf16Kept,
+            Bf16ByHand,
+            AllBf16,
+            Fp8Current,
         ],
     }
 }

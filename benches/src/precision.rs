@@ -23,6 +23,9 @@ pub enum Precision {
     /// ([`cast_products`](crate::cast_products)), norms, softmax and loss in f32. Sums over rows or over several
     /// products in backward are in bf16 here, and in f32 with autocast.
     Bf16ByHand,
+    /// Like [`Bf16ByHand`](Self::Bf16ByHand), on the autocast device with everything else in f32. On CUDA, the layer computes products
+    /// in another shape that Burn cannot compute as they are. The plain device fails at them.
+    Bf16ByHandOnO0,
     /// Everything but the loss in bf16 on the plain device ([`cast_all`](crate::cast_all)). Less work than with autocast, and
     /// less exact.
     AllBf16,
@@ -38,18 +41,24 @@ pub enum Precision {
 
 impl Precision {
     /// All precisions. The others are compared with the first.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Plain,
         Self::O0,
         Self::Bf16,
         Self::Bf16Kept,
         Self::Bf16ByHand,
+        Self::Bf16ByHandOnO0,
         Self::AllBf16,
         Self::Fp8Current,
         Self::Fp8Delayed,
         Self::PlainCheckpointed,
         Self::Bf16Checkpointed,
     ];
+
+    /// Whether the program itself casts for its products, and for nothing else.
+    pub fn is_by_hand(self) -> bool {
+        matches!(self, Self::Bf16ByHand | Self::Bf16ByHandOnO0)
+    }
 
     /// The device on which the program is to run, made from `device`. To train, the program makes it an autodiff device.
     pub fn device(self, device: Device) -> Device {
@@ -60,7 +69,7 @@ impl Precision {
             Self::Bf16Checkpointed => {
                 return Self::PlainCheckpointed.device(Self::Bf16.device(device));
             }
-            Self::O0 => Autocast::new(Policy::o0()),
+            Self::O0 | Self::Bf16ByHandOnO0 => Autocast::new(Policy::o0()),
             Self::Bf16 => Autocast::bf16(),
             Self::Bf16Kept => Autocast::bf16().recompute(false),
             Self::Fp8Current => fp8(CurrentScaling::new().into()),
@@ -82,6 +91,7 @@ impl fmt::Display for Precision {
             Self::Bf16 => "autocast bf16",
             Self::Bf16Kept => "autocast bf16, nothing recomputed",
             Self::Bf16ByHand => "bf16 by hand",
+            Self::Bf16ByHandOnO0 => "bf16 by hand on O0",
             Self::AllBf16 => "all bf16",
             Self::Fp8Current => "autocast fp8, current scaling",
             Self::Fp8Delayed => "autocast fp8, delayed scaling",
@@ -139,6 +149,7 @@ mod tests {
             bf16,
             bf16_kept,
             by_hand,
+            by_hand_on_o0,
             all_bf16,
             current,
             delayed,
@@ -146,8 +157,8 @@ mod tests {
             bf16_again,
         ] = &outputs;
         assert_eq!(
-            [o0, by_hand, all_bf16, plain_again],
-            [plain; 4],
+            [o0, by_hand, by_hand_on_o0, all_bf16, plain_again],
+            [plain; 5],
             "no casts but the program's own"
         );
         assert_eq!(

@@ -103,7 +103,7 @@ pub fn training_of<M: Module + 'static>(
     Training::new(move || {
         let (model, mut optimizer) = state.take().expect("it is put back below");
         let logits = match precision {
-            Precision::Bf16ByHand => {
+            precision if precision.is_by_hand() => {
                 forward(&cast_products(model.clone(), FloatDType::BF16), precision)
             }
             Precision::AllBf16 => forward(&cast_all(model.clone(), FloatDType::BF16), precision),
@@ -137,7 +137,7 @@ mod tests {
             let labels = Tensor::arange(0..16, &device);
             let seen = Rc::new(RefCell::new(Vec::new()));
             let notes = seen.clone();
-            let by_hand = [Precision::Bf16ByHand, Precision::AllBf16].contains(&precision);
+            let by_hand = precision.is_by_hand() || precision == Precision::AllBf16;
             let expected = match by_hand {
                 true => FloatDType::BF16,
                 false => FloatDType::F32,

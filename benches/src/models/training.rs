@@ -94,7 +94,7 @@ pub fn on_images<M: Module + 'static>(
     training_of(precision, model, labels, move |model, precision| {
         let images = images.clone();
         match precision {
-            Precision::Bf16ByHand => by_hand(model, images, FloatDType::BF16),
+            precision if precision.is_by_hand() => by_hand(model, images, FloatDType::BF16),
             Precision::AllBf16 => forward(model, images.cast(FloatDType::BF16)),
             _ => forward(model, images),
         }
@@ -125,7 +125,7 @@ pub fn on_text(
     training_of(precision, model, labels, move |model, precision| {
         let tokens = tokens.clone();
         let logits = match precision {
-            Precision::Bf16ByHand => model.forward_by_hand(tokens, FloatDType::BF16),
+            precision if precision.is_by_hand() => model.forward_by_hand(tokens, FloatDType::BF16),
             _ => model.forward(tokens),
         };
         logits.flatten(0, 1)

@@ -167,8 +167,10 @@ fn matmul(policy: MatmulPolicy, product: Product) -> CubeTensor {
         return MatmulRoutine::Direct.matmul(product);
     }
     let routines = native(&outline, client, device);
-    if accelerated(&routines).is_some() || measured && routines.len() > 1 {
-        return tune::matmul(Key::of(&product, &outline, routines), product);
+    let accelerated = accelerated(&routines).is_some();
+    let key = Key::of(&product, &outline, routines);
+    if accelerated || tune::has_choice(&key) {
+        return tune::matmul(key, product);
     }
     cublaslt::tell_of_others(&outline, device);
     unmeasured(&outline).matmul(product)

@@ -185,8 +185,8 @@ pub struct UnknownRoutine(pub String);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatmulPolicy {
     /// By device and size. Small products take the direct routine. On a GPU that multiplies fp8 directly, the first large product
-    /// of a size measures the routines that are native to the GPU, including cuBLASLt. On other devices large products are
-    /// decoded.
+    /// of a size measures the routines that are native to the GPU, including cuBLASLt. On other devices the first large product of
+    /// a size measures the two portable routines, up to 2^24 multiplications, and larger ones are decoded.
     #[default]
     Automatic,
     /// The first product of a size, also a small one, measures all routines that are native to the device (the direct routine

@@ -89,6 +89,16 @@ impl Keyed {
     }
 }
 
+/// Whether there is more than one routine to measure for a key.
+pub(super) fn has_choice(key: &Key) -> bool {
+    let first = |routine: &MatmulRoutine| rank(*routine, key) == 1;
+    MatmulRoutine::ALL
+        .iter()
+        .filter(|routine| first(routine))
+        .count()
+        > 1
+}
+
 /// When a routine is measured for a key: in the first round (1), in the next if all of the first fail (0), or never (below 0).
 ///
 /// On a device that multiplies fp8 directly, decoding it first does not pay, and measuring that would measure all of Burn's
@@ -191,7 +201,9 @@ mod tests {
         let weight_gradient = |rows| key_with(&sized(512, rows, 512), &native);
         assert_ne!(weight_gradient(4096), weight_gradient(4090));
         assert_eq!(weight_gradient(4096), weight_gradient(4080));
-        // A CPU has neither cuBLASLt nor instructions for fp8.
+        // A CPU has neither cuBLASLt nor instructions for fp8, but still a choice for products that are not too large.
+        assert!(has_choice(&key(&sized(256, 256, 256))));
+        assert!(!has_choice(&key(&small)) && !has_choice(&key(&sized(4, 0, 4))));
         assert_eq!(first(&key(&sized(4096, 4096, 4096))), [Decoded]);
     }
 
