@@ -307,13 +307,16 @@ fn formats_scales_bias_and_output_dtypes() {
     }
 }
 
-/// The product is the same, whichever policy picks the routine.
+/// The product is the same, whichever policy picks the routine. The larger is one that autotune picks the routine of, on any device.
 #[test]
 fn every_policy_gives_the_product() {
-    for device in cube_devices() {
+    for (device, [m, k, n]) in cube_devices()
+        .into_iter()
+        .flat_map(|device| [[6, 32, 5], [96, 128, 96]].map(|size| (device.clone(), size)))
+    {
         let mut random = Random::new(25);
-        let lhs = Side::new(&mut random, &[1, 1, 6, 32], false);
-        let rhs = Side::new(&mut random, &[1, 1, 32, 5], true);
+        let lhs = Side::new(&mut random, &[1, 1, m, k], false);
+        let rhs = Side::new(&mut random, &[1, 1, k, n], true);
         let expected = product(&lhs, &rhs);
         for policy in [
             MatmulPolicy::Automatic,
@@ -326,7 +329,10 @@ fn every_policy_gives_the_product() {
             let codes = [&lhs, &rhs].map(|side| side.codes(Fp8Format::E4M3, &device));
             let one = || float(vec![1.0], &[1], &device);
             let spec = spec(Fp8Format::E4M3, Fp8Format::E4M3, FloatDType::F32);
-            log_next(&device, format_args!("[6, 32] by [32, 5], {policy:?}"));
+            log_next(
+                &device,
+                format_args!("[{m}, {k}] by [{k}, {n}], {policy:?}"),
+            );
             let actual = matmul_by(policy, codes, [one(), one()], Bias::None, spec);
             assert_eq!(floats(actual), expected, "{policy:?}");
         }
