@@ -129,7 +129,10 @@ fn turned<B: Backend>(
 ) -> FloatTensor<B> {
     let column = x.shape().num_dims() - 1;
     let turn = |tensor| B::float_swap_dims(tensor, column - 1, column);
-    turn(end(B::float_matmul(turn(y), turn(x))))
+    let (y, x) = (turn(y), turn(x));
+    // It is wide. Still, CubeCL may multiply all rows of its batch at once.
+    let way = Way::of(&y.shape(), &x.shape(), true);
+    turn(way.multiply::<B>(y, x, end))
 }
 
 #[cfg(test)]
@@ -235,6 +238,8 @@ mod tests {
                 vec![1, 1, 5, 3],
                 vec![Way::TurnedOfAll, Way::Parts(4)],
             ),
+            // Turned, it is tall if CubeCL multiplies all of its rows at once.
+            (vec![1, 140, 2], vec![20, 2, 33], vec![Way::Turned]),
         ] {
             let double = |tensor| Flex::float_mul_scalar(tensor, 2f32.into());
             let multiply = |way: Way| data(way.multiply::<Flex>(tensor(&x), tensor(&y), double));

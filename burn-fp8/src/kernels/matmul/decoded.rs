@@ -5,10 +5,13 @@
 //! dimension must be applied to the operands. These are f32 then, and Burn's kernels round them to TF32 on devices that have it.
 
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::{DType, FloatDType, Shape};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::{
-    CubeBackend, CubeDevice, kernel::matmul as burn_matmul, ops::numeric::ones, tensor::CubeTensor,
+    CubeBackend, CubeDevice,
+    kernel::matmul as burn_matmul,
+    ops::{numeric::ones, reshape},
+    tensor::CubeTensor,
 };
 use cubecl::prelude::*;
 
@@ -49,20 +52,40 @@ impl Routine for Decoded {
 
     fn matmul(&self, product: Product) -> CubeTensor {
         let device = &product.lhs.device;
-        let (dtype, turned) = (operand_dtype(device), is_turned(device, product.size()));
-        matmul(product, dtype, turned)
+        let (dtype, shaped) = (operand_dtype(device), matches!(device, CubeDevice::Cuda(_)));
+        matmul(product, dtype, shaped)
     }
 }
 
-/// Whether the product is computed as the transposition of `rhs^T lhs^T`. In 16 bits, CubeCL 0.11's autotune tries kernels on GPUs
-/// with TMA for products that are four times as tall as wide. Their tiles have 512 rows, where TMA takes 256, and once their launch has
-/// failed, so does all that is computed of the operands.
-fn is_turned(device: &CubeDevice, Size { m, n, .. }: Size) -> bool {
-    matches!(device, CubeDevice::Cuda(_)) && n > 32 && m >= 4 * n
+/// Whether CubeCL 0.11's autotune fails at a product in 16 bits on GPUs with TMA: it tries kernels whose tiles have 512 rows, where TMA takes
+/// 256, and once their launch has failed, so does all that is computed of the operands.
+fn is_tall(rows: usize, columns: usize) -> bool {
+    columns > 32 && rows >= 4 * columns
+}
+
+/// The product by Burn's kernels, in f32. If it is `shaped`, a tall one is computed as the transposition of `right^T left^T`, and so are all
+/// rows of a batch at once, where Burn might multiply them at once.
+fn multiply(left: CubeTensor, right: CubeTensor, shaped: bool) -> CubeTensor {
+    let (mut shape, wide) = (left.shape(), right.shape());
+    let row = shape.num_dims() - 2;
+    let (inner, columns) = (shape[row + 1], wide[row + 1]);
+    let all: usize = shape[..=row].iter().product();
+    let shared = row > 0 && wide[..row].iter().all(|&matrices| matrices == 1);
+    if shaped && shared && is_tall(all, columns) {
+        let left = reshape(left, Shape::new([all, inner]));
+        let right = reshape(right, Shape::new([inner, columns]));
+        shape[row + 1] = columns;
+        return reshape(multiply(left, right, shaped), shape);
+    }
+    match shaped && is_tall(shape[row], columns) {
+        true => swapped(multiply(swapped(right), swapped(left), shaped)),
+        false => burn_matmul::matmul(left, right, None, Default::default(), DType::F32)
+            .expect("Burn multiplies floats of any shape"),
+    }
 }
 
 /// The product, with operands decoded to `dtype` unless they have to be scaled, which takes f32.
-fn matmul(product: Product, dtype: FloatDType, turned: bool) -> CubeTensor {
+fn matmul(product: Product, dtype: FloatDType, shaped: bool) -> CubeTensor {
     let Size { m, n, k, .. } = product.size();
     let along = scales_terms(product.spec.granularities, k);
     let Product {
@@ -95,14 +118,7 @@ fn matmul(product: Product, dtype: FloatDType, turned: bool) -> CubeTensor {
             rhs_scales,
         )
     };
-    let multiply = |left, right| {
-        burn_matmul::matmul(left, right, None, Default::default(), DType::F32)
-            .expect("Burn multiplies floats of any shape")
-    };
-    let sums = match turned && !along {
-        true => swapped(multiply(swapped(right), swapped(left))),
-        false => multiply(left, right),
-    };
+    let sums = multiply(left, right, shaped && !along);
 
     let output = buffer::empty_floats(&sums, sums.shape(), DType::from(spec.output));
     let length = output.shape().num_elements();
@@ -229,7 +245,7 @@ mod tests {
         };
         let (left, right) = (finite(Fp8Format::E4M3), finite(Fp8Format::E5M2));
         let spec = MatmulSpec::new(Fp8Format::E4M3, Fp8Format::E5M2, FloatDType::F32);
-        for turned in [false, true] {
+        for shaped in [false, true] {
             let product = Product::new(
                 [
                     cast(&left, [left.len(), 1], spec.lhs),
@@ -239,12 +255,38 @@ mod tests {
                 Bias::None,
                 spec,
             );
-            let output = matmul(product, FloatDType::BF16, turned);
+            let output = matmul(product, FloatDType::BF16, shaped);
             let data = try_read_sync(CubeBackend::float_into_data(output));
             let found = data.unwrap().unwrap().try_to_vec::<f32>().unwrap();
             // Sums of a single term, all exact.
             let expected = left.iter().flat_map(|x| right.iter().map(move |y| x * y));
             assert!(found.iter().copied().eq(expected));
+        }
+    }
+
+    #[test]
+    fn the_product_is_the_same_in_every_shape() {
+        let device = CubeDevice::Cpu(Default::default());
+        let tensor = |shape: &[usize]| {
+            let count = shape.iter().product();
+            let values: Vec<f32> = (0..count).map(|i| (i * 7 % 13) as f32 - 6.0).collect();
+            CubeBackend::float_from_data(TensorData::new(values, shape.to_vec()), &device)
+        };
+        for (left, right) in [
+            (&[140, 3][..], &[3, 33][..]),
+            (&[2, 140, 3], &[2, 3, 33]),
+            // All rows of a batch; and of the transposition, where the batch is the right factor's.
+            (&[3, 50, 3], &[1, 3, 33]),
+            (&[1, 140, 3], &[20, 3, 33]),
+            (&[2, 5, 3], &[2, 3, 4]),
+        ] {
+            let [plain, shaped] = [false, true].map(|shaped| {
+                let product = multiply(tensor(left), tensor(right), shaped);
+                try_read_sync(CubeBackend::float_into_data(product))
+                    .unwrap()
+                    .unwrap()
+            });
+            assert_eq!(shaped, plain, "{left:?} by {right:?}");
         }
     }
 
