@@ -17,6 +17,10 @@ fn layers() -> LayerSet {
 }
 
 fn tensor(shape: &[usize], step: usize) -> FloatTensor<Flex> {
+    on::<Flex>(shape, step, &FlexDevice)
+}
+
+fn on<B: Backend>(shape: &[usize], step: usize, device: &B::Device) -> FloatTensor<B> {
     let count = shape.iter().product();
     let values: Vec<f32> = (0..count)
         .map(|i| match (i * step + i / 7) % 11 {
@@ -26,11 +30,15 @@ fn tensor(shape: &[usize], step: usize) -> FloatTensor<Flex> {
         })
         .collect();
     let data = TensorData::new(values, shape.to_vec()).convert_dtype(DType::BF16);
-    Flex::float_from_data(data, &FlexDevice)
+    B::float_from_data(data, device)
 }
 
 fn data(tensor: FloatTensor<Flex>) -> TensorData {
-    burn_std::future::block_on(Flex::float_into_data(tensor)).unwrap()
+    data_of::<Flex>(tensor)
+}
+
+fn data_of<B: Backend>(tensor: FloatTensor<B>) -> TensorData {
+    burn_std::future::block_on(B::float_into_data(tensor)).unwrap()
 }
 
 fn options<const N: usize>(
@@ -267,5 +275,43 @@ fn others_are_left_to_the_backend() {
         );
         let expected = Flex::conv2d_x_backward(x, weight, grad, options);
         assert_eq!(data(found), data(expected));
+    }
+}
+
+/// On CubeCL's backend, whose kernels those of CUDA are, too: what a stride of two leaves out.
+#[cfg(feature = "cpu")]
+#[test]
+fn cubecl_computes_the_same() {
+    use burn_cubecl::{CubeBackend, CubeDevice};
+    let device = CubeDevice::Cpu(Default::default());
+    let layers = layers();
+    for (x, weight, padding) in [
+        ([2, 33, 17, 15], [33, 33, 1, 1], 0),
+        ([4, 4, 13, 12], [3, 4, 3, 3], 1),
+    ] {
+        let options = || ConvOptions::<2>::new([2; 2], [padding; 2], [1; 2], 1);
+        let output = Flex::conv2d(tensor(&x, 3), tensor(&weight, 5), None, options());
+        let (grad, expected) = (output.shape(), data(output));
+        let on = |shape: &[usize], step| on::<CubeBackend>(shape, step, &device);
+        let convolve = CubeBackend::conv2d;
+        if padding == 0 {
+            let (x, weight) = (on(&x, 3), on(&weight, 5));
+            let found = forward::<CubeBackend, 2>(&layers, x, weight, None, options(), convolve);
+            assert_eq!(data_of::<CubeBackend>(found), expected);
+        }
+        let backward = CubeBackend::conv2d_x_backward;
+        let (x_, weight_, grad_) = (on(&x, 3), on(&weight, 5), on(&grad, 2));
+        let found = x_backward::<CubeBackend, 2>(
+            &layers,
+            x_,
+            weight_,
+            grad_,
+            options(),
+            backward,
+            convolve,
+        );
+        let (x_, weight_, grad_) = (tensor(&x, 3), tensor(&weight, 5), tensor(&grad, 2));
+        let expected = Flex::conv2d_x_backward(x_, weight_, grad_, options());
+        assert_eq!(data_of::<CubeBackend>(found), data(expected));
     }
 }
