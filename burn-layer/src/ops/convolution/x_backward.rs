@@ -154,14 +154,14 @@ impl<const N: usize> Phases<N> {
 
     /// The pixels of `[images, stride * ins, ..]` in their places, with the channels last in memory.
     fn interleaved<B: Backend>(&self, sizes: &Sizes<N>, phases: FloatTensor<B>) -> FloatTensor<B> {
-        let (images_, ins) = (sizes.images, sizes.ins);
-        let split = [&[images_][..], &self.output, &self.stride, &[ins]].concat();
+        let (count, ins) = (sizes.images, sizes.ins);
+        let split = [&[count][..], &self.output, &self.stride, &[ins]].concat();
         let pixels = (0..N).flat_map(|dim| [1 + dim, 1 + N + dim]);
         let axes: Vec<usize> = [0].into_iter().chain(pixels).chain([1 + 2 * N]).collect();
         let x = B::float_reshape(rows::<B>(phases), Shape::from(split));
         let size: [usize; N] = from_fn(|dim| self.output[dim] * self.stride[dim]);
-        let pixels = images_ * size.iter().product::<usize>();
+        let pixels = count * size.iter().product::<usize>();
         let x = B::float_reshape(B::float_permute(x, &axes), Shape::new([pixels, ins]));
-        images::<B>(x, images_, &size)
+        images::<B>(x, count, &size)
     }
 }
