@@ -33,7 +33,7 @@ impl Stage {
     };
 
     /// For processors, on which units are threads that wait for each other.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "cpu"))]
     pub(super) const SMALL: Self = Self { across: 2, down: 2 };
 
     /// `None` for matrices that do not fill a patch, on devices with fewer units in a cube or less shared memory, and on
