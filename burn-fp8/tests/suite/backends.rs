@@ -271,6 +271,7 @@ fn flex() {
 mod cube {
     use burn::{backend::Flex, tensor::DType};
     use burn_cubecl::CubeBackend;
+    #[cfg(feature = "fusion")]
     use burn_fusion::Fusion;
 
     use super::{super::routines::cube_devices, check, check_scaled_apart, training_step};
@@ -284,6 +285,7 @@ mod cube {
         }
     }
 
+    #[cfg(feature = "fusion")]
     #[test]
     fn with_fusion() {
         for device in cube_devices() {
@@ -299,6 +301,7 @@ mod cube {
         let expected = training_step::<Flex>(&Default::default());
         for device in cube_devices() {
             let unfused = training_step::<CubeBackend>(&device);
+            #[cfg(feature = "fusion")]
             assert_eq!(unfused, training_step::<Fusion<CubeBackend>>(&device));
             for (found, expected) in unfused.iter().zip(&expected) {
                 assert_eq!(found.len(), expected.len());

@@ -197,6 +197,7 @@ mod cube {
     use burn::backend::{Backend, tensor::IntTensor};
     use burn_cubecl::{Cube, CubeBackend, tensor::CubeTensor};
     use burn_dispatch::DispatchDevice;
+    #[cfg(feature = "fusion")]
     use burn_fusion::Fusion;
 
     use super::{Fp8Tensor, devices, turned};
@@ -212,6 +213,7 @@ mod cube {
         }
     }
 
+    #[cfg(feature = "fusion")]
     impl Resolve for Fusion<CubeBackend> {
         fn resolve(tensor: IntTensor<Self>) -> CubeTensor {
             let client = tensor.client.clone();
