@@ -24,7 +24,7 @@ pub enum Precision {
     /// products in backward are in bf16 here, and in f32 with autocast.
     Bf16ByHand,
     /// Like [`Bf16ByHand`](Self::Bf16ByHand), on the autocast device with everything else in f32. On CUDA, the layer computes products
-    /// in another shape that Burn cannot compute as they are. The plain device fails at them.
+    /// in another shape that Burn cannot compute as they are on GPUs with TMA. There the plain device fails at them.
     Bf16ByHandOnO0,
     /// Everything but the loss in bf16 on the plain device ([`cast_all`](crate::cast_all)). Less work than with autocast, and
     /// less exact.

@@ -5,7 +5,7 @@
 //! and both become one product over the rows of all matrices, as in PyTorch.
 
 use super::{call::Call, kernel_end::alone_in_kernel, product::product};
-use crate::{LayeredFloat, recent::GiveUp, recompute::Recomputed, source::Later};
+use crate::{LayerSet, LayeredFloat, recent::GiveUp, recompute::Recomputed, source::Later};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::Arc;
@@ -117,18 +117,9 @@ impl<B: BackendIr> Products<B> {
         }
         let (mut shape, batch) = (x.shape(), x.shape()[self.dim]);
         let last = shape.num_dims() - 2;
-        let (k, m, n) = (shape[last], shape[last + 1], dy.shape()[last + 1]);
-        let parts = parts(batch, k, n);
-        let rows = batch / parts * m;
+        let n = dy.shape()[last + 1];
         let x = B::float_swap_dims(x, last, last + 1);
-        let x = B::float_reshape(x, Shape::new([parts, rows, k]));
-        let x = B::float_swap_dims(x, 1, 2);
-        let dy = B::float_reshape(dy, Shape::new([parts, rows, n]));
-        let product = product::<B>(self.x.layer(), x, dy, true, |product| self.stored(product));
-        let sum = match parts {
-            1 => product,
-            _ => B::float_sum_dim(product, 0),
-        };
+        let sum = over_rows::<B>(self.x.layer(), x, dy, batch, |product| self.stored(product));
         let sum = match self.x.layer().is_fused() {
             true => alone_in_kernel::<B>(sum),
             false => sum,
@@ -149,8 +140,30 @@ impl<B: BackendIr> Products<B> {
     }
 }
 
+/// The product `x^T dy` over the rows of all matrices of a batch, `[1, k, n]`. The rows are multiplied in parts of as many matrices, after
+/// an elementwise `end`, and these are summed.
+pub(super) fn over_rows<B: Backend>(
+    layers: &LayerSet,
+    x: FloatTensor<B>,
+    dy: FloatTensor<B>,
+    batch: usize,
+    end: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let (shape, last) = (dy.shape(), dy.shape().num_dims() - 1);
+    let (k, n) = (x.shape()[x.shape().num_dims() - 1], shape[last]);
+    let parts = parts(batch, k, n);
+    let rows = shape[..last].iter().product::<usize>() / parts;
+    let x = B::float_reshape(x, Shape::new([parts, rows, k]));
+    let dy = B::float_reshape(dy, Shape::new([parts, rows, n]));
+    let product = product::<B>(layers, B::float_swap_dims(x, 1, 2), dy, true, end);
+    match parts {
+        1 => product,
+        _ => B::float_sum_dim(product, 0),
+    }
+}
+
 /// The number of parts, all of the same size, that a batch is cut into for a product of shape `[k, n]`.
-pub(super) fn parts(batch: usize, k: usize, n: usize) -> usize {
+fn parts(batch: usize, k: usize, n: usize) -> usize {
     let tiles = k.div_ceil(TILE) * n.div_ceil(TILE);
     let parts = (1..=batch).filter(|parts| batch.is_multiple_of(*parts));
     let mut enough = parts.filter(|parts| parts * tiles >= TILES);

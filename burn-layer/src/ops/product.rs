@@ -218,6 +218,19 @@ mod tests {
         }
     }
 
+    /// The transposition's batch is the last factor's, and CubeCL would make 825 rows of it.
+    #[test]
+    fn what_is_turned_is_not_tall() {
+        let mut multiplied = None;
+        let (x, y) = (tensor(&[1, 200, 2]), tensor(&[25, 2, 33]));
+        let product = Way::Turned.multiply::<Flex>(x, y, |product| {
+            multiplied = Some(product.shape());
+            product
+        });
+        assert_eq!(multiplied, Some(Shape::from([200, 825])));
+        assert_eq!(product.shape(), Shape::from([25, 200, 33]));
+    }
+
     /// Matrices, and batches, of which factors are broadcast. All numbers and sums are whole, and small.
     #[test]
     fn the_product_is_the_same_in_every_shape() {
@@ -239,7 +252,7 @@ mod tests {
                 vec![Way::TurnedOfAll, Way::Parts(4)],
             ),
             // Turned, it is tall if CubeCL multiplies all of its rows at once.
-            (vec![1, 140, 2], vec![20, 2, 33], vec![Way::Turned]),
+            (vec![1, 200, 2], vec![25, 2, 33], vec![Way::Turned]),
         ] {
             let double = |tensor| Flex::float_mul_scalar(tensor, 2f32.into());
             let multiply = |way: Way| data(way.multiply::<Flex>(tensor(&x), tensor(&y), double));

@@ -21,7 +21,7 @@ pub(crate) use outline::check_product;
 use outline::{Outline, Size};
 pub use routine::{MatmulPolicy, MatmulRoutine, UnknownRoutine, matmul_policy, set_matmul_policy};
 
-/// The number of multiplications from which on it pays to decode both operands first, or to fill a tensor core's tiles.
+/// The number of multiplications from which on it may pay to decode both operands first, or to fill a tensor core's tiles.
 const LARGE: usize = 1 << 20;
 
 /// The operands of a product, and everything else that it takes.
@@ -161,15 +161,13 @@ fn matmul(policy: MatmulPolicy, product: Product) -> CubeTensor {
     {
         return only.matmul(product);
     }
-    let measured = policy == MatmulPolicy::Measured;
     let small = outline.size.multiplications() < LARGE;
-    if !measured && small && MatmulRoutine::Direct.fits(&outline) {
+    if policy != MatmulPolicy::Measured && small && MatmulRoutine::Direct.fits(&outline) {
         return MatmulRoutine::Direct.matmul(product);
     }
     let routines = native(&outline, client, device);
-    let accelerated = accelerated(&routines).is_some();
     let key = Key::of(&product, &outline, routines);
-    if accelerated || tune::has_choice(&key) {
+    if accelerated(&key.routines).is_some() || tune::has_choice(&key) {
         return tune::matmul(key, product);
     }
     cublaslt::tell_of_others(&outline, device);
