@@ -2,9 +2,9 @@
 
 use crate::{
     Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, ends::Ends, float::Copied,
-    recent::Recent, recompute::Recomputed, scopes::Scopes, seen::Seen,
+    ops::Multiply, recent::Recent, recompute::Recomputed, scopes::Scopes, seen::Seen,
 };
-use burn_backend::{DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
+use burn_backend::{Backend, DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
 use burn_std::id::StreamId;
 use core::{
     any::Any,
@@ -42,8 +42,10 @@ pub(crate) struct LayerSet {
     backward: Mutex<Seen>,
     /// Whether the backend underneath fuses ops.
     fused: AtomicBool,
-    /// Whether some products are computed in another shape.
-    shapes: AtomicBool,
+    /// Whether the backend underneath computes on NVIDIA GPUs, where some of its kernels are slow, or do not run.
+    cuda: AtomicBool,
+    /// How the library multiplies that does so instead of the backend underneath, a [`Multiply`].
+    library: OnceLock<Box<dyn Any + Send + Sync>>,
     /// The dtype of 16 bits that a tensor in f32 was cast to last.
     low: Mutex<Option<DType>>,
     /// Whether a layer ran ops itself.
@@ -73,7 +75,8 @@ impl LayerSet {
             scopes: Scopes::default(),
             backward: Mutex::default(),
             fused: AtomicBool::new(false),
-            shapes: AtomicBool::new(false),
+            cuda: AtomicBool::new(false),
+            library: OnceLock::new(),
             low: Mutex::default(),
             owns: AtomicBool::new(false),
             ends: Ends::default(),
@@ -105,13 +108,24 @@ impl LayerSet {
         self.fused.load(Ordering::Relaxed)
     }
 
-    /// Records that the backend underneath cannot compute some products but in another shape.
-    pub(crate) fn set_shaping(&self) {
-        self.shapes.store(true, Ordering::Relaxed);
+    /// Records that the backend underneath computes on NVIDIA GPUs.
+    pub(crate) fn set_on_cuda(&self) {
+        self.cuda.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn shapes_products(&self) -> bool {
-        self.shapes.load(Ordering::Relaxed)
+    pub(crate) fn is_on_cuda(&self) -> bool {
+        self.cuda.load(Ordering::Relaxed)
+    }
+
+    /// Records that a library computes products in 16 bits.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn set_library<B: Backend>(&self, multiply: Multiply<B>) {
+        self.library.get_or_init(|| Box::new(multiply));
+    }
+
+    /// The library's product in 16 bits, if there is a library, and `B` the backend underneath.
+    pub(crate) fn library<B: Backend>(&self) -> Option<Multiply<B>> {
+        self.library.get()?.downcast_ref().copied()
     }
 
     pub(crate) fn hold(&self) {

@@ -4,6 +4,8 @@
 mod backend;
 mod channels;
 mod clip;
+#[cfg(feature = "cuda")]
+mod cublaslt;
 mod custom_op;
 mod deferred;
 mod device;

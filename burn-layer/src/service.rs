@@ -121,7 +121,11 @@ impl Service {
             layers.set_fused();
         }
         if B::name(device.base()).contains("cuda") {
-            layers.set_shaping();
+            layers.set_on_cuda();
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(multiply) = crate::cublaslt::multiplies_on::<B>(device.base()) {
+            layers.set_library::<B>(multiply);
         }
         let token = token();
         let authorizer = TokenAuthorizer::new(token.as_str()).expect("the token is not empty");

@@ -9,6 +9,7 @@ mod suite {
     mod checkpointing;
     mod child;
     mod clip;
+    mod cube;
     mod custom_ops;
     mod delegation;
     mod devices;
@@ -22,6 +23,7 @@ mod suite {
     mod op_table;
     mod own;
     mod panics;
+    mod products;
     mod provenance;
     mod recompute;
     mod reduce;

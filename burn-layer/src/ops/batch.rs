@@ -4,7 +4,11 @@
 //! reads the gradient of a weight 128 times. Where the [plan](crate::Plan::over_batch) says so, the product waits for the sum,
 //! and both become one product over the rows of all matrices, as in PyTorch.
 
-use super::{call::Call, kernel_end::alone_in_kernel, product::product};
+use super::{
+    call::Call,
+    kernel_end::alone_in_kernel,
+    product::{is_shaped, product},
+};
 use crate::{LayerSet, LayeredFloat, recent::GiveUp, recompute::Recomputed, source::Later};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -151,7 +155,12 @@ pub(super) fn over_rows<B: Backend>(
 ) -> FloatTensor<B> {
     let (shape, last) = (dy.shape(), dy.shape().num_dims() - 1);
     let (k, n) = (x.shape()[x.shape().num_dims() - 1], shape[last]);
-    let parts = parts(batch, k, n);
+    // cuBLASLt cuts products itself.
+    let by_library = is_shaped::<B>(layers, &x, &dy) && layers.library::<B>().is_some();
+    let parts = match by_library {
+        true => 1,
+        false => parts(batch, k, n),
+    };
     let rows = shape[..last].iter().product::<usize>() / parts;
     let x = B::float_reshape(x, Shape::new([parts, rows, k]));
     let dy = B::float_reshape(dy, Shape::new([parts, rows, n]));

@@ -5,6 +5,12 @@ macro_rules! computed {
     ($call:ident, float_matmul, $x:ident, $y:ident) => {
         $call.product($x, $y)
     };
+    ($call:ident, float_sum_dim, $x:ident, $dim:ident) => {
+        sum_of_rows::<B>(&$call.layer(), $x, &[$dim])
+    };
+    ($call:ident, float_sum_dims, $x:ident, $dims:ident) => {
+        sum_of_rows::<B>(&$call.layer(), $x, $dims)
+    };
     ($call:ident, conv1d, $($arg:ident),*) => {
         forward::<B, _>(&$call.layer(), $($arg),*, B::conv1d)
     };

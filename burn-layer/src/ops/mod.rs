@@ -17,6 +17,11 @@ pub(crate) mod kernel_end;
 mod lineage;
 mod parts;
 mod product;
+mod sum_of_rows;
 pub(crate) mod table;
 mod transaction;
 mod view;
+
+pub(crate) use product::Multiply;
+#[cfg(feature = "cuda")]
+pub(crate) use product::product_by_kernels;

@@ -4,7 +4,7 @@
 //! 512 rows. TMA takes 256, so their launch fails, and from then on all that is computed of the two factors: the other kernels that
 //! autotune tries, and the rest of the step. Linear layers have such products if all rows of a batch are multiplied at once, attention
 //! over many tokens has them, and so has the backward of most feed-forward blocks. Parts of the product that are less tall have no such
-//! kernel, nor has its transposition, which is wide.
+//! kernel, nor has its transposition, which is wide. Where [cuBLASLt](crate::cublaslt) is installed, it computes them all.
 
 use super::call::Call;
 use crate::LayerSet;
@@ -20,6 +20,9 @@ impl<B: BackendIr> Call<B> {
     }
 }
 
+/// The product of two tensors, in 16 bits, on a backend.
+pub(crate) type Multiply<B> = fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>;
+
 /// The product on a backend under layers, after an elementwise `end`. `transposed` tells whether `x` is a view of another tensor's
 /// transposition.
 pub(super) fn product<B: Backend>(
@@ -29,11 +32,23 @@ pub(super) fn product<B: Backend>(
     transposed: bool,
     end: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let way = match is_shaped::<B>(layers, &x, &y) {
-        true => Way::of(&x.shape(), &y.shape(), transposed),
-        false => Way::Whole,
-    };
-    way.multiply::<B>(x, y, end)
+    if !is_shaped::<B>(layers, &x, &y) {
+        return end(B::float_matmul(x, y));
+    }
+    match layers.library::<B>() {
+        Some(multiply) => end(multiply(x, y)),
+        None => Way::of(&x.shape(), &y.shape(), transposed).multiply::<B>(x, y, end),
+    }
+}
+
+/// The product by the backend's own kernels, in a shape that these can compute.
+#[cfg(feature = "cuda")]
+pub(crate) fn product_by_kernels<B: Backend>(
+    x: FloatTensor<B>,
+    y: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let way = Way::of(&x.shape(), &y.shape(), true);
+    way.multiply::<B>(x, y, |product| product)
 }
 
 /// Whether products of tensors such as these may have to be computed in another shape.
@@ -43,7 +58,7 @@ pub(super) fn is_shaped<B: Backend>(
     y: &FloatTensor<B>,
 ) -> bool {
     let low = |tensor: &FloatTensor<B>| matches!(tensor.dtype(), DType::BF16 | DType::F16);
-    layers.shapes_products() && low(x) && low(y)
+    layers.is_on_cuda() && low(x) && low(y)
 }
 
 /// Whether autotune would try tiles of 512 rows on a product of this shape. A tile has 16 instructions of 32 rows and 8 columns each;

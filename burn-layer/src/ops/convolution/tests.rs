@@ -12,7 +12,7 @@ use burn_flex::{Flex, FlexDevice};
 fn layers() -> LayerSet {
     let (layers, custom_ops) = (Vec::new(), None);
     let set = LayerSet::new(0, Stack { layers, custom_ops });
-    set.set_shaping();
+    set.set_on_cuda();
     set
 }
 

@@ -1,0 +1,171 @@
+//! The installed cuBLASLt.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    sync::{Arc, OnceLock},
+};
+
+use cudarc::{
+    cublaslt::{result, sys},
+    driver::{CudaContext, sys::CUstream},
+};
+use parking_lot::Mutex;
+
+use super::{
+    problem::{Addresses, Preference, Problem, WORKSPACE},
+    text,
+};
+use crate::Product;
+
+/// cuBLASLt on a device.
+pub struct Library {
+    handle: sys::cublasLtHandle_t,
+    /// The device's primary context, which CubeCL uses too.
+    context: Arc<CudaContext>,
+    capability: (i32, i32),
+    /// The algorithms that the heuristics advise, or why there is none.
+    algorithms: Mutex<HashMap<Product, Result<sys::cublasLtMatmulAlgo_t, String>>>,
+}
+
+// SAFETY: cuBLASLt's handles may be used from any thread, and from several at a time (its documentation, "Thread Safety").
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// cuBLASLt for a device, if it can be used there. If not, the log says why, once.
+pub(crate) fn library(ordinal: usize) -> Option<Arc<Library>> {
+    static KNOWN: OnceLock<Mutex<HashMap<usize, Option<Arc<Library>>>>> = OnceLock::new();
+    let mut known = KNOWN.get_or_init(Mutex::default).lock();
+    let library = known.entry(ordinal).or_insert_with(|| {
+        Library::open(ordinal)
+            .inspect_err(|why| log::info!("burn-cublaslt: no cuBLASLt on cuda:{ordinal}: {why}"))
+            .ok()
+            .map(Arc::new)
+    });
+    library.clone()
+}
+
+impl Library {
+    /// The device's compute capability, major and minor.
+    pub fn compute_capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// Whether cuBLASLt was asked for a product of this kind before, and had no algorithm for it, or failed.
+    pub fn has_refused(&self, product: &Product) -> bool {
+        matches!(self.algorithms.lock().get(product), Some(Err(_)))
+    }
+
+    /// Records that a product of this kind failed, although there was an algorithm.
+    pub(crate) fn refuse(&self, product: &Product, why: &str) {
+        let mut algorithms = self.algorithms.lock();
+        algorithms.insert(*product, Err(why.to_string()));
+    }
+
+    /// The algorithm that the heuristics advise for a product. They are asked once for each kind.
+    pub(crate) fn algorithm(&self, product: &Product) -> Result<sys::cublasLtMatmulAlgo_t, String> {
+        let mut algorithms = self.algorithms.lock();
+        algorithms
+            .entry(*product)
+            .or_insert_with(|| self.advice(product))
+            .clone()
+            .map_err(|why| format!("no algorithm: {why}"))
+    }
+
+    fn advice(&self, product: &Product) -> Result<sys::cublasLtMatmulAlgo_t, String> {
+        // The heuristics are for the thread's current device.
+        self.context.bind_to_thread().map_err(text)?;
+        // It matters which pointers there are, not where they point.
+        let somewhere = 1 << 9;
+        let addresses = Addresses {
+            lhs: somewhere,
+            rhs: somewhere,
+            output: somewhere,
+            scales: product.scaled.then_some([somewhere; 2]),
+            bias: product.bias.then_some(somewhere),
+            workspace: somewhere,
+        };
+        let problem = Problem::new(product, &addresses)?;
+        let preference = Preference::new(product.alignment)?;
+        // SAFETY: all descriptors are alive. The heuristics read the descriptors, and no device memory.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(
+                self.handle,
+                problem.description.0,
+                problem.a.0,
+                problem.b.0,
+                problem.d.0,
+                problem.d.0,
+                preference.0,
+            )
+        };
+        found.map(|found| found.algo).map_err(text)
+    }
+
+    /// Enqueues a product on a stream.
+    ///
+    /// # Safety
+    ///
+    /// The stream must belong to the library's device, which must be the thread's current device. The addresses must be on that
+    /// device too. From when the stream reaches this product until it is done, they must hold the tensors that the problem
+    /// describes.
+    pub(super) unsafe fn enqueue(
+        &self,
+        problem: &Problem,
+        addresses: &Addresses,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+        stream: CUstream,
+    ) -> Result<(), String> {
+        let (alpha, beta) = (1f32, 0f32);
+        let pointer = |address: u64| address as *const c_void;
+        // SAFETY: the descriptors live through the call, and so do the factors, which are f32 as the description says. The
+        // addresses are valid by this function's contract. With a beta of 0, C is not read, and may be D.
+        unsafe {
+            result::matmul(
+                self.handle,
+                problem.description.0,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                pointer(addresses.rhs),
+                problem.a.0,
+                pointer(addresses.lhs),
+                problem.b.0,
+                pointer(addresses.output),
+                problem.d.0,
+                addresses.output as *mut c_void,
+                problem.d.0,
+                algorithm,
+                addresses.workspace as *mut c_void,
+                WORKSPACE,
+                stream as sys::cudaStream_t,
+            )
+        }
+        .map_err(text)
+    }
+
+    fn open(ordinal: usize) -> Result<Self, String> {
+        // SAFETY: looking for the library loads it, and its initializers touch nothing but its own data.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("libcublasLt was not found".into());
+        }
+        let context = CudaContext::new(ordinal).map_err(text)?;
+        let capability = context.compute_capability().map_err(text)?;
+        Ok(Self {
+            handle: result::create_handle().map_err(text)?,
+            context,
+            capability,
+            algorithms: Mutex::default(),
+        })
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        // SAFETY: the handle was created by this library, and nothing uses it afterwards.
+        let destroyed = unsafe { result::destroy_handle(self.handle) };
+        if let Err(problem) = destroyed {
+            log::debug!("burn-cublaslt: {problem}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! A product in cuBLASLt's terms.
+
+use cudarc::cublaslt::{result, sys};
+
+use super::text;
+use crate::{Element, Matrices, Order, Product};
+
+/// The memory that an algorithm may use: what NVIDIA recommends for Hopper.
+pub(super) const WORKSPACE: usize = 32 << 20;
+/// `CUBLAS_OP_T`.
+const TRANSPOSED: i32 = 1;
+
+/// The device addresses of a product's tensors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addresses {
+    pub(super) lhs: u64,
+    pub(super) rhs: u64,
+    pub(super) output: u64,
+    /// Of the factors of both sides.
+    pub(super) scales: Option<[u64; 2]>,
+    pub(super) bias: Option<u64>,
+    pub(super) workspace: u64,
+}
+
+/// What is computed, and the layout of the matrices. cuBLASLt stores matrices by columns. So it is asked for the transpose
+/// `Dᵀ = Bᵀ Aᵀ`: our right side is its first operand, our left side its second, and its result by columns is ours by rows.
+pub(super) struct Problem {
+    pub(super) description: Description,
+    pub(super) a: Layout,
+    pub(super) b: Layout,
+    pub(super) d: Layout,
+}
+
+impl Problem {
+    pub(super) fn new(product: &Product, addresses: &Addresses) -> Result<Self, String> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let description = Description::new()?;
+        for (side, attribute) in [
+            (&product.rhs, Attribute::CUBLASLT_MATMUL_DESC_TRANSA),
+            (&product.lhs, Attribute::CUBLASLT_MATMUL_DESC_TRANSB),
+        ] {
+            if side.order == Order::Columns {
+                description.set(attribute, &TRANSPOSED)?;
+            }
+        }
+        if let Some([lhs, rhs]) = &addresses.scales {
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, rhs)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, lhs)?;
+        }
+        if product.fast_sums {
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &1i8)?;
+        }
+        if let Some(bias) = &addresses.bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            let element = element(product.output.element) as i32;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &element)?;
+        }
+        let layout = |matrices| Layout::new(matrices, product.batches);
+        Ok(Self {
+            description,
+            a: layout(&product.rhs)?,
+            b: layout(&product.lhs)?,
+            d: layout(&product.output)?,
+        })
+    }
+}
+
+fn element(element: Element) -> sys::cudaDataType {
+    match element {
+        Element::F32 => sys::cudaDataType::CUDA_R_32F,
+        Element::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        Element::F16 => sys::cudaDataType::CUDA_R_16F,
+        Element::E4M3 => sys::cudaDataType::CUDA_R_8F_E4M3,
+        Element::E5M2 => sys::cudaDataType::CUDA_R_8F_E5M2,
+    }
+}
+
+/// Matrices, stored by columns.
+pub(super) struct Layout(pub(super) sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(matrices: &Matrices, batches: usize) -> Result<Self, String> {
+        let (rows, columns) = match matrices.order {
+            Order::Rows => (matrices.columns, matrices.rows),
+            Order::Columns => (matrices.rows, matrices.columns),
+        };
+        let element = element(matrices.element);
+        let leading = matrices.leading as i64;
+        let layout = result::create_matrix_layout(element, rows as u64, columns as u64, leading);
+        let layout = layout.map(Self).map_err(text)?;
+        if batches > 1 {
+            use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+            layout.set(
+                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                &(batches as i32),
+            )?;
+            let stride = matrices.stride as i64;
+            layout.set(
+                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                &stride,
+            )?;
+        }
+        Ok(layout)
+    }
+
+    /// Sets an attribute, whose type must be the one in cuBLASLt's documentation. A wrong size is an error.
+    fn set<T: Copy>(
+        &self,
+        attribute: sys::cublasLtMatrixLayoutAttribute_t,
+        value: &T,
+    ) -> Result<(), String> {
+        let (value, size) = (std::ptr::from_ref(value).cast(), size_of::<T>());
+        // SAFETY: the layout is alive. The value is read during the call, and no further than its size.
+        let set = unsafe { result::set_matrix_layout_attribute(self.0, attribute, value, size) };
+        set.map_err(|error| format!("{attribute:?}: {error}"))
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: it was created by this library, and nothing uses it afterwards. An error cannot be handled here.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// What is computed, with sums and factors in f32.
+pub(super) struct Description(pub(super) sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new() -> Result<Self, String> {
+        let sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        result::create_matmul_desc(sums, sys::cudaDataType::CUDA_R_32F)
+            .map(Self)
+            .map_err(text)
+    }
+
+    /// Sets an attribute, whose type must be the one in cuBLASLt's documentation. A wrong size is an error.
+    fn set<T: Copy>(
+        &self,
+        attribute: sys::cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<(), String> {
+        let (value, size) = (std::ptr::from_ref(value).cast(), size_of::<T>());
+        // SAFETY: the description is alive. The value is read during the call, and no further than its size.
+        let set = unsafe { result::set_matmul_desc_attribute(self.0, attribute, value, size) };
+        set.map_err(|error| format!("{attribute:?}: {error}"))
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: as for a layout.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// What an algorithm may use.
+pub(super) struct Preference(pub(super) sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    pub(super) fn new(alignment: u32) -> Result<Self, String> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = Self(result::create_matmul_pref().map_err(text)?);
+        preference.set(
+            Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            &WORKSPACE,
+        )?;
+        for attribute in [
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            preference.set(attribute, &alignment)?;
+        }
+        Ok(preference)
+    }
+
+    fn set<T: Copy>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Result<(), String> {
+        let (value, size) = (std::ptr::from_ref(value).cast(), size_of::<T>());
+        // SAFETY: the preference is alive. The value is read during the call, and no further than its size.
+        let set = unsafe { result::set_matmul_pref_attribute(self.0, attribute, value, size) };
+        set.map_err(|error| format!("{attribute:?}: {error}"))
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: as for a layout.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}

@@ -1,0 +1,41 @@
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+#[cfg(not(feature = "cuda"))]
+mod absent;
+#[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
+mod capture;
+#[cfg(feature = "cuda")]
+mod ffi;
+mod operands;
+mod product;
+#[cfg(feature = "cuda")]
+mod stream;
+
+use std::sync::Arc;
+
+use burn_cubecl::CubeDevice;
+
+#[cfg(not(feature = "cuda"))]
+pub use absent::Library;
+#[cfg(feature = "cuda")]
+pub use ffi::Library;
+pub use operands::Operands;
+pub use product::{Element, Matrices, Order, Product};
+
+/// cuBLASLt for a device, if it is an NVIDIA GPU and the library is installed. If not, the log says why, once.
+///
+/// ```
+/// use burn_cubecl::CubeDevice;
+///
+/// // `None` without the feature `cuda` or without a GPU.
+/// let library = burn_cublaslt::library(&CubeDevice::default());
+/// # let _ = library;
+/// ```
+pub fn library(device: &CubeDevice) -> Option<Arc<Library>> {
+    match device {
+        #[cfg(feature = "cuda")]
+        CubeDevice::Cuda(device) => ffi::library(device.index),
+        _ => None,
+    }
+}
