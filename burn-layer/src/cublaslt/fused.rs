@@ -1,46 +1,59 @@
 //! Products on a backend that fuses ops: they wait in its stream as custom operations.
 
-use super::{Multiplies, shape_of};
-use burn_backend::{TensorMetadata, tensor::FloatTensor};
+use super::{Multiplies, over_rows_shape, product_shape};
+use burn_backend::{Shape, TensorMetadata, tensor::FloatTensor};
 use burn_fusion::{
     ExecutionError, Fusion, FusionBackend, FusionRuntime,
     custom::{CustomOpIr, HandleContainer, Operation, OperationIr, OperationOutput, StreamId},
 };
 use burn_ir::TensorIr;
-use core::marker::PhantomData;
 
+/// A product of the backend underneath, as an operation.
 #[derive(Debug)]
-struct Product<B> {
+struct Waiting<B: FusionBackend> {
     desc: CustomOpIr,
-    backend: PhantomData<B>,
+    product: fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 }
 
-impl<B: FusionBackend + Multiplies> Operation<B::FusionRuntime> for Product<B> {
+impl<B: FusionBackend> Operation<B::FusionRuntime> for Waiting<B> {
     fn execute(
         &self,
         handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
     ) -> Result<(), ExecutionError> {
         let ([x, y], [output]) = self.desc.as_fixed();
         let [x, y] = [x, y].map(|factor| handles.get_float_tensor::<B>(factor));
-        handles.register_float_tensor::<B>(&output.id, B::multiply(x, y));
+        handles.register_float_tensor::<B>(&output.id, (self.product)(x, y));
         Ok(())
     }
 }
 
 impl<B: FusionBackend + Multiplies> Multiplies for Fusion<B> {
-    fn multiply(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (client, dtype) = (x.client.clone(), x.dtype());
-        let shape = shape_of(&x.shape(), &y.shape());
-        let output = TensorIr::uninit(client.create_empty_handle(), shape, dtype);
-        let factors = [x.into_ir(), y.into_ir()];
-        let desc = CustomOpIr::new("burn_layer::product", &factors, &[output]);
-        let operation = Product::<B> {
-            desc: desc.clone(),
-            backend: PhantomData,
-        };
-        let [product] = client
-            .register(StreamId::current(), OperationIr::Custom(desc), operation)
-            .outputs();
-        product
+    fn product(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let shape = product_shape(&x.shape(), &y.shape());
+        submit::<B>("burn_layer::product", B::product, [x, y], shape)
     }
+
+    fn over_rows(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let shape = over_rows_shape(&x.shape(), &y.shape());
+        submit::<B>("burn_layer::product_over_rows", B::over_rows, [x, y], shape)
+    }
+}
+
+fn submit<B: FusionBackend>(
+    name: &'static str,
+    product: fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+    factors: [FloatTensor<Fusion<B>>; 2],
+    shape: Shape,
+) -> FloatTensor<Fusion<B>> {
+    let (client, dtype) = (factors[0].client.clone(), factors[0].dtype());
+    let output = TensorIr::uninit(client.create_empty_handle(), shape, dtype);
+    let desc = CustomOpIr::new(name, &factors.map(|factor| factor.into_ir()), &[output]);
+    let waiting = Waiting::<B> {
+        desc: desc.clone(),
+        product,
+    };
+    let [product] = client
+        .register(StreamId::current(), OperationIr::Custom(desc), waiting)
+        .outputs();
+    product
 }

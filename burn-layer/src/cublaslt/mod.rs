@@ -4,7 +4,12 @@ mod fused;
 mod plan;
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
-use burn_cubecl::{Cube, CubeBackend, CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{
+    Cube, CubeBackend, CubeDevice,
+    kernel::{into_contiguous, untile},
+    ops::{permute, reshape},
+    tensor::CubeTensor,
+};
 use burn_cublaslt::{Element, Library, Operands, library};
 use burn_std::Metadata;
 use core::any::Any;
@@ -18,27 +23,40 @@ use crate::ops::{Multiply, product_by_kernels};
 pub(crate) fn multiplies_on<B: Backend>(device: &B::Device) -> Option<Multiply<B>> {
     let device = (device as &dyn Any).downcast_ref::<CubeDevice>()?;
     library(device)?;
-    let multiply: Multiply<Cube> = <Cube as Multiplies>::multiply;
+    let multiply = Multiply::<Cube> {
+        product: Cube::product,
+        over_rows: Cube::over_rows,
+    };
     (&multiply as &dyn Any).downcast_ref().copied()
 }
 
 /// A backend whose products the library may compute.
 trait Multiplies: Backend {
-    fn multiply(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// `x y`.
+    fn product(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `x^T y` over the rows of all matrices.
+    fn over_rows(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 impl Multiplies for CubeBackend {
-    fn multiply(x: CubeTensor, y: CubeTensor) -> CubeTensor {
+    fn product(x: CubeTensor, y: CubeTensor) -> CubeTensor {
         let library = library(&x.device);
         match library.and_then(|library| by_library(&library, &x, &y)) {
             Some(product) => product,
             None => product_by_kernels::<Self>(x, y),
         }
     }
+
+    fn over_rows(x: CubeTensor, y: CubeTensor) -> CubeTensor {
+        let shape = over_rows_shape(&x.shape(), &y.shape());
+        let [x, y] = [x, y].map(rows);
+        reshape(Self::product(permute(x, &[1, 0]), y), shape)
+    }
 }
 
 /// The shape of a product.
-fn shape_of(x: &Shape, y: &Shape) -> Shape {
+fn product_shape(x: &Shape, y: &Shape) -> Shape {
     let column = x.num_dims() - 1;
     let sizes = (0..=column).map(|dim| match dim {
         _ if dim == column => y[dim],
@@ -48,6 +66,27 @@ fn shape_of(x: &Shape, y: &Shape) -> Shape {
     Shape::from(sizes.collect::<Vec<_>>())
 }
 
+/// The shape of a product over rows.
+fn over_rows_shape(x: &Shape, y: &Shape) -> Shape {
+    Shape::new([1, x[x.num_dims() - 1], y[y.num_dims() - 1]])
+}
+
+/// All rows of a tensor as a matrix.
+fn rows(tensor: CubeTensor) -> CubeTensor {
+    let mut tensor = untile(tensor);
+    match View::of(&tensor.meta).rows() {
+        Some(View { shape, strides }) => {
+            *tensor.meta = Metadata::new(Shape::from(shape), strides);
+            tensor
+        }
+        None => {
+            let columns = tensor.shape()[tensor.shape().num_dims() - 1];
+            let rows = tensor.shape().num_elements() / columns.max(1);
+            reshape(tensor, Shape::new([rows, columns]))
+        }
+    }
+}
+
 /// The product by cuBLASLt; `None` if kernels have to compute it.
 fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<CubeTensor> {
     let element = match x.dtype {
@@ -55,22 +94,18 @@ fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<
         DType::F16 => Element::F16,
         _ => return None,
     };
-    let shape = shape_of(&x.shape(), &y.shape());
-    let factors = [x.clone(), y.clone()];
-    let planned = |factors: &[CubeTensor; 2], most| {
+    let mut factors = [x, y].map(|factor| untile(factor.clone()));
+    let planned = |factors: &[CubeTensor; 2], copied| {
         let [x, y] = factors.each_ref().map(|factor| View::of(&factor.meta));
-        plan(&x, &y, element, most)
+        plan(&x, &y, element, copied)
     };
-    let (factors, plan) = match planned(&factors, plan::LAUNCHES)? {
-        Ok(plan) => (factors, plan),
+    let plan = match planned(&factors, false)? {
+        Ok(plan) => plan,
         Err(copies) => {
-            let mut copies = copies.into_iter();
-            let factors = factors.map(|factor| match copies.next() {
-                Some(true) => into_contiguous(factor),
-                _ => factor,
-            });
-            let plan = planned(&factors, usize::MAX)?.ok()?;
-            (factors, plan)
+            for (factor, _) in factors.iter_mut().zip(copies).filter(|(_, copy)| *copy) {
+                *factor = into_contiguous(factor.clone());
+            }
+            planned(&factors, true)?.ok()?
         }
     };
     let Plan { product, offsets } = plan;
@@ -78,9 +113,10 @@ fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<
         return None;
     }
     let [x, y] = factors;
+    let shape = product_shape(&x.shape(), &y.shape());
     let handle = x.client.empty(shape.num_elements() * element.size());
-    let output =
-        CubeTensor::new_contiguous(x.client.clone(), x.device.clone(), shape, handle, x.dtype);
+    let (client, device) = (x.client.clone(), x.device.clone());
+    let output = CubeTensor::new_contiguous(client, device, shape, handle, x.dtype);
     let operands = Operands {
         client: &output.client,
         lhs: x.handle,

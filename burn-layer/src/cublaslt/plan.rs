@@ -4,7 +4,7 @@ use burn_cublaslt::{Element, Matrices, Order, Product};
 
 /// The most times that the library is called for one product of tensors, unless copies of both would not make it fewer. With more,
 /// copying costs less.
-pub(super) const LAUNCHES: usize = 16;
+const LAUNCHES: usize = 16;
 
 /// How a tensor lies in memory.
 #[derive(Clone, Debug)]
@@ -37,13 +37,13 @@ impl Batch {
     }
 }
 
-/// The product of `x` and `y`, with at most so many calls, or which of them must be copied first, without gaps. `None` if there is
-/// nothing to multiply.
+/// The product of `x` and `y`, or which of them must be copied first, without gaps. `None` if there is nothing to multiply. If they
+/// are `copied`, the library may be called more often.
 pub(super) fn plan(
     x: &View,
     y: &View,
     element: Element,
-    most: usize,
+    copied: bool,
 ) -> Option<Result<Plan, [bool; 2]>> {
     let row = x.shape.len().checked_sub(2)?;
     let (m, k, n) = (x.shape[row], x.shape[row + 1], y.shape[row + 1]);
@@ -57,6 +57,7 @@ pub(super) fn plan(
 
     // From the last dimension of the batch to the first.
     let mut batches: Vec<Batch> = Vec::new();
+    let mut output = Matrices::by_rows(element, m, n);
     let mut distance = m * n;
     for dim in (0..row).rev() {
         let size = x.shape[dim].max(y.shape[dim]);
@@ -79,7 +80,6 @@ pub(super) fn plan(
         }
     }
     // Matrices one below the other are one matrix, if all are multiplied by the same.
-    let mut output = Matrices::by_rows(element, m, n);
     let below = |batch: &Batch, lhs: &Matrices| {
         lhs.order == Order::Rows
             && batch.strides[0] == lhs.rows * lhs.leading
@@ -93,7 +93,7 @@ pub(super) fn plan(
 
     let largest = (0..batches.len()).max_by_key(|&dim| batches[dim].size);
     let inner = largest.map(|dim| batches.remove(dim));
-    if batches.iter().map(|batch| batch.size).product::<usize>() > most {
+    if !copied && batches.iter().map(|batch| batch.size).product::<usize>() > LAUNCHES {
         return Some(Err([true; 2]));
     }
     let mut starts = vec![[0; 3]];
@@ -129,6 +129,30 @@ pub(super) fn plan(
         alignment,
     };
     Some(Ok(Plan { product, offsets }))
+}
+
+impl View {
+    /// All rows of a batch as one matrix, if they are at equal distances.
+    pub(super) fn rows(&self) -> Option<Self> {
+        let row = self.shape.len().checked_sub(2)?;
+        let (mut rows, down) = (self.shape[row], self.strides[row]);
+        // Of one row it does not matter where the next would be.
+        let mut down = (rows > 1).then_some(down);
+        for dim in (0..row).rev().filter(|&dim| self.shape[dim] > 1) {
+            let stride = self.strides[dim];
+            match down {
+                Some(down) if stride != rows * down => return None,
+                Some(_) => {}
+                None => down = Some(stride),
+            }
+            rows *= self.shape[dim];
+        }
+        let columns = self.shape[row + 1];
+        Some(Self {
+            shape: vec![rows, columns],
+            strides: vec![down.unwrap_or(columns), self.strides[row + 1]],
+        })
+    }
 }
 
 /// The matrices of a tensor, if the library takes them as they lie.
@@ -314,7 +338,7 @@ mod tests {
             case(plain(&[3, 1]), plain(&[1, 5]), 1, 1, 3),
         ] {
             let (x, y) = (view(&x), view(&y));
-            let found = plan(&x, &y, Element::BF16, LAUNCHES).unwrap().unwrap();
+            let found = plan(&x, &y, Element::BF16, false).unwrap().unwrap();
             let expected = by_definition(&x, &y);
             let name = format!("{x:?} by {y:?}: {found:?}");
             assert_eq!(
@@ -332,26 +356,48 @@ mod tests {
     }
 
     #[test]
+    fn rows_at_equal_distances_are_a_matrix() {
+        let rows = |shape: &[usize], strides: &[usize]| {
+            let (shape, strides) = (shape.to_vec(), strides.to_vec());
+            let rows = View { shape, strides }.rows()?;
+            Some((rows.shape, rows.strides))
+        };
+        let matrix =
+            |rows, columns, strides: [usize; 2]| Some((vec![rows, columns], strides.into()));
+        assert_eq!(rows(&[2, 3, 4], &[12, 4, 1]), matrix(6, 4, [4, 1]));
+        // With gaps, of which all are alike, or not.
+        assert_eq!(rows(&[2, 3, 4], &[24, 8, 1]), matrix(6, 4, [8, 1]));
+        assert_eq!(rows(&[2, 3, 4], &[32, 8, 1]), None);
+        assert_eq!(rows(&[2, 3, 4], &[4, 8, 1]), None);
+        // Dimensions of one.
+        assert_eq!(rows(&[1, 3, 1, 4], &[7, 8, 99, 1]), matrix(3, 4, [8, 1]));
+        assert_eq!(rows(&[1, 1, 4], &[5, 6, 1]), matrix(1, 4, [4, 1]));
+        // By columns.
+        assert_eq!(rows(&[2, 3, 4], &[3, 1, 6]), matrix(6, 4, [1, 6]));
+        assert_eq!(rows(&[4], &[1]), None);
+    }
+
+    #[test]
     fn what_does_not_lie_by_rows_or_columns_is_copied() {
         let plain = |shape: &[usize]| view(&(shape.to_vec(), (0..shape.len()).collect()));
         let strided = View {
             shape: vec![3, 4],
             strides: vec![8, 2],
         };
-        let copied = plan(&strided, &plain(&[4, 5]), Element::F16, LAUNCHES).unwrap();
+        let copied = plan(&strided, &plain(&[4, 5]), Element::F16, false).unwrap();
         assert_eq!(copied.unwrap_err(), [true, false]);
         // The same row again.
         let again = View {
             shape: vec![4, 5],
             strides: vec![0, 1],
         };
-        let copied = plan(&plain(&[3, 4]), &again, Element::F16, LAUNCHES).unwrap();
+        let copied = plan(&plain(&[3, 4]), &again, Element::F16, false).unwrap();
         assert_eq!(copied.unwrap_err(), [false, true]);
         // 20 times 20 matrices that have no common distance.
         let heads = view(&(vec![20, 20, 3, 4], vec![0, 2, 1, 3]));
-        let copied = plan(&heads, &plain(&[20, 20, 4, 5]), Element::F16, LAUNCHES).unwrap();
+        let copied = plan(&heads, &plain(&[20, 20, 4, 5]), Element::F16, false).unwrap();
         assert_eq!(copied.unwrap_err(), [true; 2]);
-        let found = plan(&heads, &plain(&[20, 20, 4, 5]), Element::F16, usize::MAX);
+        let found = plan(&heads, &plain(&[20, 20, 4, 5]), Element::F16, true);
         assert_eq!(found.unwrap().unwrap().offsets.len(), 20);
     }
 
@@ -364,7 +410,7 @@ mod tests {
             (vec![0, 3, 4], vec![0, 4, 5]),
             (vec![4], vec![4]),
         ] {
-            assert!(plan(&plain(&x), &plain(&y), Element::F16, LAUNCHES).is_none());
+            assert!(plan(&plain(&x), &plain(&y), Element::F16, false).is_none());
         }
     }
 
@@ -373,7 +419,7 @@ mod tests {
         for (columns, alignment) in [(8, 16), (12, 8), (2, 4), (3, 2)] {
             let x = view(&(vec![2, 1, columns], vec![0, 1, 2]));
             let y = view(&(vec![2, columns, 16], vec![0, 1, 2]));
-            let found = plan(&x, &y, Element::BF16, LAUNCHES).unwrap().unwrap();
+            let found = plan(&x, &y, Element::BF16, false).unwrap().unwrap();
             assert_eq!(found.product.alignment, alignment);
         }
     }

@@ -155,12 +155,14 @@ pub(super) fn over_rows<B: Backend>(
 ) -> FloatTensor<B> {
     let (shape, last) = (dy.shape(), dy.shape().num_dims() - 1);
     let (k, n) = (x.shape()[x.shape().num_dims() - 1], shape[last]);
-    // cuBLASLt cuts products itself.
-    let by_library = is_shaped::<B>(layers, &x, &dy) && layers.library::<B>().is_some();
-    let parts = match by_library {
-        true => 1,
-        false => parts(batch, k, n),
-    };
+    if let Some(library) = layers
+        .library::<B>()
+        .filter(|_| is_shaped::<B>(layers, &x, &dy))
+    {
+        // It cuts products itself.
+        return end((library.over_rows)(x, dy));
+    }
+    let parts = parts(batch, k, n);
     let rows = shape[..last].iter().product::<usize>() / parts;
     let x = B::float_reshape(x, Shape::new([parts, rows, k]));
     let dy = B::float_reshape(dy, Shape::new([parts, rows, n]));

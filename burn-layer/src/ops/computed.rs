@@ -5,6 +5,12 @@ macro_rules! computed {
     ($call:ident, float_matmul, $x:ident, $y:ident) => {
         $call.product($x, $y)
     };
+    ($call:ident, float_select_assign, $($arg:ident),*) => {
+        select_assign::<B>(&$call.layer(), $($arg),*)
+    };
+    ($call:ident, embedding_backward, $($arg:ident),*) => {
+        embedding_backward::<B>(&$call.layer(), $($arg),*)
+    };
     ($call:ident, float_sum_dim, $x:ident, $dim:ident) => {
         sum_of_rows::<B>(&$call.layer(), $x, &[$dim])
     };

@@ -12,6 +12,7 @@ use super::{
     computed::computed,
     convolution::{forward, weight_backward, x_backward},
     identity::identity,
+    select_assign::{embedding_backward, select_assign},
     sum_of_rows::sum_of_rows,
     table::op_table,
     view::view,

@@ -17,6 +17,7 @@ pub(crate) mod kernel_end;
 mod lineage;
 mod parts;
 mod product;
+mod select_assign;
 mod sum_of_rows;
 pub(crate) mod table;
 mod transaction;

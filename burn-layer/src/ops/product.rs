@@ -20,8 +20,24 @@ impl<B: BackendIr> Call<B> {
     }
 }
 
-/// The product of two tensors, in 16 bits, on a backend.
-pub(crate) type Multiply<B> = fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>;
+/// How a library computes products of tensors in 16 bits on a backend.
+pub(crate) struct Multiply<B: Backend> {
+    /// `x y`.
+    pub(crate) product: Product<B>,
+    /// `x^T y` over the rows of all matrices of a batch, `[1, k, n]`.
+    pub(crate) over_rows: Product<B>,
+}
+
+/// A product of two tensors.
+pub(crate) type Product<B> = fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>;
+
+impl<B: Backend> Clone for Multiply<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Multiply<B> {}
 
 /// The product on a backend under layers, after an elementwise `end`. `transposed` tells whether `x` is a view of another tensor's
 /// transposition.
@@ -36,7 +52,7 @@ pub(super) fn product<B: Backend>(
         return end(B::float_matmul(x, y));
     }
     match layers.library::<B>() {
-        Some(multiply) => end(multiply(x, y)),
+        Some(library) => end((library.product)(x, y)),
         None => Way::of(&x.shape(), &y.shape(), transposed).multiply::<B>(x, y, end),
     }
 }

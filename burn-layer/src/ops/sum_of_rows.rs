@@ -5,7 +5,7 @@
 //! are summed in parts, and then the sums of the parts.
 
 use crate::LayerSet;
-use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 
 /// The most parts. With so many, the sums of the parts are few to sum.
 const PARTS: usize = 512;
@@ -22,8 +22,8 @@ pub(super) fn sum_of_rows<B: Backend>(
     tensor: FloatTensor<B>,
     dims: &[usize],
 ) -> FloatTensor<B> {
-    // Sums of parts are rounded to the dtype.
-    let parts = match layers.is_on_cuda() && tensor.dtype() == DType::F32 {
+    let float = matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16);
+    let parts = match layers.is_on_cuda() && float {
         true => Parts::of(&tensor.shape(), dims),
         false => None,
     };
@@ -67,13 +67,24 @@ impl Parts {
 
     fn sum<B: Backend>(self, tensor: FloatTensor<B>, dims: &[usize]) -> FloatTensor<B> {
         let mut shape = tensor.shape();
+        let dtype = tensor.dtype();
+        // The sums of parts are not rounded to 16 bits: as in one sum, only their sum is. The reshape comes after the cast, so that
+        // each is a kernel of its own.
+        let tensor = match dtype {
+            DType::F32 => tensor,
+            _ => B::float_cast(tensor, FloatDType::F32),
+        };
         let rows = Shape::new([self.parts, self.rows, self.columns]);
         let sums = B::float_sum_dim(B::float_reshape(tensor, rows), 1);
         let sums = B::float_reshape(sums, Shape::new([self.parts, self.columns]));
+        let mut sum = B::float_sum_dim(sums, 0);
+        if dtype != DType::F32 {
+            sum = B::float_cast(sum, dtype.into());
+        }
         for &dim in dims {
             shape.as_mut_slice()[dim] = 1;
         }
-        B::float_reshape(B::float_sum_dim(sums, 0), shape)
+        B::float_reshape(sum, shape)
     }
 }
 
@@ -110,7 +121,7 @@ mod tests {
         assert_eq!(of(&[8192, 768], &[]), None);
     }
 
-    /// All numbers are whole, and small.
+    /// All numbers are whole, and small. In 16 bits, those of parts would be rounded.
     #[test]
     fn the_sum_of_parts_is_the_sum() {
         for (shape, dims) in [
@@ -121,14 +132,19 @@ mod tests {
         ] {
             let count = shape.iter().product();
             let values: Vec<f32> = (0..count).map(|i| (i * 7 % 13) as f32 - 6.0).collect();
-            let tensor = Flex::float_from_data(TensorData::new(values, shape), &FlexDevice);
+            let data = TensorData::new(values, shape);
+            let tensor = Flex::float_from_data(data, &FlexDevice);
             let parts = Parts::of(&tensor.shape(), &dims).unwrap();
             let data = |tensor| {
                 let data = Flex::float_into_data(tensor);
                 burn_std::reader::try_read_sync(data).unwrap().unwrap()
             };
-            let expected = data(Flex::float_sum_dims(tensor.clone(), &dims));
-            assert_eq!(data(parts.sum::<Flex>(tensor, &dims)), expected);
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                let rounded = |tensor| Flex::float_cast(tensor, dtype.into());
+                let expected = data(rounded(Flex::float_sum_dims(tensor.clone(), &dims)));
+                let found = parts.sum::<Flex>(rounded(tensor.clone()), &dims);
+                assert_eq!(data(found), expected, "{dtype:?}");
+            }
         }
     }
 }

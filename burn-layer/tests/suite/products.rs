@@ -1,7 +1,7 @@
 //! Products in 16 bits and sums of many rows, in whatever shape and by whatever library a device computes them.
 
 use super::{cube::cube_devices, devices::Leased};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use burn_layer::{Inputs, Layer, Layers, Op, Plan};
 
 /// Products in 16 bits.
@@ -32,7 +32,12 @@ fn check<const D: usize>(
     let on = |device: &Device| {
         let x = Tensor::from_data(numbers(x, 7), device);
         let y = Tensor::from_data(numbers(y, 4), device);
-        view(x, y).into_data()
+        // As numbers, of which 0 and -0 are the same.
+        let product = view(x, y);
+        (
+            product.shape(),
+            product.into_data().try_to_vec::<f32>().unwrap(),
+        )
     };
     assert_eq!(
         on(device),
@@ -95,6 +100,12 @@ fn products_in_16_bits_are_right_however_factors_lie() {
         check(device, [[12, 40], [40, 24]], |x, y| {
             x.slice([0..12, 8..40]).matmul(y.slice([8..40, 0..16]))
         });
+        // Large ones, of rows that are not aligned; most terms are zero.
+        check(device, [[300, 600], [96, 33]], |x, y| {
+            let zeros = Tensor::zeros([504, 33], &y.device());
+            x.matmul(Tensor::cat(vec![y, zeros], 0))
+        });
+        check(device, [[2, 260, 33], [2, 33, 270]], |x, y| x.matmul(y));
         // The result goes on, and so do the factors.
         check(device, [[24, 24], [24, 24]], |x, y| {
             let product = (x.clone() + 0.0).matmul(y.clone() * 1.0);
@@ -111,8 +122,32 @@ fn sums_of_many_rows_are_right() {
             let x: Tensor<3> = Tensor::from_data(numbers([4, 512, 33], 7), device);
             let by_column = x.clone().sum_dims(&[0, 1]);
             let by_row = x.clone().reshape([2048, 33]).sum_dim(0);
-            let both = x.transpose().sum_dims(&[0, 2]);
-            [by_column.into_data(), by_row.into_data(), both.into_data()]
+            let both = x.clone().transpose().sum_dims(&[0, 2]);
+            // Of 16 bits, which hold all numbers to 256.
+            let low = x
+                .clone()
+                .cast(DType::BF16)
+                .sum_dims(&[0, 1])
+                .cast(DType::F32);
+            let sums =
+                [by_column, both, low].map(|sum| sum.into_data().try_to_vec::<f32>().unwrap());
+            (sums, by_row.into_data().try_to_vec::<f32>().unwrap())
+        };
+        assert_eq!(of(device), of(&Device::flex()), "{device:?}");
+    }
+}
+
+#[test]
+fn additions_to_selected_rows_are_right() {
+    for base in cube_devices() {
+        let device = &Layers::on(base).layer(Low(DType::F16)).leased();
+        let of = |device: &Device| {
+            let x: Tensor<2> = Tensor::from_data(numbers([9, 33], 7), device);
+            let value: Tensor<2> = Tensor::from_data(numbers([400, 33], 4), device);
+            let indices: Vec<i32> = (0..400).map(|index| index * index % 9).collect();
+            let indices: Tensor<1, Int> = Tensor::from_data(indices.as_slice(), device);
+            let sum = x.select_assign(0, indices, value, IndexingUpdateOp::Add);
+            sum.into_data().try_to_vec::<f32>().unwrap()
         };
         assert_eq!(of(device), of(&Device::flex()), "{device:?}");
     }

@@ -4,7 +4,7 @@ use super::{Convolve, Sizes, images, is_tall, matrix};
 use crate::{LayerSet, ops::product::product};
 use burn_backend::{Backend, Shape, TensorMetadata, ops::ConvOptions, tensor::FloatTensor};
 
-/// The convolution, as a product if it is a tall one.
+/// The convolution, as a product if it is a tall one, or of large patches.
 pub(in crate::ops) fn forward<B: Backend, const N: usize>(
     layers: &LayerSet,
     x: FloatTensor<B>,
@@ -13,22 +13,17 @@ pub(in crate::ops) fn forward<B: Backend, const N: usize>(
     options: ConvOptions<N>,
     convolve: Convolve<B, N>,
 ) -> FloatTensor<B> {
-    let sizes = Sizes::of::<B>(layers, &x, &weight, &options);
-    match sizes.filter(|sizes| sizes.is_pointwise() && is_tall(sizes.pixels(), sizes.outs)) {
-        Some(sizes) => pointwise::<B, N>(layers, &sizes, x, weight, bias),
-        None => convolve(x, weight, bias, options),
-    }
-}
-
-fn pointwise<B: Backend, const N: usize>(
-    layers: &LayerSet,
-    sizes: &Sizes<N>,
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
-) -> FloatTensor<B> {
-    let weight = B::float_swap_dims(matrix::<B>(weight), 0, 1);
-    let product = product::<B>(layers, sizes.read::<B>(x), weight, false, |product| product);
+    let Some(sizes) = Sizes::of::<B>(layers, &x, &weight, &options) else {
+        return convolve(x, weight, bias, options);
+    };
+    let product = if sizes.has_large_patches() {
+        sizes.of_patches::<B>(layers, x, weight)
+    } else if sizes.is_pointwise() && is_tall(sizes.pixels(), sizes.outs) {
+        let weight = B::float_swap_dims(matrix::<B>(weight), 0, 1);
+        product::<B>(layers, sizes.read::<B>(x), weight, false, |product| product)
+    } else {
+        return convolve(x, weight, bias, options);
+    };
     let product = match bias {
         Some(bias) => {
             let row = Shape::new([1, bias.shape()[0]]);

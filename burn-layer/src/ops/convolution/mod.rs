@@ -6,8 +6,11 @@
 //! - for the gradient of the weight, `[outs, pixels]` by `[pixels, taps * ins]`, and, if an image has one pixel, its transposition.
 //!
 //! Convolutions in groups are not among them. Transposed convolutions are left as they are.
+//!
+//! Where patches are so large that TMA does not take their strides, convolutions are [products of patches](patches) in all dtypes.
 
 mod forward;
+mod patches;
 mod weight_backward;
 mod x_backward;
 
@@ -52,10 +55,12 @@ impl<const N: usize> Sizes<N> {
         weight: &FloatTensor<B>,
         options: &ConvOptions<N>,
     ) -> Option<Self> {
-        if options.groups != 1 || !is_shaped::<B>(layers, x, weight) {
+        if options.groups != 1 || !layers.is_on_cuda() {
             return None;
         }
-        Some(Self::new(&x.shape(), &weight.shape(), options))
+        let sizes = Self::new(&x.shape(), &weight.shape(), options);
+        // In f32, none is tried as a product whose tiles are too large.
+        (is_shaped::<B>(layers, x, weight) || sizes.has_large_patches()).then_some(sizes)
     }
 
     fn new(x: &Shape, weight: &Shape, options: &ConvOptions<N>) -> Self {

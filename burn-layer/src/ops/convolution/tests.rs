@@ -319,3 +319,45 @@ fn cubecl_computes_the_same() {
         assert_eq!(data_of::<CubeBackend>(found), data(expected));
     }
 }
+
+/// Strides that TMA does not take: in every dtype, with pixels that no patch has.
+#[test]
+fn convolutions_of_large_patches_are_products() {
+    let layers = layers();
+    for dtype in [DType::F32, DType::BF16] {
+        for (x, kernel) in [([2, 3, 18, 18], [9, 9]), ([3, 2, 40, 21], [10, 9])] {
+            let cast = |tensor| Flex::float_cast(tensor, dtype.into());
+            let weight = [4, x[1], kernel[0], kernel[1]];
+            let [x, weight] = [tensor(&x, 3), tensor(&weight, 5)].map(cast);
+            let bias = cast(tensor(&[4], 4));
+            let options = ConvOptions::<2>::new(kernel, [0; 2], [1; 2], 1);
+            let (x_, weight_, bias_) = (x.clone(), weight.clone(), Some(bias.clone()));
+            let found =
+                forward::<Flex, 2>(&layers, x_, weight_, bias_, options.clone(), not_forward);
+            let (x_, weight_) = (x.clone(), weight.clone());
+            let expected = Flex::conv2d(x_, weight_, Some(bias), options.clone());
+            let grad = cast(tensor(&expected.shape(), 2));
+            assert_eq!(data(found), data(expected), "{dtype:?}");
+            let arguments = || (x.clone(), weight.clone(), grad.clone(), options.clone());
+            let (x_, weight_, grad_, options_) = arguments();
+            let found = x_backward::<Flex, 2>(
+                &layers,
+                x_,
+                weight_,
+                grad_,
+                options_,
+                not_backward,
+                not_forward,
+            );
+            let (x_, weight_, grad_, options_) = arguments();
+            let expected = Flex::conv2d_x_backward(x_, weight_, grad_, options_);
+            assert_eq!(data(found), data(expected), "{dtype:?}");
+            let (x_, weight_, grad_, options_) = arguments();
+            let found =
+                weight_backward::<Flex, 2>(&layers, x_, weight_, grad_, options_, not_backward);
+            let (x_, weight_, grad_, options_) = arguments();
+            let expected = Flex::conv2d_weight_backward(x_, weight_, grad_, options_);
+            assert_eq!(data(found), data(expected), "{dtype:?}");
+        }
+    }
+}

@@ -16,6 +16,9 @@ pub(in crate::ops) fn weight_backward<B: Backend, const N: usize>(
     let Some(sizes) = Sizes::of::<B>(layers, &x, &weight, &options) else {
         return backward(x, weight, grad, options);
     };
+    if sizes.has_large_patches() {
+        return sizes.patch_weight_backward::<B>(layers, x, weight.shape(), grad);
+    }
     let (outs, weights) = (sizes.outs, sizes.weights());
     let one_pixel = sizes.output.iter().product::<usize>() == 1;
     let tall = is_tall(outs, weights);

@@ -16,7 +16,11 @@ pub(in crate::ops) fn x_backward<B: Backend, const N: usize>(
     backward: Backward<B, N>,
     convolve: Convolve<B, N>,
 ) -> FloatTensor<B> {
-    let sizes = Sizes::of::<B>(layers, &x, &weight, &options).filter(|sizes| {
+    let sizes = Sizes::of::<B>(layers, &x, &weight, &options);
+    if let Some(sizes) = sizes.as_ref().filter(|sizes| sizes.has_large_patches()) {
+        return sizes.patches_backward::<B>(layers, weight, grad);
+    }
+    let sizes = sizes.filter(|sizes| {
         let (pixels, weights) = (sizes.pixels(), sizes.weights());
         is_tall(pixels, weights) || is_tall(weights, pixels)
     });
