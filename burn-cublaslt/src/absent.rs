@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Operands, Product};
+use crate::{Operands, Product, ProductError};
 
 /// cuBLASLt on a device. In builds without the feature `cuda`, no device has it.
 pub enum Library {}
@@ -26,7 +26,7 @@ impl Library {
         self: &Arc<Self>,
         _product: &Product,
         _operands: Operands<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ProductError> {
         match **self {}
     }
 }

@@ -5,6 +5,7 @@
 mod absent;
 #[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
 mod capture;
+mod error;
 #[cfg(feature = "cuda")]
 mod ffi;
 mod operands;
@@ -18,6 +19,7 @@ use burn_cubecl::CubeDevice;
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::Library;
+pub use error::ProductError;
 #[cfg(feature = "cuda")]
 pub use ffi::Library;
 pub use operands::Operands;

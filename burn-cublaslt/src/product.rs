@@ -3,16 +3,10 @@
 /// The element types of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
-    /// IEEE single precision.
-    F32,
     /// bfloat16.
     BF16,
     /// IEEE half precision.
     F16,
-    /// 8 bits, 4 of exponent (OCP FP8).
-    E4M3,
-    /// 8 bits, 5 of exponent (OCP FP8).
-    E5M2,
 }
 
 impl Element {
@@ -23,9 +17,7 @@ impl Element {
     /// ```
     pub fn size(self) -> usize {
         match self {
-            Self::F32 => 4,
             Self::BF16 | Self::F16 => 2,
-            Self::E4M3 | Self::E5M2 => 1,
         }
     }
 }
@@ -77,7 +69,21 @@ impl Matrices {
     }
 }
 
-/// Products of matrices, sums and factors in f32: `output = lhs rhs`.
+impl Matrices {
+    /// The bytes up to the end of the last of so many.
+    #[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
+    pub(crate) fn bytes(&self, batches: usize) -> u64 {
+        let (outer, inner) = match self.order {
+            Order::Rows => (self.rows, self.columns),
+            Order::Columns => (self.columns, self.rows),
+        };
+        let before = batches.saturating_sub(1) * self.stride;
+        let elements = before + outer.saturating_sub(1) * self.leading + inner;
+        (elements * self.element.size()) as u64
+    }
+}
+
+/// Products of matrices, with sums in f32: `output = lhs rhs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
     /// `[m, k]`.
@@ -88,12 +94,6 @@ pub struct Product {
     pub output: Matrices,
     /// The number of products.
     pub batches: usize,
-    /// Whether each side has a factor, one f32 on the device.
-    pub scaled: bool,
-    /// Whether a row of `n` elements of the output's type is added to each row of the output.
-    pub bias: bool,
-    /// Whether sums of fp8 products may be less precise.
-    pub fast_sums: bool,
     /// Addresses of matrices are multiples of this, in bytes: a power of two, 16 at most.
     pub alignment: u32,
 }

@@ -118,7 +118,7 @@ impl LayerSet {
     }
 
     /// Records that a library computes products in 16 bits.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cubecl")]
     pub(crate) fn set_library<B: Backend>(&self, multiply: Multiply<B>) {
         self.library.get_or_init(|| Box::new(multiply));
     }

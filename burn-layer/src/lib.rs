@@ -4,7 +4,7 @@
 mod backend;
 mod channels;
 mod clip;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cubecl")]
 mod cublaslt;
 mod custom_op;
 mod deferred;

@@ -123,7 +123,7 @@ impl Service {
         if B::name(device.base()).contains("cuda") {
             layers.set_on_cuda();
         }
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cubecl")]
         if let Some(multiply) = crate::cublaslt::multiplies_on::<B>(device.base()) {
             layers.set_library::<B>(multiply);
         }

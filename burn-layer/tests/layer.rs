@@ -9,7 +9,6 @@ mod suite {
     mod checkpointing;
     mod child;
     mod clip;
-    mod cube;
     mod custom_ops;
     mod delegation;
     mod devices;

@@ -16,9 +16,6 @@ pub(super) struct Addresses {
     pub(super) lhs: u64,
     pub(super) rhs: u64,
     pub(super) output: u64,
-    /// Of the factors of both sides.
-    pub(super) scales: Option<[u64; 2]>,
-    pub(super) bias: Option<u64>,
     pub(super) workspace: u64,
 }
 
@@ -32,7 +29,7 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(product: &Product, addresses: &Addresses) -> Result<Self, String> {
+    pub(super) fn new(product: &Product) -> Result<Self, String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let description = Description::new()?;
         for (side, attribute) in [
@@ -42,20 +39,6 @@ impl Problem {
             if side.order == Order::Columns {
                 description.set(attribute, &TRANSPOSED)?;
             }
-        }
-        if let Some([lhs, rhs]) = &addresses.scales {
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, rhs)?;
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, lhs)?;
-        }
-        if product.fast_sums {
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &1i8)?;
-        }
-        if let Some(bias) = &addresses.bias {
-            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
-            let element = element(product.output.element) as i32;
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &element)?;
         }
         let layout = |matrices| Layout::new(matrices, product.batches);
         Ok(Self {
@@ -69,11 +52,8 @@ impl Problem {
 
 fn element(element: Element) -> sys::cudaDataType {
     match element {
-        Element::F32 => sys::cudaDataType::CUDA_R_32F,
         Element::BF16 => sys::cudaDataType::CUDA_R_16BF,
         Element::F16 => sys::cudaDataType::CUDA_R_16F,
-        Element::E4M3 => sys::cudaDataType::CUDA_R_8F_E4M3,
-        Element::E5M2 => sys::cudaDataType::CUDA_R_8F_E5M2,
     }
 }
 
@@ -125,7 +105,7 @@ impl Drop for Layout {
     }
 }
 
-/// What is computed, with sums and factors in f32.
+/// What is computed, with sums in f32.
 pub(super) struct Description(pub(super) sys::cublasLtMatmulDesc_t);
 
 impl Description {

@@ -122,14 +122,12 @@ fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<
         lhs: x.handle,
         rhs: y.handle,
         output: output.handle.clone(),
-        scales: None,
-        bias: None,
         offsets,
     };
     match library.submit(&product, operands) {
         Ok(()) => Some(output),
         Err(problem) => {
-            warn(&problem);
+            warn(&problem.to_string());
             None
         }
     }

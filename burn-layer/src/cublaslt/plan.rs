@@ -123,9 +123,6 @@ pub(super) fn plan(
         rhs,
         output,
         batches: inner.map_or(1, |inner| inner.size),
-        scaled: false,
-        bias: false,
-        fast_sums: false,
         alignment,
     };
     Some(Ok(Plan { product, offsets }))

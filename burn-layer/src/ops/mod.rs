@@ -24,5 +24,5 @@ mod transaction;
 mod view;
 
 pub(crate) use product::Multiply;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cubecl")]
 pub(crate) use product::product_by_kernels;

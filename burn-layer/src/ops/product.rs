@@ -58,7 +58,7 @@ pub(super) fn product<B: Backend>(
 }
 
 /// The product by the backend's own kernels, in a shape that these can compute.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cubecl")]
 pub(crate) fn product_by_kernels<B: Backend>(
     x: FloatTensor<B>,
     y: FloatTensor<B>,

@@ -1,6 +1,6 @@
 //! Products in 16 bits and sums of many rows, in whatever shape and by whatever library a device computes them.
 
-use super::{cube::cube_devices, devices::Leased};
+use super::devices::{Leased, devices_and_cpu};
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use burn_layer::{Inputs, Layer, Layers, Op, Plan};
 
@@ -49,7 +49,7 @@ fn check<const D: usize>(
 #[test]
 fn products_in_16_bits_are_right_however_factors_lie() {
     let low = [DType::BF16, DType::F16];
-    for (base, dtype) in cube_devices()
+    for (base, dtype) in devices_and_cpu()
         .into_iter()
         .flat_map(|base| low.map(|low| (base.clone(), low)))
     {
@@ -116,7 +116,7 @@ fn products_in_16_bits_are_right_however_factors_lie() {
 
 #[test]
 fn sums_of_many_rows_are_right() {
-    for base in cube_devices() {
+    for base in devices_and_cpu() {
         let device = &Layers::on(base).layer(Low(DType::F16)).leased();
         let of = |device: &Device| {
             let x: Tensor<3> = Tensor::from_data(numbers([4, 512, 33], 7), device);
@@ -139,7 +139,7 @@ fn sums_of_many_rows_are_right() {
 
 #[test]
 fn additions_to_selected_rows_are_right() {
-    for base in cube_devices() {
+    for base in devices_and_cpu() {
         let device = &Layers::on(base).layer(Low(DType::F16)).leased();
         let of = |device: &Device| {
             let x: Tensor<2> = Tensor::from_data(numbers([9, 33], 7), device);
