@@ -1,27 +1,31 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(all(feature = "cubecl", not(feature = "cuda")))]
 mod absent;
 #[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
 mod capture;
 mod error;
 #[cfg(feature = "cuda")]
 mod ffi;
+#[cfg(feature = "cubecl")]
 mod operands;
 mod product;
 #[cfg(feature = "cuda")]
 mod stream;
 
+#[cfg(feature = "cubecl")]
 use std::sync::Arc;
 
+#[cfg(feature = "cubecl")]
 use burn_cubecl::CubeDevice;
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(all(feature = "cubecl", not(feature = "cuda")))]
 pub use absent::Library;
 pub use error::ProductError;
 #[cfg(feature = "cuda")]
 pub use ffi::Library;
+#[cfg(feature = "cubecl")]
 pub use operands::Operands;
 pub use product::{Element, Matrices, Order, Product};
 
@@ -34,6 +38,7 @@ pub use product::{Element, Matrices, Order, Product};
 /// let library = burn_cublaslt::library(&CubeDevice::default());
 /// # let _ = library;
 /// ```
+#[cfg(feature = "cubecl")]
 pub fn library(device: &CubeDevice) -> Option<Arc<Library>> {
     match device {
         #[cfg(feature = "cuda")]
