@@ -8,11 +8,6 @@ use crate::{Operands, Product, ProductError};
 pub enum Library {}
 
 impl Library {
-    /// The device's compute capability, major and minor.
-    pub fn compute_capability(&self) -> (i32, i32) {
-        match *self {}
-    }
-
     /// Whether cuBLASLt was asked for a product of this kind before, and had no algorithm for it, or failed.
     pub fn has_refused(&self, _product: &Product) -> bool {
         match *self {}

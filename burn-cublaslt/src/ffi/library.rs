@@ -23,7 +23,6 @@ pub struct Library {
     handle: sys::cublasLtHandle_t,
     /// The device's primary context, which CubeCL uses too.
     context: Arc<CudaContext>,
-    capability: (i32, i32),
     /// The algorithms that the heuristics advise, or why there is none.
     algorithms: Mutex<HashMap<Product, Result<sys::cublasLtMatmulAlgo_t, String>>>,
 }
@@ -47,11 +46,6 @@ pub(crate) fn library(ordinal: usize) -> Option<Arc<Library>> {
 }
 
 impl Library {
-    /// The device's compute capability, major and minor.
-    pub fn compute_capability(&self) -> (i32, i32) {
-        self.capability
-    }
-
     /// Whether cuBLASLt was asked for a product of this kind before, and had no algorithm for it, or failed.
     pub fn has_refused(&self, product: &Product) -> bool {
         matches!(self.algorithms.lock().get(product), Some(Err(_)))
@@ -139,11 +133,9 @@ impl Library {
             return Err("libcublasLt was not found".into());
         }
         let context = CudaContext::new(ordinal).map_err(text)?;
-        let capability = context.compute_capability().map_err(text)?;
         Ok(Self {
             handle: result::create_handle().map_err(text)?,
             context,
-            capability,
             algorithms: Mutex::default(),
         })
     }
