@@ -89,9 +89,9 @@ fn rows(tensor: CubeTensor) -> CubeTensor {
 
 /// The product by cuBLASLt; `None` if kernels have to compute it.
 fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<CubeTensor> {
-    let element = match x.dtype {
-        DType::BF16 => Element::BF16,
-        DType::F16 => Element::F16,
+    let element = match (x.dtype, y.dtype) {
+        (DType::BF16, DType::BF16) => Element::BF16,
+        (DType::F16, DType::F16) => Element::F16,
         _ => return None,
     };
     let mut factors = [x, y].map(|factor| untile(factor.clone()));

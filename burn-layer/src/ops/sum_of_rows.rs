@@ -1,7 +1,7 @@
 //! Sums of many rows, such as the gradient of a bias or of a norm's weight.
 //!
 //! CubeCL 0.11 sums each column by one group of threads, however long it is. A GPU has more threads than a layer has features, so most
-//! of it waits: on an H200 the sum of 8,192 rows of 768 features takes 80 µs, which is a tenth of the speed of its memory. Here rows
+//! of it waits: on an H200 the sum of 8,192 rows of 768 features takes 80 µs, which is less than a tenth of the speed of its memory. Here rows
 //! are summed in parts, and then the sums of the parts.
 
 use crate::LayerSet;
