@@ -23,7 +23,12 @@ fn a_group_of_one_can_be_called_off() {
     }
     // One rank of several, by itself.
     let body = |group: ProcessGroup| {
-        let own = group.subgroup(&[1]).unwrap();
+        let own = match group.subgroup(&[1]) {
+            Ok(own) => own,
+            // Rank 1 was done before this one.
+            Err(fault) if group.rank() != 1 => return fault.to_string(),
+            Err(fault) => panic!("{fault}"),
+        };
         if let Some(own) = own {
             own.duplicate().unwrap().abort("the disk is full");
             assert!(own.barrier().is_err());
