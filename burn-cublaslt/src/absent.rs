@@ -8,6 +8,11 @@ use crate::{Operands, Product, ProductError};
 pub enum Library {}
 
 impl Library {
+    /// Whether the GPU multiplies fp8.
+    pub fn has_fp8(&self) -> bool {
+        match *self {}
+    }
+
     /// Whether cuBLASLt was asked for a product of this kind before, and had no algorithm for it, or failed.
     pub fn has_refused(&self, _product: &Product) -> bool {
         match *self {}

@@ -11,10 +11,16 @@ pub enum ProductError {
         /// The product's alignment, in bytes.
         alignment: u32,
     },
-    /// Matrices reach further than their memory.
-    #[error("matrices of {needed} bytes are in memory of {size}")]
+    /// The operands have what the product does not have, or lack what it has.
+    #[error("the product and its operands do not agree on {what}: give both or none")]
+    Disagreement {
+        /// The factors or the bias.
+        what: &'static str,
+    },
+    /// Matrices, factors or a bias reach further than their memory.
+    #[error("operands of {needed} bytes are in memory of {size}")]
     TooLarge {
-        /// The bytes up to the end of the last matrix.
+        /// The bytes up to the end of the last.
         needed: u64,
         /// The bytes that there are.
         size: u64,

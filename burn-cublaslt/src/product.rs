@@ -3,10 +3,16 @@
 /// The element types of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
+    /// fp8 with 4 bits of exponent and 3 of mantissa, without infinities.
+    E4M3,
+    /// fp8 with 5 bits of exponent and 2 of mantissa.
+    E5M2,
     /// bfloat16.
     BF16,
     /// IEEE half precision.
     F16,
+    /// IEEE single precision.
+    F32,
 }
 
 impl Element {
@@ -17,7 +23,9 @@ impl Element {
     /// ```
     pub fn size(self) -> usize {
         match self {
+            Self::E4M3 | Self::E5M2 => 1,
             Self::BF16 | Self::F16 => 2,
+            Self::F32 => 4,
         }
     }
 }
@@ -83,7 +91,10 @@ impl Matrices {
     }
 }
 
-/// Products of matrices, with sums in f32: `output = lhs rhs`.
+/// Products of matrices, with sums in f32: `output = lhs rhs`, times the factors of both sides, plus a bias, if there are any.
+///
+/// cuBLASLt takes fp8 only as "TN": a left side by rows and a right side by columns, of which one at least is [`Element::E4M3`],
+/// at addresses, distances and inner dimensions that are multiples of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
     /// `[m, k]`.
@@ -94,6 +105,38 @@ pub struct Product {
     pub output: Matrices,
     /// The number of products.
     pub batches: usize,
-    /// Addresses of matrices are multiples of this, in bytes: a power of two, 16 at most.
+    /// Addresses of matrices and of the bias are multiples of this, in bytes: a power of two, 16 at most.
     pub alignment: u32,
+    /// Whether both sides are fp8 with a factor each, an f32 by which the product is multiplied: `CUBLASLT_MATMUL_DESC_A_SCALE_POINTER`
+    /// and that of B.
+    pub factors: bool,
+    /// Whether a bias of `n` elements, of the output's type, is added to each row before it is rounded: `CUBLASLT_EPILOGUE_BIAS`. Not
+    /// if the output is in f32 and the sides in fp8.
+    pub bias: bool,
+    /// Whether sums of fp8 may keep fewer bits than f32 has: `CUBLASLT_MATMUL_DESC_FAST_ACCUM`.
+    pub fast_accumulation: bool,
+}
+
+impl Product {
+    /// The product of two matrices, at addresses that are multiples of 16, without factors and a bias.
+    ///
+    /// ```
+    /// use burn_cublaslt::{Element, Matrices, Product};
+    ///
+    /// let [x, y, z] = [[2, 3], [3, 4], [2, 4]].map(|[m, n]| Matrices::by_rows(Element::BF16, m, n));
+    /// let with_bias = Product { bias: true, ..Product::new(x, y, z) };
+    /// assert_eq!([with_bias.batches, with_bias.alignment as usize], [1, 16]);
+    /// ```
+    pub fn new(lhs: Matrices, rhs: Matrices, output: Matrices) -> Self {
+        Self {
+            lhs,
+            rhs,
+            output,
+            batches: 1,
+            alignment: 16,
+            factors: false,
+            bias: false,
+            fast_accumulation: false,
+        }
+    }
 }

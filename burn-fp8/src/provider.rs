@@ -6,10 +6,9 @@ use burn::backend::{
 };
 use burn::tensor::FloatDType;
 
-use crate::{
-    Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec, granular, portable,
-    recipe::ScaleUpdate,
-};
+use crate::{Bias, Fp8Cast, Fp8Format, Fp8Ops, Granularity, MatmulSpec, recipe::ScaleUpdate};
+#[cfg(feature = "remote")]
+use crate::{granular, portable};
 
 /// Defines the trait [`Provider`] and its implementations from one list of functions.
 macro_rules! providers {

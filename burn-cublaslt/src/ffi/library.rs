@@ -13,16 +13,20 @@ use cudarc::{
 use parking_lot::Mutex;
 
 use super::{
-    problem::{Addresses, Preference, Problem, WORKSPACE},
+    problem::{Addresses, Described, Preference, Problem, WORKSPACE},
     text,
 };
 use crate::Product;
+
+/// The lowest compute capability with products of fp8.
+const FP8: (i32, i32) = (8, 9);
 
 /// cuBLASLt on a device.
 pub struct Library {
     handle: sys::cublasLtHandle_t,
     /// The device's primary context, which CubeCL uses too.
     context: Arc<CudaContext>,
+    has_fp8: bool,
     /// The algorithms that the heuristics advise, or why there is none.
     algorithms: Mutex<HashMap<Product, Result<sys::cublasLtMatmulAlgo_t, String>>>,
 }
@@ -46,6 +50,11 @@ pub(crate) fn library(ordinal: usize) -> Option<Arc<Library>> {
 }
 
 impl Library {
+    /// Whether the GPU multiplies fp8: Ada, Hopper, and newer.
+    pub fn has_fp8(&self) -> bool {
+        self.has_fp8
+    }
+
     /// Whether cuBLASLt was asked for a product of this kind before, and had no algorithm for it, or failed.
     pub fn has_refused(&self, product: &Product) -> bool {
         matches!(self.algorithms.lock().get(product), Some(Err(_)))
@@ -69,7 +78,7 @@ impl Library {
     fn advice(&self, product: &Product) -> Result<sys::cublasLtMatmulAlgo_t, String> {
         // The heuristics are for the thread's current device.
         self.context.bind_to_thread().map_err(text)?;
-        let problem = Problem::new(product)?;
+        let problem = Problem::new(product, &Described::somewhere(product))?;
         let preference = Preference::new(product.alignment)?;
         // SAFETY: all descriptors are alive. The heuristics read the descriptors, and no device memory.
         let found = unsafe {
@@ -135,6 +144,7 @@ impl Library {
         let context = CudaContext::new(ordinal).map_err(text)?;
         Ok(Self {
             handle: result::create_handle().map_err(text)?,
+            has_fp8: context.compute_capability().map_err(text)? >= FP8,
             context,
             algorithms: Mutex::default(),
         })

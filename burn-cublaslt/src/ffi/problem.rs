@@ -19,6 +19,25 @@ pub(super) struct Addresses {
     pub(super) workspace: u64,
 }
 
+/// The device addresses of what belongs to a problem's description. They are read when the product is computed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Described {
+    /// Of the left and the right side.
+    pub(super) factors: Option<[u64; 2]>,
+    pub(super) bias: Option<u64>,
+}
+
+impl Described {
+    /// For the heuristics, for which it matters which addresses there are, not where. Allocations are aligned to as much.
+    pub(super) fn somewhere(product: &Product) -> Self {
+        let somewhere = 1 << 9;
+        Self {
+            factors: product.factors.then_some([somewhere; 2]),
+            bias: product.bias.then_some(somewhere),
+        }
+    }
+}
+
 /// What is computed, and the layout of the matrices. cuBLASLt stores matrices by columns. So it is asked for the transpose
 /// `Dᵀ = Bᵀ Aᵀ`: our right side is its first operand, our left side its second, and its result by columns is ours by rows.
 pub(super) struct Problem {
@@ -29,7 +48,7 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(product: &Product) -> Result<Self, String> {
+    pub(super) fn new(product: &Product, described: &Described) -> Result<Self, String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let description = Description::new()?;
         for (side, attribute) in [
@@ -39,6 +58,20 @@ impl Problem {
             if side.order == Order::Columns {
                 description.set(attribute, &TRANSPOSED)?;
             }
+        }
+        if let Some([lhs, rhs]) = &described.factors {
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, rhs)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, lhs)?;
+        }
+        if product.fast_accumulation {
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &1i8)?;
+        }
+        if let Some(bias) = &described.bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            let dtype = element(product.output.element) as i32;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
         }
         let layout = |matrices| Layout::new(matrices, product.batches);
         Ok(Self {
@@ -52,8 +85,11 @@ impl Problem {
 
 fn element(element: Element) -> sys::cudaDataType {
     match element {
+        Element::E4M3 => sys::cudaDataType::CUDA_R_8F_E4M3,
+        Element::E5M2 => sys::cudaDataType::CUDA_R_8F_E5M2,
         Element::BF16 => sys::cudaDataType::CUDA_R_16BF,
         Element::F16 => sys::cudaDataType::CUDA_R_16F,
+        Element::F32 => sys::cudaDataType::CUDA_R_32F,
     }
 }
 

@@ -122,6 +122,8 @@ fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<
         lhs: x.handle,
         rhs: y.handle,
         output: output.handle.clone(),
+        factors: None,
+        bias: None,
         offsets,
     };
     match library.submit(&product, operands) {

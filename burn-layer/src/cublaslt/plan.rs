@@ -119,11 +119,9 @@ pub(super) fn plan(
         ..matrices
     });
     let product = Product {
-        lhs,
-        rhs,
-        output,
         batches: inner.map_or(1, |inner| inner.size),
         alignment,
+        ..Product::new(lhs, rhs, output)
     };
     Some(Ok(Plan { product, offsets }))
 }

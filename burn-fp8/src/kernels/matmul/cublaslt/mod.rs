@@ -3,16 +3,7 @@
 //! They run on CubeCL's own stream, in order with its kernels, so nothing waits. A graph that the stream records contains them
 //! too.
 
-// Without the library, only tests look at what it would be given.
-#![cfg_attr(not(feature = "cuda"), allow(dead_code))]
-
-#[cfg(not(feature = "cuda"))]
-mod absent;
-#[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
-mod capture;
 mod factors;
-#[cfg(feature = "cuda")]
-mod ffi;
 mod operands;
 mod plan;
 #[cfg(all(test, feature = "cuda"))]
@@ -24,6 +15,7 @@ use std::{
 };
 
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+use burn_cublaslt::Library;
 use cubecl::client::Client;
 use parking_lot::Mutex;
 
@@ -32,19 +24,21 @@ use crate::{
     Bias, Granularity, MatmulSpec,
     kernels::{amax::raise_to, buffer},
 };
-#[cfg(not(feature = "cuda"))]
-use absent::{Library, library, run};
-#[cfg(feature = "cuda")]
-use ffi::{Library, library, run};
 use operands::Operands;
 use plan::{Matrix, Plan, plan};
 
-/// Columns of a product, its inner dimension, and leading dimensions of codes must be multiples of this for cuBLASLt.
+/// Columns of a product, its inner dimension, and leading dimensions of codes must be multiples of this for cuBLASLt, and all addresses,
+/// in bytes.
 const ALIGNMENT: usize = 16;
 
 /// Whether columns of a product, or its inner dimension, are padded for cuBLASLt if there are so many.
 pub(super) fn is_padded(size: usize) -> bool {
     !size.is_multiple_of(ALIGNMENT)
+}
+
+/// cuBLASLt for a device, if it multiplies fp8 there.
+fn library(device: &CubeDevice) -> Option<Arc<Library>> {
+    burn_cublaslt::library(device).filter(|library| library.has_fp8())
 }
 
 /// See [`MatmulRoutine::CublasLt`](super::MatmulRoutine::CublasLt).
@@ -93,7 +87,7 @@ impl Routine for CublasLt {
 /// Whether the device has cuBLASLt and this takes the product, as far as is known before trying.
 pub(super) fn takes(product: &Product) -> bool {
     library(&product.lhs.device).is_some_and(|library| {
-        planned(product).is_some_and(|plan| !library.has_refused(&plan, product.spec))
+        planned(product).is_some_and(|plan| !library.has_refused(&plan.product(product.spec)))
     })
 }
 
@@ -141,15 +135,16 @@ fn planned(product: &Product) -> Option<Plan> {
 /// The product by cuBLASLt; `None` if another routine has to compute it.
 fn multiply(library: &Arc<Library>, product: &Product) -> Option<CubeTensor> {
     let plan = planned(product)?;
+    let described = plan.product(product.spec);
     // Checked before anything is copied.
-    if library.has_refused(&plan, product.spec) {
+    if library.has_refused(&described) {
         return None;
     }
     let operands = Operands::of(product, &plan);
-    match run(library, &plan, product.spec, &operands) {
+    match library.submit(&described, operands.given()) {
         Ok(()) => Some(operands.into_output(product, &plan)),
         Err(problem) => {
-            warn(&problem, &plan);
+            warn(&problem.to_string(), &plan);
             None
         }
     }

@@ -63,6 +63,20 @@ impl Operands {
         }
     }
 
+    /// What the library is given.
+    pub(super) fn given(&self) -> burn_cublaslt::Operands<'_> {
+        let handle = |tensor: &CubeTensor| tensor.handle.clone();
+        burn_cublaslt::Operands {
+            client: &self.output.client,
+            lhs: handle(&self.lhs),
+            rhs: handle(&self.rhs),
+            output: handle(&self.output),
+            factors: Some([&self.lhs_factor, &self.rhs_factor].map(handle)),
+            bias: self.bias.as_ref().map(handle),
+            offsets: vec![[0; 3]],
+        }
+    }
+
     /// The finished product, when the output holds what cuBLASLt computes.
     pub(super) fn into_output(self, product: &Product, plan: &Plan) -> CubeTensor {
         let output = narrowed(self.output, product.shape());
@@ -120,6 +134,7 @@ fn narrowed(tensor: CubeTensor, shape: Shape) -> CubeTensor {
 mod tests {
     use burn::tensor::{FloatDType, TensorData};
     use burn_cubecl::{CubeDevice, ops::permute};
+    use burn_cublaslt::{Order, Product as Described};
     use burn_std::reader::try_read_sync;
     use cubecl::cpu::CpuDevice;
 
@@ -162,19 +177,24 @@ mod tests {
         ))
     }
 
-    /// What cuBLASLt computes by a plan, according to its documentation: `D[i + j ldd] = Σ A[l + i lda] B[l + j ldb]`, times both
-    /// factors, plus `bias[i]`. `A` is our right side, `B` our left side.
-    fn documented(operands: &Operands, plan: &Plan, format: Fp8Format) -> Vec<f32> {
+    /// What cuBLASLt computes, according to its documentation: `D[i + j ldd] = Σ A[l + i lda] B[l + j ldb]`, times both factors,
+    /// plus `bias[i]`. `A` is our right side, by columns, and `B` our left side, by rows.
+    fn documented(operands: &Operands, product: &Described, format: Fp8Format) -> Vec<f32> {
         let (a, b) = (memory(&operands.rhs, format), memory(&operands.lhs, format));
-        let (lda, ldb) = (plan.rhs.leading(plan.k), plan.lhs.leading(plan.k));
+        let [lhs, rhs, d] = [product.lhs, product.rhs, product.output];
+        assert_eq!([lhs.order, rhs.order], [Order::Rows, Order::Columns]);
+        assert!(product.factors && product.batches == 1);
         let factor =
             values(operands.lhs_factor.clone())[0] * values(operands.rhs_factor.clone())[0];
         let bias = operands.bias.clone().map(values);
-        let mut output = vec![f32::NAN; plan.m * plan.n];
-        for j in 0..plan.m {
-            for i in 0..plan.n {
-                let sum: f32 = (0..plan.k).map(|l| a[l + i * lda] * b[l + j * ldb]).sum();
-                output[i + j * plan.n] = sum * factor + bias.as_ref().map_or(0.0, |bias| bias[i]);
+        assert_eq!(bias.is_some(), product.bias);
+        let mut output = vec![f32::NAN; d.rows * d.columns];
+        for j in 0..d.rows {
+            for i in 0..d.columns {
+                let term = |l| a[l + i * rhs.leading] * b[l + j * lhs.leading];
+                let sum: f32 = (0..lhs.columns).map(term).sum();
+                output[i + j * d.leading] =
+                    sum * factor + bias.as_ref().map_or(0.0, |bias| bias[i]);
             }
         }
         output
@@ -214,7 +234,8 @@ mod tests {
                 let (lhs, rhs) = (matrix(&product.lhs), matrix(&product.rhs));
                 let plan = plan(lhs.unwrap(), rhs.unwrap(), product.spec, has_bias).unwrap();
                 let mut operands = Operands::of(&product, &plan);
-                let computed = documented(&operands, &plan, E4M3);
+                let described = plan.product(product.spec);
+                let computed = documented(&operands, &described, E4M3);
                 let computed = float(computed, [plan.m, plan.n]);
                 operands.output = cast(computed, operands.output.dtype);
                 let found = operands.into_output(&product, &plan);

@@ -9,6 +9,7 @@
 //! columns, up to the next multiple, and the product has columns that are not shown.
 
 use burn::tensor::FloatDType;
+use burn_cublaslt::{Element, Matrices, Order};
 
 use super::{ALIGNMENT, is_padded};
 use crate::{Fp8Format, MatmulSpec};
@@ -68,6 +69,40 @@ pub(super) struct Plan {
     /// See [`MatmulSpec::fast_accumulation`].
     pub(super) fast: bool,
     pub(super) bias: BiasPlan,
+}
+
+impl Plan {
+    /// The product, as the library is asked for it.
+    pub(super) fn product(&self, spec: MatmulSpec) -> burn_cublaslt::Product {
+        let output = match spec.output {
+            FloatDType::BF16 => Element::BF16,
+            FloatDType::F16 => Element::F16,
+            _ => Element::F32,
+        };
+        let lhs = Matrices {
+            leading: self.lhs.leading(self.k),
+            ..Matrices::by_rows(code(spec.lhs), self.m, self.k)
+        };
+        let rhs = Matrices {
+            order: Order::Columns,
+            leading: self.rhs.leading(self.k),
+            ..Matrices::by_rows(code(spec.rhs), self.k, self.n)
+        };
+        burn_cublaslt::Product {
+            alignment: ALIGNMENT as u32,
+            factors: true,
+            bias: self.bias == BiasPlan::Epilogue,
+            fast_accumulation: self.fast,
+            ..burn_cublaslt::Product::new(lhs, rhs, Matrices::by_rows(output, self.m, self.n))
+        }
+    }
+}
+
+fn code(format: Fp8Format) -> Element {
+    match format {
+        Fp8Format::E4M3 => Element::E4M3,
+        Fp8Format::E5M2 => Element::E5M2,
+    }
 }
 
 /// How the product of `lhs` (`[m, k]`) and `rhs` (`[k, n]`) is given to cuBLASLt, or why it cannot be.
