@@ -3,7 +3,7 @@
 use crate::{
     Cast, LayerSet, LayeredDevice,
     held::Held,
-    ops::{batch::Products, batch_norm::Norm, kernel_end::alone_in_kernel},
+    ops::{batch::Products, batch_norm::Norm, kernel_end::alone_in_kernel, softmax::Role},
     recent::GiveUp,
     recompute::Recomputed,
     rows::Rows,
@@ -45,6 +45,8 @@ pub struct LayeredFloat<B: Backend> {
     products: Option<Arc<Products<B>>>,
     /// What the tensor is to a batch normalization.
     norm: Option<Arc<Norm<B>>>,
+    /// What the tensor is to a softmax.
+    role: Option<Arc<Role<B>>>,
     layer: Held,
 }
 
@@ -103,6 +105,7 @@ impl<B: Backend> LayeredFloat<B> {
             part: None,
             products: None,
             norm: None,
+            role: None,
             layer: Held::new(layer),
         }
     }
@@ -186,6 +189,15 @@ impl<B: Backend> LayeredFloat<B> {
 
     pub(crate) fn with_norm(self, norm: Option<Arc<Norm<B>>>) -> Self {
         Self { norm, ..self }
+    }
+
+    /// What the tensor is to a softmax, if anything.
+    pub(crate) fn role(&self) -> Option<&Arc<Role<B>>> {
+        self.role.as_ref()
+    }
+
+    pub(crate) fn with_role(self, role: Option<Arc<Role<B>>>) -> Self {
+        Self { role, ..self }
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -392,6 +404,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             part: self.part,
             products: self.products.clone(),
             norm: self.norm.clone(),
+            role: self.role.clone(),
             layer: self.layer.clone(),
         }
     }

@@ -1,8 +1,14 @@
 //! The layers of one device.
 
 use crate::{
-    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, ends::Ends, float::Copied,
-    ops::Multiply, recent::Recent, recompute::Recomputed, scopes::Scopes, seen::Seen,
+    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run,
+    ends::Ends,
+    float::Copied,
+    ops::{Multiply, Softmaxes},
+    recent::Recent,
+    recompute::Recomputed,
+    scopes::Scopes,
+    seen::Seen,
 };
 use burn_backend::{Backend, DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
 use burn_std::id::StreamId;
@@ -44,6 +50,8 @@ pub(crate) struct LayerSet {
     fused: AtomicBool,
     /// Whether the backend underneath computes on NVIDIA GPUs, where some of its kernels are slow, or do not run.
     cuda: AtomicBool,
+    /// How softmaxes are computed where the backend underneath has kernels for them, a [`Softmaxes`].
+    softmaxes: OnceLock<Box<dyn Any + Send + Sync>>,
     /// How the library multiplies that does so instead of the backend underneath, a [`Multiply`].
     library: OnceLock<Box<dyn Any + Send + Sync>>,
     /// The dtype of 16 bits that a tensor in f32 was cast to last.
@@ -76,6 +84,7 @@ impl LayerSet {
             backward: Mutex::default(),
             fused: AtomicBool::new(false),
             cuda: AtomicBool::new(false),
+            softmaxes: OnceLock::new(),
             library: OnceLock::new(),
             low: Mutex::default(),
             owns: AtomicBool::new(false),
@@ -115,6 +124,17 @@ impl LayerSet {
 
     pub(crate) fn is_on_cuda(&self) -> bool {
         self.cuda.load(Ordering::Relaxed)
+    }
+
+    /// Records that the backend underneath has kernels for softmaxes.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn set_softmaxes<B: Backend>(&self, softmaxes: Softmaxes<B>) {
+        self.softmaxes.get_or_init(|| Box::new(softmaxes));
+    }
+
+    /// The kernels for softmaxes, if there are any, and `B` is the backend underneath.
+    pub(crate) fn softmaxes<B: Backend>(&self) -> Option<Softmaxes<B>> {
+        self.softmaxes.get()?.downcast_ref().copied()
     }
 
     /// Records that a library computes products in 16 bits.

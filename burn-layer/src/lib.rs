@@ -35,6 +35,8 @@ mod scope;
 mod scopes;
 mod seen;
 mod service;
+#[cfg(feature = "cubecl")]
+mod softmax;
 mod source;
 mod tensor;
 mod under;

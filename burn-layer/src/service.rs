@@ -127,6 +127,10 @@ impl Service {
         if let Some(multiply) = crate::cublaslt::multiplies_on::<B>(device.base()) {
             layers.set_library::<B>(multiply);
         }
+        #[cfg(feature = "cubecl")]
+        if let Some(softmaxes) = crate::softmax::softmaxes_on::<B>(device.base()) {
+            layers.set_softmaxes::<B>(softmaxes);
+        }
         let token = token();
         let authorizer = TokenAuthorizer::new(token.as_str()).expect("the token is not empty");
         // Not `serve`, which would install a log subscriber and signal handlers of its own.

@@ -29,5 +29,6 @@ mod suite {
     mod scope;
     mod service;
     mod settings;
+    mod softmax;
     mod streams;
 }

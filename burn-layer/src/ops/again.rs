@@ -73,7 +73,8 @@ impl<B: BackendIr> Mask<B> {
 }
 
 /// Tells the call how to run the op again, and returns what waits until it is needed without computing it now: a view of a tensor
-/// that is computed again, or a part of a [batch normalization](super::batch_norm). Covers the few kinds of arguments that cheap
+/// that is computed again, or a part of a [batch normalization](super::batch_norm)
+/// or a [softmax](super::softmax). Covers the few kinds of arguments that cheap
 /// ops have.
 macro_rules! again {
     ($call:ident, $name:ident, Float, $x:ident: Float) => {
@@ -104,6 +105,9 @@ macro_rules! again {
     ($call:ident, $name:ident, Float, $x:ident: Float, $shape:ident: [Shape]) => {
         again!(@op $call, [$x], shape = $shape.clone(), |x| B::$name(x.remove(0), shape.clone()))
     };
+    ($call:ident, $name:ident, Float, $x:ident: Float, $dim:ident: [usize]) => {
+        again!(@op $call, [$x], |x| B::$name(x.remove(0), $dim))
+    };
     ($call:ident, $name:ident, Float, $x:ident: Float, $a:ident: [usize], $b:ident: [usize]) => {
         again!(@op $call, [$x], |x| B::$name(x.remove(0), $a, $b))
     };
@@ -129,7 +133,7 @@ impl<B: BackendIr> Call<B> {
     pub(super) fn is_computed_again(&self) -> bool {
         match self.of_recomputed {
             Some(depth) if depth >= DEPTH => false,
-            _ if self.norm.is_some() => self.defers(),
+            _ if self.norm.is_some() || self.role.is_some() => self.defers(),
             Some(_) if self.op.is_view() => true,
             _ => {
                 // Results of backward are used up soon, so keeping them takes little memory.
@@ -193,13 +197,14 @@ impl<B: BackendIr> Call<B> {
         elements >= ELEMENTS && large.is_some_and(gains)
     }
 
-    /// Whether the result waits until it is needed, as part of a batch normalization.
+    /// Whether the result waits until it is needed, as part of a batch normalization or a softmax.
     pub(super) fn defers(&self) -> bool {
-        let norm = self.norm.as_ref();
+        let (norm, role) = (self.norm.as_ref(), self.role.as_ref());
         norm.is_some_and(|norm| norm.is_deferred(self.layer().is_in_backward()))
+            || role.is_some_and(|role| role.is_deferred())
     }
 
-    /// The result of an op that waits: a view of a tensor that is computed again, or a part of a batch normalization.
+    /// The result of an op that waits: a view of a tensor that is computed again, or a part of a batch normalization or a softmax.
     pub(super) fn later(&mut self) -> Option<LayeredFloat<B>> {
         if !self.op.is_view() && !self.defers() || self.watched {
             return None;
@@ -210,6 +215,12 @@ impl<B: BackendIr> Call<B> {
         match self.op {
             Op::float_reshape => shape = self.shape.take()?,
             Op::float_permute => shape = self.dims.iter().map(|&dim| shape[dim]).collect(),
+            // The larger tensor comes first.
+            Op::float_sum_dim => {
+                let last = shape.num_dims() - 1;
+                shape.as_mut_slice()[last] = 1;
+            }
+            _ if self.role.is_some() => {}
             // The tensor that a number of each channel is subtracted from, or that is multiplied by one, comes first.
             Op::float_sub | Op::float_mul => {}
             _ => {

@@ -7,6 +7,7 @@ use super::{
     inherited::{Inherited, transposes},
     kernel_end::{alone_in_kernel, end_of_sum},
     lineage::Lineage,
+    softmax::Role,
 };
 use crate::{
     Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
@@ -20,7 +21,7 @@ use std::sync::Arc;
 /// arguments are [lowered](Call::lower), and the results are wrapped.
 pub(crate) struct Call<B: BackendIr> {
     pub(super) op: Op,
-    layer: Option<Arc<LayerSet>>,
+    pub(super) layer: Option<Arc<LayerSet>>,
     pub(super) inputs: Option<Inputs>,
     /// The first float input's [identity](LayeredFloat::identity), as long as all float inputs are the same tensor.
     only: Option<usize>,
@@ -37,6 +38,8 @@ pub(crate) struct Call<B: BackendIr> {
     pub(super) again: Option<Again<B>>,
     /// What the result is to a batch normalization, if anything.
     pub(super) norm: Option<Arc<Norm<B>>>,
+    /// What the result is to a softmax, if anything.
+    pub(super) role: Option<Arc<Role<B>>>,
     /// What the result has from the first float input, if there is one.
     pub(super) inherited: Option<Inherited<B>>,
     /// The dimensions given to a transposition.
@@ -72,6 +75,7 @@ impl<B: BackendIr> Call<B> {
             of_recomputed: None,
             again: None,
             norm: None,
+            role: None,
             inherited: None,
             dims: Vec::new(),
             shape: None,

@@ -13,6 +13,7 @@ use super::{
     convolution::{forward, weight_backward, x_backward},
     identity::identity,
     select_assign::{embedding_backward, select_assign},
+    softmax::{Role, softmax},
     sum_of_rows::sum_of_rows,
     table::op_table,
     view::view,
@@ -339,6 +340,7 @@ macro_rules! delegate {
                     call.plan();
                     $(fit!(call, $kind, $arg);)*
                     own!(call, $ret, $($arg: $kind),*);
+                    softmax!(call, $name, $($arg: $kind),*);
                     batch_norm!(call, $name, $($arg: $kind),*);
                     average!(call, $name, $($arg: $kind),*);
                     again!(call, $name, $ret, $($arg: $kind),*);

@@ -83,7 +83,8 @@ impl<B: BackendIr> Call<B> {
         let tensor = tensor
             .with_maximum_of(inherited.and_then(|it| it.maximum_of.clone()))
             .with_part(self.makes_part(&shape))
-            .with_norm(self.norm.clone());
+            .with_norm(self.norm.clone())
+            .with_role(self.role.clone());
         if let Some(used) = &self.once_more {
             tensor.rows().set_used(used);
         }

@@ -18,6 +18,7 @@ mod lineage;
 mod parts;
 mod product;
 mod select_assign;
+pub(crate) mod softmax;
 mod sum_of_rows;
 pub(crate) mod table;
 mod transaction;
@@ -26,3 +27,4 @@ mod view;
 pub(crate) use product::Multiply;
 #[cfg(feature = "cubecl")]
 pub(crate) use product::product_by_kernels;
+pub(crate) use softmax::Softmaxes;

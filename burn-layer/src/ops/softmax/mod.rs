@@ -1,0 +1,316 @@
+//! Softmaxes and cross-entropies in training, where the backend underneath has [kernels](Softmaxes) for them.
+//!
+//! They do not reach a layered device as one op: Burn's autodiff takes them apart, and computes their gradients op by op too. Here each
+//! of these ops only says what its result is, its [`Role`], and waits until it is needed. The first, the maximum, computes the statistics
+//! of each row; the last op of backward computes the gradient. What comes between is not computed, unless the program needs it for
+//! something else.
+//!
+//! Of an input in bf16, forward reads 2 bytes an element for the statistics and 2 for the result, of which 2 are written; backward reads
+//! 2 + 2 of input and gradient, and writes 2. A cross-entropy over indices, such as a language model's, reads 2 in forward, and 2 in
+//! backward, of which 2 are written.
+
+mod role;
+
+use super::call::Call;
+use crate::{
+    LayeredDevice, LayeredFloat, LayeredTensor, deferred::Deferred, recent::GiveUp,
+    recompute::Recomputed, source::Later,
+};
+use burn_backend::{
+    Backend, DType, FloatDType, IntDType, Shape, TensorMetadata,
+    tensor::{FloatTensor, IndexingUpdateOp, IntTensor},
+};
+use burn_ir::BackendIr;
+pub(crate) use role::Role;
+use role::{Exponents, Picked, Step};
+use std::sync::Arc;
+
+/// Recognizes the ops of softmaxes, and computes what needs their kernels.
+macro_rules! softmax {
+    ($call:ident, float_max_dim, $x:ident: Float, $dim:ident: [usize]) => {
+        softmax!(@ $call.maxima_of_rows(&$x, $dim))
+    };
+    ($call:ident, float_sum_dim, $x:ident: Float, $dim:ident: [usize]) => {
+        softmax!(@ $call.sums_of_rows(&$x, $dim))
+    };
+    ($call:ident, float_gather, $dim:ident: [usize], $x:ident: Float, $indices:ident: Int) => {
+        softmax!(@ $call.gathers(&$x, $dim, &$indices))
+    };
+    (
+        $call:ident, float_scatter,
+        $dim:ident: [usize], $x:ident: Float, $indices:ident: Int, $value:ident: Float, $update:ident: [IndexingUpdateOp]
+    ) => {
+        softmax!(@ $call.scatters([&$x, &$value], $dim, &$indices, &$update))
+    };
+    ($call:ident, float_zeros, $shape:ident: [Shape], $device:ident: Device, $dtype:ident: [FloatDType]) => {
+        softmax!(@ $call.fills(&$shape, $device, $dtype, Role::Zeros, B::float_zeros))
+    };
+    ($call:ident, float_ones, $shape:ident: [Shape], $device:ident: Device, $dtype:ident: [FloatDType]) => {
+        softmax!(@ $call.fills(&$shape, $device, $dtype, Role::Ones, B::float_ones))
+    };
+    ($call:ident, float_exp, $x:ident: Float) => { $call.goes_on(&$x); };
+    ($call:ident, float_log, $x:ident: Float) => { $call.goes_on(&$x); };
+    ($call:ident, float_neg, $x:ident: Float) => { $call.goes_on(&$x); };
+    ($call:ident, float_recip, $x:ident: Float) => { $call.goes_on(&$x); };
+    ($call:ident, float_sub, $x:ident: Float, $y:ident: Float) => {
+        softmax!(@ $call.joins(&$x, &$y))
+    };
+    ($call:ident, float_add, $x:ident: Float, $y:ident: Float) => {
+        softmax!(@ $call.joins(&$x, &$y))
+    };
+    ($call:ident, float_mul, $x:ident: Float, $y:ident: Float) => {
+        softmax!(@ $call.joins(&$x, &$y))
+    };
+    ($call:ident, float_div, $x:ident: Float, $y:ident: Float) => {
+        softmax!(@ $call.joins(&$x, &$y))
+    };
+    (@ $tensor:expr) => {
+        if let Some(tensor) = $tensor {
+            return tensor;
+        }
+    };
+    ($call:ident, $($other:tt)*) => {};
+}
+pub(super) use softmax;
+
+/// How a backend computes softmaxes by kernels of its own. A row is along the last dimension; a number of each row has a last
+/// dimension of 1, and is f32.
+pub(crate) struct Softmaxes<B: Backend> {
+    /// The maximum of each row, and the sum of `exp(x - maximum)`.
+    pub(crate) statistics: fn(FloatTensor<B>) -> [FloatTensor<B>; 2],
+    /// The gradient of `x`, in its dtype, from `x`, both statistics, and the gradient of the softmax.
+    pub(crate) backward: fn([FloatTensor<B>; 3], FloatTensor<B>) -> FloatTensor<B>,
+    /// `exp(x - maximum) factor`, plus a gradient at one index of each row, in the dtype of `x`, from `x`, the maxima, the factors, the
+    /// indices in i32, and the gradients.
+    pub(crate) gathered_backward:
+        fn([FloatTensor<B>; 3], IntTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+}
+
+impl<B: Backend> Clone for Softmaxes<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Softmaxes<B> {}
+
+/// The most elements, which kernels count in 32 bits.
+const MOST: usize = u32::MAX as usize / 2;
+
+impl<B: BackendIr> Call<B> {
+    /// The kernels, if the op may be part of a softmax: it computes in f32.
+    fn softmaxes(&self, stored: DType) -> Option<Softmaxes<B>> {
+        let is_wide = |dtype: Option<DType>| dtype.is_none_or(|dtype| dtype == DType::F32);
+        let computes = self.plan.compute.unwrap_or(stored) == DType::F32;
+        let plain = !self.watched && !self.plan.own && computes && is_wide(self.plan.store);
+        let layer = self
+            .layer
+            .as_ref()
+            .filter(|layer| layer.is_fused() && plain)?;
+        layer.softmaxes()
+    }
+
+    /// The maximum of each row of an activation, with the sum that a softmax needs next.
+    pub(super) fn maxima_of_rows(
+        &mut self,
+        x: &LayeredFloat<B>,
+        dim: usize,
+    ) -> Option<LayeredFloat<B>> {
+        let dtype = x.storage_dtype();
+        let softmaxes = self.softmaxes(dtype)?;
+        let shape = x.shape();
+        let of_network = x.is_computed() && !x.is_gradient();
+        let floats = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+        let rows = dim + 1 == shape.num_dims() && shape[dim] > 1;
+        if !(of_network && floats && rows) || !(1..=MOST).contains(&shape.num_elements()) {
+            return None;
+        }
+        let [maxima, sums] = (softmaxes.statistics)(x.clone().into_storage());
+        self.role = Some(Arc::new(Role::Maxima(sums)));
+        Some(self.float(maxima))
+    }
+
+    /// Notes what the result of an op on `x` is.
+    pub(super) fn goes_on(&mut self, x: &LayeredFloat<B>) {
+        let role = x.role().and_then(|role| role.after(self.op));
+        if let Some(role) = role.filter(|_| self.softmaxes(x.storage_dtype()).is_some()) {
+            self.role = Some(Arc::new(role));
+        }
+    }
+
+    /// Notes what the result of an op on `x` and `y` is, or computes it if it is the last op of a softmax's backward.
+    pub(super) fn joins(
+        &mut self,
+        x: &LayeredFloat<B>,
+        y: &LayeredFloat<B>,
+    ) -> Option<LayeredFloat<B>> {
+        let shifted = self.inputs.as_ref().is_some_and(|inputs| inputs.shifted);
+        let step = Step::of(self.op, x, y, shifted)?;
+        let softmaxes = self.softmaxes(widest([x.storage_dtype(), y.storage_dtype()]))?;
+        match step {
+            Step::Role(role) => {
+                let value = role.softmax();
+                self.role = Some(Arc::new(role));
+                // Computed from the statistics, by one kernel.
+                value.map(|exponents| {
+                    let shape = exponents.x.shape();
+                    let depth = exponents.x.recomputed().map_or(1, |depth| depth + 1);
+                    let value = Recomputed::new(self.op, None, depth, move || exponents.softmax());
+                    let value = Later::Recomputed(Arc::new(value));
+                    self.waiting(value, x, (shape, DType::F32))
+                })
+            }
+            Step::Backward(gradient) => {
+                let of = &gradient.of;
+                let dy = gradient.gradient.clone().into_storage();
+                let tensor = (softmaxes.backward)(of.with(of.sums.clone()), dy);
+                Some(self.ends(of, tensor))
+            }
+            Step::PickedBackward(picked, of, factors) => {
+                let wide = Some(DType::F32);
+                let (factors, gradient) = (factors.in_dtype(wide), picked.gradient.in_dtype(wide));
+                let indices = B::int_cast(picked.indices.clone(), IntDType::I32);
+                let tensor = (softmaxes.gathered_backward)(of.with(factors), indices, gradient);
+                Some(self.ends(&of, tensor))
+            }
+        }
+    }
+
+    /// The gradient of a softmax's input, which is given up if it can be computed again.
+    fn ends(&mut self, of: &Exponents<B>, gradient: FloatTensor<B>) -> LayeredFloat<B> {
+        if let Some(value) = of.x.value() {
+            value.give_up();
+        }
+        self.float(gradient)
+    }
+
+    /// The sums of rows that are known, or are those of a gradient.
+    pub(super) fn sums_of_rows(
+        &mut self,
+        x: &LayeredFloat<B>,
+        dim: usize,
+    ) -> Option<LayeredFloat<B>> {
+        let role = x.role().cloned()?;
+        self.softmaxes(x.storage_dtype())?;
+        let last = dim + 1 == x.shape().num_dims();
+        match &*role {
+            Role::Exp(of) if last => {
+                self.role = Some(Arc::new(Role::Sums(of.clone())));
+                Some(self.float(of.sums.clone()))
+            }
+            Role::Weighted(gradient) if last => {
+                self.role = Some(Arc::new(Role::SumsOfWeighted(gradient.clone())));
+                None
+            }
+            // Their sums, once more.
+            Role::SumsOfWeighted(_) if x.shape()[dim] == 1 => Some(x.clone()),
+            Role::NegPicked(picked) if last => {
+                let gradient = picked.gradient.in_dtype(Some(DType::F32));
+                Some(self.float(B::float_neg(gradient)))
+            }
+            _ => None,
+        }
+    }
+
+    /// The logarithms of a softmax at indices.
+    pub(super) fn gathers(
+        &mut self,
+        x: &LayeredFloat<B>,
+        dim: usize,
+        indices: &LayeredTensor<IntTensor<B>>,
+    ) -> Option<LayeredFloat<B>> {
+        let Some(Role::LogSoftmax(of)) = x.role().map(|role| &**role) else {
+            return None;
+        };
+        self.softmaxes(x.storage_dtype())?;
+        if !is_of_rows(&indices.shape(), &x.shape()) || dim + 1 != x.shape().num_dims() {
+            return None;
+        }
+        let indices = indices.clone().into_storage();
+        let picked = B::float_gather(dim, of.x.clone().into_storage(), indices);
+        let picked = match picked.dtype() {
+            DType::F32 => picked,
+            _ => B::float_cast(picked, FloatDType::F32),
+        };
+        let shifted = B::float_sub(picked, of.maxima.clone());
+        let picked = B::float_sub(shifted, B::float_log(of.sums.clone()));
+        Some(self.float(picked))
+    }
+
+    /// The gradient of what was gathered, at one index of each row: it waits.
+    pub(super) fn scatters(
+        &mut self,
+        [x, value]: [&LayeredFloat<B>; 2],
+        dim: usize,
+        indices: &LayeredTensor<IntTensor<B>>,
+        update: &IndexingUpdateOp,
+    ) -> Option<LayeredFloat<B>> {
+        let zeros = x.role().is_some_and(|role| matches!(**role, Role::Zeros));
+        self.softmaxes(x.storage_dtype())?;
+        let rows = is_of_rows(&indices.shape(), &x.shape()) && indices.shape() == value.shape();
+        let adds = matches!(update, IndexingUpdateOp::Add);
+        if !(zeros && rows && adds) || dim + 1 != x.shape().num_dims() {
+            return None;
+        }
+        let indices = indices.clone().into_storage();
+        self.role = Some(Arc::new(Role::Picked(Arc::new(Picked {
+            gradient: value.alone(),
+            indices: indices.clone(),
+            shape: x.shape(),
+        }))));
+        let update = update.clone();
+        let run = move |mut tensors: Vec<FloatTensor<B>>| {
+            let value = tensors.remove(1);
+            B::float_scatter(
+                dim,
+                tensors.remove(0),
+                indices.clone(),
+                value,
+                update.clone(),
+            )
+        };
+        self.again(&[x, value], Box::new(run));
+        self.later()
+    }
+
+    /// Zeros or ones of backward, which wait.
+    pub(super) fn fills(
+        &mut self,
+        shape: &Shape,
+        device: &LayeredDevice<B::Device>,
+        dtype: FloatDType,
+        role: Role<B>,
+        fill: fn(Shape, &B::Device, FloatDType) -> FloatTensor<B>,
+    ) -> Option<LayeredFloat<B>> {
+        let stored = DType::from(dtype);
+        self.softmaxes(stored)?;
+        let layer = self.layer();
+        let rows = shape.num_dims() > 1 && shape.last().is_some_and(|last| *last > 1);
+        if !layer.is_in_backward() || !rows {
+            return None;
+        }
+        self.role = Some(Arc::new(role));
+        layer.stored(stored, stored, shape.num_elements());
+        let (form, base) = (shape.clone(), device.base().clone());
+        let value = Deferred::new(move || fill(form.clone(), &base, dtype));
+        let (form, base) = ((shape.clone(), stored), device.base().clone());
+        let tensor = LayeredFloat::later(Later::Deferred(value), form, base, stored, layer);
+        Some(self.known(tensor, shape.clone()))
+    }
+}
+
+/// Whether a shape is that of one number of each row of another.
+fn is_of_rows(shape: &Shape, of: &Shape) -> bool {
+    let Some(last) = of.num_dims().checked_sub(1) else {
+        return false;
+    };
+    shape.num_dims() == last + 1 && shape[last] == 1 && shape[..last] == of[..last]
+}
+
+/// The wider of two dtypes.
+fn widest(dtypes: [DType; 2]) -> DType {
+    match dtypes[0].size() < dtypes[1].size() {
+        true => dtypes[1],
+        false => dtypes[0],
+    }
+}

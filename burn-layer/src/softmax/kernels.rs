@@ -1,0 +1,354 @@
+//! The kernels. A cube takes a row, or as many rows as end where a vector of elements ends.
+
+use burn_backend::{DType, Shape, TensorMetadata, cubecl::dtype_to_storage_type};
+use burn_cubecl::{
+    kernel::{into_contiguous, untile},
+    ops::numeric::empty_device_contiguous_dtype,
+    tensor::CubeTensor,
+};
+use cubecl::{client::Client, prelude::*};
+
+use super::of_rows;
+
+/// The most cubes of a kernel. With fewer, each takes several rows.
+const CUBES: usize = 1 << 15;
+
+/// The most units of a cube.
+const UNITS: usize = 512;
+
+/// The bytes that a unit loads at a time.
+const BYTES: usize = 16;
+
+/// How the rows of a tensor without gaps are read.
+struct Rows {
+    /// Elements of a row.
+    columns: usize,
+    rows: usize,
+    /// Elements of a load. Where these do not divide a row, it begins and ends within one.
+    vector: usize,
+    /// Units of a cube.
+    units: usize,
+}
+
+impl Rows {
+    /// Those of `shape`, in loads of elements of so many bytes.
+    fn of(client: &Client, shape: &Shape, size: usize) -> Self {
+        let columns = shape.last().copied().unwrap_or(1);
+        let rows = shape.num_elements() / columns.max(1);
+        let fits = |vector: &usize| (columns * rows).is_multiple_of(*vector) && *vector <= columns;
+        let sizes = [8, 4, 2, 1].into_iter();
+        let vector = sizes
+            .filter(|vector| vector * size <= BYTES)
+            .find(fits)
+            .unwrap_or(1);
+        // On processors, units that wait for each other cost more than they save.
+        let units = match client.properties().hardware.num_cpu_cores {
+            Some(_) => 1,
+            // Two loads for each, or more.
+            None => {
+                let most = client.properties().hardware.max_units_per_cube as usize;
+                let units = columns.div_ceil(2 * vector).next_power_of_two();
+                units.clamp(32, UNITS.min(most))
+            }
+        };
+        Self {
+            columns,
+            rows,
+            vector,
+            units,
+        }
+    }
+
+    /// The fewest rows that end where a load ends. They divide all rows, because the loads divide all elements.
+    fn group(&self) -> usize {
+        let divides = |group: &usize| (group * self.columns).is_multiple_of(self.vector);
+        (1..=self.vector).find(divides).unwrap_or(1)
+    }
+
+    fn dim(&self) -> CubeDim {
+        CubeDim::new_1d(self.units as u32)
+    }
+}
+
+fn cubes(tasks: usize) -> CubeCount {
+    CubeCount::new_1d(tasks.clamp(1, CUBES) as u32)
+}
+
+fn plain(tensor: CubeTensor) -> CubeTensor {
+    into_contiguous(untile(tensor))
+}
+
+fn empty(like: &CubeTensor, (shape, dtype): (Shape, DType)) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// See [`Rowwise::statistics`](super::Rowwise::statistics).
+pub(super) fn statistics(x: CubeTensor) -> [CubeTensor; 2] {
+    let x = plain(x);
+    let rows = Rows::of(&x.client, &x.shape(), x.dtype.size());
+    let outputs = [(); 2].map(|()| empty(&x, of_rows(&x.shape())));
+    let [maxima, sums] = outputs.each_ref().map(|output| output.clone());
+    let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
+    statistics_kernel::launch(
+        &client,
+        cubes(rows.rows),
+        rows.dim(),
+        rows.vector,
+        x.into_buffer_arg(),
+        maxima.into_buffer_arg(),
+        sums.into_buffer_arg(),
+        rows.rows,
+        rows.columns,
+        rows.units,
+        dtype,
+    );
+    outputs
+}
+
+/// See [`Rowwise::softmax_backward`](super::Rowwise::softmax_backward).
+pub(super) fn softmax_backward(of: [CubeTensor; 3], gradient: CubeTensor) -> CubeTensor {
+    let [x, maxima, sums] = of.map(plain);
+    let gradient = plain(gradient);
+    let size = x.dtype.size().max(gradient.dtype.size());
+    let rows = Rows::of(&x.client, &x.shape(), size);
+    let output = empty(&x, (x.shape(), x.dtype));
+    let client = x.client.clone();
+    let dtypes = [x.dtype, gradient.dtype].map(dtype_to_storage_type);
+    let group = rows.group();
+    softmax_backward_kernel::launch(
+        &client,
+        cubes(rows.rows / group),
+        rows.dim(),
+        rows.vector,
+        x.into_buffer_arg(),
+        gradient.into_buffer_arg(),
+        maxima.into_buffer_arg(),
+        sums.into_buffer_arg(),
+        output.clone().into_buffer_arg(),
+        rows.rows,
+        rows.columns,
+        group,
+        rows.units,
+        dtypes,
+    );
+    output
+}
+
+/// See [`Rowwise::gathered_backward`](super::Rowwise::gathered_backward).
+pub(super) fn gathered_backward(
+    of: [CubeTensor; 3],
+    indices: CubeTensor,
+    gradient: CubeTensor,
+) -> CubeTensor {
+    let [x, maxima, factors] = of.map(plain);
+    let [indices, gradient] = [indices, gradient].map(plain);
+    let rows = Rows::of(&x.client, &x.shape(), x.dtype.size());
+    let output = empty(&x, (x.shape(), x.dtype));
+    let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
+    let vectors = rows.rows * rows.columns / rows.vector;
+    let dim = CubeDim::new(&client, vectors);
+    gathered_backward_kernel::launch(
+        &client,
+        cubes(vectors.div_ceil(dim.num_elems() as usize)),
+        dim,
+        rows.vector,
+        x.into_buffer_arg(),
+        maxima.into_buffer_arg(),
+        factors.into_buffer_arg(),
+        indices.into_buffer_arg(),
+        gradient.into_buffer_arg(),
+        output.clone().into_buffer_arg(),
+        vectors,
+        rows.columns,
+        dtype,
+    );
+    output
+}
+
+#[cube(launch)]
+fn statistics_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    maxima: &mut [f32],
+    sums: &mut [f32],
+    rows: usize,
+    columns: usize,
+    #[comptime] units: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut row = CUBE_POS;
+    while row < rows {
+        let (first, end) = (row * columns, (row + 1) * columns);
+        let mut largest = f32::new(f32::MIN);
+        let mut at = first / N::value() + UNIT_POS as usize;
+        while at * N::value() < end {
+            let values = Vector::<f32, N>::cast_from(x[at]);
+            #[unroll]
+            for lane in 0..N::value() {
+                let element = at * N::value() + lane;
+                let larger = f32::max(largest, values.extract(lane));
+                largest = select(element >= first && element < end, larger, largest);
+            }
+            at += units;
+        }
+        let maximum = of_cube(largest, &mut shared, units, true);
+        let mut sum = f32::new(0.0);
+        let mut at = first / N::value() + UNIT_POS as usize;
+        while at * N::value() < end {
+            let values = Vector::<f32, N>::cast_from(x[at]);
+            #[unroll]
+            for lane in 0..N::value() {
+                let element = at * N::value() + lane;
+                let more = sum + (values.extract(lane) - maximum).exp();
+                sum = select(element >= first && element < end, more, sum);
+            }
+            at += units;
+        }
+        let sum = of_cube(sum, &mut shared, units, false);
+        if UNIT_POS == 0 {
+            maxima[row] = maximum;
+            sums[row] = sum;
+        }
+        row += CUBE_COUNT;
+    }
+}
+
+#[cube(launch)]
+fn softmax_backward_kernel<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    gradient: &[Vector<G, N>],
+    maxima: &[f32],
+    sums: &[f32],
+    output: &mut [Vector<F, N>],
+    rows: usize,
+    columns: usize,
+    #[comptime] group: usize,
+    #[comptime] units: usize,
+    #[define(F, G)] _dtypes: [ElemType; 2],
+) {
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut projections = Shared::<[f32]>::new_slice(group);
+    let mut first_row = CUBE_POS * group;
+    while first_row < rows {
+        // The sum of the softmax times its gradient, of each row.
+        for place in 0..group {
+            let row = first_row + place;
+            let (first, end) = (row * columns, (row + 1) * columns);
+            let maximum = maxima[row];
+            let mut sum = f32::new(0.0);
+            let mut at = first / N::value() + UNIT_POS as usize;
+            while at * N::value() < end {
+                let values = Vector::<f32, N>::cast_from(x[at]);
+                let gradients = Vector::<f32, N>::cast_from(gradient[at]);
+                #[unroll]
+                for lane in 0..N::value() {
+                    let element = at * N::value() + lane;
+                    let weight = (values.extract(lane) - maximum).exp();
+                    let more = sum + weight * gradients.extract(lane);
+                    sum = select(element >= first && element < end, more, sum);
+                }
+                at += units;
+            }
+            let sum = of_cube(sum, &mut shared, units, false);
+            if UNIT_POS == 0 {
+                projections[place] = sum / sums[row];
+            }
+        }
+        if comptime!(units > 1) {
+            sync_cube();
+        }
+        let end = (first_row + group) * columns;
+        let mut at = first_row * columns / N::value() + UNIT_POS as usize;
+        while at * N::value() < end {
+            let values = Vector::<f32, N>::cast_from(x[at]);
+            let gradients = Vector::<f32, N>::cast_from(gradient[at]);
+            let mut result = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for lane in 0..N::value() {
+                let mut place = 0usize;
+                if comptime!(group > 1) {
+                    place = (at * N::value() + lane) / columns - first_row;
+                }
+                let row = first_row + place;
+                let y = (values.extract(lane) - maxima[row]).exp() / sums[row];
+                result.insert(lane, y * (gradients.extract(lane) - projections[place]));
+            }
+            output[at] = Vector::cast_from(result);
+            at += units;
+        }
+        first_row += CUBE_COUNT * group;
+        // The projections are read before they are written again.
+        if comptime!(units > 1) {
+            sync_cube();
+        }
+    }
+}
+
+#[cube(launch)]
+fn gathered_backward_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    maxima: &[f32],
+    factors: &[f32],
+    indices: &[i32],
+    gradient: &[f32],
+    output: &mut [Vector<F, N>],
+    vectors: usize,
+    columns: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut at = ABSOLUTE_POS;
+    while at < vectors {
+        let values = Vector::<f32, N>::cast_from(x[at]);
+        let mut result = Vector::<f32, N>::new(0.0f32);
+        // A load reaches into the next row at most.
+        let first_row = at * N::value() / columns;
+        #[unroll]
+        for lane in 0..N::value() {
+            let element = at * N::value() + lane;
+            let row = select(
+                element >= (first_row + 1) * columns,
+                first_row + 1,
+                first_row,
+            );
+            let column = (element - row * columns) as i32;
+            let spread = (values.extract(lane) - maxima[row]).exp() * factors[row];
+            let own = spread + gradient[row];
+            result.insert(lane, select(column == indices[row], own, spread));
+        }
+        output[at] = Vector::cast_from(result);
+        at += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// The sum, or the maximum, of what all units of a cube have. All of them must call this.
+#[cube]
+fn of_cube(
+    own: f32,
+    shared: &mut Shared<[f32]>,
+    #[comptime] units: usize,
+    #[comptime] maximum: bool,
+) -> f32 {
+    if comptime!(units == 1) {
+        own
+    } else {
+        let unit = UNIT_POS as usize;
+        // Other units may still be reading the previous result.
+        sync_cube();
+        shared[unit] = own;
+        #[unroll]
+        for halving in 0..comptime!(units.ilog2()) {
+            let half = comptime!(units >> (halving + 1));
+            sync_cube();
+            if unit < half {
+                let (one, other) = (shared[unit], shared[unit + half]);
+                if comptime!(maximum) {
+                    shared[unit] = f32::max(one, other);
+                } else {
+                    shared[unit] = one + other;
+                }
+            }
+        }
+        sync_cube();
+        shared[0]
+    }
+}

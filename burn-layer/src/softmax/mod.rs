@@ -1,0 +1,75 @@
+//! The kernels of softmaxes, and of losses over many classes, on CubeCL's devices.
+//!
+//! Burn's autodiff computes a softmax by five ops and its gradient by a dozen. Fused, these are still several passes, mostly over f32,
+//! each of which writes what the next one reads. Here forward reads its input once for the maximum and the sum of each row, and
+//! backward reads input and gradient once and writes the gradient of the input, in the input's dtype. All sums are in f32.
+
+mod fused;
+mod kernels;
+
+use burn_backend::{
+    Backend, DType, Shape,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn_cubecl::{Cube, CubeBackend, CubeDevice, tensor::CubeTensor};
+use core::any::Any;
+
+use crate::ops::Softmaxes;
+
+/// How softmaxes are computed, if the device is one of CubeCL's.
+pub(crate) fn softmaxes_on<B: Backend>(device: &B::Device) -> Option<Softmaxes<B>> {
+    (device as &dyn Any).downcast_ref::<CubeDevice>()?;
+    let softmaxes = Softmaxes::<Cube> {
+        statistics: Cube::statistics,
+        backward: Cube::softmax_backward,
+        gathered_backward: Cube::gathered_backward,
+    };
+    (&softmaxes as &dyn Any).downcast_ref().copied()
+}
+
+/// A backend with these kernels. A row is along the last dimension; a number of each row has a last dimension of 1, and is f32.
+trait Rowwise: Backend {
+    /// The maximum of each row, and the sum of `exp(x - maximum)`.
+    fn statistics(x: FloatTensor<Self>) -> [FloatTensor<Self>; 2];
+
+    /// The gradient of `x`, in its dtype, from the gradient of its softmax: `y (dy - sum(y dy))`. Takes `x`, and both statistics.
+    fn softmax_backward(
+        of: [FloatTensor<Self>; 3],
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// `exp(x - maximum) factor`, plus `gradient` at one index of each row, in the dtype of `x`. Takes `x`, the maxima and the factors.
+    /// Indices are i32.
+    fn gathered_backward(
+        of: [FloatTensor<Self>; 3],
+        indices: IntTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+impl Rowwise for CubeBackend {
+    fn statistics(x: CubeTensor) -> [CubeTensor; 2] {
+        kernels::statistics(x)
+    }
+
+    fn softmax_backward(of: [CubeTensor; 3], gradient: CubeTensor) -> CubeTensor {
+        kernels::softmax_backward(of, gradient)
+    }
+
+    fn gathered_backward(
+        of: [CubeTensor; 3],
+        indices: CubeTensor,
+        gradient: CubeTensor,
+    ) -> CubeTensor {
+        kernels::gathered_backward(of, indices, gradient)
+    }
+}
+
+/// The shape and dtype of a number of each row.
+fn of_rows(shape: &Shape) -> (Shape, DType) {
+    let mut shape = shape.clone();
+    if let Some(last) = shape.as_mut_slice().last_mut() {
+        *last = 1;
+    }
+    (shape, DType::F32)
+}

@@ -1,0 +1,361 @@
+//! Softmaxes and cross-entropies in training, against their formulas.
+
+use super::devices::{Leased, devices_and_cpu};
+use burn::{
+    nn::loss::CrossEntropyLossConfig,
+    tensor::{
+        Bool, DType, Device, Int, Tensor, TensorData,
+        activation::{log_softmax, softmax},
+    },
+};
+use burn_layer::{Inputs, Layer, Layers, Op, Plan};
+use std::sync::{Arc, Mutex};
+
+/// Products in 16 bits, and softmaxes in f32, as autocast has them, or nothing changed. Writes down what is computed later than it was
+/// called.
+#[derive(Clone, Debug, Default)]
+struct Mixed {
+    low: Option<DType>,
+    later: Arc<Mutex<Vec<Op>>>,
+}
+
+impl Layer for Mixed {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        let low = self.low?;
+        Some(match op {
+            Op::float_matmul => Plan::compute(low),
+            Op::float_max_dim | Op::float_sum_dim | Op::float_exp | Op::float_log => {
+                Plan::compute(DType::F32)
+            }
+            _ if inputs.shifted => Plan::compute(DType::F32),
+            _ => inputs.promote(),
+        })
+    }
+
+    fn recomputed(&self, op: Op) {
+        self.later.lock().unwrap().push(op);
+    }
+}
+
+impl Mixed {
+    fn device(&self, plain: &Device) -> Device {
+        let layers = Layers::on(plain.clone()).layer(self.clone());
+        layers.leased()
+    }
+}
+
+/// Every device with each of the dtypes of products, and a layer for it.
+fn cases() -> Vec<(Device, Mixed)> {
+    let mut cases = Vec::new();
+    for plain in devices_and_cpu() {
+        for low in [None, Some(DType::BF16), Some(DType::F16)] {
+            if let Some(dtype) = low.filter(|dtype| !plain.supports_dtype(*dtype)) {
+                println!("SKIPPED: {plain:?} has no {dtype:?}");
+                continue;
+            }
+            let layer = Mixed {
+                low,
+                ..Mixed::default()
+            };
+            cases.push((plain.clone(), layer));
+        }
+    }
+    cases
+}
+
+/// Quarters, which all dtypes hold.
+fn numbers(count: usize, step: usize) -> Vec<f32> {
+    let number = |place: usize| ((place * step + place / 5) % 23) as f32 / 4.0 - 3.0;
+    (0..count).map(number).collect()
+}
+
+/// The product of a leaf and the identity: an activation, which is equal to the leaf.
+fn activation<const D: usize>(leaf: &Tensor<D>) -> Tensor<D> {
+    let dims = leaf.dims();
+    let last = dims[D - 1];
+    let rows = leaf
+        .clone()
+        .reshape([dims.iter().product::<usize>() / last, last]);
+    rows.matmul(Tensor::eye(last, &leaf.device())).reshape(dims)
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    let data = tensor.into_data().convert::<f64>();
+    data.try_to_vec().unwrap()
+}
+
+fn wide(numbers: Vec<f32>) -> Vec<f64> {
+    numbers.into_iter().map(f64::from).collect()
+}
+
+/// The largest difference, relative to the largest value.
+fn difference(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected
+        .iter()
+        .fold(1e-3, |largest: f64, it| largest.max(it.abs()));
+    let pairs = found.iter().zip(expected);
+    pairs.fold(0.0, |most: f64, (a, b)| most.max((a - b).abs())) / largest
+}
+
+/// How exact results are that are stored in the dtype of products.
+fn rounded(layer: &Mixed) -> f64 {
+    match layer.low {
+        None => 2e-6,
+        Some(DType::F16) => 1.0 / 1024.0,
+        _ => 1.0 / 128.0,
+    }
+}
+
+/// Softmax by its formula.
+fn softmax_of(row: &[f64]) -> Vec<f64> {
+    let largest = row.iter().copied().fold(f64::MIN, f64::max);
+    let exponents: Vec<f64> = row.iter().map(|x| (x - largest).exp()).collect();
+    let sum: f64 = exponents.iter().sum();
+    exponents.into_iter().map(|e| e / sum).collect()
+}
+
+fn check_softmax<const D: usize>(dims: [usize; D]) {
+    let (all, columns) = (dims.iter().product(), dims[D - 1]);
+    let (x, dy) = (wide(numbers(all, 7)), wide(numbers(all, 5)));
+    let (mut outputs, mut gradients) = (Vec::new(), Vec::new());
+    for (x, dy) in x.chunks(columns).zip(dy.chunks(columns)) {
+        let y = softmax_of(x);
+        let drift: f64 = y.iter().zip(dy).map(|(y, dy)| y * dy).sum();
+        gradients.extend(y.iter().zip(dy).map(|(y, dy)| y * (dy - drift)));
+        outputs.extend(y);
+    }
+    for (plain, layer) in cases() {
+        let device = layer.device(&plain).autodiff();
+        let data = TensorData::new(numbers(all, 7), dims);
+        let leaf = Tensor::<D>::from_data(data, &device).require_grad();
+        let weight = Tensor::<D>::from_data(TensorData::new(numbers(all, 5), dims), &device);
+        let y = softmax(activation(&leaf), D - 1);
+        let loss = (y.clone() * weight).sum();
+        let gradient = leaf.grad(&loss.backward()).unwrap();
+        let name = format!("{plain:?}, {:?}, {dims:?}", layer.low);
+        let found = difference(&values(y), &outputs);
+        assert!(found < 2e-6, "{name}: output, {found}");
+        let found = difference(&values(gradient), &gradients);
+        assert!(found < rounded(&layer), "{name}: gradient, {found}");
+    }
+}
+
+#[test]
+fn a_softmax_and_its_gradient_are_those_of_the_formula() {
+    // Whole loads, several rows for each, and rows that end anywhere.
+    check_softmax([3, 16]);
+    check_softmax([2, 4, 13]);
+    check_softmax([2, 2, 3, 5]);
+    check_softmax([1, 2]);
+    check_softmax([5, 70]);
+}
+
+/// A network's attention: scores that are scaled, masked, and multiplied with values.
+fn attention(device: &Device) -> Vec<Vec<f64>> {
+    let dims = [2, 2, 6, 4];
+    let leaf = |step| {
+        let data = TensorData::new(numbers(96, step), dims);
+        Tensor::<4>::from_data(data, device).require_grad()
+    };
+    let [q, k, v] = [7, 5, 3].map(leaf);
+    let mask = Tensor::<4, Bool>::tril_mask([1, 1, 6, 6], 0, device);
+    let scores = q.clone().matmul(k.clone().swap_dims(2, 3)) / 2.0;
+    let y = softmax(scores.mask_fill(mask, f32::NEG_INFINITY), 3);
+    let loss = y.clone().matmul(v.clone()).square().mean();
+    let gradients = loss.backward();
+    let of = |leaf: &Tensor<4>| values(leaf.grad(&gradients).unwrap());
+    vec![values(y), of(&q), of(&k), of(&v)]
+}
+
+#[test]
+fn attention_is_as_on_the_plain_device() {
+    let expected = attention(&Device::flex().autodiff());
+    for (plain, layer) in cases() {
+        let found = attention(&layer.device(&plain).autodiff());
+        for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let found = difference(found, expected);
+            let most = 16.0 * rounded(&layer);
+            assert!(found < most, "{plain:?}, {:?}, {which}: {found}", layer.low);
+        }
+    }
+}
+
+/// A row that is masked entirely is not a number, as on the plain device, and leaves the others as they are.
+#[test]
+fn masked_rows_leave_others_alone() {
+    for (plain, layer) in cases() {
+        let device = layer.device(&plain).autodiff();
+        let data = TensorData::new(numbers(24, 7), [3, 8]);
+        let leaf = Tensor::<2>::from_data(data, &device).require_grad();
+        let mask = Tensor::<2>::from_data(TensorData::new(numbers(24, 3), [3, 8]), &device)
+            .lower_elem(0.0)
+            .bool_or(
+                Tensor::<1, Int>::from_ints([0, 1, 0], &device)
+                    .reshape([3, 1])
+                    .equal_elem(1)
+                    .expand([3, 8]),
+            );
+        let x = activation(&leaf).mask_fill(mask, f32::NEG_INFINITY);
+        let y = values(softmax(x, 1));
+        for (row, values) in y.chunks(8).enumerate() {
+            match row {
+                1 => assert!(values.iter().all(|y| y.is_nan()), "{plain:?}"),
+                _ => assert!((values.iter().sum::<f64>() - 1.0).abs() < 1e-5, "{plain:?}"),
+            }
+        }
+    }
+}
+
+/// Classes of samples, each with a row of logits.
+fn targets(rows: usize, columns: usize) -> Vec<usize> {
+    (0..rows).map(|row| (row * 5 + 2) % columns).collect()
+}
+
+/// The loss and its gradient by the formula: the mean of `log(softmax(x))` at the targets, negated.
+fn cross_entropy_of([rows, columns]: [usize; 2]) -> (f64, Vec<f64>) {
+    let x = wide(numbers(rows * columns, 7));
+    let (mut loss, mut gradients) = (0.0, Vec::new());
+    for (x, target) in x.chunks(columns).zip(targets(rows, columns)) {
+        let y = softmax_of(x);
+        loss -= y[target].ln() / rows as f64;
+        let own = |class: usize| f64::from(u8::from(class == target));
+        gradients.extend((0..columns).map(|class| (y[class] - own(class)) / rows as f64));
+    }
+    (loss, gradients)
+}
+
+#[test]
+fn a_cross_entropy_and_its_gradient_are_those_of_the_formula() {
+    for dims in [[3, 16], [8, 13], [4, 5], [6, 2], [5, 70]] {
+        let [rows, columns] = dims;
+        let (expected, gradients) = cross_entropy_of(dims);
+        for (plain, layer) in cases() {
+            let device = layer.device(&plain).autodiff();
+            let data = TensorData::new(numbers(rows * columns, 7), dims);
+            let leaf = Tensor::<2>::from_data(data, &device).require_grad();
+            let classes: Vec<i32> = targets(rows, columns)
+                .into_iter()
+                .map(|it| it as i32)
+                .collect();
+            let classes = Tensor::<1, Int>::from_data(TensorData::new(classes, [rows]), &device);
+            let loss = CrossEntropyLossConfig::new().init(&device);
+            let loss = loss.forward(activation(&leaf), classes);
+            let gradient = leaf.grad(&loss.clone().backward()).unwrap();
+            let name = format!("{plain:?}, {:?}, {dims:?}", layer.low);
+            let found = difference(&values(loss), &[expected]);
+            assert!(found < 2e-6, "{name}: loss, {found}");
+            let found = difference(&values(gradient), &gradients);
+            assert!(found < rounded(&layer), "{name}: gradient, {found}");
+        }
+    }
+}
+
+/// A class that is nearly certain has a gradient much smaller than both its terms.
+#[test]
+fn the_gradient_of_what_is_certain_is_not_lost() {
+    for (plain, layer) in cases() {
+        let device = layer.device(&plain).autodiff();
+        let leaf = Tensor::<2>::from_floats([[9.0, 1.0, 0.0, 0.0, 2.0]], &device).require_grad();
+        let y = softmax_of(&[9.0, 1.0, 0.0, 0.0, 2.0]);
+        let class = Tensor::<2, Int>::from_ints([[0]], &device);
+        let loss = log_softmax(activation(&leaf), 1)
+            .gather(1, class)
+            .sum()
+            .neg();
+        let found = values(leaf.grad(&loss.backward()).unwrap())[0];
+        let relative = (found - (y[0] - 1.0)).abs() / (1.0 - y[0]);
+        // Of f32, 1 - y has three digits less.
+        let most = 1e-3 + rounded(&layer);
+        assert!(relative < most, "{plain:?}, {:?}: {relative}", layer.low);
+    }
+}
+
+/// Where ops are fused, no op of a softmax is computed by itself but the last of forward.
+#[test]
+fn what_lies_between_is_not_computed() {
+    for (plain, layer) in cases() {
+        let fuses = cfg!(feature = "fusion") && plain != Device::flex();
+        if !fuses {
+            continue;
+        }
+        let device = layer.device(&plain).autodiff();
+        let take = || {
+            device.sync().unwrap();
+            core::mem::take(&mut *layer.later.lock().unwrap())
+        };
+        let data = TensorData::new(numbers(48, 7), [3, 16]);
+        let leaf = Tensor::<2>::from_data(data, &device).require_grad();
+        let y = softmax(activation(&leaf), 1);
+        let loss = y.matmul(Tensor::eye(16, &device)).sum();
+        leaf.grad(&loss.backward()).unwrap().into_data();
+        assert_eq!(take(), [Op::float_div], "{plain:?}");
+        let classes = Tensor::<2, Int>::from_ints([[1], [15], [0]], &device);
+        let loss = log_softmax(activation(&leaf), 1).gather(1, classes).sum();
+        leaf.grad(&loss.backward()).unwrap().into_data();
+        assert_eq!(take(), [], "{plain:?}");
+    }
+}
+
+/// The same ops in programs that are neither.
+fn other_uses(device: &Device) -> Vec<Vec<f64>> {
+    let data = TensorData::new(numbers(60, 7), [3, 4, 5]);
+    let leaf = Tensor::<3>::from_data(data, device).require_grad();
+    let x = activation(&leaf);
+    let maxima = x.clone().detach().max_dim(2);
+    let shifted = x.clone() - maxima.clone();
+    let e = shifted.clone().exp();
+    let sums = e.clone().sum_dim(2);
+    let y = e.clone() / sums.clone();
+    let logarithms = shifted.clone() - sums.clone().log();
+    let classes = Tensor::<1, Int>::from_ints([0, 2, 4], device).reshape([3, 1, 1]);
+    let several = Tensor::<1, Int>::from_ints([0, 2, 4, 1], device).reshape([1, 4, 1]);
+    let several = several.repeat(&[3, 1, 2]);
+    let picked = logarithms.clone().gather(2, classes.repeat(&[1, 4, 1]));
+    let loss = (y.clone() * x.clone()).sum()
+        + (e.clone() * shifted.clone()).sum()
+        + sums.clone().square().sum() / 100.0
+        + logarithms.clone().square().sum()
+        + picked.clone().sum()
+        + logarithms.clone().gather(2, several.clone()).sum()
+        + (e.clone() / sums.clone().square()).sum();
+    let gradient = leaf.grad(&loss.backward()).unwrap();
+    vec![
+        values(maxima.clone()),
+        values(x.clone().max_dim(1)),
+        // The maximum of another tensor, and other dimensions.
+        values((x.clone() * 2.0 - maxima.clone()).exp().sum_dim(2)),
+        values(e.clone().sum_dim(1)),
+        values(e.clone().sum_dim(0)),
+        values(e.clone() / sums.clone().sum_dim(1)),
+        values(e.clone().neg()),
+        values(-e.clone() / (sums.clone() * sums.clone())),
+        values(sums.clone().recip() * e.clone()),
+        values(e.clone() / (sums.clone() + 1.0)),
+        values(shifted),
+        values(e),
+        values(sums.clone() * sums.clone()),
+        values(sums),
+        values(y.clone().sum_dim(2)),
+        values(softmax(y.clone(), 2)),
+        values(softmax(x.clone(), 1)),
+        values(log_softmax(x.clone(), 0)),
+        values(log_softmax(x, 2).gather(2, several)),
+        values(y),
+        values(picked),
+        values(logarithms),
+        values(gradient),
+    ]
+}
+
+#[test]
+fn what_is_needed_by_itself_is_as_on_the_plain_device() {
+    let expected = other_uses(&Device::flex().autodiff());
+    for plain in devices_and_cpu() {
+        let device = Mixed::default().device(&plain).autodiff();
+        for (which, (found, expected)) in other_uses(&device).iter().zip(&expected).enumerate() {
+            let difference = difference(found, expected);
+            assert!(difference < 1e-5, "{plain:?}, {which}: {difference}");
+        }
+    }
+}
