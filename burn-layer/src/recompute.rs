@@ -6,7 +6,7 @@ use core::fmt;
 use parking_lot::Mutex;
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 /// How often a value is computed again in forward before it is kept: it is used in a loop then, as an input by the steps of an RNN.
@@ -22,6 +22,8 @@ pub(crate) struct Recomputed<P> {
     value: Mutex<Option<P>>,
     /// How often it was computed again in forward.
     again: AtomicUsize,
+    /// Whether it is about to be computed for the first time.
+    first: AtomicBool,
     op: Op,
     compute: Box<dyn Fn() -> P + Send + Sync>,
     /// For a view: what takes it of the viewed tensor in another dtype.
@@ -41,10 +43,23 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
         Self {
             value: Mutex::new(value),
             again: AtomicUsize::new(0),
+            first: AtomicBool::new(false),
             op,
             compute: Box::new(compute),
             view: None,
             depth,
+        }
+    }
+
+    /// The result of an op that waits to be computed once. After that it is computed again.
+    pub(crate) fn waiting(
+        op: Op,
+        depth: usize,
+        compute: impl Fn() -> P + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            first: AtomicBool::new(true),
+            ..Self::new(op, None, depth, compute)
         }
     }
 
@@ -60,11 +75,13 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
     pub(crate) fn get(self: &Arc<Self>, layer: &LayerSet) -> P {
         let there = self.value.lock().clone();
         let value = there.unwrap_or_else(|| {
-            if !self.op.is_view() {
-                layer.recomputed(self.op);
-            }
-            if !layer.is_in_backward() {
-                self.again.fetch_add(1, Ordering::Relaxed);
+            if !self.first.swap(false, Ordering::Relaxed) {
+                if !self.op.is_view() {
+                    layer.recomputed(self.op);
+                }
+                if !layer.is_in_backward() {
+                    self.again.fetch_add(1, Ordering::Relaxed);
+                }
             }
             let value = (self.compute)();
             *self.value.lock() = Some(value.clone());

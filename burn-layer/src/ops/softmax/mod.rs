@@ -149,16 +149,9 @@ impl<B: BackendIr> Call<B> {
         let softmaxes = self.softmaxes(widest([x.storage_dtype(), y.storage_dtype()]))?;
         match step {
             Step::Role(role) => {
-                let value = role.softmax();
+                let softmax_of = role.softmax();
                 self.role = Some(Arc::new(role));
-                // Computed from the statistics, by one kernel.
-                value.map(|exponents| {
-                    let shape = exponents.x.shape();
-                    let depth = exponents.x.recomputed().map_or(1, |depth| depth + 1);
-                    let value = Recomputed::new(self.op, None, depth, move || exponents.softmax());
-                    let value = Later::Recomputed(Arc::new(value));
-                    self.waiting(value, x, (shape, DType::F32))
-                })
+                softmax_of.map(|of| self.softmax(of, x))
             }
             Step::Backward(gradient) => {
                 let of = &gradient.of;
@@ -174,6 +167,18 @@ impl<B: BackendIr> Call<B> {
                 Some(self.ends(&of, tensor))
             }
         }
+    }
+
+    /// The softmax, which waits if it may be computed again: for what follows in its kernel, such as a cast.
+    fn softmax(&mut self, of: Arc<Exponents<B>>, like: &LayeredFloat<B>) -> LayeredFloat<B> {
+        if !self.plan.recompute {
+            return self.float(of.softmax());
+        }
+        let shape = of.x.shape();
+        let depth = of.x.recomputed().map_or(1, |depth| depth + 1);
+        let value = Recomputed::waiting(self.op, depth, move || of.softmax());
+        let value = Later::Recomputed(Arc::new(value));
+        self.waiting(value, like, (shape, DType::F32))
     }
 
     /// The gradient of a softmax's input, which is given up if it can be computed again.
