@@ -30,6 +30,8 @@ pub struct LayeredFloat<B: Backend> {
     /// Shared by all clones of the tensor, which are recognized by it.
     identity: Arc<()>,
     copied: Copied<FloatTensor<B>>,
+    /// The elements in the narrower dtype that they were computed in, if they are stored in a wider one.
+    exact: Option<FloatTensor<B>>,
     rows: Arc<Rows>,
     /// If this tensor is the transposition of another: the rows of that one.
     columns: Option<Arc<Rows>>,
@@ -97,6 +99,7 @@ impl<B: Backend> LayeredFloat<B> {
             nominal,
             identity: Arc::new(()),
             copied: Arc::default(),
+            exact: None,
             rows: Arc::default(),
             columns: None,
             maximum_of: None,
@@ -222,6 +225,18 @@ impl<B: Backend> LayeredFloat<B> {
         Self { copied, ..self }
     }
 
+    /// The elements in the narrower dtype that they were computed in, if they are stored in a wider one and it is known.
+    pub(crate) fn exact(&self) -> Option<&FloatTensor<B>> {
+        self.exact.as_ref()
+    }
+
+    pub(crate) fn with_exact(self, exact: FloatTensor<B>) -> Self {
+        Self {
+            exact: Some(exact),
+            ..self
+        }
+    }
+
     /// The dtype of the narrower copy, if there is one and the tensor is neither computed nor a gradient.
     pub(crate) fn copied_as_parameter(&self) -> Option<DType> {
         if self.computed || self.gradient {
@@ -343,6 +358,8 @@ impl<B: Backend> LayeredFloat<B> {
         let copied = self.copied.clone();
         let layer = self.layer().clone();
         let copy = copied.lock().clone();
+        let exact = self.exact.clone();
+        let copy = copy.or_else(|| exact.map(|exact| (exact.dtype(), exact)));
         if let Some((at, tensor)) = copy
             && at == dtype
         {
@@ -396,6 +413,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             nominal: self.nominal,
             identity: self.identity.clone(),
             copied: self.copied.clone(),
+            exact: self.exact.clone(),
             rows: self.rows.clone(),
             columns: self.columns.clone(),
             maximum_of: self.maximum_of.clone(),

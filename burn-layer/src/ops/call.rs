@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{
     Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
-    recent::GiveUp, recompute::Recomputed, reduce::Viewed, rows::Used, scope::Scope, source::Later,
+    deferred::Deferred, recent::GiveUp, recompute::Recomputed, reduce::Viewed, rows::Used,
+    scope::Scope, source::Later,
 };
 use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -279,6 +280,9 @@ impl<B: BackendIr> Call<B> {
             false => tensor,
         };
         let tensor = match self.plan.store {
+            Some(dtype) if self.widens_gradient(ran_in, dtype) => {
+                return self.widened(tensor, nominal, dtype);
+            }
             Some(dtype) if dtype != tensor.dtype() => {
                 if let Some(again) = &mut self.again {
                     again.store = Some(dtype);
@@ -300,6 +304,28 @@ impl<B: BackendIr> Call<B> {
         let tensor = self.known(tensor, shape);
         self.casts_ahead(&tensor);
         tensor
+    }
+
+    /// Whether a product of backward is stored in a wider dtype than it is computed in, on a backend that fuses ops, and its kernel
+    /// does not end with it.
+    fn widens_gradient(&self, from: DType, to: DType) -> bool {
+        let goes_on = || !self.makes_weight_gradient() && !self.makes_input_gradient();
+        self.op == Op::float_matmul
+            && from.size() < to.size()
+            && self.lineage.is_backward() == Some(true)
+            && !self.watched
+            && self.layer().is_fused()
+            && goes_on()
+    }
+
+    /// The product in a wider dtype. It is cast when it is needed: what takes it in the narrower one needs no cast.
+    fn widened(&self, tensor: FloatTensor<B>, nominal: DType, dtype: DType) -> LayeredFloat<B> {
+        let (layer, shape, device) = (self.layer(), tensor.shape(), tensor.device());
+        let narrow = LayeredFloat::<B>::new(tensor.clone(), nominal, layer.clone());
+        let value = Later::Deferred(Deferred::new(move || narrow.in_dtype(Some(dtype))));
+        layer.stored(dtype, nominal, shape.num_elements());
+        let wide = LayeredFloat::later(value, (shape.clone(), dtype), device, nominal, layer);
+        self.known(wide, shape).with_exact(tensor)
     }
 
     fn made(&self, output: &FloatTensor<B>, ran_in: DType) {

@@ -155,7 +155,7 @@ impl<B: BackendIr> Call<B> {
             }
             Step::Backward(gradient) => {
                 let of = &gradient.of;
-                let dy = gradient.gradient.clone().into_storage();
+                let dy = gradient.narrowest();
                 let tensor = (softmaxes.backward)(of.with(of.sums.clone()), dy);
                 Some(self.ends(of, tensor))
             }

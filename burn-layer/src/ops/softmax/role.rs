@@ -182,6 +182,12 @@ impl<B: Backend> Role<B> {
 }
 
 impl<B: Backend> Gradient<B> {
+    /// The gradient, in the dtype that it was computed in.
+    pub(super) fn narrowest(&self) -> FloatTensor<B> {
+        let exact = self.gradient.exact().cloned();
+        exact.unwrap_or_else(|| self.gradient.clone().into_storage())
+    }
+
     fn is_also(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.of, &other.of) && self.gradient.identity() == other.gradient.identity()
     }
