@@ -1,7 +1,9 @@
 //! Products in 16 bits by cuBLASLt, on NVIDIA GPUs where it is installed. On an H200 they are several times as fast as CubeCL's.
 
 mod fused;
+mod padded;
 mod plan;
+mod repacked;
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::{
@@ -10,11 +12,13 @@ use burn_cubecl::{
     ops::{permute, reshape},
     tensor::CubeTensor,
 };
-use burn_cublaslt::{Element, Library, Operands, library};
+use burn_cublaslt::{Element, Library, Matrices, Operands, Product, library};
 use burn_std::Metadata;
 use core::any::Any;
+use padded::Padded;
 use parking_lot::Mutex;
 use plan::{Plan, View, plan};
+use repacked::{Lines, Place, repacked};
 use std::{collections::BTreeSet, sync::Arc};
 
 use crate::ops::{Multiply, product_by_kernels};
@@ -109,11 +113,15 @@ fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<
         }
     };
     let Plan { product, offsets } = plan;
+    let [x, y] = factors;
+    let shape = product_shape(&x.shape(), &y.shape());
+    let padded = Padded::of(&product).filter(|_| offsets.len() == 1);
+    if let Some(padded) = padded.filter(|padded| !library.has_refused(&padded.product)) {
+        return by_library_padded(library, [x, y], (&product, padded), shape);
+    }
     if library.has_refused(&product) {
         return None;
     }
-    let [x, y] = factors;
-    let shape = product_shape(&x.shape(), &y.shape());
     let handle = x.client.empty(shape.num_elements() * element.size());
     let (client, device) = (x.client.clone(), x.device.clone());
     let output = CubeTensor::new_contiguous(client, device, shape, handle, x.dtype);
@@ -133,6 +141,55 @@ fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<
             None
         }
     }
+}
+
+/// The same, of factors of which some are copied. If it is refused, the next one is not padded.
+fn by_library_padded(
+    library: &Arc<Library>,
+    [x, y]: [CubeTensor; 2],
+    (product, padded): (&Product, Padded),
+    shape: Shape,
+) -> Option<CubeTensor> {
+    let place = Place {
+        client: x.client.clone(),
+        device: x.device.clone(),
+        dtype: x.dtype,
+    };
+    let wide = &padded.product;
+    let factor = |copied, tensor: CubeTensor, [from, to]: [&Matrices; 2]| match copied {
+        true => repacked(&place, tensor.handle, Lines::of(from), Lines::of(to)).handle,
+        false => tensor.handle,
+    };
+    let lhs = factor(padded.lhs, x, [&product.lhs, &wide.lhs]);
+    let rhs = factor(padded.rhs, y, [&product.rhs, &wide.rhs]);
+    let [from, to] = [&wide.output, &product.output].map(Lines::of);
+    let bytes = from.lines * from.leading * wide.output.element.size();
+    let output = place.client.empty(bytes);
+    let operands = Operands {
+        client: &place.client,
+        lhs,
+        rhs,
+        output: output.clone(),
+        factors: None,
+        bias: None,
+        offsets: vec![[0; 3]],
+    };
+    if let Err(problem) = library.submit(wide, operands) {
+        warn(&problem.to_string());
+        return None;
+    }
+    let output = match padded.output {
+        true => repacked(&place, output, from, to).handle,
+        false => output,
+    };
+    let (client, device) = (place.client.clone(), place.device.clone());
+    Some(CubeTensor::new_contiguous(
+        client,
+        device,
+        shape,
+        output,
+        place.dtype,
+    ))
 }
 
 impl View {

@@ -2,7 +2,9 @@
 
 use super::{call::Call, inherited::transposes};
 use crate::{
-    LayeredFloat, LayeredTensor, Op,
+    Inputs, LayeredFloat, LayeredTensor, Op,
+    deferred::Deferred,
+    float::Part,
     recent::GiveUp,
     recompute::{DEPTH, Recomputed},
     source::Later,
@@ -12,6 +14,7 @@ use burn_backend::{
     tensor::{BoolTensor, FloatTensor},
 };
 use burn_ir::BackendIr;
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Results with fewer elements are kept: they hold few of the bytes of a large training step.
@@ -134,6 +137,7 @@ impl<B: BackendIr> Call<B> {
         match self.of_recomputed {
             Some(depth) if depth >= DEPTH => false,
             _ if self.norm.is_some() || self.role.is_some() => self.defers(),
+            _ if self.scales_scores() => true,
             Some(_) if self.op.is_view() => true,
             _ => {
                 // Results of backward are used up soon, so keeping them takes little memory.
@@ -149,7 +153,8 @@ impl<B: BackendIr> Call<B> {
     /// Has the result computed again if that takes less memory. Only in that case are the inputs held from now on, because a
     /// backend may write a result in place of an input that nobody else holds.
     pub(super) fn again(&mut self, inputs: &[&LayeredFloat<B>], run: Run<B>) {
-        if !self.op.is_view() && !self.defers() && !self.takes_less(inputs) {
+        let waits = self.op.is_view() || self.defers() || self.scales_scores();
+        if !waits && !self.takes_less(inputs) {
             return;
         }
         self.again = Some(Again {
@@ -206,7 +211,14 @@ impl<B: BackendIr> Call<B> {
 
     /// The result of an op that waits: a view of a tensor that is computed again, or a part of a batch normalization or a softmax.
     pub(super) fn later(&mut self) -> Option<LayeredFloat<B>> {
-        if !self.op.is_view() && !self.defers() || self.watched {
+        if self.watched {
+            return None;
+        }
+        if self.scales_scores() {
+            let again = self.again.take()?;
+            return Some(self.scaled_later(again));
+        }
+        if !self.op.is_view() && !self.defers() {
             return None;
         }
         let again = self.again.take()?;
@@ -239,6 +251,38 @@ impl<B: BackendIr> Call<B> {
         let like = input.clone();
         let value = self.recomputed(None, again);
         Some(self.waiting(value, &like, (shape, dtype)))
+    }
+
+    /// Whether the op scales the scores of attention, in forward, on a backend that fuses ops. Next they are masked, after a view of the
+    /// mask, and no kernel goes on past a view. So they are scaled when they are masked.
+    fn scales_scores(&self) -> bool {
+        let scores = |inputs: &Inputs| {
+            inputs.first_part == Some(Part::Product) && inputs.shapes[0].num_dims() > 3
+        };
+        matches!(self.op, Op::float_div_scalar | Op::float_mul_scalar)
+            && self.inputs.as_ref().is_some_and(scores)
+            && !self.watched
+            && !self.plan.own
+            && self.layer().is_fused()
+            && !self.layer().is_in_backward()
+    }
+
+    fn scaled_later(&self, again: Again<B>) -> LayeredFloat<B> {
+        let x = again.inputs[0].clone();
+        let compute = self.plan.compute;
+        let dtype = self.plan.store.or(compute);
+        let form = (x.shape(), dtype.unwrap_or(x.storage_dtype()));
+        let again = Again {
+            store: self.plan.store,
+            ..again
+        };
+        // The scores are not kept beyond that.
+        let again = Mutex::new(Some(again));
+        let value = Deferred::new(move || {
+            let again = again.lock().take().expect("this is called once");
+            again.compute(compute)
+        });
+        self.waiting(Later::Deferred(value), &x, form)
     }
 
     /// The op's result. It is given up after a while if it is one to compute again.
