@@ -2,8 +2,14 @@
 
 use benches::{FusionLog, Partner, Precision, Traffic, tcp_groups};
 use burn::{
-    nn::{BatchNorm, BatchNormConfig, LayerNormConfig, LinearConfig, conv::Conv2dConfig},
-    tensor::{Device, Distribution, Tensor, activation::relu},
+    nn::{
+        BatchNorm, BatchNormConfig, LayerNormConfig, LinearConfig, conv::Conv2dConfig,
+        loss::CrossEntropyLossConfig,
+    },
+    tensor::{
+        Device, Distribution, Int, Tensor,
+        activation::{relu, softmax},
+    },
 };
 use burn_amp::Autocast;
 use burn_ddp::{Norm, SyncBatchNorm, with_custom_ops};
@@ -150,4 +156,29 @@ fn linear_layers_write_once() {
     println!("f32 {plain:?}, O0 {o0:?}, bf16 {low:?}");
     let part = |of: Traffic| of.bytes as f64 / plain.bytes as f64;
     assert!(part(o0) < 0.75 && part(low) < 0.72);
+}
+
+/// A softmax between products, and the loss of a language model: in forward both read what a product makes for their statistics, and
+/// the softmax once more; in backward they read it, and the softmax its gradient, and write a gradient each.
+#[test]
+fn softmaxes_read_their_input_and_write_little() {
+    let Some(log) = log() else { return };
+    let network = |precision: Precision| {
+        let device = precision.device(cpu()).autodiff();
+        let random = || Tensor::<2>::random([64, 64], Distribution::Default, &device);
+        let (x, weight) = (random(), random().require_grad());
+        let targets = Tensor::<1, Int>::arange(0..64, &device);
+        let loss = CrossEntropyLossConfig::new().init(&device);
+        device.sync().unwrap();
+        let step = || {
+            let weights = softmax(x.clone().matmul(weight.clone()), 1);
+            let logits = weights.matmul(weight.clone());
+            let _gradients = loss.forward(logits, targets.clone()).backward();
+            device.sync().unwrap();
+        };
+        of(&log, step)
+    };
+    let [plain, low] = [Precision::Plain, Precision::Bf16].map(network);
+    println!("f32 {plain:?}, bf16 {low:?}");
+    assert!((low.bytes as f64) < 0.4 * plain.bytes as f64);
 }

@@ -100,6 +100,7 @@ pub(super) fn statistics(x: CubeTensor) -> [CubeTensor; 2] {
         rows.rows,
         rows.columns,
         rows.units,
+        rows.group() == 1,
         dtype,
     );
     outputs
@@ -129,6 +130,7 @@ pub(super) fn softmax_backward(of: [CubeTensor; 3], gradient: CubeTensor) -> Cub
         rows.columns,
         group,
         rows.units,
+        group == 1,
         dtypes,
     );
     output
@@ -173,6 +175,7 @@ fn statistics_kernel<F: Float, N: Size>(
     rows: usize,
     columns: usize,
     #[comptime] units: usize,
+    #[comptime] whole: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut shared = Shared::<[f32]>::new_slice(units);
@@ -187,7 +190,7 @@ fn statistics_kernel<F: Float, N: Size>(
             for lane in 0..N::value() {
                 let element = at * N::value() + lane;
                 let larger = f32::max(largest, values.extract(lane));
-                largest = select(element >= first && element < end, larger, largest);
+                largest = of_row(element, first, end, larger, largest, whole);
             }
             at += units;
         }
@@ -200,7 +203,7 @@ fn statistics_kernel<F: Float, N: Size>(
             for lane in 0..N::value() {
                 let element = at * N::value() + lane;
                 let more = sum + (values.extract(lane) - maximum).exp();
-                sum = select(element >= first && element < end, more, sum);
+                sum = of_row(element, first, end, more, sum, whole);
             }
             at += units;
         }
@@ -224,6 +227,7 @@ fn softmax_backward_kernel<F: Float, G: Float, N: Size>(
     columns: usize,
     #[comptime] group: usize,
     #[comptime] units: usize,
+    #[comptime] whole: bool,
     #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
     let mut shared = Shared::<[f32]>::new_slice(units);
@@ -245,7 +249,7 @@ fn softmax_backward_kernel<F: Float, G: Float, N: Size>(
                     let element = at * N::value() + lane;
                     let weight = (values.extract(lane) - maximum).exp();
                     let more = sum + weight * gradients.extract(lane);
-                    sum = select(element >= first && element < end, more, sum);
+                    sum = of_row(element, first, end, more, sum, whole);
                 }
                 at += units;
             }
@@ -317,6 +321,23 @@ fn gathered_backward_kernel<F: Float, N: Size>(
         }
         output[at] = Vector::cast_from(result);
         at += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// `new` if the element is one of the row's, else `old`. Rows of `whole` loads have no others.
+#[cube]
+fn of_row(
+    element: usize,
+    first: usize,
+    end: usize,
+    new: f32,
+    old: f32,
+    #[comptime] whole: bool,
+) -> f32 {
+    if comptime!(whole) {
+        new
+    } else {
+        select(element >= first && element < end, new, old)
     }
 }
 

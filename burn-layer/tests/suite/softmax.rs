@@ -1,6 +1,6 @@
 //! Softmaxes and cross-entropies in training, against their formulas.
 
-use super::devices::{Leased, devices_and_cpu};
+use super::devices::{Leased, devices, devices_and_cpu};
 use burn::{
     nn::loss::CrossEntropyLossConfig,
     tensor::{
@@ -46,8 +46,12 @@ impl Mixed {
 
 /// Every device with each of the dtypes of products, and a layer for it.
 fn cases() -> Vec<(Device, Mixed)> {
+    cases_of(devices_and_cpu())
+}
+
+fn cases_of(devices: Vec<Device>) -> Vec<(Device, Mixed)> {
     let mut cases = Vec::new();
-    for plain in devices_and_cpu() {
+    for plain in devices {
         for low in [None, Some(DType::BF16), Some(DType::F16)] {
             if let Some(dtype) = low.filter(|dtype| !plain.supports_dtype(*dtype)) {
                 println!("SKIPPED: {plain:?} has no {dtype:?}");
@@ -71,12 +75,15 @@ fn numbers(count: usize, step: usize) -> Vec<f32> {
 
 /// The product of a leaf and the identity: an activation, which is equal to the leaf.
 fn activation<const D: usize>(leaf: &Tensor<D>) -> Tensor<D> {
-    let dims = leaf.dims();
+    let (dims, device) = (leaf.dims(), leaf.device());
     let last = dims[D - 1];
-    let rows = leaf
-        .clone()
-        .reshape([dims.iter().product::<usize>() / last, last]);
-    rows.matmul(Tensor::eye(last, &leaf.device())).reshape(dims)
+    let rows = dims.iter().product::<usize>() / last;
+    let matrix = leaf.clone().reshape([rows, last]);
+    let product = match last < 100 {
+        true => matrix.matmul(Tensor::eye(last, &device)),
+        false => Tensor::eye(rows, &device).matmul(matrix),
+    };
+    product.reshape(dims)
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
@@ -101,7 +108,7 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
 /// How exact results are that are stored in the dtype of products.
 fn rounded(layer: &Mixed) -> f64 {
     match layer.low {
-        None => 2e-6,
+        None => 1e-5,
         Some(DType::F16) => 1.0 / 1024.0,
         _ => 1.0 / 128.0,
     }
@@ -115,7 +122,7 @@ fn softmax_of(row: &[f64]) -> Vec<f64> {
     exponents.into_iter().map(|e| e / sum).collect()
 }
 
-fn check_softmax<const D: usize>(dims: [usize; D]) {
+fn check_softmax<const D: usize>(dims: [usize; D], cases: Vec<(Device, Mixed)>) {
     let (all, columns) = (dims.iter().product(), dims[D - 1]);
     let (x, dy) = (wide(numbers(all, 7)), wide(numbers(all, 5)));
     let (mut outputs, mut gradients) = (Vec::new(), Vec::new());
@@ -125,7 +132,7 @@ fn check_softmax<const D: usize>(dims: [usize; D]) {
         gradients.extend(y.iter().zip(dy).map(|(y, dy)| y * (dy - drift)));
         outputs.extend(y);
     }
-    for (plain, layer) in cases() {
+    for (plain, layer) in cases {
         let device = layer.device(&plain).autodiff();
         let data = TensorData::new(numbers(all, 7), dims);
         let leaf = Tensor::<D>::from_data(data, &device).require_grad();
@@ -135,7 +142,7 @@ fn check_softmax<const D: usize>(dims: [usize; D]) {
         let gradient = leaf.grad(&loss.backward()).unwrap();
         let name = format!("{plain:?}, {:?}, {dims:?}", layer.low);
         let found = difference(&values(y), &outputs);
-        assert!(found < 2e-6, "{name}: output, {found}");
+        assert!(found < 1e-5, "{name}: output, {found}");
         let found = difference(&values(gradient), &gradients);
         assert!(found < rounded(&layer), "{name}: gradient, {found}");
     }
@@ -144,9 +151,9 @@ fn check_softmax<const D: usize>(dims: [usize; D]) {
 #[test]
 fn a_softmax_and_its_gradient_are_those_of_the_formula() {
     // Whole loads, several rows for each, and rows that end anywhere.
-    check_softmax([3, 16]);
-    check_softmax([2, 4, 13]);
-    check_softmax([5, 70]);
+    check_softmax([3, 16], cases());
+    check_softmax([2, 4, 13], cases());
+    check_softmax([5, 70], cases());
 }
 
 /// A network's attention: scores that are scaled, masked, and multiplied with values.
@@ -223,30 +230,41 @@ fn cross_entropy_of([rows, columns]: [usize; 2]) -> (f64, Vec<f64>) {
     (loss, gradients)
 }
 
+fn check_cross_entropy(dims: [usize; 2], cases: Vec<(Device, Mixed)>) {
+    let [rows, columns] = dims;
+    let (expected, gradients) = cross_entropy_of(dims);
+    for (plain, layer) in cases {
+        let device = layer.device(&plain).autodiff();
+        let data = TensorData::new(numbers(rows * columns, 7), dims);
+        let leaf = Tensor::<2>::from_data(data, &device).require_grad();
+        let classes = targets(rows, columns).into_iter();
+        let classes: Vec<i32> = classes.map(|class| class as i32).collect();
+        let classes = Tensor::<1, Int>::from_data(TensorData::new(classes, [rows]), &device);
+        let loss = CrossEntropyLossConfig::new().init(&device);
+        let loss = loss.forward(activation(&leaf), classes);
+        let gradient = leaf.grad(&loss.clone().backward()).unwrap();
+        let name = format!("{plain:?}, {:?}, {dims:?}", layer.low);
+        let found = difference(&values(loss), &[expected]);
+        assert!(found < 2e-6, "{name}: loss, {found}");
+        let found = difference(&values(gradient), &gradients);
+        assert!(found < rounded(&layer), "{name}: gradient, {found}");
+    }
+}
+
 #[test]
 fn a_cross_entropy_and_its_gradient_are_those_of_the_formula() {
     for dims in [[3, 16], [8, 13], [6, 2]] {
-        let [rows, columns] = dims;
-        let (expected, gradients) = cross_entropy_of(dims);
-        for (plain, layer) in cases() {
-            let device = layer.device(&plain).autodiff();
-            let data = TensorData::new(numbers(rows * columns, 7), dims);
-            let leaf = Tensor::<2>::from_data(data, &device).require_grad();
-            let classes: Vec<i32> = targets(rows, columns)
-                .into_iter()
-                .map(|it| it as i32)
-                .collect();
-            let classes = Tensor::<1, Int>::from_data(TensorData::new(classes, [rows]), &device);
-            let loss = CrossEntropyLossConfig::new().init(&device);
-            let loss = loss.forward(activation(&leaf), classes);
-            let gradient = leaf.grad(&loss.clone().backward()).unwrap();
-            let name = format!("{plain:?}, {:?}, {dims:?}", layer.low);
-            let found = difference(&values(loss), &[expected]);
-            assert!(found < 2e-6, "{name}: loss, {found}");
-            let found = difference(&values(gradient), &gradients);
-            assert!(found < rounded(&layer), "{name}: gradient, {found}");
-        }
+        check_cross_entropy(dims, cases());
     }
+}
+
+/// As many units as a cube has. On CubeCL's CPU runtime, that is one.
+#[test]
+fn long_rows_are_shared_by_many_units() {
+    let cases = || cases_of(devices());
+    check_softmax([2, 5000], cases());
+    check_softmax([3, 4999], cases());
+    check_cross_entropy([2, 5001], cases());
 }
 
 /// A class that is nearly certain has a gradient much smaller than both its terms.
