@@ -142,9 +142,10 @@ mod tests {
             let expected = (0..to.lines * to.leading).map(|at| {
                 let (line, place) = (at / to.leading, at % to.leading);
                 let there = line < from.lines && place < from.length.min(to.length);
-                there
-                    .then(|| numbers[line * from.leading + place])
-                    .unwrap_or(0.0)
+                match there {
+                    true => numbers[line * from.leading + place],
+                    false => 0.0,
+                }
             });
             assert_eq!(found, expected.collect::<Vec<_>>(), "{from:?}, {to:?}");
         }

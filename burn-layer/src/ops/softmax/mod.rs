@@ -5,9 +5,9 @@
 //! of each row; the last op of backward computes the gradient. What comes between is not computed, unless the program needs it for
 //! something else.
 //!
-//! Of an input in bf16, forward reads 2 bytes an element for the statistics and 2 for the result, of which 2 are written; backward reads
-//! 2 + 2 of input and gradient, and writes 2. A cross-entropy over indices, such as a language model's, reads 2 in forward, and 2 in
-//! backward, of which 2 are written.
+//! Of an input in bf16, forward reads 2 bytes an element for the statistics and 2 for the result, and writes 2; backward reads 2 of the
+//! input and 2 of the gradient, and writes 2. A cross-entropy over indices, such as a language model's, reads 2 in forward and 2 in
+//! backward, and writes 2.
 
 mod role;
 
@@ -40,7 +40,7 @@ macro_rules! softmax {
         $call:ident, float_scatter,
         $dim:ident: [usize], $x:ident: Float, $indices:ident: Int, $value:ident: Float, $update:ident: [IndexingUpdateOp]
     ) => {
-        softmax!(@ $call.scatters([&$x, &$value], $dim, &$indices, &$update))
+        softmax!(@ $call.scatters([&$x, &$value], $dim, &$indices, $update))
     };
     ($call:ident, float_zeros, $shape:ident: [Shape], $device:ident: Device, $dtype:ident: [FloatDType]) => {
         softmax!(@ $call.fills(&$shape, $device, $dtype, Role::Zeros, B::float_zeros))
@@ -82,9 +82,10 @@ pub(crate) struct Softmaxes<B: Backend> {
     pub(crate) backward: fn([FloatTensor<B>; 3], FloatTensor<B>) -> FloatTensor<B>,
     /// `exp(x - maximum) factor`, plus a gradient at one index of each row, in the dtype of `x`, from `x`, the maxima, the factors, the
     /// indices in i32, and the gradients.
-    pub(crate) gathered_backward:
-        fn([FloatTensor<B>; 3], IntTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+    pub(crate) gathered_backward: GatheredBackward<B>,
 }
+
+type GatheredBackward<B> = fn([FloatTensor<B>; 3], IntTensor<B>, FloatTensor<B>) -> FloatTensor<B>;
 
 impl<B: Backend> Clone for Softmaxes<B> {
     fn clone(&self) -> Self {
@@ -122,7 +123,8 @@ impl<B: BackendIr> Call<B> {
         let of_network = x.is_computed() && !x.is_gradient();
         let floats = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
         let rows = dim + 1 == shape.num_dims() && shape[dim] > 1;
-        if !(of_network && floats && rows) || !(1..=MOST).contains(&shape.num_elements()) {
+        let counted = (1..=MOST).contains(&shape.num_elements());
+        if !(of_network && floats && rows && counted) {
             return None;
         }
         let [maxima, sums] = (softmaxes.statistics)(x.clone().into_storage());
@@ -248,7 +250,7 @@ impl<B: BackendIr> Call<B> {
         [x, value]: [&LayeredFloat<B>; 2],
         dim: usize,
         indices: &LayeredTensor<IntTensor<B>>,
-        update: &IndexingUpdateOp,
+        update: IndexingUpdateOp,
     ) -> Option<LayeredFloat<B>> {
         let zeros = x.role().is_some_and(|role| matches!(**role, Role::Zeros));
         self.softmaxes(x.storage_dtype())?;
@@ -263,16 +265,9 @@ impl<B: BackendIr> Call<B> {
             indices: indices.clone(),
             shape: x.shape(),
         }))));
-        let update = update.clone();
         let run = move |mut tensors: Vec<FloatTensor<B>>| {
             let value = tensors.remove(1);
-            B::float_scatter(
-                dim,
-                tensors.remove(0),
-                indices.clone(),
-                value,
-                update.clone(),
-            )
+            B::float_scatter(dim, tensors.remove(0), indices.clone(), value, update)
         };
         self.again(&[x, value], Box::new(run));
         self.later()
