@@ -15,6 +15,8 @@ mod error;
 mod fft;
 mod float;
 mod frames;
+#[cfg(feature = "cubecl")]
+mod fused_call;
 mod held;
 mod kept;
 mod layer;
