@@ -50,7 +50,7 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel that has one dtype |
 /// | `deform_conv2d` | torchvision: full | full | as in torchvision |
 /// | `linear` with a bias | low | low, both the product and its sum with the bias, by the rule of the product | Burn computes the layer by these two ops. A vector that a program itself adds to each row of a product looks the same |
-/// | softmax in training | full | each of its ops: `x - max(x)` by the rule of `softmax`, stored in f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax op. The values are the same |
+/// | softmax in training | full | each of its ops: `x - max(x)` by the rule of `softmax`, stored in f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax op. The values are the same; where `burn-layer` has kernels (CubeCL's devices that fuse ops), the gradient of the input is stored in the input's dtype, as PyTorch's is |
 /// | gradients of tensors that a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored in f32 | the values are the same: every tensor that is stored in f32, including parameters, has its gradient in f32 |
 /// | `x * x` | promote | full, as the square of `x` | Burn computes `square` and `powi_scalar(2)` by that product |
 /// | losses, norms and distances that Burn computes by other ops | full | by the rules of these ops | the device sees only these ops: differences of two low tensors are low; exponentials, sums and means are full |

@@ -182,6 +182,13 @@ impl<B: Backend> Role<B> {
 }
 
 impl<B: Backend> Gradient<B> {
+    fn new(of: &Of<B>, gradient: &LayeredFloat<B>) -> Arc<Self> {
+        Arc::new(Self {
+            of: of.clone(),
+            gradient: gradient.clone(),
+        })
+    }
+
     /// The gradient, in the dtype that it was computed in.
     pub(super) fn narrowest(&self) -> FloatTensor<B> {
         let exact = self.gradient.exact().cloned();
@@ -226,14 +233,5 @@ impl<B: BackendIr> Step<B> {
             _ => return None,
         };
         Some(Self::Role(role))
-    }
-}
-
-impl<B: Backend> Gradient<B> {
-    fn new(of: &Of<B>, gradient: &LayeredFloat<B>) -> Arc<Self> {
-        Arc::new(Self {
-            of: of.clone(),
-            gradient: gradient.clone(),
-        })
     }
 }
