@@ -109,6 +109,7 @@ mod tests {
     /// Neither a region nor a name breaks up what is one kernel without it.
     #[test]
     fn regions_leave_fusion_alone() {
+        let _alone = crate::LAUNCHES.lock();
         let device = Autocast::new(Policy::o0()).device(Device::cpu()).unwrap();
         let x = Tensor::<2>::random([64, 64], Distribution::Default, &device);
         let block = |x: Tensor<2>| gelu((x.clone() + 1.0) * x.exp());

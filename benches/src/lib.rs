@@ -41,3 +41,7 @@ pub use traffic::{FusionLog, KernelTraffic, Traffic};
 pub use training::{NoTraining, Training, training_of};
 pub use two_ranks::{Partner, tcp_groups};
 pub use unchecked::{BENCH_UNCHECKED, is_unchecked};
+
+/// Held by tests that look at all launches of the process: one at a time.
+#[cfg(all(test, feature = "cpu"))]
+static LAUNCHES: std::sync::Mutex<()> = std::sync::Mutex::new(());
