@@ -4,7 +4,7 @@ use super::{Convolve, Sizes, images, is_tall, matrix};
 use crate::{LayerSet, ops::product::product};
 use burn_backend::{Backend, Shape, TensorMetadata, ops::ConvOptions, tensor::FloatTensor};
 
-/// The convolution, as a product if it is a tall one, or of large patches.
+/// The convolution, as a product if it is a tall one, a library's, or of large patches.
 pub(in crate::ops) fn forward<B: Backend, const N: usize>(
     layers: &LayerSet,
     x: FloatTensor<B>,
@@ -18,7 +18,7 @@ pub(in crate::ops) fn forward<B: Backend, const N: usize>(
     };
     let product = if sizes.has_large_patches() {
         sizes.of_patches::<B>(layers, x, weight)
-    } else if sizes.is_pointwise() && is_tall(sizes.pixels(), sizes.outs) {
+    } else if sizes.is_product(is_tall(sizes.pixels(), sizes.outs)) {
         let weight = B::float_swap_dims(matrix::<B>(weight), 0, 1);
         product::<B>(layers, sizes.read::<B>(x), weight, false, |product| product)
     } else {

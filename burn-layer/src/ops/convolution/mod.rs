@@ -7,6 +7,8 @@
 //!
 //! Convolutions in groups are not among them. Transposed convolutions are left as they are.
 //!
+//! Where a [library](crate::cublaslt) computes products, it computes all convolutions by 1 x 1: two thirds of a ResNet's.
+//!
 //! Where patches are so large that TMA does not take their strides, convolutions are [products of patches](patches) in all dtypes.
 
 mod forward;
@@ -45,6 +47,8 @@ struct Sizes<const N: usize> {
     kernel: [usize; N],
     output: [usize; N],
     options: ConvOptions<N>,
+    /// Whether a library computes products of these tensors.
+    by_library: bool,
 }
 
 impl<const N: usize> Sizes<N> {
@@ -58,9 +62,13 @@ impl<const N: usize> Sizes<N> {
         if options.groups != 1 || !layers.is_on_cuda() {
             return None;
         }
-        let sizes = Self::new(&x.shape(), &weight.shape(), options);
+        let shaped = is_shaped::<B>(layers, x, weight);
+        let sizes = Self {
+            by_library: shaped && layers.library::<B>().is_some(),
+            ..Self::new(&x.shape(), &weight.shape(), options)
+        };
         // In f32, none is tried as a product whose tiles are too large.
-        (is_shaped::<B>(layers, x, weight) || sizes.has_large_patches()).then_some(sizes)
+        (shaped || sizes.has_large_patches()).then_some(sizes)
     }
 
     fn new(x: &Shape, weight: &Shape, options: &ConvOptions<N>) -> Self {
@@ -81,6 +89,7 @@ impl<const N: usize> Sizes<N> {
             kernel,
             output: output.try_into().expect("a size each"),
             options: options.clone(),
+            by_library: false,
         }
     }
 
@@ -100,6 +109,11 @@ impl<const N: usize> Sizes<N> {
             padding, dilation, ..
         } = &self.options;
         self.kernel == [1; N] && *padding == [(0, 0); N] && *dilation == [1; N]
+    }
+
+    /// Whether the convolution is computed as a product of pixels: by a library always, otherwise if the backend would try a `tall` one.
+    fn is_product(&self, tall: bool) -> bool {
+        self.is_pointwise() && (self.by_library || tall)
     }
 
     fn is_strided(&self) -> bool {

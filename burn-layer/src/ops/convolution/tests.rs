@@ -158,6 +158,51 @@ fn pointwise_convolutions_are_products() {
     );
 }
 
+/// However few pixels there are: the backend's own are not called.
+#[test]
+fn a_library_computes_pointwise_convolutions() {
+    let layers = layers();
+    layers.set_library::<Flex>(crate::ops::Multiply {
+        product: Flex::float_matmul,
+        over_rows: |x, y| {
+            let product = Flex::float_matmul(Flex::float_swap_dims(x, 0, 1), y);
+            let shape = product.shape();
+            Flex::float_reshape(product, Shape::new([1, shape[0], shape[1]]))
+        },
+    });
+    for (stride, [ins, outs]) in [(1, [8, 6]), (2, [8, 6]), (1, [3, 40])] {
+        let (x, weight) = (tensor(&[2, ins, 5, 3], 3), tensor(&[outs, ins, 1, 1], 5));
+        let (bias, options) = (Some(tensor(&[outs], 4)), options(stride, (0, 0), 1));
+        let arguments = || (x.clone(), weight.clone(), bias.clone(), options.clone());
+        let (x_, weight_, bias_, options_) = arguments();
+        let expected = Flex::conv2d(x_, weight_, bias_, options_);
+        let (x_, weight_, bias_, options_) = arguments();
+        let found = forward::<Flex, 2>(&layers, x_, weight_, bias_, options_, not_forward);
+        let grad = tensor(&found.shape(), 2);
+        assert_eq!(data(found), data(expected));
+
+        let arguments = || (x.clone(), weight.clone(), grad.clone(), options.clone());
+        let (x_, weight_, grad_, options_) = arguments();
+        let expected = data(Flex::conv2d_x_backward(x_, weight_, grad_, options_));
+        let (x_, weight_, grad_, options_) = arguments();
+        let found = x_backward::<Flex, 2>(
+            &layers,
+            x_,
+            weight_,
+            grad_,
+            options_,
+            not_backward,
+            not_forward,
+        );
+        assert_eq!(data(found), expected);
+        let (x_, weight_, grad_, options_) = arguments();
+        let expected = data(Flex::conv2d_weight_backward(x_, weight_, grad_, options_));
+        let (x_, weight_, grad_, options_) = arguments();
+        let found = weight_backward::<Flex, 2>(&layers, x_, weight_, grad_, options_, not_backward);
+        assert_eq!(data(found), expected);
+    }
+}
+
 #[test]
 fn gradients_of_inputs_are_convolutions() {
     for (stride, padding, dilation) in [

@@ -22,7 +22,7 @@ pub(in crate::ops) fn weight_backward<B: Backend, const N: usize>(
     let (outs, weights) = (sizes.outs, sizes.weights());
     let one_pixel = sizes.output.iter().product::<usize>() == 1;
     let tall = is_tall(outs, weights);
-    if sizes.is_pointwise() && (tall || one_pixel && is_tall(weights, outs)) {
+    if sizes.is_product(tall || one_pixel && is_tall(weights, outs)) {
         let (shape, images) = (weight.shape(), sizes.images);
         let (grad, x) = (rows::<B>(grad), sizes.read::<B>(x));
         let product = over_rows::<B>(layers, grad, x, images, |product| product);

@@ -5,8 +5,8 @@ use crate::{LayerSet, ops::product::product};
 use burn_backend::{Backend, Shape, Slice, TensorMetadata, ops::ConvOptions, tensor::FloatTensor};
 use core::array::from_fn;
 
-/// The gradient of the input, as a product or a convolution if the backend would try a tall product. A convolution that is both strided
-/// and dilated is left to the backend.
+/// The gradient of the input, as a product if it is a library's, and as a product or a convolution if the backend would try a tall
+/// product. A convolution that is both strided and dilated is left to the backend.
 pub(in crate::ops) fn x_backward<B: Backend, const N: usize>(
     layers: &LayerSet,
     x: FloatTensor<B>,
@@ -20,13 +20,13 @@ pub(in crate::ops) fn x_backward<B: Backend, const N: usize>(
     if let Some(sizes) = sizes.as_ref().filter(|sizes| sizes.has_large_patches()) {
         return sizes.patches_backward::<B>(layers, weight, grad);
     }
-    let sizes = sizes.filter(|sizes| {
+    let tall = sizes.as_ref().is_some_and(|sizes| {
         let (pixels, weights) = (sizes.pixels(), sizes.weights());
         is_tall(pixels, weights) || is_tall(weights, pixels)
     });
     match sizes {
-        Some(sizes) if sizes.is_pointwise() => pointwise::<B, N>(layers, &sizes, x, weight, grad),
-        Some(sizes) if !sizes.is_strided() || options.dilation == [1; N] => {
+        Some(sizes) if sizes.is_product(tall) => pointwise::<B, N>(layers, &sizes, x, weight, grad),
+        Some(sizes) if tall && (!sizes.is_strided() || options.dilation == [1; N]) => {
             Phases::new(&sizes).x_backward::<B>(layers, &sizes, weight, grad, convolve)
         }
         _ => backward(x, weight, grad, options),
