@@ -3,7 +3,10 @@
 use crate::{
     Cast, LayerSet, LayeredDevice,
     held::Held,
-    ops::{batch::Products, batch_norm::Norm, kernel_end::alone_in_kernel, softmax::Role},
+    ops::{
+        batch::Products, batch_norm::Norm, kernel_end::alone_in_kernel, layer_norm::RowNorm,
+        softmax::Role,
+    },
     recent::GiveUp,
     recompute::Recomputed,
     rows::Rows,
@@ -49,6 +52,8 @@ pub struct LayeredFloat<B: Backend> {
     norm: Option<Arc<Norm<B>>>,
     /// What the tensor is to a softmax.
     role: Option<Arc<Role<B>>>,
+    /// What the tensor is to a layer normalization.
+    row_norm: Option<Arc<RowNorm<B>>>,
     layer: Held,
 }
 
@@ -109,6 +114,7 @@ impl<B: Backend> LayeredFloat<B> {
             products: None,
             norm: None,
             role: None,
+            row_norm: None,
             layer: Held::new(layer),
         }
     }
@@ -201,6 +207,15 @@ impl<B: Backend> LayeredFloat<B> {
 
     pub(crate) fn with_role(self, role: Option<Arc<Role<B>>>) -> Self {
         Self { role, ..self }
+    }
+
+    /// What the tensor is to a layer normalization, if anything.
+    pub(crate) fn row_norm(&self) -> Option<&RowNorm<B>> {
+        self.row_norm.as_deref()
+    }
+
+    pub(crate) fn with_row_norm(self, row_norm: Option<Arc<RowNorm<B>>>) -> Self {
+        Self { row_norm, ..self }
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -423,6 +438,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             products: self.products.clone(),
             norm: self.norm.clone(),
             role: self.role.clone(),
+            row_norm: self.row_norm.clone(),
             layer: self.layer.clone(),
         }
     }

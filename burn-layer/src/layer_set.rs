@@ -4,7 +4,7 @@ use crate::{
     Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run,
     ends::Ends,
     float::Copied,
-    ops::{Multiply, Softmaxes},
+    ops::{LayerNorms, Multiply, Softmaxes},
     recent::Recent,
     recompute::Recomputed,
     scopes::Scopes,
@@ -52,6 +52,8 @@ pub(crate) struct LayerSet {
     cuda: AtomicBool,
     /// How softmaxes are computed where the backend underneath has kernels for them, a [`Softmaxes`].
     softmaxes: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// How layer normalizations are computed where the backend underneath has kernels for them, [`LayerNorms`].
+    layer_norms: OnceLock<Box<dyn Any + Send + Sync>>,
     /// How the library multiplies that does so instead of the backend underneath, a [`Multiply`].
     library: OnceLock<Box<dyn Any + Send + Sync>>,
     /// The dtype of 16 bits that a tensor in f32 was cast to last.
@@ -85,6 +87,7 @@ impl LayerSet {
             fused: AtomicBool::new(false),
             cuda: AtomicBool::new(false),
             softmaxes: OnceLock::new(),
+            layer_norms: OnceLock::new(),
             library: OnceLock::new(),
             low: Mutex::default(),
             owns: AtomicBool::new(false),
@@ -135,6 +138,17 @@ impl LayerSet {
     /// The kernels for softmaxes, if there are any, and `B` is the backend underneath.
     pub(crate) fn softmaxes<B: Backend>(&self) -> Option<Softmaxes<B>> {
         self.softmaxes.get()?.downcast_ref().copied()
+    }
+
+    /// Records that the backend underneath has kernels for layer normalizations.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn set_layer_norms<B: Backend>(&self, layer_norms: LayerNorms<B>) {
+        self.layer_norms.get_or_init(|| Box::new(layer_norms));
+    }
+
+    /// The kernels for layer normalizations, if there are any, and `B` is the backend underneath.
+    pub(crate) fn layer_norms<B: Backend>(&self) -> Option<LayerNorms<B>> {
+        self.layer_norms.get()?.downcast_ref().copied()
     }
 
     /// Records that a library computes products in 16 bits.

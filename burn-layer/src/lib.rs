@@ -20,6 +20,8 @@ mod fused_call;
 mod held;
 mod kept;
 mod layer;
+#[cfg(feature = "cubecl")]
+mod layer_norm;
 mod layer_set;
 mod layers;
 mod lease;
@@ -32,6 +34,8 @@ mod recent;
 mod recompute;
 mod reduce;
 mod rows;
+#[cfg(feature = "cubecl")]
+mod rowwise;
 mod run;
 mod scope;
 mod scopes;

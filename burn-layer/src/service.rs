@@ -131,6 +131,10 @@ impl Service {
         if let Some(softmaxes) = crate::softmax::softmaxes_on::<B>(device.base()) {
             layers.set_softmaxes::<B>(softmaxes);
         }
+        #[cfg(feature = "cubecl")]
+        if let Some(layer_norms) = crate::layer_norm::layer_norms_on::<B>(device.base()) {
+            layers.set_layer_norms::<B>(layer_norms);
+        }
         let token = token();
         let authorizer = TokenAuthorizer::new(token.as_str()).expect("the token is not empty");
         // Not `serve`, which would install a log subscriber and signal handlers of its own.

@@ -16,6 +16,7 @@ mod suite {
     mod fft;
     mod frames;
     mod identity;
+    mod layer_norm;
     mod lease;
     mod linear;
     mod made;
@@ -26,6 +27,7 @@ mod suite {
     mod provenance;
     mod recompute;
     mod reduce;
+    mod rowwise;
     mod scope;
     mod service;
     mod settings;

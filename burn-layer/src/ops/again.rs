@@ -1,6 +1,6 @@
 //! What is [computed again](crate::Plan::recompute) where it is needed once more: results of cheap ops, and views of these.
 
-use super::{call::Call, inherited::transposes};
+use super::{batch_norm::Norm, call::Call, inherited::transposes};
 use crate::{
     Inputs, LayeredFloat, LayeredTensor, Op,
     deferred::Deferred,
@@ -76,7 +76,7 @@ impl<B: BackendIr> Mask<B> {
 }
 
 /// Tells the call how to run the op again, and returns what waits until it is needed without computing it now: a view of a tensor
-/// that is computed again, or a part of a [batch normalization](super::batch_norm)
+/// that is computed again, or a part of a [batch](super::batch_norm) or [layer normalization](super::layer_norm)
 /// or a [softmax](super::softmax). Covers the few kinds of arguments that cheap
 /// ops have.
 macro_rules! again {
@@ -136,7 +136,9 @@ impl<B: BackendIr> Call<B> {
     pub(super) fn is_computed_again(&self) -> bool {
         match self.of_recomputed {
             Some(depth) if depth >= DEPTH => false,
-            _ if self.norm.is_some() || self.role.is_some() => self.defers(),
+            _ if self.norm.is_some() || self.role.is_some() || self.row_norm.is_some() => {
+                self.defers()
+            }
             _ if self.scales_scores() => true,
             Some(_) if self.op.is_view() => true,
             _ => {
@@ -202,14 +204,18 @@ impl<B: BackendIr> Call<B> {
         elements >= ELEMENTS && large.is_some_and(gains)
     }
 
-    /// Whether the result waits until it is needed, as part of a batch normalization or a softmax.
+    /// Whether the result waits until it is needed, as part of a normalization or a softmax.
     pub(super) fn defers(&self) -> bool {
-        let (norm, role) = (self.norm.as_ref(), self.role.as_ref());
-        norm.is_some_and(|norm| norm.is_deferred(self.layer().is_in_backward()))
-            || role.is_some_and(|role| role.is_deferred())
+        let (norm, role, row_norm) = (&self.norm, &self.role, &self.row_norm);
+        let is_norm = |norm: &Arc<Norm<B>>| norm.is_deferred(self.layer().is_in_backward());
+        norm.as_ref().is_some_and(is_norm)
+            || role.as_ref().is_some_and(|role| role.is_deferred())
+            || row_norm
+                .as_ref()
+                .is_some_and(|row_norm| row_norm.is_deferred())
     }
 
-    /// The result of an op that waits: a view of a tensor that is computed again, or a part of a batch normalization or a softmax.
+    /// The result of an op that waits: a view of a tensor that is computed again, or a part of a normalization or a softmax.
     pub(super) fn later(&mut self) -> Option<LayeredFloat<B>> {
         if self.watched {
             return None;
@@ -232,7 +238,7 @@ impl<B: BackendIr> Call<B> {
                 let last = shape.num_dims() - 1;
                 shape.as_mut_slice()[last] = 1;
             }
-            _ if self.role.is_some() => {}
+            _ if self.role.is_some() || self.row_norm.is_some() => {}
             // The tensor that a number of each channel is subtracted from, or that is multiplied by one, comes first.
             Op::float_sub | Op::float_mul => {}
             _ => {

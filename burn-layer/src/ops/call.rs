@@ -6,6 +6,7 @@ use super::{
     constants::Constants,
     inherited::{Inherited, transposes},
     kernel_end::{alone_in_kernel, end_of_sum},
+    layer_norm::RowNorm,
     lineage::Lineage,
     softmax::Role,
 };
@@ -41,6 +42,8 @@ pub(crate) struct Call<B: BackendIr> {
     pub(super) norm: Option<Arc<Norm<B>>>,
     /// What the result is to a softmax, if anything.
     pub(super) role: Option<Arc<Role<B>>>,
+    /// What the result is to a layer normalization, if anything.
+    pub(super) row_norm: Option<Arc<RowNorm<B>>>,
     /// What the result has from the first float input, if there is one.
     pub(super) inherited: Option<Inherited<B>>,
     /// The dimensions given to a transposition.
@@ -77,6 +80,7 @@ impl<B: BackendIr> Call<B> {
             again: None,
             norm: None,
             role: None,
+            row_norm: None,
             inherited: None,
             dims: Vec::new(),
             shape: None,

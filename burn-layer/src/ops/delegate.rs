@@ -12,6 +12,7 @@ use super::{
     computed::computed,
     convolution::{forward, weight_backward, x_backward},
     identity::identity,
+    layer_norm::layer_norm,
     select_assign::{embedding_backward, select_assign},
     softmax::{Role, softmax},
     sum_of_rows::sum_of_rows,
@@ -342,6 +343,7 @@ macro_rules! delegate {
                     own!(call, $ret, $($arg: $kind),*);
                     softmax!(call, $name, $($arg: $kind),*);
                     batch_norm!(call, $name, $($arg: $kind),*);
+                    layer_norm!(call, $name, $($arg: $kind),*);
                     average!(call, $name, $($arg: $kind),*);
                     again!(call, $name, $ret, $($arg: $kind),*);
                     view!(call, $name, $($arg: $kind),*);

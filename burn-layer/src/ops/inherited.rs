@@ -84,7 +84,8 @@ impl<B: BackendIr> Call<B> {
             .with_maximum_of(inherited.and_then(|it| it.maximum_of.clone()))
             .with_part(self.makes_part(&shape))
             .with_norm(self.norm.clone())
-            .with_role(self.role.clone());
+            .with_role(self.role.clone())
+            .with_row_norm(self.row_norm.clone());
         if let Some(used) = &self.once_more {
             tensor.rows().set_used(used);
         }

@@ -14,6 +14,7 @@ mod distributed;
 mod identity;
 mod inherited;
 pub(crate) mod kernel_end;
+pub(crate) mod layer_norm;
 mod lineage;
 mod parts;
 mod product;
@@ -24,6 +25,9 @@ pub(crate) mod table;
 mod transaction;
 mod view;
 
+pub(crate) use layer_norm::LayerNorms;
+#[cfg(feature = "cubecl")]
+pub(crate) use layer_norm::NormBackward;
 pub(crate) use product::Multiply;
 #[cfg(feature = "cubecl")]
 pub(crate) use product::product_by_kernels;

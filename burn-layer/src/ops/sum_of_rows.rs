@@ -23,14 +23,35 @@ pub(super) fn sum_of_rows<B: Backend>(
     dims: &[usize],
 ) -> FloatTensor<B> {
     let float = matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16);
-    let parts = match layers.is_on_cuda() && float {
-        true => Parts::of(&tensor.shape(), dims),
-        false => None,
-    };
-    match (parts, dims) {
-        (Some(parts), _) => parts.sum::<B>(tensor, dims),
-        (None, [dim]) => B::float_sum_dim(tensor, *dim),
-        (None, _) => B::float_sum_dims(tensor, dims),
+    match Parts::on(layers, &tensor.shape(), dims).filter(|_| float) {
+        Some(parts) => parts.sum::<B>(tensor, dims),
+        None => sum_whole::<B>(tensor, dims),
+    }
+}
+
+/// The sum along one or several dimensions, the last one not among them, of what is computed of `inputs` element by element, in f32. The
+/// first input has the shape of what is summed; the others have it too, or are numbers of its rows.
+pub(super) fn sum_of_rows_of<B: Backend, const N: usize>(
+    layers: &LayerSet,
+    inputs: [FloatTensor<B>; N],
+    dims: &[usize],
+    elements: impl FnOnce([FloatTensor<B>; N]) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let shape = inputs[0].shape();
+    match Parts::on(layers, &shape, dims) {
+        // What is fused with a sum is not reshaped between.
+        Some(parts) => {
+            let elements = elements(inputs.map(|input| parts.of_rows::<B>(input)));
+            parts.sum_of_parts::<B>(elements, (shape, DType::F32), dims)
+        }
+        None => sum_whole::<B>(elements(inputs), dims),
+    }
+}
+
+fn sum_whole<B: Backend>(tensor: FloatTensor<B>, dims: &[usize]) -> FloatTensor<B> {
+    match dims {
+        [dim] => B::float_sum_dim(tensor, *dim),
+        _ => B::float_sum_dims(tensor, dims),
     }
 }
 
@@ -44,6 +65,12 @@ struct Parts {
 }
 
 impl Parts {
+    /// Those of a tensor on the backend under layers, if it is worth it there.
+    fn on(layers: &LayerSet, shape: &Shape, dims: &[usize]) -> Option<Self> {
+        let parts = layers.is_on_cuda().then(|| Self::of(shape, dims));
+        parts.flatten()
+    }
+
     /// Those of a tensor whose first dimensions are summed, if it is worth it.
     fn of(shape: &Shape, dims: &[usize]) -> Option<Self> {
         let kept = (0..shape.num_dims()).filter(|dim| !dims.contains(dim) && shape[*dim] > 1);
@@ -66,16 +93,30 @@ impl Parts {
     }
 
     fn sum<B: Backend>(self, tensor: FloatTensor<B>, dims: &[usize]) -> FloatTensor<B> {
-        let mut shape = tensor.shape();
-        let dtype = tensor.dtype();
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
         // The sums of parts are not rounded to 16 bits: as in one sum, only their sum is. The reshape comes after the cast, so that
         // each is a kernel of its own.
         let tensor = match dtype {
             DType::F32 => tensor,
             _ => B::float_cast(tensor, FloatDType::F32),
         };
-        let rows = Shape::new([self.parts, self.rows, self.columns]);
-        let sums = B::float_sum_dim(B::float_reshape(tensor, rows), 1);
+        self.sum_of_parts::<B>(self.of_rows::<B>(tensor), (shape, dtype), dims)
+    }
+
+    /// A tensor of as many columns, or of numbers of rows, in parts.
+    fn of_rows<B: Backend>(&self, tensor: FloatTensor<B>) -> FloatTensor<B> {
+        let columns = tensor.shape().num_elements() / (self.parts * self.rows);
+        B::float_reshape(tensor, Shape::new([self.parts, self.rows, columns]))
+    }
+
+    /// The sum of a tensor in parts, in the form of one that was summed along `dims`.
+    fn sum_of_parts<B: Backend>(
+        &self,
+        tensor: FloatTensor<B>,
+        (mut shape, dtype): (Shape, DType),
+        dims: &[usize],
+    ) -> FloatTensor<B> {
+        let sums = B::float_sum_dim(tensor, 1);
         let sums = B::float_reshape(sums, Shape::new([self.parts, self.columns]));
         let mut sum = B::float_sum_dim(sums, 0);
         if dtype != DType::F32 {

@@ -1,7 +1,7 @@
 //! The kernels on a backend that fuses ops.
 
-use super::{Rowwise, of_rows};
-use crate::fused_call::submit;
+use super::Rowwise;
+use crate::{fused_call::submit, rowwise::of_rows};
 use burn_backend::{
     TensorMetadata,
     tensor::{FloatTensor, IntTensor},

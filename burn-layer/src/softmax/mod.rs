@@ -8,7 +8,7 @@ mod fused;
 mod kernels;
 
 use burn_backend::{
-    Backend, DType, Shape,
+    Backend,
     tensor::{FloatTensor, IntTensor},
 };
 use burn_cubecl::{Cube, CubeBackend, CubeDevice, tensor::CubeTensor};
@@ -63,13 +63,4 @@ impl Rowwise for CubeBackend {
     ) -> CubeTensor {
         kernels::gathered_backward(of, indices, gradient)
     }
-}
-
-/// The shape and dtype of a number of each row.
-fn of_rows(shape: &Shape) -> (Shape, DType) {
-    let mut shape = shape.clone();
-    if let Some(last) = shape.as_mut_slice().last_mut() {
-        *last = 1;
-    }
-    (shape, DType::F32)
 }

@@ -300,7 +300,7 @@ impl<B: BackendIr> Call<B> {
 }
 
 /// Whether a shape is that of one number of each row of another.
-fn is_of_rows(shape: &Shape, of: &Shape) -> bool {
+pub(super) fn is_of_rows(shape: &Shape, of: &Shape) -> bool {
     let Some(last) = of.num_dims().checked_sub(1) else {
         return false;
     };

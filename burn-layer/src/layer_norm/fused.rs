@@ -1,0 +1,78 @@
+//! The kernels on a backend that fuses ops.
+
+use super::{Normalizes, gradient_dtype};
+use crate::{
+    fused_call::{Handles, submit},
+    ops::NormBackward,
+    rowwise::of_rows,
+};
+use burn_backend::{TensorMetadata, tensor::FloatTensor};
+use burn_fusion::{Fusion, FusionBackend, custom::CustomOpIr};
+
+impl<B: FusionBackend + Normalizes> Normalizes for Fusion<B> {
+    fn moments(x: FloatTensor<Self>) -> [FloatTensor<Self>; 2] {
+        let (client, form) = (x.client.clone(), of_rows(&x.shape()));
+        let outputs = [form.clone(), form];
+        let name = "burn_layer::moments";
+        submit::<B, 2>(name, client, &[x.into_ir()], outputs, |desc, handles| {
+            let ([x], [mean, variance]) = desc.as_fixed();
+            let moments = B::moments(handles.get_float_tensor::<B>(x));
+            for (output, tensor) in [mean, variance].into_iter().zip(moments) {
+                handles.register_float_tensor::<B>(&output.id, tensor);
+            }
+        })
+    }
+
+    fn norm_backward(backward: NormBackward<Self>) -> FloatTensor<Self> {
+        let dtype = gradient_dtype::<Self>(&backward.x, backward.added.as_ref());
+        let (client, form) = (backward.x.client.clone(), (backward.x.shape(), dtype));
+        let run = match (backward.scale.is_some(), backward.added.is_some()) {
+            (false, false) => {
+                |desc: &CustomOpIr, handles: &mut _| run::<B>(desc, handles, [false; 2])
+            }
+            (true, false) => {
+                |desc: &CustomOpIr, handles: &mut _| run::<B>(desc, handles, [true, false])
+            }
+            (false, true) => {
+                |desc: &CustomOpIr, handles: &mut _| run::<B>(desc, handles, [false, true])
+            }
+            (true, true) => |desc: &CustomOpIr, handles: &mut _| run::<B>(desc, handles, [true; 2]),
+        };
+        let NormBackward {
+            x,
+            mean,
+            deviation,
+            gradient,
+            scale,
+            added,
+        } = backward;
+        let inputs = [x, mean, deviation, gradient].into_iter();
+        let inputs = inputs.chain(scale).chain(added);
+        let inputs: Vec<_> = inputs.map(|tensor| tensor.into_ir()).collect();
+        let [tensor] = submit::<B, 1>("burn_layer::norm_backward", client, &inputs, [form], run);
+        tensor
+    }
+}
+
+/// Computes the gradient. The last two inputs are the scale, if it is `scaled`, and what it `adds`.
+fn run<B: FusionBackend + Normalizes>(
+    desc: &CustomOpIr,
+    handles: &mut Handles<B>,
+    [scaled, adds]: [bool; 2],
+) {
+    let mut inputs = desc.inputs.iter();
+    let mut next = || {
+        let input = inputs.next().expect("as many inputs as were submitted");
+        handles.get_float_tensor::<B>(input)
+    };
+    let backward = NormBackward {
+        x: next(),
+        mean: next(),
+        deviation: next(),
+        gradient: next(),
+        scale: scaled.then(&mut next),
+        added: adds.then(&mut next),
+    };
+    let tensor = B::norm_backward(backward);
+    handles.register_float_tensor::<B>(&desc.outputs[0].id, tensor);
+}

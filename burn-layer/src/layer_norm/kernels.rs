@@ -1,0 +1,194 @@
+//! The kernels. A cube takes a row.
+
+use burn_backend::{TensorMetadata, cubecl::dtype_to_storage_type};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use cubecl::prelude::*;
+
+use super::gradient_dtype;
+use crate::{
+    ops::NormBackward,
+    rowwise::{Rows, cubes, empty, of_cube, of_rows, plain},
+};
+
+/// See [`Normalizes::moments`](super::Normalizes::moments).
+pub(super) fn moments(x: CubeTensor) -> [CubeTensor; 2] {
+    let x = plain(x);
+    let rows = Rows::of_whole_loads(&x.client, &x.shape(), x.dtype.size());
+    let outputs = [(); 2].map(|()| empty(&x, of_rows(&x.shape())));
+    let [means, variances] = outputs.each_ref().map(|output| output.clone());
+    let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
+    moments_kernel::launch(
+        &client,
+        cubes(rows.rows),
+        rows.dim(),
+        rows.vector,
+        x.into_buffer_arg(),
+        means.into_buffer_arg(),
+        variances.into_buffer_arg(),
+        rows.rows,
+        rows.columns,
+        rows.units,
+        dtype,
+    );
+    outputs
+}
+
+/// See [`Normalizes::norm_backward`](super::Normalizes::norm_backward).
+pub(super) fn norm_backward(backward: NormBackward<CubeBackend>) -> CubeTensor {
+    let dtype = gradient_dtype::<CubeBackend>(&backward.x, backward.added.as_ref());
+    let NormBackward {
+        x,
+        mean,
+        deviation,
+        gradient,
+        scale,
+        added,
+    } = backward;
+    let [x, mean, deviation, gradient] = [x, mean, deviation, gradient].map(plain);
+    let (scaled, adds) = (scale.is_some(), added.is_some());
+    // What is not read is any other tensor.
+    let scale = scale.map_or_else(|| mean.clone(), plain);
+    let added = added.map_or_else(|| x.clone(), plain);
+    let sizes = [x.dtype, gradient.dtype, added.dtype, dtype].map(|dtype| dtype.size());
+    // The scale is read in as many elements at a time, and is f32.
+    let scale_size = if scaled { scale.dtype.size() } else { 0 };
+    let size = sizes.into_iter().fold(scale_size, usize::max);
+    let rows = Rows::of_whole_loads(&x.client, &x.shape(), size);
+    let output = empty(&x, (x.shape(), dtype));
+    let client = x.client.clone();
+    let dtypes = [x.dtype, gradient.dtype, added.dtype, dtype].map(dtype_to_storage_type);
+    norm_backward_kernel::launch(
+        &client,
+        cubes(rows.rows),
+        rows.dim(),
+        rows.vector,
+        x.into_buffer_arg(),
+        mean.into_buffer_arg(),
+        deviation.into_buffer_arg(),
+        gradient.into_buffer_arg(),
+        scale.into_buffer_arg(),
+        added.into_buffer_arg(),
+        output.clone().into_buffer_arg(),
+        rows.rows,
+        rows.columns,
+        rows.units,
+        scaled,
+        adds,
+        dtypes,
+    );
+    output
+}
+
+#[cube(launch)]
+fn moments_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    means: &mut [f32],
+    variances: &mut [f32],
+    rows: usize,
+    columns: usize,
+    #[comptime] units: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let width = columns / N::value();
+    let count = f32::cast_from(columns);
+    let mut row = CUBE_POS;
+    while row < rows {
+        let end = (row + 1) * width;
+        let mut sum = f32::new(0.0);
+        let mut at = row * width + UNIT_POS as usize;
+        while at < end {
+            let values = Vector::<f32, N>::cast_from(x[at]);
+            #[unroll]
+            for lane in 0..N::value() {
+                sum += values.extract(lane);
+            }
+            at += units;
+        }
+        let mean = of_cube(sum, &mut shared, units, false) / count;
+        let mut sum = f32::new(0.0);
+        let mut at = row * width + UNIT_POS as usize;
+        while at < end {
+            let values = Vector::<f32, N>::cast_from(x[at]);
+            #[unroll]
+            for lane in 0..N::value() {
+                let centered = values.extract(lane) - mean;
+                sum += centered * centered;
+            }
+            at += units;
+        }
+        let sum = of_cube(sum, &mut shared, units, false);
+        if UNIT_POS == 0 {
+            means[row] = mean;
+            variances[row] = sum / count;
+        }
+        row += CUBE_COUNT;
+    }
+}
+
+#[cube(launch)]
+fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
+    x: &[Vector<F, N>],
+    means: &[f32],
+    deviations: &[f32],
+    gradient: &[Vector<G, N>],
+    scale: &[Vector<f32, N>],
+    added: &[Vector<H, N>],
+    output: &mut [Vector<O, N>],
+    rows: usize,
+    columns: usize,
+    #[comptime] units: usize,
+    #[comptime] scaled: bool,
+    #[comptime] adds: bool,
+    #[define(F, G, H, O)] _dtypes: [ElemType; 4],
+) {
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let width = columns / N::value();
+    let count = f32::cast_from(columns);
+    let mut row = CUBE_POS;
+    while row < rows {
+        let first = row * width;
+        let (mean, deviation) = (means[row], deviations[row]);
+        // The sums of the gradient of the normalized row, and of its product with that.
+        let mut sum = f32::new(0.0);
+        let mut projection = f32::new(0.0);
+        let mut at = UNIT_POS as usize;
+        while at < width {
+            let values = Vector::<f32, N>::cast_from(x[first + at]);
+            let mut gradients = Vector::<f32, N>::cast_from(gradient[first + at]);
+            if comptime!(scaled) {
+                gradients *= scale[at];
+            }
+            #[unroll]
+            for lane in 0..N::value() {
+                let own = gradients.extract(lane);
+                sum += own;
+                projection += own * ((values.extract(lane) - mean) / deviation);
+            }
+            at += units;
+        }
+        let sum = of_cube(sum, &mut shared, units, false) / count;
+        let projection = of_cube(projection, &mut shared, units, false) / count;
+        let mut at = UNIT_POS as usize;
+        while at < width {
+            let values = Vector::<f32, N>::cast_from(x[first + at]);
+            let mut gradients = Vector::<f32, N>::cast_from(gradient[first + at]);
+            if comptime!(scaled) {
+                gradients *= scale[at];
+            }
+            let mut result = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for lane in 0..N::value() {
+                let normalized = (values.extract(lane) - mean) / deviation;
+                let own = gradients.extract(lane) - sum - normalized * projection;
+                result.insert(lane, own / deviation);
+            }
+            if comptime!(adds) {
+                result += Vector::<f32, N>::cast_from(added[first + at]);
+            }
+            output[first + at] = Vector::cast_from(result);
+            at += units;
+        }
+        row += CUBE_COUNT;
+    }
+}

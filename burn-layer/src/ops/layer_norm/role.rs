@@ -1,0 +1,273 @@
+//! [`RowNorm`]: what a tensor is to a layer normalization.
+
+use crate::{
+    LayeredFloat, Op,
+    float::{Origin, Part},
+    ops::softmax::{Role, is_of_rows},
+};
+use burn_backend::{Backend, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_ir::BackendIr;
+use std::sync::Arc;
+
+/// What a tensor is to a layer normalization. It says what the elements are, so it is as true of any other tensor. In formulas, `c` is
+/// the input less the mean of its row, `d` the deviation of the row, and `g` the gradient of `c / d`.
+pub(crate) enum RowNorm<B: Backend> {
+    /// The means of the rows of a tensor, with their variances.
+    Mean(Origin, FloatTensor<B>),
+    /// `c`.
+    Centered(Arc<Centered<B>>),
+    /// `c^2`.
+    Squared(Arc<Centered<B>>),
+    /// The means of these.
+    Variance(Arc<Centered<B>>),
+    /// These plus a small number.
+    Positive(Arc<Centered<B>>),
+    /// `d`, the root of these.
+    Deviation(Of<B>),
+    /// `c / d`.
+    Normalized(Of<B>),
+    /// `1 / d`.
+    Inverse(Of<B>),
+    /// `d^2`.
+    Square(Of<B>),
+    /// One over the root of what `d` is the root of.
+    InverseRoot(Arc<Centered<B>>),
+    /// Half of that.
+    HalfInverseRoot(Arc<Centered<B>>),
+    NegCentered(Arc<Centered<B>>),
+    /// `-c / d^2`.
+    NegOverSquare(Of<B>),
+    /// A gradient times a row.
+    Scaled(Box<LayeredFloat<B>>, Box<LayeredFloat<B>>),
+    /// A gradient times `c / d`.
+    Projected(Box<LayeredFloat<B>>, Of<B>),
+    /// `g / d`.
+    OverDeviation(Arc<Gradient<B>>),
+    /// `g (-c / d^2)`.
+    Weighted(Arc<Gradient<B>>),
+    /// The sums of these rows: the gradient of `d`.
+    OfDeviation(Arc<Gradient<B>>),
+    OfVariance(Arc<Gradient<B>>),
+    /// One over the number of columns, in each column.
+    Fraction,
+    /// The gradient of `c^2`.
+    OfSquared(Arc<Gradient<B>>),
+    /// The gradient of one of the factors of `c^2`.
+    OfFactor(Arc<Gradient<B>>),
+    /// `g / d` plus that.
+    PartOfCentered(Arc<Gradient<B>>),
+    /// `g / d` plus both: the gradient of `c`.
+    OfCentered(Arc<Gradient<B>>),
+    /// The gradient of `c`, plus another tensor.
+    Added(Arc<Gradient<B>>, Box<LayeredFloat<B>>),
+    NegOfCentered(Arc<Gradient<B>>),
+    /// The sums of these rows: the gradient of the mean.
+    OfMean(Arc<Gradient<B>>),
+    /// What it adds to the gradient of the input.
+    OfMeanSpread(Arc<Gradient<B>>),
+}
+
+pub(crate) type Of<B> = Arc<Normalized<B>>;
+
+/// A tensor with the moments of its rows.
+pub(crate) struct Centered<B: Backend> {
+    pub(super) x: LayeredFloat<B>,
+    pub(super) mean: FloatTensor<B>,
+    pub(super) variance: FloatTensor<B>,
+}
+
+/// The same, with the deviations.
+pub(crate) struct Normalized<B: Backend> {
+    pub(super) centered: Arc<Centered<B>>,
+    pub(super) deviation: FloatTensor<B>,
+}
+
+/// The gradient of a normalized tensor.
+pub(crate) struct Gradient<B: Backend> {
+    pub(super) of: Of<B>,
+    pub(super) gradient: LayeredFloat<B>,
+}
+
+/// What an op on two tensors makes.
+pub(super) enum Step<B: Backend> {
+    RowNorm(RowNorm<B>),
+    /// The gradient of the input, plus another tensor.
+    Backward(Arc<Gradient<B>>, Option<Box<LayeredFloat<B>>>),
+}
+
+impl<B: Backend> RowNorm<B> {
+    /// Whether a tensor that is this waits until its elements are needed.
+    pub(crate) fn is_deferred(&self) -> bool {
+        !matches!(
+            self,
+            Self::Mean(..) | Self::Variance(_) | Self::Positive(_) | Self::Deviation(_)
+        )
+    }
+
+    /// What the result of an op on such a tensor and a number, if it takes one, is.
+    pub(super) fn after(&self, op: Op, number: Option<f64>) -> Option<Self> {
+        Some(match (op, number, self) {
+            (Op::float_add_scalar, Some(_), Self::Variance(of)) => Self::Positive(of.clone()),
+            (Op::float_powf_scalar, Some(-0.5), Self::Positive(of)) => {
+                Self::InverseRoot(of.clone())
+            }
+            (Op::float_div_scalar, Some(2.0), Self::InverseRoot(of)) => {
+                Self::HalfInverseRoot(of.clone())
+            }
+            (Op::float_recip, None, Self::Deviation(of)) => Self::Inverse(of.clone()),
+            (Op::float_neg, None, Self::Centered(of)) => Self::NegCentered(of.clone()),
+            (Op::float_neg, None, Self::OfCentered(gradient)) => {
+                Self::NegOfCentered(gradient.clone())
+            }
+            _ => return None,
+        })
+    }
+
+    /// What the sums of the rows of such a tensor are.
+    pub(super) fn summed(&self) -> Option<Self> {
+        Some(match self {
+            Self::Weighted(gradient) => Self::OfDeviation(gradient.clone()),
+            Self::NegOfCentered(gradient) => Self::OfMean(gradient.clone()),
+            _ => return None,
+        })
+    }
+
+    /// What the result of an op on two such tensors is.
+    fn join(op: Op, x: &Self, y: &Self) -> Option<Step<B>> {
+        let same = |one: &Arc<Centered<B>>, other: &Arc<Centered<B>>| Arc::ptr_eq(one, other);
+        let step = match (op, x, y) {
+            (Op::float_mul, Self::Centered(of), Self::Centered(by)) if same(of, by) => {
+                Self::Squared(of.clone())
+            }
+            (Op::float_div, Self::Centered(of), Self::Deviation(by)) if same(of, &by.centered) => {
+                Self::Normalized(by.clone())
+            }
+            (Op::float_mul, Self::Deviation(of), Self::Deviation(by))
+                if same(&of.centered, &by.centered) =>
+            {
+                Self::Square(of.clone())
+            }
+            (Op::float_div, Self::NegCentered(of), Self::Square(by)) if same(of, &by.centered) => {
+                Self::NegOverSquare(by.clone())
+            }
+            (Op::float_mul, Self::OfDeviation(gradient), Self::HalfInverseRoot(by))
+                if same(&gradient.of.centered, by) =>
+            {
+                Self::OfVariance(gradient.clone())
+            }
+            (Op::float_mul, Self::Fraction, Self::OfVariance(gradient)) => {
+                Self::OfSquared(gradient.clone())
+            }
+            (Op::float_mul, Self::OfSquared(gradient), Self::Centered(by))
+                if same(&gradient.of.centered, by) =>
+            {
+                Self::OfFactor(gradient.clone())
+            }
+            (Op::float_add, Self::OfFactor(one), Self::OverDeviation(other))
+            | (Op::float_add, Self::OverDeviation(other), Self::OfFactor(one))
+                if one.is_also(other) =>
+            {
+                Self::PartOfCentered(one.clone())
+            }
+            (Op::float_add, Self::OfFactor(one), Self::PartOfCentered(other))
+            | (Op::float_add, Self::PartOfCentered(other), Self::OfFactor(one))
+                if one.is_also(other) =>
+            {
+                Self::OfCentered(one.clone())
+            }
+            (Op::float_mul, Self::Fraction, Self::OfMean(gradient)) => {
+                Self::OfMeanSpread(gradient.clone())
+            }
+            (Op::float_add, Self::OfMeanSpread(one), Self::OfCentered(other))
+            | (Op::float_add, Self::OfCentered(other), Self::OfMeanSpread(one))
+                if one.is_also(other) =>
+            {
+                return Some(Step::Backward(one.clone(), None));
+            }
+            (Op::float_add, Self::OfMeanSpread(one), Self::Added(other, added))
+            | (Op::float_add, Self::Added(other, added), Self::OfMeanSpread(one))
+                if one.is_also(other) =>
+            {
+                return Some(Step::Backward(one.clone(), Some(added.clone())));
+            }
+            _ => return None,
+        };
+        Some(Step::RowNorm(step))
+    }
+}
+
+impl<B: Backend> Gradient<B> {
+    fn new(of: &Of<B>, gradient: &LayeredFloat<B>) -> Arc<Self> {
+        Arc::new(Self {
+            of: of.clone(),
+            gradient: gradient.clone(),
+        })
+    }
+
+    fn is_also(&self, other: &Self) -> bool {
+        let same = Arc::ptr_eq(&self.of.centered, &other.of.centered);
+        same && self.gradient.identity() == other.gradient.identity()
+    }
+}
+
+impl<B: BackendIr> Step<B> {
+    /// What an op makes of two tensors.
+    pub(super) fn of(op: Op, x: &LayeredFloat<B>, y: &LayeredFloat<B>) -> Option<Self> {
+        let [left, right] = [x.shape(), y.shape()];
+        let by_row = is_of_rows(&right, &left);
+        if let (Op::float_mul, true, false) = (op, x.is_gradient(), y.is_gradient())
+            && y.part() == Some(Part::Row)
+            && is_row(&right, &left)
+        {
+            let scaled = RowNorm::Scaled(Box::new(x.clone()), Box::new(y.alone()));
+            return Some(Self::RowNorm(scaled));
+        }
+        if !by_row && left != right {
+            return None;
+        }
+        let step = match (op, x.row_norm(), y.row_norm()) {
+            (Op::float_sub, None, Some(RowNorm::Mean(of, variance)))
+                if by_row && of.as_ptr() as usize == x.identity() =>
+            {
+                RowNorm::Centered(Arc::new(Centered {
+                    x: x.alone(),
+                    mean: y.clone().into_storage(),
+                    variance: variance.clone(),
+                }))
+            }
+            (Op::float_mul, _, Some(RowNorm::Inverse(of))) if x.is_gradient() && by_row => {
+                RowNorm::OverDeviation(Gradient::new(of, x))
+            }
+            (Op::float_mul, _, Some(RowNorm::NegOverSquare(of))) if x.is_gradient() => {
+                RowNorm::Weighted(Gradient::new(of, x))
+            }
+            (Op::float_mul, _, Some(RowNorm::Normalized(of))) if x.is_gradient() => {
+                RowNorm::Projected(Box::new(x.clone()), of.clone())
+            }
+            (Op::float_add, None, Some(RowNorm::OfCentered(gradient))) => {
+                RowNorm::Added(gradient.clone(), Box::new(x.clone()))
+            }
+            (Op::float_add, Some(RowNorm::OfCentered(gradient)), None) => {
+                RowNorm::Added(gradient.clone(), Box::new(y.clone()))
+            }
+            (_, Some(x), Some(y)) => return RowNorm::join(op, x, y),
+            _ => return None,
+        };
+        Some(Self::RowNorm(step))
+    }
+}
+
+/// Whether a shape is that of one row of another.
+fn is_row(shape: &Shape, of: &Shape) -> bool {
+    let Some(last) = of.num_dims().checked_sub(1) else {
+        return false;
+    };
+    shape.num_dims() == last + 1
+        && shape[last] == of[last]
+        && shape[..last].iter().all(|&dim| dim == 1)
+}
+
+/// Whether a tensor is the ones that backward makes of a mean.
+pub(super) fn is_ones<B: Backend>(x: &LayeredFloat<B>) -> bool {
+    x.role().is_some_and(|role| matches!(**role, Role::Ones))
+}
