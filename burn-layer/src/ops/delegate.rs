@@ -15,7 +15,7 @@ use super::{
     layer_norm::layer_norm,
     select_assign::{embedding_backward, select_assign},
     softmax::{Role, softmax},
-    sum_of_rows::sum_of_rows,
+    sum_of_rows::{exact_sum, sum_of_rows},
     table::op_table,
     view::view,
 };
@@ -344,6 +344,7 @@ macro_rules! delegate {
                     softmax!(call, $name, $($arg: $kind),*);
                     batch_norm!(call, $name, $($arg: $kind),*);
                     layer_norm!(call, $name, $($arg: $kind),*);
+                    exact_sum!(call, $name, $($arg: $kind),*);
                     average!(call, $name, $($arg: $kind),*);
                     again!(call, $name, $ret, $($arg: $kind),*);
                     view!(call, $name, $($arg: $kind),*);

@@ -47,7 +47,7 @@ impl<B: BackendIr> Call<B> {
 /// Goes on after a sum along a dimension, by a product with 1. Burn's search for kernels counts what the ops around a sum read and
 /// write, and not the sum itself. So of a cast and a sum alone it finds that nothing is gained by one kernel, and the cast is
 /// written and read.
-pub(super) fn end_of_sum<B: BackendIr>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn end_of_sum<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_mul_scalar(tensor, 1f32.into())
 }
 

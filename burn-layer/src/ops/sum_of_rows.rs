@@ -4,8 +4,10 @@
 //! of it waits: on an H200 the sum of 8,192 rows of 768 features takes 80 µs, which is less than a tenth of the speed of its memory. Here rows
 //! are summed in parts, and then the sums of the parts.
 
-use crate::LayerSet;
+use super::{call::Call, kernel_end::end_of_sum};
+use crate::{LayerSet, LayeredFloat};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_ir::BackendIr;
 
 /// The most parts. With so many, the sums of the parts are few to sum.
 const PARTS: usize = 512;
@@ -16,15 +18,56 @@ const ROWS: usize = 8;
 /// The most columns. With more, there are enough sums to keep a GPU busy.
 const COLUMNS: usize = 1 << 16;
 
+/// Sums rows that were computed in 16 bits as they were computed.
+macro_rules! exact_sum {
+    ($call:ident, float_sum_dim, $x:ident: Float, $dim:ident: [usize]) => {
+        exact_sum!(@ $call.sums_exact(&$x, &[$dim]))
+    };
+    ($call:ident, float_sum_dims, $x:ident: Float, $dims:ident: [&[usize]]) => {
+        exact_sum!(@ $call.sums_exact(&$x, $dims))
+    };
+    (@ $tensor:expr) => {
+        if let Some(tensor) = $tensor {
+            return tensor;
+        }
+    };
+    ($call:ident, $($other:tt)*) => {};
+}
+pub(super) use exact_sum;
+
+impl<B: BackendIr> Call<B> {
+    /// The sum of rows in f32, if the tensor is one in f32 of what was computed in 16 bits. Only that is read.
+    pub(super) fn sums_exact(
+        &mut self,
+        x: &LayeredFloat<B>,
+        dims: &[usize],
+    ) -> Option<LayeredFloat<B>> {
+        let exact = x.exact()?.clone();
+        let wide = self.plan.compute.unwrap_or(x.storage_dtype()) == DType::F32;
+        let parts = Parts::on(self.layer.as_ref()?, &x.shape(), dims)?;
+        if !wide || self.plan.own || self.watched {
+            return None;
+        }
+        let form = (self.layer().is_fused(), DType::F32);
+        let sum = parts.sum::<B, 1>(form, [exact], dims, |[exact]| in_f32::<B>(exact));
+        Some(self.float(sum))
+    }
+}
+
 /// The sum along one or several dimensions.
 pub(super) fn sum_of_rows<B: Backend>(
     layers: &LayerSet,
     tensor: FloatTensor<B>,
     dims: &[usize],
 ) -> FloatTensor<B> {
-    let float = matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16);
+    let dtype = tensor.dtype();
+    let float = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
     match Parts::on(layers, &tensor.shape(), dims).filter(|_| float) {
-        Some(parts) => parts.sum::<B>(tensor, dims),
+        // The sums of parts are not rounded to 16 bits: as in one sum, only their sum is.
+        Some(parts) => {
+            let form = (layers.is_fused(), dtype);
+            parts.sum::<B, 1>(form, [tensor], dims, |[tensor]| in_f32::<B>(tensor))
+        }
         None => sum_whole::<B>(tensor, dims),
     }
 }
@@ -37,12 +80,10 @@ pub(super) fn sum_of_rows_of<B: Backend, const N: usize>(
     dims: &[usize],
     elements: impl FnOnce([FloatTensor<B>; N]) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let shape = inputs[0].shape();
-    match Parts::on(layers, &shape, dims) {
-        // What is fused with a sum is not reshaped between.
+    match Parts::on(layers, &inputs[0].shape(), dims) {
         Some(parts) => {
-            let elements = elements(inputs.map(|input| parts.of_rows::<B>(input)));
-            parts.sum_of_parts::<B>(elements, (shape, DType::F32), dims)
+            let form = (layers.is_fused(), DType::F32);
+            parts.sum::<B, N>(form, inputs, dims, elements)
         }
         None => sum_whole::<B>(elements(inputs), dims),
     }
@@ -52,6 +93,13 @@ fn sum_whole<B: Backend>(tensor: FloatTensor<B>, dims: &[usize]) -> FloatTensor<
     match dims {
         [dim] => B::float_sum_dim(tensor, *dim),
         _ => B::float_sum_dims(tensor, dims),
+    }
+}
+
+pub(super) fn in_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match tensor.dtype() {
+        DType::F32 => tensor,
+        _ => B::float_cast(tensor, FloatDType::F32),
     }
 }
 
@@ -92,31 +140,23 @@ impl Parts {
         })
     }
 
-    fn sum<B: Backend>(self, tensor: FloatTensor<B>, dims: &[usize]) -> FloatTensor<B> {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        // The sums of parts are not rounded to 16 bits: as in one sum, only their sum is. The reshape comes after the cast, so that
-        // each is a kernel of its own.
-        let tensor = match dtype {
-            DType::F32 => tensor,
-            _ => B::float_cast(tensor, FloatDType::F32),
-        };
-        self.sum_of_parts::<B>(self.of_rows::<B>(tensor), (shape, dtype), dims)
-    }
-
-    /// A tensor of as many columns, or of numbers of rows, in parts.
-    fn of_rows<B: Backend>(&self, tensor: FloatTensor<B>) -> FloatTensor<B> {
-        let columns = tensor.shape().num_elements() / (self.parts * self.rows);
-        B::float_reshape(tensor, Shape::new([self.parts, self.rows, columns]))
-    }
-
-    /// The sum of a tensor in parts, in the form of one that was summed along `dims`.
-    fn sum_of_parts<B: Backend>(
-        &self,
-        tensor: FloatTensor<B>,
-        (mut shape, dtype): (Shape, DType),
+    /// The sum along `dims` of what is computed of `inputs` in f32, in `dtype`. The backend `fuses` ops or not.
+    fn sum<B: Backend, const N: usize>(
+        self,
+        (fuses, dtype): (bool, DType),
+        inputs: [FloatTensor<B>; N],
         dims: &[usize],
+        elements: impl FnOnce([FloatTensor<B>; N]) -> FloatTensor<B>,
     ) -> FloatTensor<B> {
-        let sums = B::float_sum_dim(tensor, 1);
+        let mut shape = inputs[0].shape();
+        let computes = fuses && (N > 1 || inputs[0].dtype() != DType::F32);
+        // Views come first, so that the elements are computed in the kernel that sums them.
+        let elements = elements(inputs.map(|input| self.of_rows::<B>(input)));
+        let sums = B::float_sum_dim(elements, 1);
+        let sums = match computes {
+            true => end_of_sum::<B>(sums),
+            false => sums,
+        };
         let sums = B::float_reshape(sums, Shape::new([self.parts, self.columns]));
         let mut sum = B::float_sum_dim(sums, 0);
         if dtype != DType::F32 {
@@ -126,6 +166,12 @@ impl Parts {
             shape.as_mut_slice()[dim] = 1;
         }
         B::float_reshape(sum, shape)
+    }
+
+    /// A tensor of as many columns, or of numbers of rows, in parts.
+    fn of_rows<B: Backend>(&self, tensor: FloatTensor<B>) -> FloatTensor<B> {
+        let columns = tensor.shape().num_elements() / (self.parts * self.rows);
+        B::float_reshape(tensor, Shape::new([self.parts, self.rows, columns]))
     }
 }
 
@@ -181,10 +227,14 @@ mod tests {
                 burn_std::reader::try_read_sync(data).unwrap().unwrap()
             };
             for dtype in [DType::F32, DType::BF16, DType::F16] {
-                let rounded = |tensor| Flex::float_cast(tensor, dtype.into());
-                let expected = data(rounded(Flex::float_sum_dims(tensor.clone(), &dims)));
-                let found = parts.sum::<Flex>(rounded(tensor.clone()), &dims);
-                assert_eq!(data(found), expected, "{dtype:?}");
+                for fuses in [false, true] {
+                    let rounded = |tensor| Flex::float_cast(tensor, dtype.into());
+                    let expected = data(rounded(Flex::float_sum_dims(tensor.clone(), &dims)));
+                    let (form, low) = ((fuses, dtype), rounded(tensor.clone()));
+                    let found =
+                        parts.sum::<Flex, 1>(form, [low], &dims, |[low]| in_f32::<Flex>(low));
+                    assert_eq!(data(found), expected, "{dtype:?}");
+                }
             }
         }
     }

@@ -11,7 +11,10 @@
 
 mod role;
 
-use super::{call::Call, sum_of_rows::sum_of_rows_of};
+use super::{
+    call::Call,
+    sum_of_rows::{in_f32, sum_of_rows_of},
+};
 use crate::{LayeredFloat, Op, recent::GiveUp};
 use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -234,7 +237,7 @@ impl<B: BackendIr> Normalized<B> {
             self.deviation.clone(),
         ];
         sum_of_rows_of::<B, 4>(x.layer(), inputs, dims, |[gradient, x, mean, deviation]| {
-            let [gradient, x] = [gradient, x].map(wide::<B>);
+            let [gradient, x] = [gradient, x].map(in_f32::<B>);
             let normalized = B::float_div(B::float_sub(x, mean), deviation);
             B::float_mul(gradient, normalized)
         })
@@ -267,11 +270,4 @@ impl<B: BackendIr> Gradient<B> {
 fn narrowest<B: BackendIr>(tensor: &LayeredFloat<B>) -> FloatTensor<B> {
     let exact = tensor.exact().cloned();
     exact.unwrap_or_else(|| tensor.clone().into_storage())
-}
-
-fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    match tensor.dtype() {
-        DType::F32 => tensor,
-        _ => B::float_cast(tensor, DType::F32.into()),
-    }
 }
