@@ -13,7 +13,7 @@ pub(crate) type Handles<B> =
     HandleContainer<<<B as FusionBackend>::FusionRuntime as FusionRuntime>::FusionHandle>;
 
 /// Takes the inputs, calls the backend underneath, and registers the outputs.
-pub(crate) type Run<B> = fn(&CustomOpIr, &mut Handles<B>);
+type Run<B> = Box<dyn Fn(&CustomOpIr, &mut Handles<B>) + Send + Sync>;
 
 type Client<B> = GlobalFusionClient<<B as FusionBackend>::FusionRuntime>;
 
@@ -41,13 +41,13 @@ pub(crate) fn submit<B: FusionBackend, const N: usize>(
     client: Client<B>,
     inputs: &[TensorIr],
     outputs: [(Shape, DType); N],
-    run: Run<B>,
+    run: impl Fn(&CustomOpIr, &mut Handles<B>) + Send + Sync + 'static,
 ) -> [FloatTensor<Fusion<B>>; N] {
     let uninit = |(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype);
     let desc = CustomOpIr::new(name, inputs, &outputs.map(uninit));
     let waiting = Waiting::<B> {
         desc: desc.clone(),
-        run,
+        run: Box::new(run),
     };
     client
         .register(StreamId::current(), OperationIr::Custom(desc), waiting)

@@ -26,7 +26,7 @@ pub(crate) struct Recomputed<P> {
     first: AtomicBool,
     op: Op,
     compute: Box<dyn Fn() -> P + Send + Sync>,
-    /// For a view: what takes it of the viewed tensor in another dtype.
+    /// What computes it in another dtype, if it is not there: a view of the viewed tensor, or a kernel that rounds what it computes.
     view: Option<Box<dyn Fn(DType) -> P + Send + Sync>>,
     /// The length of the chain of tensors that are computed from each other to get this one, itself included.
     pub(crate) depth: usize,
@@ -63,7 +63,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
         }
     }
 
-    /// For a view: `view` takes it of the viewed tensor in another dtype.
+    /// `view` computes it in another dtype: of a viewed tensor, or by a kernel that rounds what it computes.
     pub(crate) fn with_view(self, view: impl Fn(DType) -> P + Send + Sync + 'static) -> Self {
         Self {
             view: Some(Box::new(view)),
@@ -91,7 +91,7 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
         value
     }
 
-    /// A view that is not there, of the viewed tensor in `dtype`: no kernel goes on from a view to a cast.
+    /// What is not there in `dtype`: no kernel goes on from a view, or from one of our own, to a cast.
     pub(crate) fn viewed_in(&self, dtype: DType) -> Option<P> {
         let view = self.view.as_ref()?;
         let waits = self.value.lock().is_none();

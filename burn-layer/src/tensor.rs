@@ -8,6 +8,8 @@ use std::sync::Arc;
 /// An int, bool or quantized tensor of a layered backend.
 pub struct LayeredTensor<P> {
     primitive: P,
+    /// Shared by all clones of the tensor, which are recognized by it.
+    identity: Arc<()>,
     /// If this is a mask of the elements of a float tensor that are not above 0: that one.
     not_positive_of: Option<Origin>,
     layer: Held,
@@ -17,6 +19,7 @@ impl<P> LayeredTensor<P> {
     pub(crate) fn new(primitive: P, layer: Arc<LayerSet>) -> Self {
         Self {
             primitive,
+            identity: Arc::new(()),
             not_positive_of: None,
             layer: Held::new(layer),
         }
@@ -24,6 +27,11 @@ impl<P> LayeredTensor<P> {
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
         &self.layer
+    }
+
+    /// A number that the clones of a tensor share while one of them lives.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.identity) as usize
     }
 
     pub(crate) fn with_not_positive_of(self, not_positive_of: Option<Origin>) -> Self {
@@ -49,6 +57,7 @@ impl<P: Clone> Clone for LayeredTensor<P> {
     fn clone(&self) -> Self {
         Self {
             primitive: self.primitive.clone(),
+            identity: self.identity.clone(),
             not_positive_of: self.not_positive_of.clone(),
             layer: self.layer.clone(),
         }

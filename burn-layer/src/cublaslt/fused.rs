@@ -1,21 +1,20 @@
 //! Products on a backend that fuses ops.
 
 use super::{Multiplies, over_rows_shape, product_shape};
-use crate::fused_call::{Handles, Run, submit};
+use crate::fused_call::{Handles, submit};
 use burn_backend::{Shape, TensorMetadata, tensor::FloatTensor};
 use burn_fusion::{Fusion, FusionBackend, custom::CustomOpIr};
 
 impl<B: FusionBackend + Multiplies> Multiplies for Fusion<B> {
     fn product(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
         let shape = product_shape(&x.shape(), &y.shape());
-        let run: Run<B> = |desc, handles| run::<B>(desc, handles, B::product);
-        multiplied::<B>("burn_layer::product", [x, y], shape, run)
+        multiplied::<B>("burn_layer::product", [x, y], shape, B::product)
     }
 
     fn over_rows(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
         let shape = over_rows_shape(&x.shape(), &y.shape());
-        let run: Run<B> = |desc, handles| run::<B>(desc, handles, B::over_rows);
-        multiplied::<B>("burn_layer::product_over_rows", [x, y], shape, run)
+        let name = "burn_layer::product_over_rows";
+        multiplied::<B>(name, [x, y], shape, B::over_rows)
     }
 }
 
@@ -23,11 +22,14 @@ fn multiplied<B: FusionBackend>(
     name: &'static str,
     factors: [FloatTensor<Fusion<B>>; 2],
     shape: Shape,
-    run: Run<B>,
+    multiply: fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<Fusion<B>> {
     let (client, dtype) = (factors[0].client.clone(), factors[0].dtype());
     let factors = factors.map(|factor| factor.into_ir());
-    let [product] = submit::<B, 1>(name, client, &factors, [(shape, dtype)], run);
+    let output = [(shape, dtype)];
+    let [product] = submit::<B, 1>(name, client, &factors, output, move |desc, handles| {
+        run::<B>(desc, handles, multiply);
+    });
     product
 }
 

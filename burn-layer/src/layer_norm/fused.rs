@@ -26,18 +26,7 @@ impl<B: FusionBackend + Normalizes> Normalizes for Fusion<B> {
     fn norm_backward(backward: NormBackward<Self>) -> FloatTensor<Self> {
         let dtype = gradient_dtype::<Self>(&backward.x, backward.added.as_ref());
         let (client, form) = (backward.x.client.clone(), (backward.x.shape(), dtype));
-        let run = match (backward.scale.is_some(), backward.added.is_some()) {
-            (false, false) => {
-                |desc: &CustomOpIr, handles: &mut _| run::<B>(desc, handles, [false; 2])
-            }
-            (true, false) => {
-                |desc: &CustomOpIr, handles: &mut _| run::<B>(desc, handles, [true, false])
-            }
-            (false, true) => {
-                |desc: &CustomOpIr, handles: &mut _| run::<B>(desc, handles, [false, true])
-            }
-            (true, true) => |desc: &CustomOpIr, handles: &mut _| run::<B>(desc, handles, [true; 2]),
-        };
+        let optional = [backward.scale.is_some(), backward.added.is_some()];
         let NormBackward {
             x,
             mean,
@@ -49,7 +38,10 @@ impl<B: FusionBackend + Normalizes> Normalizes for Fusion<B> {
         let inputs = [x, mean, deviation, gradient].into_iter();
         let inputs = inputs.chain(scale).chain(added);
         let inputs: Vec<_> = inputs.map(|tensor| tensor.into_ir()).collect();
-        let [tensor] = submit::<B, 1>("burn_layer::norm_backward", client, &inputs, [form], run);
+        let name = "burn_layer::norm_backward";
+        let [tensor] = submit::<B, 1>(name, client, &inputs, [form], move |desc, handles| {
+            run::<B>(desc, handles, optional);
+        });
         tensor
     }
 }

@@ -45,18 +45,16 @@ pub(super) fn norm_backward(backward: NormBackward<CubeBackend>) -> CubeTensor {
         added,
     } = backward;
     let [x, mean, deviation, gradient] = [x, mean, deviation, gradient].map(plain);
-    let (scaled, adds) = (scale.is_some(), added.is_some());
-    // What is not read is any other tensor.
-    let scale = scale.map_or_else(|| mean.clone(), plain);
-    let added = added.map_or_else(|| x.clone(), plain);
-    let sizes = [x.dtype, gradient.dtype, added.dtype, dtype].map(|dtype| dtype.size());
-    // The scale is read in as many elements at a time, and is f32.
-    let scale_size = if scaled { scale.dtype.size() } else { 0 };
-    let size = sizes.into_iter().fold(scale_size, usize::max);
+    let [scale, added] = [scale, added].map(|tensor| tensor.map(plain));
+    let dtypes = [x.dtype, gradient.dtype, dtype].into_iter();
+    let others = [&scale, &added].into_iter().flatten();
+    let sizes = dtypes.chain(others.map(|tensor| tensor.dtype));
+    let size = sizes.map(|dtype| dtype.size()).max().unwrap_or(1);
     let rows = Rows::of_whole_loads(&x.client, &x.shape(), size);
     let output = empty(&x, (x.shape(), dtype));
     let client = x.client.clone();
-    let dtypes = [x.dtype, gradient.dtype, added.dtype, dtype].map(dtype_to_storage_type);
+    let added_dtype = added.as_ref().map_or(dtype, |added| added.dtype);
+    let dtypes = [x.dtype, gradient.dtype, added_dtype, dtype].map(dtype_to_storage_type);
     norm_backward_kernel::launch(
         &client,
         cubes(rows.rows),
@@ -66,14 +64,12 @@ pub(super) fn norm_backward(backward: NormBackward<CubeBackend>) -> CubeTensor {
         mean.into_buffer_arg(),
         deviation.into_buffer_arg(),
         gradient.into_buffer_arg(),
-        scale.into_buffer_arg(),
-        added.into_buffer_arg(),
+        scale.map(|scale| scale.into_buffer_arg()).into(),
+        added.map(|added| added.into_buffer_arg()).into(),
         output.clone().into_buffer_arg(),
         rows.rows,
         rows.columns,
         rows.units,
-        scaled,
-        adds,
         dtypes,
     );
     output
@@ -132,14 +128,12 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
     means: &[f32],
     deviations: &[f32],
     gradient: &[Vector<G, N>],
-    scale: &[Vector<f32, N>],
-    added: &[Vector<H, N>],
+    scale: ComptimeOption<&[Vector<f32, N>]>,
+    added: ComptimeOption<&[Vector<H, N>]>,
     output: &mut [Vector<O, N>],
     rows: usize,
     columns: usize,
     #[comptime] units: usize,
-    #[comptime] scaled: bool,
-    #[comptime] adds: bool,
     #[define(F, G, H, O)] _dtypes: [ElemType; 4],
 ) {
     let mut shared = Shared::<[f32]>::new_slice(units);
@@ -155,10 +149,10 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
         let mut at = UNIT_POS as usize;
         while at < width {
             let values = Vector::<f32, N>::cast_from(x[first + at]);
-            let mut gradients = Vector::<f32, N>::cast_from(gradient[first + at]);
-            if comptime!(scaled) {
-                gradients *= scale[at];
-            }
+            let gradients = Vector::<f32, N>::cast_from(gradient[first + at]);
+            let scaled: ComptimeOption<Vector<f32, N>> =
+                scale.as_ref().map(|scale| times::<N>(gradients, scale[at]));
+            let gradients: Vector<f32, N> = scaled.unwrap_or(gradients);
             #[unroll]
             for lane in 0..N::value() {
                 let own = gradients.extract(lane);
@@ -172,10 +166,10 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
         let mut at = UNIT_POS as usize;
         while at < width {
             let values = Vector::<f32, N>::cast_from(x[first + at]);
-            let mut gradients = Vector::<f32, N>::cast_from(gradient[first + at]);
-            if comptime!(scaled) {
-                gradients *= scale[at];
-            }
+            let gradients = Vector::<f32, N>::cast_from(gradient[first + at]);
+            let scaled: ComptimeOption<Vector<f32, N>> =
+                scale.as_ref().map(|scale| times::<N>(gradients, scale[at]));
+            let gradients: Vector<f32, N> = scaled.unwrap_or(gradients);
             let mut result = Vector::<f32, N>::new(0.0f32);
             #[unroll]
             for lane in 0..N::value() {
@@ -183,12 +177,23 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
                 let own = gradients.extract(lane) - sum - normalized * projection;
                 result.insert(lane, own / deviation);
             }
-            if comptime!(adds) {
-                result += Vector::<f32, N>::cast_from(added[first + at]);
-            }
+            let sums: ComptimeOption<Vector<f32, N>> = added
+                .as_ref()
+                .map(|added| plus::<H, N>(result, added[first + at]));
+            let result: Vector<f32, N> = sums.unwrap_or(result);
             output[first + at] = Vector::cast_from(result);
             at += units;
         }
         row += CUBE_COUNT;
     }
+}
+
+#[cube]
+fn times<N: Size>(values: Vector<f32, N>, by: Vector<f32, N>) -> Vector<f32, N> {
+    values * by
+}
+
+#[cube]
+fn plus<H: Float, N: Size>(values: Vector<f32, N>, other: Vector<H, N>) -> Vector<f32, N> {
+    values + Vector::<f32, N>::cast_from(other)
 }

@@ -261,7 +261,7 @@ impl<B: BackendIr> Call<B> {
 
     /// Whether the op scales the scores of attention, in forward, on a backend that fuses ops. Next they are masked, after a view of the
     /// mask, and no kernel goes on past a view. So they are scaled when they are masked.
-    fn scales_scores(&self) -> bool {
+    pub(super) fn scales_scores(&self) -> bool {
         let scores = |inputs: &Inputs| {
             inputs.first_part == Some(Part::Product) && inputs.shapes[0].num_dims() > 3
         };

@@ -323,7 +323,12 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// The product in a wider dtype. It is cast when it is needed: what takes it in the narrower one needs no cast.
-    fn widened(&self, tensor: FloatTensor<B>, nominal: DType, dtype: DType) -> LayeredFloat<B> {
+    pub(super) fn widened(
+        &self,
+        tensor: FloatTensor<B>,
+        nominal: DType,
+        dtype: DType,
+    ) -> LayeredFloat<B> {
         let (layer, shape, device) = (self.layer(), tensor.shape(), tensor.device());
         let narrow = LayeredFloat::<B>::new(tensor.clone(), nominal, layer.clone());
         let value = Later::Deferred(Deferred::new(move || narrow.in_dtype(Some(dtype))));

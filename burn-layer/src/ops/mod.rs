@@ -32,3 +32,5 @@ pub(crate) use product::Multiply;
 #[cfg(feature = "cubecl")]
 pub(crate) use product::product_by_kernels;
 pub(crate) use softmax::Softmaxes;
+#[cfg(feature = "cubecl")]
+pub(crate) use softmax::{Logits, Mask, Scale, SoftmaxBackward};

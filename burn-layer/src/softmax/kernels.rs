@@ -1,61 +1,116 @@
 //! The kernels. A cube takes a row, or as many rows as end where a vector of elements ends.
 
-use burn_backend::{TensorMetadata, cubecl::dtype_to_storage_type};
-use burn_cubecl::tensor::CubeTensor;
+use burn_backend::{DType, TensorMetadata, cubecl::dtype_to_storage_type};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use crate::rowwise::{Rows, cubes, empty, of_cube, of_rows, plain};
+use super::logits::{Numbers, Scaling, Source, filled, logits, rounded, scaled};
+use crate::{
+    ops::{Logits, SoftmaxBackward},
+    rowwise::{Rows, cubes, empty, of_cube, of_rows, plain},
+};
 
 /// See [`Rowwise::statistics`](super::Rowwise::statistics).
-pub(super) fn statistics(x: CubeTensor) -> [CubeTensor; 2] {
-    let x = plain(x);
-    let rows = Rows::of(&x.client, &x.shape(), x.dtype.size());
-    let outputs = [(); 2].map(|()| empty(&x, of_rows(&x.shape())));
+pub(super) fn statistics(of: Logits<CubeBackend>) -> [CubeTensor; 2] {
+    let of = Source::of(of);
+    let rows = of.rows(of.x.dtype.size());
+    let outputs = [(); 2].map(|()| empty(&of.x, of_rows(&of.x.shape())));
     let [maxima, sums] = outputs.each_ref().map(|output| output.clone());
-    let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
+    let (client, numbers, types) = (of.client(), of.numbers(), of.types());
     statistics_kernel::launch(
         &client,
         cubes(rows.rows),
         rows.dim(),
         rows.vector,
-        x.into_buffer_arg(),
+        of.x.into_buffer_arg(),
+        of.mask.map(|mask| mask.into_buffer_arg()).into(),
         maxima.into_buffer_arg(),
         sums.into_buffer_arg(),
+        numbers,
         rows.rows,
         rows.columns,
         rows.units,
         rows.group() == 1,
-        dtype,
+        of.scaling,
+        types,
     );
     outputs
 }
 
+/// See [`Rowwise::softmax_forward`](super::Rowwise::softmax_forward).
+pub(super) fn softmax_forward(
+    of: Logits<CubeBackend>,
+    statistics: [CubeTensor; 2],
+    dtype: DType,
+) -> CubeTensor {
+    let of = Source::of(of);
+    let [maxima, sums] = statistics.map(plain);
+    // No load reaches into the next row.
+    let size = of.x.dtype.size().max(dtype.size());
+    let rows = Rows::of_whole_loads(&of.x.client, &of.x.shape(), size);
+    let output = empty(&of.x, (of.x.shape(), dtype));
+    let (client, numbers, [x, mask]) = (of.client(), of.numbers(), of.types());
+    let vectors = rows.rows * rows.columns / rows.vector;
+    let dim = CubeDim::new(&client, vectors);
+    softmax_forward_kernel::launch(
+        &client,
+        cubes(vectors.div_ceil(dim.num_elems() as usize)),
+        dim,
+        rows.vector,
+        of.x.into_buffer_arg(),
+        of.mask.map(|mask| mask.into_buffer_arg()).into(),
+        maxima.into_buffer_arg(),
+        sums.into_buffer_arg(),
+        output.clone().into_buffer_arg(),
+        numbers,
+        vectors,
+        rows.columns,
+        of.scaling,
+        [x, mask, dtype_to_storage_type(dtype)],
+    );
+    output
+}
+
 /// See [`Rowwise::softmax_backward`](super::Rowwise::softmax_backward).
-pub(super) fn softmax_backward(of: [CubeTensor; 3], gradient: CubeTensor) -> CubeTensor {
-    let [x, maxima, sums] = of.map(plain);
-    let gradient = plain(gradient);
-    let size = x.dtype.size().max(gradient.dtype.size());
-    let rows = Rows::of(&x.client, &x.shape(), size);
-    let output = empty(&x, (x.shape(), x.dtype));
-    let client = x.client.clone();
-    let dtypes = [x.dtype, gradient.dtype].map(dtype_to_storage_type);
+pub(super) fn softmax_backward(backward: SoftmaxBackward<CubeBackend>) -> CubeTensor {
+    let SoftmaxBackward {
+        of,
+        maxima,
+        sums,
+        gradient,
+        masked,
+        scale,
+    } = backward;
+    let of = Source::of(of);
+    let [maxima, sums, gradient] = [maxima, sums, gradient].map(plain);
+    let rows = of.rows(of.x.dtype.size().max(gradient.dtype.size()));
+    let output = empty(&of.x, (of.x.shape(), of.x.dtype));
+    let (client, numbers, [x, mask]) = (of.client(), of.numbers(), of.types());
+    let types = [x, mask, dtype_to_storage_type(gradient.dtype)];
     let group = rows.group();
+    let (end, factor) = Scaling::of(scale);
     softmax_backward_kernel::launch(
         &client,
         cubes(rows.rows / group),
         rows.dim(),
         rows.vector,
-        x.into_buffer_arg(),
+        of.x.into_buffer_arg(),
+        of.mask.map(|mask| mask.into_buffer_arg()).into(),
         gradient.into_buffer_arg(),
         maxima.into_buffer_arg(),
         sums.into_buffer_arg(),
         output.clone().into_buffer_arg(),
+        numbers,
+        factor,
         rows.rows,
         rows.columns,
         group,
         rows.units,
         group == 1,
-        dtypes,
+        of.scaling,
+        masked,
+        end,
+        types,
     );
     output
 }
@@ -92,16 +147,20 @@ pub(super) fn gathered_backward(
 }
 
 #[cube(launch)]
-fn statistics_kernel<F: Float, N: Size>(
+fn statistics_kernel<F: Float, M: Numeric, N: Size>(
     x: &[Vector<F, N>],
+    mask: ComptimeOption<&[Vector<M, N>]>,
     maxima: &mut [f32],
     sums: &mut [f32],
+    numbers: &Numbers,
     rows: usize,
     columns: usize,
     #[comptime] units: usize,
     #[comptime] whole: bool,
-    #[define(F)] _dtype: ElemType,
+    #[comptime] scaling: Scaling,
+    #[define(F, M)] _types: [ElemType; 2],
 ) {
+    let width = columns / N::value();
     let mut shared = Shared::<[f32]>::new_slice(units);
     let mut row = CUBE_POS;
     while row < rows {
@@ -109,7 +168,7 @@ fn statistics_kernel<F: Float, N: Size>(
         let mut largest = f32::new(f32::MIN);
         let mut at = first / N::value() + UNIT_POS as usize;
         while at * N::value() < end {
-            let values = Vector::<f32, N>::cast_from(x[at]);
+            let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
             #[unroll]
             for lane in 0..N::value() {
                 let element = at * N::value() + lane;
@@ -122,7 +181,7 @@ fn statistics_kernel<F: Float, N: Size>(
         let mut sum = f32::new(0.0);
         let mut at = first / N::value() + UNIT_POS as usize;
         while at * N::value() < end {
-            let values = Vector::<f32, N>::cast_from(x[at]);
+            let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
             #[unroll]
             for lane in 0..N::value() {
                 let element = at * N::value() + lane;
@@ -141,19 +200,50 @@ fn statistics_kernel<F: Float, N: Size>(
 }
 
 #[cube(launch)]
-fn softmax_backward_kernel<F: Float, G: Float, N: Size>(
+fn softmax_forward_kernel<F: Float, M: Numeric, O: Float, N: Size>(
     x: &[Vector<F, N>],
+    mask: ComptimeOption<&[Vector<M, N>]>,
+    maxima: &[f32],
+    sums: &[f32],
+    output: &mut [Vector<O, N>],
+    numbers: &Numbers,
+    vectors: usize,
+    columns: usize,
+    #[comptime] scaling: Scaling,
+    #[define(F, M, O)] _types: [ElemType; 3],
+) {
+    let width = columns / N::value();
+    let mut at = ABSOLUTE_POS;
+    while at < vectors {
+        let row = at / width;
+        let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
+        let e = (values - Vector::new(maxima[row])).exp();
+        output[at] = Vector::cast_from(e / Vector::new(sums[row]));
+        at += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+#[cube(launch)]
+fn softmax_backward_kernel<F: Float, M: Numeric, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    mask: ComptimeOption<&[Vector<M, N>]>,
     gradient: &[Vector<G, N>],
     maxima: &[f32],
     sums: &[f32],
     output: &mut [Vector<F, N>],
+    numbers: &Numbers,
+    factor: f32,
     rows: usize,
     columns: usize,
     #[comptime] group: usize,
     #[comptime] units: usize,
     #[comptime] whole: bool,
-    #[define(F, G)] _dtypes: [ElemType; 2],
+    #[comptime] scaling: Scaling,
+    #[comptime] masked: bool,
+    #[comptime] end: Scaling,
+    #[define(F, M, G)] _types: [ElemType; 3],
 ) {
+    let width = columns / N::value();
     let mut shared = Shared::<[f32]>::new_slice(units);
     let mut projections = Shared::<[f32]>::new_slice(group);
     let mut first_row = CUBE_POS * group;
@@ -166,7 +256,7 @@ fn softmax_backward_kernel<F: Float, G: Float, N: Size>(
             let mut sum = f32::new(0.0);
             let mut at = first / N::value() + UNIT_POS as usize;
             while at * N::value() < end {
-                let values = Vector::<f32, N>::cast_from(x[at]);
+                let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
                 let gradients = Vector::<f32, N>::cast_from(gradient[at]);
                 #[unroll]
                 for lane in 0..N::value() {
@@ -185,10 +275,11 @@ fn softmax_backward_kernel<F: Float, G: Float, N: Size>(
         if comptime!(units > 1) {
             sync_cube();
         }
-        let end = (first_row + group) * columns;
+        let last = (first_row + group) * columns;
         let mut at = first_row * columns / N::value() + UNIT_POS as usize;
-        while at * N::value() < end {
-            let values = Vector::<f32, N>::cast_from(x[at]);
+        while at * N::value() < last {
+            // A mask is read of the only row of a group.
+            let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
             let gradients = Vector::<f32, N>::cast_from(gradient[at]);
             let mut result = Vector::<f32, N>::new(0.0f32);
             #[unroll]
@@ -201,7 +292,11 @@ fn softmax_backward_kernel<F: Float, G: Float, N: Size>(
                 let y = (values.extract(lane) - maxima[row]).exp() / sums[row];
                 result.insert(lane, y * (gradients.extract(lane) - projections[place]));
             }
-            output[at] = Vector::cast_from(result);
+            let mut result = rounded::<F, N>(result);
+            if comptime!(masked) {
+                result = filled::<M, N>(result, &mask, at, first_row, width, 0.0f32, numbers);
+            }
+            output[at] = Vector::cast_from(scaled::<F, N>(result, factor, end));
             at += units;
         }
         first_row += CUBE_COUNT * group;

@@ -6,21 +6,23 @@
 
 mod fused;
 mod kernels;
+mod logits;
 
 use burn_backend::{
-    Backend,
+    Backend, DType,
     tensor::{FloatTensor, IntTensor},
 };
 use burn_cubecl::{Cube, CubeBackend, CubeDevice, tensor::CubeTensor};
 use core::any::Any;
 
-use crate::ops::Softmaxes;
+use crate::ops::{Logits, SoftmaxBackward, Softmaxes};
 
 /// How softmaxes are computed, if the device is one of CubeCL's.
 pub(crate) fn softmaxes_on<B: Backend>(device: &B::Device) -> Option<Softmaxes<B>> {
     (device as &dyn Any).downcast_ref::<CubeDevice>()?;
     let softmaxes = Softmaxes::<Cube> {
         statistics: Cube::statistics,
+        forward: Cube::softmax_forward,
         backward: Cube::softmax_backward,
         gathered_backward: Cube::gathered_backward,
     };
@@ -30,13 +32,17 @@ pub(crate) fn softmaxes_on<B: Backend>(device: &B::Device) -> Option<Softmaxes<B
 /// A backend with these kernels. A row is along the last dimension; a number of each row has a last dimension of 1, and is f32.
 trait Rowwise: Backend {
     /// The maximum of each row, and the sum of `exp(x - maximum)`.
-    fn statistics(x: FloatTensor<Self>) -> [FloatTensor<Self>; 2];
+    fn statistics(of: Logits<Self>) -> [FloatTensor<Self>; 2];
 
-    /// The gradient of `x`, in its dtype, from the gradient of its softmax: `y (dy - sum(y dy))`. Takes `x`, and both statistics.
-    fn softmax_backward(
-        of: [FloatTensor<Self>; 3],
-        gradient: FloatTensor<Self>,
+    /// `exp(x - maximum) / sum`, in that dtype.
+    fn softmax_forward(
+        of: Logits<Self>,
+        statistics: [FloatTensor<Self>; 2],
+        dtype: DType,
     ) -> FloatTensor<Self>;
+
+    /// The gradient of `x`, in its dtype, from the gradient of its softmax: `y (dy - sum(y dy))`.
+    fn softmax_backward(backward: SoftmaxBackward<Self>) -> FloatTensor<Self>;
 
     /// `exp(x - maximum) factor`, plus `gradient` at one index of each row, in the dtype of `x`. Takes `x`, the maxima and the factors.
     /// Indices are i32.
@@ -48,12 +54,16 @@ trait Rowwise: Backend {
 }
 
 impl Rowwise for CubeBackend {
-    fn statistics(x: CubeTensor) -> [CubeTensor; 2] {
-        kernels::statistics(x)
+    fn statistics(of: Logits<Self>) -> [CubeTensor; 2] {
+        kernels::statistics(of)
     }
 
-    fn softmax_backward(of: [CubeTensor; 3], gradient: CubeTensor) -> CubeTensor {
-        kernels::softmax_backward(of, gradient)
+    fn softmax_forward(of: Logits<Self>, statistics: [CubeTensor; 2], dtype: DType) -> CubeTensor {
+        kernels::softmax_forward(of, statistics, dtype)
+    }
+
+    fn softmax_backward(backward: SoftmaxBackward<Self>) -> CubeTensor {
+        kernels::softmax_backward(backward)
     }
 
     fn gathered_backward(

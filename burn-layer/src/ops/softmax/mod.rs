@@ -9,6 +9,7 @@
 //! input and 2 of the gradient, and writes 2. A cross-entropy over indices, such as a language model's, reads 2 in forward and 2 in
 //! backward, and writes 2.
 
+mod logits;
 mod role;
 
 use super::call::Call;
@@ -18,11 +19,15 @@ use crate::{
 };
 use burn_backend::{
     Backend, DType, FloatDType, IntDType, Shape, TensorMetadata,
-    tensor::{FloatTensor, IndexingUpdateOp, IntTensor},
+    tensor::{BoolTensor, FloatTensor, IndexingUpdateOp, IntTensor},
 };
 use burn_ir::BackendIr;
+#[cfg(feature = "cubecl")]
+pub(crate) use logits::Mask;
+use logits::Scores;
+pub(crate) use logits::{Logits, Scale};
 pub(crate) use role::Role;
-use role::{Exponents, Picked, Step};
+use role::{Exponents, Gradient, Picked, Step, scores};
 use std::sync::Arc;
 
 /// Recognizes the ops of softmaxes, and computes what needs their kernels.
@@ -47,6 +52,15 @@ macro_rules! softmax {
     };
     ($call:ident, float_ones, $shape:ident: [Shape], $device:ident: Device, $dtype:ident: [FloatDType]) => {
         softmax!(@ $call.fills(&$shape, $device, $dtype, Role::Ones, B::float_ones))
+    };
+    ($call:ident, float_mul_scalar, $x:ident: Float, $value:ident: [Scalar]) => {
+        softmax!(@ $call.scales(&$x, $value.elem()))
+    };
+    ($call:ident, float_div_scalar, $x:ident: Float, $value:ident: [Scalar]) => {
+        softmax!(@ $call.scales(&$x, $value.elem()))
+    };
+    ($call:ident, float_mask_fill, $x:ident: Float, $mask:ident: Bool, $value:ident: [Scalar]) => {
+        softmax!(@ $call.masks(&$x, &$mask, $value.elem()))
     };
     ($call:ident, float_exp, $x:ident: Float) => { $call.goes_on(&$x); };
     ($call:ident, float_log, $x:ident: Float) => { $call.goes_on(&$x); };
@@ -77,12 +91,26 @@ pub(super) use softmax;
 /// dimension of 1, and is f32.
 pub(crate) struct Softmaxes<B: Backend> {
     /// The maximum of each row, and the sum of `exp(x - maximum)`.
-    pub(crate) statistics: fn(FloatTensor<B>) -> [FloatTensor<B>; 2],
-    /// The gradient of `x`, in its dtype, from `x`, both statistics, and the gradient of the softmax.
-    pub(crate) backward: fn([FloatTensor<B>; 3], FloatTensor<B>) -> FloatTensor<B>,
+    pub(crate) statistics: fn(Logits<B>) -> [FloatTensor<B>; 2],
+    /// The softmax from both statistics, in that dtype.
+    pub(crate) forward: fn(Logits<B>, [FloatTensor<B>; 2], DType) -> FloatTensor<B>,
+    /// The gradient of the input, in its dtype.
+    pub(crate) backward: fn(SoftmaxBackward<B>) -> FloatTensor<B>,
     /// `exp(x - maximum) factor`, plus a gradient at one index of each row, in the dtype of `x`, from `x`, the maxima, the factors, the
     /// indices in i32, and the gradients.
     pub(crate) gathered_backward: GatheredBackward<B>,
+}
+
+/// What the gradient of a softmax's input is computed from.
+pub(crate) struct SoftmaxBackward<B: Backend> {
+    pub(crate) of: Logits<B>,
+    pub(crate) maxima: FloatTensor<B>,
+    pub(crate) sums: FloatTensor<B>,
+    pub(crate) gradient: FloatTensor<B>,
+    /// Whether the gradient is 0 where the input was masked.
+    pub(crate) masked: bool,
+    /// How it is scaled then.
+    pub(crate) scale: Scale,
 }
 
 type GatheredBackward<B> = fn([FloatTensor<B>; 3], IntTensor<B>, FloatTensor<B>) -> FloatTensor<B>;
@@ -127,7 +155,11 @@ impl<B: BackendIr> Call<B> {
         if !(of_network && floats && rows && counted) {
             return None;
         }
-        let [maxima, sums] = (softmaxes.statistics)(x.clone().into_storage());
+        let logits = match scores(x) {
+            Some(scores) => scores.logits(),
+            None => Logits::of(x.clone().into_storage()),
+        };
+        let [maxima, sums] = (softmaxes.statistics)(logits);
         self.role = Some(Arc::new(Role::Maxima(sums)));
         Some(self.float(maxima))
     }
@@ -153,13 +185,15 @@ impl<B: BackendIr> Call<B> {
             Step::Role(role) => {
                 let softmax_of = role.softmax();
                 self.role = Some(Arc::new(role));
-                softmax_of.map(|of| self.softmax(of, x))
+                softmax_of.map(|of| self.softmax(softmaxes, of, x))
             }
             Step::Backward(gradient) => {
-                let of = &gradient.of;
-                let dy = gradient.narrowest();
-                let tensor = (softmaxes.backward)(of.with(of.sums.clone()), dy);
-                Some(self.ends(of, tensor))
+                if gradient.of.scores().is_some() && self.plan.store.is_none() {
+                    self.role = Some(Arc::new(Role::OfScores(gradient.clone())));
+                    return Some(self.of_scores(softmaxes, gradient, false));
+                }
+                let tensor = gradient.backward(softmaxes, false, Scale::Nothing);
+                Some(self.ends(&gradient.of, tensor))
             }
             Step::PickedBackward(picked, of, factors) => {
                 let wide = Some(DType::F32);
@@ -172,15 +206,104 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// The softmax, which waits if it may be computed again: for what follows in its kernel, such as a cast.
-    fn softmax(&mut self, of: Arc<Exponents<B>>, like: &LayeredFloat<B>) -> LayeredFloat<B> {
+    fn softmax(
+        &mut self,
+        softmaxes: Softmaxes<B>,
+        of: Arc<Exponents<B>>,
+        like: &LayeredFloat<B>,
+    ) -> LayeredFloat<B> {
+        let forward = move |of: &Exponents<B>, dtype| {
+            let statistics = [&of.maxima, &of.sums].map(Clone::clone);
+            (softmaxes.forward)(of.logits(), statistics, dtype)
+        };
         if !self.plan.recompute {
-            return self.float(of.softmax());
+            return match of.scores() {
+                Some(_) => self.float(forward(&of, DType::F32)),
+                None => self.float(of.softmax()),
+            };
         }
         let shape = of.x.shape();
         let depth = of.x.recomputed().map_or(1, |depth| depth + 1);
+        let (alone, scores) = (of.clone(), of.scores().is_some());
         let value = Recomputed::waiting(self.op, depth, move || of.softmax());
+        // By itself, where nothing goes on in its kernel, it is computed of the scores as the product made them.
+        let value = match scores {
+            true => value.with_view(move |dtype| forward(&alone, dtype)),
+            false => value,
+        };
         let value = Later::Recomputed(Arc::new(value));
         self.waiting(value, like, (shape, DType::F32))
+    }
+
+    /// Notes that scores of attention are scaled, or scales their gradient in the kernel that computes it.
+    pub(super) fn scales(&mut self, x: &LayeredFloat<B>, number: f64) -> Option<LayeredFloat<B>> {
+        let scale = Scale::of(self.op, number);
+        if self.scales_scores() && self.makes_scores(x) {
+            self.role = Some(Arc::new(Role::Scores(Arc::new(Scores::new(x, scale)))));
+            return None;
+        }
+        let (gradient, masked) = match x.role().map(|role| &**role)? {
+            Role::OfMasked(gradient) => (gradient, true),
+            Role::OfScores(gradient) => (gradient, false),
+            _ => return None,
+        };
+        let is_masked = gradient.of.scores()?.is_masked();
+        let dtype = x.storage_dtype();
+        let stored = self.plan.store.or(self.plan.compute).unwrap_or(dtype);
+        let softmaxes = self.layer().softmaxes()?;
+        let fits = stored == dtype || stored == DType::F32;
+        if is_masked != masked || !fits || self.watched || self.plan.own {
+            return None;
+        }
+        let tensor = gradient.backward(softmaxes, masked, scale);
+        if stored == dtype {
+            return Some(self.ends(&gradient.of, tensor));
+        }
+        // The products that take it want it as it is.
+        Some(self.widened(tensor, x.dtype(), stored))
+    }
+
+    /// Notes that scores of attention are masked, or masks their gradient in the kernel that computes it.
+    pub(super) fn masks(
+        &mut self,
+        x: &LayeredFloat<B>,
+        mask: &LayeredTensor<BoolTensor<B>>,
+        fill: f64,
+    ) -> Option<LayeredFloat<B>> {
+        if let Some(Role::OfScores(gradient)) = x.role().map(|role| &**role) {
+            let scores = gradient.of.scores()?;
+            let dtype = x.storage_dtype();
+            let stored = self.plan.store.or(self.plan.compute).unwrap_or(dtype);
+            let softmaxes = self.layer().softmaxes()?;
+            let plain = stored == dtype && !self.watched && !self.plan.own;
+            if !(scores.is_masked_by(mask) && fill == 0.0 && plain) {
+                return None;
+            }
+            self.role = Some(Arc::new(Role::OfMasked(gradient.clone())));
+            return Some(self.of_scores(softmaxes, gradient.clone(), true));
+        }
+        if !self.makes_scores(x) {
+            return None;
+        }
+        let masked = match scores(x) {
+            Some(scores) => scores.masked(mask, fill),
+            None => self.scores_of(x)?.masked(mask, fill),
+        };
+        self.role = Some(Arc::new(Role::Scores(Arc::new(masked?))));
+        None
+    }
+
+    /// The gradient of scores, which waits for what is done with it.
+    fn of_scores(
+        &self,
+        softmaxes: Softmaxes<B>,
+        gradient: Arc<Gradient<B>>,
+        masked: bool,
+    ) -> LayeredFloat<B> {
+        let x = gradient.of.x.clone();
+        let form = (x.shape(), x.storage_dtype());
+        let value = Deferred::new(move || gradient.backward(softmaxes, masked, Scale::Nothing));
+        self.waiting(Later::Deferred(value), &x, form)
     }
 
     /// The gradient of a softmax's input, which is given up if it can be computed again.
@@ -296,6 +419,20 @@ impl<B: BackendIr> Call<B> {
         let (form, base) = ((shape.clone(), stored), device.base().clone());
         let tensor = LayeredFloat::later(Later::Deferred(value), form, base, stored, layer);
         Some(self.known(tensor, shape.clone()))
+    }
+}
+
+impl<B: BackendIr> Gradient<B> {
+    /// The gradient of the softmax's input, which is 0 where that was `masked`, and scaled.
+    fn backward(&self, softmaxes: Softmaxes<B>, masked: bool, scale: Scale) -> FloatTensor<B> {
+        (softmaxes.backward)(SoftmaxBackward {
+            of: self.of.logits(),
+            maxima: self.of.maxima.clone(),
+            sums: self.of.sums.clone(),
+            gradient: self.narrowest(),
+            masked,
+            scale,
+        })
     }
 }
 

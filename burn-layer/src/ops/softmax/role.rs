@@ -1,6 +1,6 @@
 //! [`Role`]: what a tensor is to a softmax.
 
-use super::is_of_rows;
+use super::{Logits, Scores, is_of_rows};
 use crate::{LayeredFloat, Op};
 use burn_backend::{
     Backend, DType, Shape, TensorMetadata,
@@ -12,6 +12,11 @@ use std::sync::Arc;
 /// What a tensor is to a softmax. It says what the elements are, so it is as true of any other tensor. In formulas, `e` is
 /// `exp(x - maximum)`, and `sum` that of its rows.
 pub(crate) enum Role<B: Backend> {
+    /// Scores of attention.
+    Scores(Arc<Scores<B>>),
+    /// Their gradient, and this where they were masked.
+    OfScores(Arc<Gradient<B>>),
+    OfMasked(Arc<Gradient<B>>),
     /// The maxima of rows, with their `sum`.
     Maxima(FloatTensor<B>),
     /// `x - maximum`.
@@ -88,6 +93,19 @@ pub(super) enum Step<B: Backend> {
 }
 
 impl<B: Backend> Exponents<B> {
+    /// The scores that `x` is, if it is some.
+    pub(super) fn scores(&self) -> Option<&Arc<Scores<B>>> {
+        scores(&self.x)
+    }
+
+    /// `x`, of what its kernels compute it.
+    pub(super) fn logits(&self) -> Logits<B> {
+        match self.scores() {
+            Some(scores) => scores.logits(),
+            None => Logits::of(self.x.clone().into_storage()),
+        }
+    }
+
     /// `x`, its maxima, and another number of each row.
     pub(super) fn with(&self, number: FloatTensor<B>) -> [FloatTensor<B>; 3] {
         [self.x.clone().into_storage(), self.maxima.clone(), number]
@@ -215,10 +233,12 @@ impl<B: BackendIr> Step<B> {
         }
         let role = |tensor: &LayeredFloat<B>| tensor.role().cloned();
         let role = match (op, role(x).as_deref(), role(y).as_deref()) {
-            (_, Some(x), Some(y)) => return Role::join(op, x, y),
-            (Op::float_sub, None, Some(Role::Maxima(sums))) if shifted && by_row => {
+            (Op::float_sub, None | Some(Role::Scores(_)), Some(Role::Maxima(sums)))
+                if shifted && by_row =>
+            {
+                let scores = x.role().filter(|_| scores(x).is_some());
                 Role::Shifted(Arc::new(Exponents {
-                    x: x.alone(),
+                    x: x.alone().with_role(scores.cloned()),
                     maxima: y.clone().into_storage(),
                     sums: sums.clone(),
                 }))
@@ -230,8 +250,17 @@ impl<B: BackendIr> Step<B> {
                 Role::Weighted(Gradient::new(of, x))
             }
             (Op::float_mul, Some(Role::Ones), None) if by_row => Role::Spread(Box::new(y.alone())),
+            (_, Some(x), Some(y)) => return Role::join(op, x, y),
             _ => return None,
         };
         Some(Self::Role(role))
+    }
+}
+
+/// The scores that a tensor is, if it is some.
+pub(super) fn scores<B: Backend>(x: &LayeredFloat<B>) -> Option<&Arc<Scores<B>>> {
+    match x.role().map(|role| &**role) {
+        Some(Role::Scores(scores)) => Some(scores),
+        _ => None,
     }
 }
