@@ -152,7 +152,7 @@ impl LayerSet {
     }
 
     /// Records that a library computes products in 16 bits.
-    #[cfg(feature = "cubecl")]
+    #[cfg(any(feature = "cubecl", test))]
     pub(crate) fn set_library<B: Backend>(&self, multiply: Multiply<B>) {
         self.library.get_or_init(|| Box::new(multiply));
     }

@@ -6,7 +6,7 @@ use super::{
 };
 use burn::{
     module::Param,
-    nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig},
+    nn::{LayerNorm, LayerNormConfig, Linear},
     tensor::{Device, Tensor, TensorData, activation::gelu},
 };
 
@@ -126,7 +126,6 @@ impl Block {
         let linear = |ins, outs, step| Linear {
             weight: Param::from_tensor(tensor([ins, outs], step, device) / 8.0),
             bias: Some(Param::from_tensor(tensor([outs], step, device))),
-            ..LinearConfig::new(ins, outs).init(device)
         };
         Self {
             norm: layer_norm(8, [2, 9], device),
@@ -247,7 +246,7 @@ fn other_uses(device: &Device) -> Vec<Vec<f64>> {
         // Of another tensor, along other dimensions, and twice.
         values(x.clone() * 2.0 - mean.clone()),
         values(squares.clone().mean_dim(1)),
-        values(centered.clone().mean_dim(2)),
+        values(centered.clone().mean_dim(2) + 1.0),
         values(squares.clone().sum_dim(2)),
         values(centered.clone().neg()),
         values(mean),
@@ -255,7 +254,7 @@ fn other_uses(device: &Device) -> Vec<Vec<f64>> {
         values(squares),
         values(variance),
         values(deviation),
-        values(n.clone().mean_dim(2)),
+        values(n.clone().mean_dim(2) + 1.0),
         values(n),
         values(others),
         values(turned),

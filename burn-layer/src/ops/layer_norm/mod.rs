@@ -74,6 +74,7 @@ pub(crate) struct LayerNorms<B: Backend> {
 
 /// What the gradient of a normalized tensor's input is computed from: `(g - mean(g) - n mean(g n)) / deviation + added`, where `n` is the
 /// normalized tensor, and `g` is `gradient scale`. It has the dtype of `x`, or that of `added` if it is wider.
+#[cfg_attr(not(feature = "cubecl"), expect(dead_code, reason = "kernels read it"))]
 pub(crate) struct NormBackward<B: Backend> {
     pub(crate) x: FloatTensor<B>,
     /// Numbers of each row.

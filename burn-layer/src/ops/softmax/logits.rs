@@ -9,6 +9,7 @@ use burn_backend::{
 use burn_ir::BackendIr;
 
 /// What a softmax is of: a tensor, after it is scaled and masked. Each step is rounded to the tensor's dtype.
+#[cfg_attr(not(feature = "cubecl"), expect(dead_code, reason = "kernels read it"))]
 pub(crate) struct Logits<B: Backend> {
     pub(crate) x: FloatTensor<B>,
     pub(crate) scale: Scale,
@@ -17,6 +18,7 @@ pub(crate) struct Logits<B: Backend> {
 }
 
 /// What is filled, and with what.
+#[cfg_attr(not(feature = "cubecl"), expect(dead_code, reason = "kernels read it"))]
 pub(crate) struct Mask<B: Backend> {
     pub(crate) elements: BoolTensor<B>,
     pub(crate) fill: f32,

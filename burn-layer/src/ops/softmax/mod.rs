@@ -93,7 +93,7 @@ pub(crate) struct Softmaxes<B: Backend> {
     /// The maximum of each row, and the sum of `exp(x - maximum)`.
     pub(crate) statistics: fn(Logits<B>) -> [FloatTensor<B>; 2],
     /// The softmax from both statistics, in that dtype.
-    pub(crate) forward: fn(Logits<B>, [FloatTensor<B>; 2], DType) -> FloatTensor<B>,
+    pub(crate) forward: Forward<B>,
     /// The gradient of the input, in its dtype.
     pub(crate) backward: fn(SoftmaxBackward<B>) -> FloatTensor<B>,
     /// `exp(x - maximum) factor`, plus a gradient at one index of each row, in the dtype of `x`, from `x`, the maxima, the factors, the
@@ -101,7 +101,10 @@ pub(crate) struct Softmaxes<B: Backend> {
     pub(crate) gathered_backward: GatheredBackward<B>,
 }
 
+type Forward<B> = fn(Logits<B>, [FloatTensor<B>; 2], DType) -> FloatTensor<B>;
+
 /// What the gradient of a softmax's input is computed from.
+#[cfg_attr(not(feature = "cubecl"), expect(dead_code, reason = "kernels read it"))]
 pub(crate) struct SoftmaxBackward<B: Backend> {
     pub(crate) of: Logits<B>,
     pub(crate) maxima: FloatTensor<B>,
