@@ -3,17 +3,32 @@
 //! Burn's linear layer makes a matrix of its input before the product, and its backward one of the gradient. Both are often in f32,
 //! from a norm or a residual sum, and the product takes them in 16 bits. Cast before it is viewed, such a tensor is cast in the
 //! kernel that computes it, and is not written in f32 if nothing else needs it.
+//!
+//! What was computed in 16 bits, such as the gradient of attention's queries, is viewed as such, and cast where it is needed in f32.
 
 use super::call::Call;
 use crate::{LayeredFloat, Op, source::Later, view::View};
-use burn_backend::{DType, Shape, TensorMetadata};
+use burn_backend::{DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::Arc;
 
 /// Has a view taken later.
 macro_rules! view {
     ($call:ident, float_reshape, $x:ident: Float, $shape:ident: [Shape]) => {
-        if let Some(tensor) = $call.reshapes_later(&$x, &$shape) {
+        view!(@ $call.views_exact(&$x, |x| B::float_reshape(x, $shape.clone())));
+        view!(@ $call.reshapes_later(&$x, &$shape))
+    };
+    ($call:ident, float_swap_dims, $x:ident: Float, $a:ident: [usize], $b:ident: [usize]) => {
+        view!(@ $call.views_exact(&$x, |x| B::float_swap_dims(x, $a, $b)))
+    };
+    ($call:ident, float_transpose, $x:ident: Float) => {
+        view!(@ $call.views_exact(&$x, B::float_transpose))
+    };
+    ($call:ident, float_permute, $x:ident: Float, $axes:ident: [&[usize]]) => {
+        view!(@ $call.views_exact(&$x, |x| B::float_permute(x, $axes)))
+    };
+    (@ $tensor:expr) => {
+        if let Some(tensor) = $tensor {
             return tensor;
         }
     };
@@ -22,6 +37,20 @@ macro_rules! view {
 pub(super) use view;
 
 impl<B: BackendIr> Call<B> {
+    /// The view of a tensor that was computed in a narrower dtype, taken in that.
+    pub(super) fn views_exact(
+        &self,
+        x: &LayeredFloat<B>,
+        view: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+    ) -> Option<LayeredFloat<B>> {
+        let exact = x.exact()?.clone();
+        let dtype = x.storage_dtype();
+        let is_plain = |planned: Option<DType>| planned.is_none_or(|planned| planned == dtype);
+        let plain = is_plain(self.plan.compute) && is_plain(self.plan.store);
+        (plain && !self.plan.own && !self.watched)
+            .then(|| self.widened(view(exact), x.dtype(), dtype))
+    }
+
     /// The tensor in another shape, if it may be needed in 16 bits.
     pub(super) fn reshapes_later(
         &self,

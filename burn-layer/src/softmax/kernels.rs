@@ -45,9 +45,7 @@ pub(super) fn softmax_forward(
 ) -> CubeTensor {
     let of = Source::of(of);
     let [maxima, sums] = statistics.map(plain);
-    // No load reaches into the next row.
-    let size = of.x.dtype.size().max(dtype.size());
-    let rows = Rows::of_whole_loads(&of.x.client, &of.x.shape(), size);
+    let rows = of.rows(of.x.dtype.size().max(dtype.size()));
     let output = empty(&of.x, (of.x.shape(), dtype));
     let (client, numbers, [x, mask]) = (of.client(), of.numbers(), of.types());
     let vectors = rows.rows * rows.columns / rows.vector;
@@ -65,6 +63,7 @@ pub(super) fn softmax_forward(
         numbers,
         vectors,
         rows.columns,
+        rows.group() == 1,
         of.scaling,
         [x, mask, dtype_to_storage_type(dtype)],
     );
@@ -209,16 +208,23 @@ fn softmax_forward_kernel<F: Float, M: Numeric, O: Float, N: Size>(
     numbers: &Numbers,
     vectors: usize,
     columns: usize,
+    #[comptime] whole: bool,
     #[comptime] scaling: Scaling,
     #[define(F, M, O)] _types: [ElemType; 3],
 ) {
     let width = columns / N::value();
     let mut at = ABSOLUTE_POS;
     while at < vectors {
-        let row = at / width;
-        let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
-        let e = (values - Vector::new(maxima[row])).exp();
-        output[at] = Vector::cast_from(e / Vector::new(sums[row]));
+        let first_row = at * N::value() / columns;
+        let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
+        let mut result = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for lane in 0..N::value() {
+            let row = row_of(at * N::value() + lane, first_row, columns, whole);
+            let e = (values.extract(lane) - maxima[row]).exp();
+            result.insert(lane, e / sums[row]);
+        }
+        output[at] = Vector::cast_from(result);
         at += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
@@ -323,16 +329,11 @@ fn gathered_backward_kernel<F: Float, N: Size>(
     while at < vectors {
         let values = Vector::<f32, N>::cast_from(x[at]);
         let mut result = Vector::<f32, N>::new(0.0f32);
-        // A load reaches into the next row at most.
         let first_row = at * N::value() / columns;
         #[unroll]
         for lane in 0..N::value() {
             let element = at * N::value() + lane;
-            let row = select(
-                element >= (first_row + 1) * columns,
-                first_row + 1,
-                first_row,
-            );
+            let row = row_of(element, first_row, columns, false);
             let column = (element - row * columns) as i32;
             let spread = (values.extract(lane) - maxima[row]).exp() * factors[row];
             let own = spread + gradient[row];
@@ -340,6 +341,17 @@ fn gathered_backward_kernel<F: Float, N: Size>(
         }
         output[at] = Vector::cast_from(result);
         at += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// The row of an element of a load, which begins in the row `first`. It reaches into the next one at most, and not if rows are of `whole`
+/// loads.
+#[cube]
+fn row_of(element: usize, first: usize, columns: usize, #[comptime] whole: bool) -> usize {
+    if comptime!(whole) {
+        first
+    } else {
+        select(element >= (first + 1) * columns, first + 1, first)
     }
 }
 

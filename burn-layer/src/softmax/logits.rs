@@ -1,8 +1,11 @@
 //! Scores as kernels read them: scaled and masked.
 
-use burn_backend::TensorMetadata;
-use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_backend::{TensorMetadata, cubecl::dtype_to_storage_type};
+use burn_cubecl::{
+    CubeBackend,
+    kernel::{into_contiguous, untile},
+    tensor::CubeTensor,
+};
 use cubecl::{client::Client, ir::ElemType, prelude::*};
 
 use crate::{
@@ -60,15 +63,19 @@ impl Source {
         let x = plain(x);
         let (mut heads, mut steps, mut fill) = ([1; 2], [0; 3], 0.0);
         let mask = mask.map(|mask| {
-            let (elements, shape) = (plain(mask.elements), x.shape());
+            let (shape, elements) = (x.shape(), untile(mask.elements));
             fill = mask.fill;
             heads = [shape[1], shape[2]];
-            let of = elements.shape();
-            let mut step = 1;
-            for dim in (0..3).rev() {
-                steps[dim] = if of[dim] == 1 { 0 } else { step };
-                step *= of[dim];
-            }
+            // A mask that is broadcast is read as it lies, if its rows are whole.
+            let (elements, found) = match steps_of(&elements) {
+                Some(found) => (elements, found),
+                None => {
+                    let elements = into_contiguous(elements);
+                    let found = steps_of(&elements).expect("rows without gaps are whole");
+                    (elements, found)
+                }
+            };
+            steps = found;
             elements
         });
         Self {
@@ -113,6 +120,22 @@ impl Source {
             query_step,
         )
     }
+}
+
+/// How many rows are between the batches, heads and queries of a mask; `None` if its rows do not lie whole.
+fn steps_of(mask: &CubeTensor) -> Option<[usize; 3]> {
+    let (shape, strides) = (mask.meta.shape(), mask.meta.strides());
+    let columns = shape[3];
+    let step = |dim: usize| match shape[dim] {
+        1 => Some(0),
+        _ => strides[dim]
+            .is_multiple_of(columns)
+            .then(|| strides[dim] / columns),
+    };
+    let whole = columns == 1 || strides[3] == 1;
+    whole
+        .then(|| Some([step(0)?, step(1)?, step(2)?]))
+        .flatten()
 }
 
 /// The elements of a load, in the row with that number.

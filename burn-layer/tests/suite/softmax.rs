@@ -162,7 +162,14 @@ fn check_scores(dims: [usize; 4], scaled: Scaled) {
             let places = 0..shape.iter().product();
             let places: Vec<i32> = places.map(|place| i32::from(is_masked(place))).collect();
             let mask = Tensor::<4, Int>::from_data(TensorData::new(places, shape), &device);
-            scores = scores.mask_fill(mask.equal_elem(1), fill);
+            let mask = mask.equal_elem(1);
+            let mask = match shape {
+                // As a program broadcasts it itself, and as no kernel reads it.
+                [1, ..] => mask.expand([batch, shape[1], shape[2], keys]),
+                _ if shape == dims => mask.swap_dims(2, 3).flip([0]).flip([0]).swap_dims(2, 3),
+                _ => mask,
+            };
+            scores = scores.mask_fill(mask, fill);
         }
         let y = softmax(scores, 3);
         let weight = Tensor::<4>::from_data(TensorData::new(numbers(all, 5), dims), &device);

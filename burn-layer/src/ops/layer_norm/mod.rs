@@ -154,8 +154,9 @@ impl<B: BackendIr> Call<B> {
 
     /// Notes what the result of an op on `x` is.
     pub(super) fn normalizes_on(&mut self, x: &LayeredFloat<B>) {
-        let number = self.constants.first();
-        let row_norm = match (self.op, x.row_norm()) {
+        let op = self.as_negation();
+        let number = self.constants.first().filter(|_| op != Op::float_neg);
+        let row_norm = match (op, x.row_norm()) {
             (Op::float_mul_scalar, None) if is_ones(x) => {
                 let columns = x.shape().last().copied().unwrap_or(1);
                 let fraction = number.map(|number| number * columns as f64);

@@ -5,6 +5,9 @@
 //! of each row; the last op of backward computes the gradient. What comes between is not computed, unless the program needs it for
 //! something else.
 //!
+//! Scores of attention, which a program scales and masks first, are [logits](Logits): the kernels do both as they read, and do it to the
+//! gradient as they write.
+//!
 //! Of an input in bf16, forward reads 2 bytes an element for the statistics and 2 for the result, and writes 2; backward reads 2 of the
 //! input and 2 of the gradient, and writes 2. A cross-entropy over indices, such as a language model's, reads 2 in forward and 2 in
 //! backward, and writes 2.
@@ -14,7 +17,7 @@ mod role;
 
 use super::call::Call;
 use crate::{
-    LayeredDevice, LayeredFloat, LayeredTensor, deferred::Deferred, recent::GiveUp,
+    LayeredDevice, LayeredFloat, LayeredTensor, Op, deferred::Deferred, recent::GiveUp,
     recompute::Recomputed, source::Later,
 };
 use burn_backend::{
@@ -54,6 +57,7 @@ macro_rules! softmax {
         softmax!(@ $call.fills(&$shape, $device, $dtype, Role::Ones, B::float_ones))
     };
     ($call:ident, float_mul_scalar, $x:ident: Float, $value:ident: [Scalar]) => {
+        $call.goes_on(&$x);
         softmax!(@ $call.scales(&$x, $value.elem()))
     };
     ($call:ident, float_div_scalar, $x:ident: Float, $value:ident: [Scalar]) => {
@@ -169,7 +173,7 @@ impl<B: BackendIr> Call<B> {
 
     /// Notes what the result of an op on `x` is.
     pub(super) fn goes_on(&mut self, x: &LayeredFloat<B>) {
-        let role = x.role().and_then(|role| role.after(self.op));
+        let role = x.role().and_then(|role| role.after(self.as_negation()));
         if let Some(role) = role.filter(|_| self.softmaxes(x.storage_dtype()).is_some()) {
             self.role = Some(Arc::new(role));
         }
@@ -236,6 +240,14 @@ impl<B: BackendIr> Call<B> {
         };
         let value = Later::Recomputed(Arc::new(value));
         self.waiting(value, like, (shape, DType::F32))
+    }
+
+    /// The op, or negation if it multiplies by -1: with its own fusion, Burn's client sends that.
+    pub(in crate::ops) fn as_negation(&self) -> Op {
+        match (self.op, self.constants.first()) {
+            (Op::float_mul_scalar, Some(-1.0)) => Op::float_neg,
+            (op, _) => op,
+        }
     }
 
     /// Notes that scores of attention are scaled, or scales their gradient in the kernel that computes it.
