@@ -13,6 +13,7 @@ mod role;
 
 use super::{
     call::Call,
+    softmax::{MOST, widest},
     sum_of_rows::{in_f32, sum_of_rows_of},
 };
 use crate::{LayeredFloat, Op, recent::GiveUp};
@@ -94,20 +95,10 @@ impl<B: Backend> Clone for LayerNorms<B> {
 
 impl<B: Backend> Copy for LayerNorms<B> {}
 
-/// The most elements, which kernels count in 32 bits.
-const MOST: usize = u32::MAX as usize / 2;
-
 impl<B: BackendIr> Call<B> {
-    /// The kernels, if the op may be part of a layer normalization: it computes in f32.
+    /// The kernels, if the op may be part of a layer normalization.
     fn layer_norms(&self, stored: DType) -> Option<LayerNorms<B>> {
-        let is_wide = |dtype: Option<DType>| dtype.is_none_or(|dtype| dtype == DType::F32);
-        let computes = self.plan.compute.unwrap_or(stored) == DType::F32;
-        let plain = !self.watched && !self.plan.own && computes && is_wide(self.plan.store);
-        let layer = self
-            .layer
-            .as_ref()
-            .filter(|layer| layer.is_fused() && plain)?;
-        layer.layer_norms()
+        self.of_wide(stored)?.layer_norms()
     }
 
     /// The mean of each row of an activation, with the variance that a norm needs next; or that variance.
@@ -179,11 +170,7 @@ impl<B: BackendIr> Call<B> {
         y: &LayeredFloat<B>,
     ) -> Option<LayeredFloat<B>> {
         let step = Step::of(self.op, x, y)?;
-        let stored = match x.storage_dtype().size() < y.storage_dtype().size() {
-            true => y.storage_dtype(),
-            false => x.storage_dtype(),
-        };
-        let layer_norms = self.layer_norms(stored)?;
+        let layer_norms = self.layer_norms(widest([x.storage_dtype(), y.storage_dtype()]))?;
         match step {
             Step::RowNorm(row_norm) => {
                 self.row_norm = Some(Arc::new(row_norm));

@@ -17,7 +17,7 @@ mod role;
 
 use super::call::Call;
 use crate::{
-    LayeredDevice, LayeredFloat, LayeredTensor, Op, deferred::Deferred, recent::GiveUp,
+    LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Op, deferred::Deferred, recent::GiveUp,
     recompute::Recomputed, source::Later,
 };
 use burn_backend::{
@@ -131,19 +131,21 @@ impl<B: Backend> Clone for Softmaxes<B> {
 impl<B: Backend> Copy for Softmaxes<B> {}
 
 /// The most elements, which kernels count in 32 bits.
-const MOST: usize = u32::MAX as usize / 2;
+pub(super) const MOST: usize = u32::MAX as usize / 2;
 
 impl<B: BackendIr> Call<B> {
-    /// The kernels, if the op may be part of a softmax: it computes in f32.
+    /// The kernels, if the op may be part of a softmax.
     fn softmaxes(&self, stored: DType) -> Option<Softmaxes<B>> {
+        self.of_wide(stored)?.softmaxes()
+    }
+
+    /// The layers, if the op may be part of something that has kernels of its own: it computes in f32, on a backend that fuses ops.
+    pub(in crate::ops) fn of_wide(&self, stored: DType) -> Option<&LayerSet> {
         let is_wide = |dtype: Option<DType>| dtype.is_none_or(|dtype| dtype == DType::F32);
         let computes = self.plan.compute.unwrap_or(stored) == DType::F32;
         let plain = !self.watched && !self.plan.own && computes && is_wide(self.plan.store);
-        let layer = self
-            .layer
-            .as_ref()
-            .filter(|layer| layer.is_fused() && plain)?;
-        layer.softmaxes()
+        let layer = self.layer.as_deref()?;
+        (layer.is_fused() && plain).then_some(layer)
     }
 
     /// The maximum of each row of an activation, with the sum that a softmax needs next.
@@ -460,7 +462,7 @@ pub(super) fn is_of_rows(shape: &Shape, of: &Shape) -> bool {
 }
 
 /// The wider of two dtypes.
-fn widest(dtypes: [DType; 2]) -> DType {
+pub(super) fn widest(dtypes: [DType; 2]) -> DType {
     match dtypes[0].size() < dtypes[1].size() {
         true => dtypes[1],
         false => dtypes[0],
