@@ -4,7 +4,7 @@
 //! from a norm or a residual sum, and the product takes them in 16 bits. Cast before it is viewed, such a tensor is cast in the
 //! kernel that computes it, and is not written in f32 if nothing else needs it.
 //!
-//! What was computed in 16 bits, such as the gradient of attention's queries, is viewed as such, and cast where it is needed in f32.
+//! A gradient in f32 that a product computed in 16 bits is viewed as it was computed, and cast where it is needed in f32.
 
 use super::call::Call;
 use crate::{LayeredFloat, Op, source::Later, view::View};

@@ -247,7 +247,7 @@ impl<B: BackendIr> Step<B> {
             (Op::float_add, None, Some(RowNorm::OfCentered(gradient))) => {
                 RowNorm::Added(gradient.clone(), Box::new(x.clone()))
             }
-            (Op::float_add, Some(RowNorm::OfCentered(gradient)), None) => {
+            (Op::float_add, Some(RowNorm::OfCentered(gradient)), None) if !by_row => {
                 RowNorm::Added(gradient.clone(), Box::new(y.clone()))
             }
             (_, Some(x), Some(y)) => return RowNorm::join(op, x, y),
