@@ -6,6 +6,7 @@ use burn::{
         BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, LinearConfig, conv::Conv2dConfig,
         loss::CrossEntropyLossConfig,
     },
+    optim::{GradientsParams, SgdConfig},
     tensor::{
         Bool, Device, Distribution, Int, Tensor,
         activation::{relu, softmax},
@@ -13,7 +14,10 @@ use burn::{
 };
 use burn_amp::Autocast;
 use burn_ddp::{Norm, SyncBatchNorm, with_custom_ops};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::{
+    cell::RefCell,
+    sync::{Mutex, MutexGuard, OnceLock},
+};
 
 /// The log of this process, for one test at a time. `None` where no ops are fused.
 fn log() -> Option<MutexGuard<'static, FusionLog>> {
@@ -156,6 +160,31 @@ fn linear_layers_write_once() {
     println!("f32 {plain:?}, O0 {o0:?}, bf16 {low:?}");
     let part = |of: Traffic| of.bytes as f64 / plain.bytes as f64;
     assert!(part(o0) < 0.55 && part(low) < 0.5);
+}
+
+/// An optimizer reads the gradient of a weight as the product computed it.
+#[test]
+fn gradients_of_weights_stay_in_16_bits() {
+    let Some(log) = log() else { return };
+    let training = |precision: Precision| {
+        let device = precision.device(cpu()).autodiff();
+        let x = Tensor::<2>::random([4, 128], Distribution::Default, &device);
+        let model = LinearConfig::new(128, 128).with_bias(false).init(&device);
+        let training = RefCell::new((SgdConfig::new().init(), Some(model)));
+        device.sync().unwrap();
+        let step = || {
+            let (optimizer, model) = &mut *training.borrow_mut();
+            let before = model.take().expect("it is put back");
+            let gradients = before.forward(x.clone()).sum().backward();
+            let gradients = GradientsParams::from_grads(gradients, &before);
+            *model = Some(optimizer.step(1e-3, before, gradients));
+            device.sync().unwrap();
+        };
+        of(&log, step)
+    };
+    let [plain, low] = [Precision::Plain, Precision::Bf16].map(training);
+    println!("f32 {plain:?}, bf16 {low:?}");
+    assert!((low.bytes as f64) < 0.8 * plain.bytes as f64);
 }
 
 /// A softmax between products, and the loss of a language model: in forward both read what a product makes for their statistics, and

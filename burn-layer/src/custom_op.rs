@@ -160,6 +160,5 @@ fn stores_otherwise<B: BackendIr>(
     };
     floats.for_each(|tensor| seen.add(tensor, false));
     seen.scope = layer.scopes.now();
-    let plan = layer.plan(op, &seen);
-    plan.store.or(plan.compute).unwrap_or(seen.widest) != seen.nominal
+    layer.plan(op, &seen).stored(seen.widest) != seen.nominal
 }

@@ -33,8 +33,6 @@ pub struct LayeredFloat<B: Backend> {
     /// Shared by all clones of the tensor, which are recognized by it.
     identity: Arc<()>,
     copied: Copied<FloatTensor<B>>,
-    /// The elements in the narrower dtype that they were computed in, if they are stored in a wider one.
-    exact: Option<FloatTensor<B>>,
     rows: Arc<Rows>,
     /// If this tensor is the transposition of another: the rows of that one.
     columns: Option<Arc<Rows>>,
@@ -104,7 +102,6 @@ impl<B: Backend> LayeredFloat<B> {
             nominal,
             identity: Arc::new(()),
             copied: Arc::default(),
-            exact: None,
             rows: Arc::default(),
             columns: None,
             maximum_of: None,
@@ -240,16 +237,9 @@ impl<B: Backend> LayeredFloat<B> {
         Self { copied, ..self }
     }
 
-    /// The elements in the narrower dtype that they were computed in, if they are stored in a wider one and it is known.
+    /// The elements in the narrower dtype that they were computed in, if they are cast to a wider one where they are needed.
     pub(crate) fn exact(&self) -> Option<&FloatTensor<B>> {
-        self.exact.as_ref()
-    }
-
-    pub(crate) fn with_exact(self, exact: FloatTensor<B>) -> Self {
-        Self {
-            exact: Some(exact),
-            ..self
-        }
+        self.source.narrow()
     }
 
     /// The dtype of the narrower copy, if there is one and the tensor is neither computed nor a gradient.
@@ -341,6 +331,12 @@ impl<B: Backend> LayeredFloat<B> {
         self.source.get(&self.layer)
     }
 
+    /// The tensor of the backend underneath in the dtype that it was computed in, which may be narrower than the one it is stored in.
+    pub(crate) fn into_computed(self) -> FloatTensor<B> {
+        let exact = self.exact().cloned();
+        exact.unwrap_or_else(|| self.into_storage())
+    }
+
     /// The tensor of the backend underneath in `dtype`. Uses an earlier cast of the same tensor if there
     /// is one.
     pub fn into_dtype(self, dtype: DType) -> FloatTensor<B> {
@@ -373,7 +369,7 @@ impl<B: Backend> LayeredFloat<B> {
         let copied = self.copied.clone();
         let layer = self.layer().clone();
         let copy = copied.lock().clone();
-        let exact = self.exact.clone();
+        let exact = self.exact().cloned();
         let copy = copy.or_else(|| exact.map(|exact| (exact.dtype(), exact)));
         if let Some((at, tensor)) = copy
             && at == dtype
@@ -428,7 +424,6 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             nominal: self.nominal,
             identity: self.identity.clone(),
             copied: self.copied.clone(),
-            exact: self.exact.clone(),
             rows: self.rows.clone(),
             columns: self.columns.clone(),
             maximum_of: self.maximum_of.clone(),

@@ -276,6 +276,11 @@ impl Plan {
         self.compute.zip(self.store).is_some_and(narrower)
     }
 
+    /// The dtype that the result is stored in, if the inputs have none wider than `widest`.
+    pub(crate) fn stored(&self, widest: DType) -> DType {
+        self.store.or(self.compute).unwrap_or(widest)
+    }
+
     /// This plan, with outputs stored in `dtype`.
     pub const fn store(self, dtype: DType) -> Self {
         Self {

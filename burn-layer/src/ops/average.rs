@@ -6,7 +6,7 @@
 
 use super::{call::Call, kernel_end::alone_in_kernel};
 use crate::{LayeredFloat, deferred::Deferred, ends::End, source::Later};
-use burn_backend::{DType, TensorMetadata};
+use burn_backend::TensorMetadata;
 use burn_ir::BackendIr;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -51,11 +51,9 @@ impl<B: BackendIr> Call<B> {
             return None;
         }
         let dtype = x.storage_dtype();
-        let is_plain = |planned: Option<DType>| planned.is_none_or(|planned| planned == dtype);
-        let plain = is_plain(self.plan.compute) && is_plain(self.plan.store);
         let alike = y.storage_dtype() == dtype && y.shape() == x.shape();
         let layer = self.layer();
-        if !(alike && plain) || self.plan.own || self.watched || !layer.is_fused() {
+        if !(alike && self.is_plain(dtype) && layer.is_fused()) {
             return None;
         }
         let terms = Mutex::new(Some([x, y].map(|term| term.clone().into_storage())));

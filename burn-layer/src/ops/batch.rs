@@ -97,8 +97,11 @@ impl<B: BackendIr> Call<B> {
         if products.dim != dim {
             return None;
         }
-        let tensor = products.sum();
-        Some(self.float(tensor))
+        let (sum, store) = (products.sum(), products.store);
+        if sum.dtype() != store && self.layer().is_fused() {
+            return Some(self.widened(sum, x.dtype(), store));
+        }
+        Some(self.float(products.stored(sum)))
     }
 }
 
@@ -110,7 +113,7 @@ impl<B: BackendIr> Products<B> {
         product::<B>(self.x.layer(), x, dy, true, |product| self.stored(product))
     }
 
-    /// The sum of the products.
+    /// The sum of the products, in the dtype that it was computed in.
     fn sum(&self) -> FloatTensor<B> {
         let x = self.x.clone().into_dtype(self.compute);
         let dy = self.dy.clone().into_dtype(self.compute);
@@ -123,7 +126,7 @@ impl<B: BackendIr> Products<B> {
         let last = shape.num_dims() - 2;
         let n = dy.shape()[last + 1];
         let x = B::float_swap_dims(x, last, last + 1);
-        let sum = over_rows::<B>(self.x.layer(), x, dy, batch, |product| self.stored(product));
+        let sum = over_rows::<B>(self.x.layer(), x, dy, batch, Some(self.store));
         let sum = match self.x.layer().is_fused() {
             true => alone_in_kernel::<B>(sum),
             false => sum,
@@ -144,14 +147,14 @@ impl<B: BackendIr> Products<B> {
     }
 }
 
-/// The product `x^T dy` over the rows of all matrices of a batch, `[1, k, n]`. The rows are multiplied in parts of as many matrices, after
-/// an elementwise `end`, and these are summed.
+/// The product `x^T dy` over the rows of all matrices of a batch, `[1, k, n]`. The rows may be multiplied in parts of as many matrices, and these
+/// summed, in another dtype if one is given.
 pub(super) fn over_rows<B: Backend>(
     layers: &LayerSet,
     x: FloatTensor<B>,
     dy: FloatTensor<B>,
     batch: usize,
-    end: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+    sum_in: Option<DType>,
 ) -> FloatTensor<B> {
     let (shape, last) = (dy.shape(), dy.shape().num_dims() - 1);
     let (k, n) = (x.shape()[x.shape().num_dims() - 1], shape[last]);
@@ -160,12 +163,16 @@ pub(super) fn over_rows<B: Backend>(
         .filter(|_| is_shaped::<B>(layers, &x, &dy))
     {
         // It cuts products itself.
-        return end((library.over_rows)(x, dy));
+        return (library.over_rows)(x, dy);
     }
     let parts = parts(batch, k, n);
     let rows = shape[..last].iter().product::<usize>() / parts;
     let x = B::float_reshape(x, Shape::new([parts, rows, k]));
     let dy = B::float_reshape(dy, Shape::new([parts, rows, n]));
+    let end = |product| match sum_in.filter(|_| parts > 1) {
+        Some(dtype) => B::float_cast(product, dtype.into()),
+        None => product,
+    };
     let product = product::<B>(layers, B::float_swap_dims(x, 1, 2), dy, true, end);
     match parts {
         1 => product,

@@ -11,9 +11,13 @@ use super::{
     softmax::Role,
 };
 use crate::{
-    Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
-    deferred::Deferred, recent::GiveUp, recompute::Recomputed, reduce::Viewed, rows::Used,
-    scope::Scope, source::Later,
+    Cast, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
+    recent::GiveUp,
+    recompute::Recomputed,
+    reduce::Viewed,
+    rows::Used,
+    scope::Scope,
+    source::{Later, Widened},
 };
 use burn_backend::{DType, Distribution, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -197,6 +201,12 @@ impl<B: BackendIr> Call<B> {
         self.plan.own
     }
 
+    /// Whether the backend computes the op in `dtype` and stores it so, and no layer watches it.
+    pub(super) fn is_plain(&self, dtype: DType) -> bool {
+        let is = |planned: Option<DType>| planned.is_none_or(|planned| planned == dtype);
+        is(self.plan.compute) && is(self.plan.store) && !self.plan.own && !self.watched
+    }
+
     /// Has the layer run the op itself. `None` if it does not after all; the op then goes on to the backend.
     pub(crate) fn run(&mut self, tensors: Vec<LayeredFloat<B>>) -> Option<LayeredFloat<B>> {
         let (Some(layer), Some(inputs)) = (&self.layer, &self.inputs) else {
@@ -285,6 +295,10 @@ impl<B: BackendIr> Call<B> {
         };
         let tensor = match self.plan.store {
             Some(dtype) if self.widens_gradient(ran_in, dtype) => {
+                let tensor = match self.makes_weight_gradient() {
+                    true => alone_in_kernel::<B>(tensor),
+                    false => tensor,
+                };
                 return self.widened(tensor, nominal, dtype);
             }
             Some(dtype) if dtype != tensor.dtype() => {
@@ -310,19 +324,18 @@ impl<B: BackendIr> Call<B> {
         tensor
     }
 
-    /// Whether a product of backward is stored in a wider dtype than it is computed in, on a backend that fuses ops, and its kernel
-    /// does not end with it.
+    /// Whether a gradient is stored in a wider dtype than it is computed in, on a backend that fuses ops, and is cast where it is
+    /// needed: that of a weight, which an optimizer reads, or one that other ops of backward read.
     fn widens_gradient(&self, from: DType, to: DType) -> bool {
-        let goes_on = || !self.makes_weight_gradient() && !self.makes_input_gradient();
-        self.op == Op::float_matmul
-            && from.size() < to.size()
+        let of_product = || self.op == Op::float_matmul && !self.makes_input_gradient();
+        from.size() < to.size()
             && self.lineage.is_backward() == Some(true)
             && !self.watched
             && self.layer().is_fused()
-            && goes_on()
+            && (self.makes_weight_gradient() || of_product())
     }
 
-    /// The product in a wider dtype. It is cast when it is needed: what takes it in the narrower one needs no cast.
+    /// A gradient in a wider dtype. It is cast wherever it is needed: what takes it in the narrower one needs no cast.
     pub(super) fn widened(
         &self,
         tensor: FloatTensor<B>,
@@ -330,11 +343,22 @@ impl<B: BackendIr> Call<B> {
         dtype: DType,
     ) -> LayeredFloat<B> {
         let (layer, shape, device) = (self.layer(), tensor.shape(), tensor.device());
-        let narrow = LayeredFloat::<B>::new(tensor.clone(), nominal, layer.clone());
-        let value = Later::Deferred(Deferred::new(move || narrow.in_dtype(Some(dtype))));
+        let value = Later::Widened(Widened {
+            narrow: tensor,
+            widen: |narrow, layer, to| {
+                let (from, elements) = (narrow.dtype(), narrow.shape().num_elements());
+                layer.cast(Cast {
+                    from,
+                    to,
+                    elements,
+                    saved: false,
+                });
+                B::float_cast(narrow, to.into())
+            },
+        });
         layer.stored(dtype, nominal, shape.num_elements());
         let wide = LayeredFloat::later(value, (shape.clone(), dtype), device, nominal, layer);
-        self.known(wide, shape).with_exact(tensor)
+        self.known(wide, shape)
     }
 
     fn made(&self, output: &FloatTensor<B>, ran_in: DType) {

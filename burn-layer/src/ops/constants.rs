@@ -91,7 +91,7 @@ impl<B: BackendIr> Call<B> {
     /// The dtypes that the op computes in and stores.
     fn dtypes(&self, inputs: &Inputs) -> [DType; 2] {
         let computed = self.plan.compute.unwrap_or(inputs.widest);
-        [computed, self.plan.store.unwrap_or(computed)]
+        [computed, self.plan.stored(computed)]
     }
 
     /// A constant, fit for the dtypes that the op computes in and stores: see [`saturates`].

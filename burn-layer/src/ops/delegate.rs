@@ -11,6 +11,7 @@ use super::{
     call::Call,
     computed::computed,
     convolution::{forward, weight_backward, x_backward},
+    gradient_sum::gradient_sum,
     identity::identity,
     layer_norm::layer_norm,
     select_assign::{embedding_backward, select_assign},
@@ -346,6 +347,7 @@ macro_rules! delegate {
                     layer_norm!(call, $name, $($arg: $kind),*);
                     exact_sum!(call, $name, $($arg: $kind),*);
                     average!(call, $name, $($arg: $kind),*);
+                    gradient_sum!(call, $name, $($arg: $kind),*);
                     again!(call, $name, $ret, $($arg: $kind),*);
                     view!(call, $name, $($arg: $kind),*);
                     identity!(call, $ret, $($arg: $kind),*);

@@ -11,6 +11,7 @@ mod constants;
 mod convolution;
 mod delegate;
 mod distributed;
+mod gradient_sum;
 mod identity;
 mod inherited;
 pub(crate) mod kernel_end;

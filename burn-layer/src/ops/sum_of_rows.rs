@@ -36,20 +36,21 @@ macro_rules! exact_sum {
 pub(super) use exact_sum;
 
 impl<B: BackendIr> Call<B> {
-    /// The sum of rows in f32, if the tensor is one in f32 of what was computed in 16 bits. Only that is read.
+    /// The sum of rows in f32, if they were computed in 16 bits. Only these are read, whatever the tensor is stored in.
     pub(super) fn sums_exact(
         &mut self,
         x: &LayeredFloat<B>,
         dims: &[usize],
     ) -> Option<LayeredFloat<B>> {
-        let exact = x.exact()?.clone();
         let wide = self.plan.compute.unwrap_or(x.storage_dtype()) == DType::F32;
+        let narrow = x.exact().is_some() || is_narrow(x.storage_dtype());
         let parts = Parts::on(self.layer.as_ref()?, &x.shape(), dims)?;
-        if !wide || self.plan.own || self.watched {
+        if !(wide && narrow) || self.plan.own || self.watched {
             return None;
         }
         let form = (self.layer().is_fused(), DType::F32);
-        let sum = parts.sum::<B, 1>(form, [exact], dims, |[exact]| in_f32::<B>(exact));
+        let rows = x.clone().into_computed();
+        let sum = parts.sum::<B, 1>(form, [rows], dims, |[rows]| in_f32::<B>(rows));
         Some(self.float(sum))
     }
 }
@@ -61,7 +62,7 @@ pub(super) fn sum_of_rows<B: Backend>(
     dims: &[usize],
 ) -> FloatTensor<B> {
     let dtype = tensor.dtype();
-    let float = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+    let float = dtype == DType::F32 || is_narrow(dtype);
     match Parts::on(layers, &tensor.shape(), dims).filter(|_| float) {
         // The sums of parts are not rounded to 16 bits: as in one sum, only their sum is.
         Some(parts) => {
@@ -94,6 +95,10 @@ fn sum_whole<B: Backend>(tensor: FloatTensor<B>, dims: &[usize]) -> FloatTensor<
         [dim] => B::float_sum_dim(tensor, *dim),
         _ => B::float_sum_dims(tensor, dims),
     }
+}
+
+fn is_narrow(dtype: DType) -> bool {
+    matches!(dtype, DType::BF16 | DType::F16)
 }
 
 pub(super) fn in_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {

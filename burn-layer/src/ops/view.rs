@@ -45,9 +45,7 @@ impl<B: BackendIr> Call<B> {
     ) -> Option<LayeredFloat<B>> {
         let exact = x.exact()?.clone();
         let dtype = x.storage_dtype();
-        let is_plain = |planned: Option<DType>| planned.is_none_or(|planned| planned == dtype);
-        let plain = is_plain(self.plan.compute) && is_plain(self.plan.store);
-        (plain && !self.plan.own && !self.watched)
+        self.is_plain(dtype)
             .then(|| self.widened(view(exact), x.dtype(), dtype))
     }
 
@@ -58,8 +56,6 @@ impl<B: BackendIr> Call<B> {
         shape: &Shape,
     ) -> Option<LayeredFloat<B>> {
         let dtype = x.storage_dtype();
-        let is_plain = |planned: Option<DType>| planned.is_none_or(|planned| planned == dtype);
-        let plain = is_plain(self.plan.compute) && is_plain(self.plan.store);
         let of_network = x.is_computed() || x.is_gradient();
         // A matrix of the same rows.
         let before = x.shape();
@@ -67,11 +63,7 @@ impl<B: BackendIr> Call<B> {
             shape.num_dims() == 2 && before.num_dims() > 2 && shape.last() == before.last();
         let waits = x.is_ready() && of_network && dtype == DType::F32 && to_matrix;
         let layer = self.layer();
-        if !(waits && plain)
-            || self.plan.own
-            || self.watched
-            || !(layer.is_fused() && layer.low().is_some())
-        {
+        if !(waits && self.is_plain(dtype) && layer.is_fused() && layer.low().is_some()) {
             return None;
         }
         let form = shape.clone();

@@ -112,7 +112,7 @@ impl<const N: usize> Sizes<N> {
         grad: FloatTensor<B>,
     ) -> FloatTensor<B> {
         let (grad, patches) = (rows::<B>(grad), self.patches::<B>(x));
-        let product = over_rows::<B>(layers, grad, patches, self.images, |product| product);
+        let product = over_rows::<B>(layers, grad, patches, self.images, None);
         B::float_reshape(product, weight)
     }
 }

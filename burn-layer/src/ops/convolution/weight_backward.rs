@@ -25,7 +25,7 @@ pub(in crate::ops) fn weight_backward<B: Backend, const N: usize>(
     if sizes.is_product(tall || one_pixel && is_tall(weights, outs)) {
         let (shape, images) = (weight.shape(), sizes.images);
         let (grad, x) = (rows::<B>(grad), sizes.read::<B>(x));
-        let product = over_rows::<B>(layers, grad, x, images, |product| product);
+        let product = over_rows::<B>(layers, grad, x, images, None);
         return B::float_reshape(product, shape);
     }
     if !tall {

@@ -220,7 +220,7 @@ impl<B: BackendIr> Normalized<B> {
     fn projections(&self, gradient: &LayeredFloat<B>, dims: &[usize]) -> FloatTensor<B> {
         let Centered { x, mean, .. } = &*self.centered;
         let inputs = [
-            narrowest(gradient),
+            gradient.clone().into_computed(),
             x.clone().into_storage(),
             mean.clone(),
             self.deviation.clone(),
@@ -248,15 +248,9 @@ impl<B: BackendIr> Gradient<B> {
             x: centered.x.clone().into_storage(),
             mean: centered.mean.clone(),
             deviation: deviation.clone(),
-            gradient: narrowest(gradient),
+            gradient: gradient.clone().into_computed(),
             scale: scale.map(|scale| scale.in_dtype(Some(DType::F32))),
-            added: added.map(narrowest),
+            added: added.map(|added| added.clone().into_computed()),
         }
     }
-}
-
-/// The tensor in the dtype that it was computed in.
-fn narrowest<B: BackendIr>(tensor: &LayeredFloat<B>) -> FloatTensor<B> {
-    let exact = tensor.exact().cloned();
-    exact.unwrap_or_else(|| tensor.clone().into_storage())
 }
