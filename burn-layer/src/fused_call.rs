@@ -53,3 +53,14 @@ pub(crate) fn submit<B: FusionBackend, const N: usize>(
         .register(StreamId::current(), OperationIr::Custom(desc), waiting)
         .outputs()
 }
+
+/// Registers the outputs of a call.
+pub(crate) fn registered<B: FusionBackend, const N: usize>(
+    desc: &CustomOpIr,
+    handles: &mut Handles<B>,
+    outputs: [FloatTensor<B>; N],
+) {
+    for (output, tensor) in desc.outputs.iter().zip(outputs) {
+        handles.register_float_tensor::<B>(&output.id, tensor);
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{Normalizes, gradient_dtype};
 use crate::{
-    fused_call::{Handles, submit},
+    fused_call::{Handles, registered, submit},
     ops::NormBackward,
     rowwise::of_rows,
 };
@@ -15,11 +15,9 @@ impl<B: FusionBackend + Normalizes> Normalizes for Fusion<B> {
         let outputs = [form.clone(), form];
         let name = "burn_layer::moments";
         submit::<B, 2>(name, client, &[x.into_ir()], outputs, |desc, handles| {
-            let ([x], [mean, variance]) = desc.as_fixed();
+            let ([x], [_, _]) = desc.as_fixed();
             let moments = B::moments(handles.get_float_tensor::<B>(x));
-            for (output, tensor) in [mean, variance].into_iter().zip(moments) {
-                handles.register_float_tensor::<B>(&output.id, tensor);
-            }
+            registered::<B, 2>(desc, handles, moments);
         })
     }
 
@@ -65,6 +63,5 @@ fn run<B: FusionBackend + Normalizes>(
         scale: scaled.then(&mut next),
         added: adds.then(&mut next),
     };
-    let tensor = B::norm_backward(backward);
-    handles.register_float_tensor::<B>(&desc.outputs[0].id, tensor);
+    registered::<B, 1>(desc, handles, [B::norm_backward(backward)]);
 }

@@ -2,7 +2,7 @@
 
 use super::Rowwise;
 use crate::{
-    fused_call::{Handles, submit},
+    fused_call::{Handles, registered, submit},
     ops::{Logits, Mask, Scale, SoftmaxBackward},
     rowwise::of_rows,
 };
@@ -21,10 +21,19 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
         let (inputs, parts) = Parts::of(of);
         submit::<B, 2>(name, client, &inputs, outputs, move |desc, handles| {
             let (of, []) = parts.logits::<B, _>(desc, handles);
-            let statistics = B::statistics(of);
-            for (output, tensor) in desc.outputs.iter().zip(statistics) {
-                handles.register_float_tensor::<B>(&output.id, tensor);
-            }
+            registered::<B, 2>(desc, handles, B::statistics(of));
+        })
+    }
+
+    fn whole_softmax(of: Logits<Self>, dtype: DType) -> [FloatTensor<Self>; 3] {
+        let (client, shape) = (of.x.client.clone(), of.x.shape());
+        let form = of_rows(&shape);
+        let name = "burn_layer::softmax_with_statistics";
+        let outputs = [form.clone(), form, (shape, dtype)];
+        let (inputs, parts) = Parts::of(of);
+        submit::<B, 3>(name, client, &inputs, outputs, move |desc, handles| {
+            let (of, []) = parts.logits::<B, _>(desc, handles);
+            registered::<B, 3>(desc, handles, B::whole_softmax(of, dtype));
         })
     }
 
@@ -40,8 +49,7 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
         let [tensor] = submit::<B, 1>(name, client, &inputs, [form], move |desc, handles| {
             let (of, [maxima, sums]) = parts.logits::<B, _>(desc, handles);
             let statistics = [maxima, sums].map(|input| handles.get_float_tensor::<B>(input));
-            let tensor = B::softmax_forward(of, statistics, dtype);
-            handles.register_float_tensor::<B>(&desc.outputs[0].id, tensor);
+            registered::<B, 1>(desc, handles, [B::softmax_forward(of, statistics, dtype)]);
         });
         tensor
     }
@@ -71,7 +79,7 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
                 masked,
                 scale,
             });
-            handles.register_float_tensor::<B>(&desc.outputs[0].id, tensor);
+            registered::<B, 1>(desc, handles, [tensor]);
         });
         tensor
     }
@@ -86,12 +94,12 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
         let inputs = [x, maxima, factors, indices, gradient].map(|tensor| tensor.into_ir());
         let name = "burn_layer::gathered_backward";
         let [tensor] = submit::<B, 1>(name, client, &inputs, [form], |desc, handles| {
-            let ([x, maxima, factors, indices, gradient], [output]) = desc.as_fixed();
+            let ([x, maxima, factors, indices, gradient], [_]) = desc.as_fixed();
             let of = [x, maxima, factors].map(|input| handles.get_float_tensor::<B>(input));
             let indices = handles.get_int_tensor::<B>(indices);
             let gradient = handles.get_float_tensor::<B>(gradient);
             let tensor = B::gathered_backward(of, indices, gradient);
-            handles.register_float_tensor::<B>(&output.id, tensor);
+            registered::<B, 1>(desc, handles, [tensor]);
         });
         tensor
     }

@@ -37,6 +37,37 @@ pub(super) fn statistics(of: Logits<CubeBackend>) -> [CubeTensor; 2] {
     outputs
 }
 
+/// See [`Rowwise::whole_softmax`](super::Rowwise::whole_softmax).
+pub(super) fn whole_softmax(of: Logits<CubeBackend>, dtype: DType) -> [CubeTensor; 3] {
+    let of = Source::of(of);
+    let rows = of.rows(of.x.dtype.size().max(dtype.size()));
+    let form = || of_rows(&of.x.shape());
+    let outputs = [form(), form(), (of.x.shape(), dtype)].map(|form| empty(&of.x, form));
+    let [maxima, sums, softmax] = outputs.each_ref().map(|output| output.clone());
+    let (client, numbers, [x, mask]) = (of.client(), of.numbers(), of.types());
+    let group = rows.group();
+    softmax_kernel::launch(
+        &client,
+        cubes(rows.rows / group),
+        rows.dim(),
+        rows.vector,
+        of.x.into_buffer_arg(),
+        of.mask.map(|mask| mask.into_buffer_arg()).into(),
+        maxima.into_buffer_arg(),
+        sums.into_buffer_arg(),
+        softmax.into_buffer_arg(),
+        numbers,
+        rows.rows,
+        rows.columns,
+        group,
+        rows.units,
+        group == 1,
+        of.scaling,
+        [x, mask, dtype_to_storage_type(dtype)],
+    );
+    outputs
+}
+
 /// See [`Rowwise::softmax_forward`](super::Rowwise::softmax_forward).
 pub(super) fn softmax_forward(
     of: Logits<CubeBackend>,
@@ -159,42 +190,137 @@ fn statistics_kernel<F: Float, M: Numeric, N: Size>(
     #[comptime] scaling: Scaling,
     #[define(F, M)] _types: [ElemType; 2],
 ) {
-    let width = columns / N::value();
     let mut shared = Shared::<[f32]>::new_slice(units);
     let mut row = CUBE_POS;
     while row < rows {
-        let (first, end) = (row * columns, (row + 1) * columns);
-        let mut largest = f32::new(f32::MIN);
-        let mut at = first / N::value() + UNIT_POS as usize;
-        while at * N::value() < end {
-            let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
-            #[unroll]
-            for lane in 0..N::value() {
-                let element = at * N::value() + lane;
-                let larger = f32::max(largest, values.extract(lane));
-                largest = of_row(element, first, end, larger, largest, whole);
-            }
-            at += units;
-        }
-        let maximum = of_cube(largest, &mut shared, units, true);
-        let mut sum = f32::new(0.0);
-        let mut at = first / N::value() + UNIT_POS as usize;
-        while at * N::value() < end {
-            let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
-            #[unroll]
-            for lane in 0..N::value() {
-                let element = at * N::value() + lane;
-                let more = sum + (values.extract(lane) - maximum).exp();
-                sum = of_row(element, first, end, more, sum, whole);
-            }
-            at += units;
-        }
-        let sum = of_cube(sum, &mut shared, units, false);
+        let (maximum, sum) = statistics_of_row::<F, M, N>(
+            x,
+            &mask,
+            row,
+            columns,
+            numbers,
+            &mut shared,
+            units,
+            whole,
+            scaling,
+        );
         if UNIT_POS == 0 {
             maxima[row] = maximum;
             sums[row] = sum;
         }
         row += CUBE_COUNT;
+    }
+}
+
+/// The maximum of a row, and the sum of `exp(x - maximum)`. All units of the cube must call this.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn statistics_of_row<F: Float, M: Numeric, N: Size>(
+    x: &[Vector<F, N>],
+    mask: &ComptimeOption<&[Vector<M, N>]>,
+    row: usize,
+    columns: usize,
+    numbers: &Numbers,
+    shared: &mut Shared<[f32]>,
+    #[comptime] units: usize,
+    #[comptime] whole: bool,
+    #[comptime] scaling: Scaling,
+) -> (f32, f32) {
+    let width = columns / N::value();
+    let (first, end) = (row * columns, (row + 1) * columns);
+    let mut largest = f32::new(f32::MIN);
+    let mut at = first / N::value() + UNIT_POS as usize;
+    while at * N::value() < end {
+        let values = logits::<F, M, N>(x, mask, at, row, width, numbers, scaling);
+        #[unroll]
+        for lane in 0..N::value() {
+            let element = at * N::value() + lane;
+            let larger = f32::max(largest, values.extract(lane));
+            largest = of_row(element, first, end, larger, largest, whole);
+        }
+        at += units;
+    }
+    let maximum = of_cube(largest, shared, units, true);
+    let mut sum = f32::new(0.0);
+    let mut at = first / N::value() + UNIT_POS as usize;
+    while at * N::value() < end {
+        let values = logits::<F, M, N>(x, mask, at, row, width, numbers, scaling);
+        #[unroll]
+        for lane in 0..N::value() {
+            let element = at * N::value() + lane;
+            let more = sum + (values.extract(lane) - maximum).exp();
+            sum = of_row(element, first, end, more, sum, whole);
+        }
+        at += units;
+    }
+    (maximum, of_cube(sum, shared, units, false))
+}
+
+#[cube(launch)]
+fn softmax_kernel<F: Float, M: Numeric, O: Float, N: Size>(
+    x: &[Vector<F, N>],
+    mask: ComptimeOption<&[Vector<M, N>]>,
+    maxima: &mut [f32],
+    sums: &mut [f32],
+    output: &mut [Vector<O, N>],
+    numbers: &Numbers,
+    rows: usize,
+    columns: usize,
+    #[comptime] group: usize,
+    #[comptime] units: usize,
+    #[comptime] whole: bool,
+    #[comptime] scaling: Scaling,
+    #[define(F, M, O)] _types: [ElemType; 3],
+) {
+    let width = columns / N::value();
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut own_maxima = Shared::<[f32]>::new_slice(group);
+    let mut own_sums = Shared::<[f32]>::new_slice(group);
+    let mut first_row = CUBE_POS * group;
+    while first_row < rows {
+        for place in 0..group {
+            let row = first_row + place;
+            let (maximum, sum) = statistics_of_row::<F, M, N>(
+                x,
+                &mask,
+                row,
+                columns,
+                numbers,
+                &mut shared,
+                units,
+                whole,
+                scaling,
+            );
+            if UNIT_POS == 0 {
+                maxima[row] = maximum;
+                sums[row] = sum;
+                own_maxima[place] = maximum;
+                own_sums[place] = sum;
+            }
+        }
+        if comptime!(units > 1) {
+            sync_cube();
+        }
+        let last = (first_row + group) * columns;
+        let mut at = first_row * columns / N::value() + UNIT_POS as usize;
+        while at * N::value() < last {
+            // A mask is read of the only row of a group.
+            let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
+            let mut result = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for lane in 0..N::value() {
+                let place = place_of(at * N::value() + lane, first_row, columns, group);
+                let e = (values.extract(lane) - own_maxima[place]).exp();
+                result.insert(lane, e / own_sums[place]);
+            }
+            output[at] = Vector::cast_from(result);
+            at += units;
+        }
+        first_row += CUBE_COUNT * group;
+        // The statistics are read before they are written again.
+        if comptime!(units > 1) {
+            sync_cube();
+        }
     }
 }
 
@@ -290,10 +416,7 @@ fn softmax_backward_kernel<F: Float, M: Numeric, G: Float, N: Size>(
             let mut result = Vector::<f32, N>::new(0.0f32);
             #[unroll]
             for lane in 0..N::value() {
-                let mut place = 0usize;
-                if comptime!(group > 1) {
-                    place = (at * N::value() + lane) / columns - first_row;
-                }
+                let place = place_of(at * N::value() + lane, first_row, columns, group);
                 let row = first_row + place;
                 let y = (values.extract(lane) - maxima[row]).exp() / sums[row];
                 result.insert(lane, y * (gradients.extract(lane) - projections[place]));
@@ -342,6 +465,16 @@ fn gathered_backward_kernel<F: Float, N: Size>(
         output[at] = Vector::cast_from(result);
         at += CUBE_COUNT * CUBE_DIM as usize;
     }
+}
+
+/// The place of an element's row in a group of rows.
+#[cube]
+fn place_of(element: usize, first_row: usize, columns: usize, #[comptime] group: usize) -> usize {
+    let mut place = 0usize;
+    if comptime!(group > 1) {
+        place = element / columns - first_row;
+    }
+    place
 }
 
 /// The row of an element of a load, which begins in the row `first`. It reaches into the next one at most, and not if rows are of `whole`

@@ -1,7 +1,7 @@
 //! The kernels of softmaxes, and of losses over many classes, on CubeCL's devices.
 //!
 //! Burn's autodiff computes a softmax by five ops and its gradient by a dozen. Fused, these are still several passes, mostly over f32,
-//! each of which writes what the next one reads. Here forward reads its input once for the maximum and the sum of each row, and
+//! each of which writes what the next one reads. Here forward reads its input once, for the softmax and the statistics of each row, and
 //! backward reads input and gradient once and writes the gradient of the input, in the input's dtype. All sums are in f32.
 
 mod fused;
@@ -22,6 +22,7 @@ pub(crate) fn softmaxes_on<B: Backend>(device: &B::Device) -> Option<Softmaxes<B
     (device as &dyn Any).downcast_ref::<CubeDevice>()?;
     let softmaxes = Softmaxes::<Cube> {
         statistics: Cube::statistics,
+        softmax: Cube::whole_softmax,
         forward: Cube::softmax_forward,
         backward: Cube::softmax_backward,
         gathered_backward: Cube::gathered_backward,
@@ -33,6 +34,9 @@ pub(crate) fn softmaxes_on<B: Backend>(device: &B::Device) -> Option<Softmaxes<B
 trait Rowwise: Backend {
     /// The maximum of each row, and the sum of `exp(x - maximum)`.
     fn statistics(of: Logits<Self>) -> [FloatTensor<Self>; 2];
+
+    /// Both, and the softmax in that dtype.
+    fn whole_softmax(of: Logits<Self>, dtype: DType) -> [FloatTensor<Self>; 3];
 
     /// `exp(x - maximum) / sum`, in that dtype.
     fn softmax_forward(
@@ -56,6 +60,10 @@ trait Rowwise: Backend {
 impl Rowwise for CubeBackend {
     fn statistics(of: Logits<Self>) -> [CubeTensor; 2] {
         kernels::statistics(of)
+    }
+
+    fn whole_softmax(of: Logits<Self>, dtype: DType) -> [CubeTensor; 3] {
+        kernels::whole_softmax(of, dtype)
     }
 
     fn softmax_forward(of: Logits<Self>, statistics: [CubeTensor; 2], dtype: DType) -> CubeTensor {

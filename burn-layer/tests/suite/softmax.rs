@@ -247,12 +247,18 @@ fn other_scores(device: &Device) -> Vec<Vec<f64>> {
     let y = softmax(masked.clone(), 3);
     let twice = softmax(masked.clone().mask_fill(other, -2.0), 3);
     let by_column = softmax(masked.clone(), 2);
+    // The statistics before the softmax, not with it.
+    let maxima = masked.clone().detach().max_dim(3);
+    let first = values(maxima.clone());
+    let e = (masked.clone() - maxima).exp();
+    let by_hand = e.clone() / e.sum_dim(3);
     let weight = Tensor::<4>::from_data(TensorData::new(numbers(48, 5), dims), device);
     let loss = (y.clone() * weight.clone()).sum()
         + (masked.clone() * y.clone()).sum()
         + (scaled.clone().exp() * weight.clone()).sum()
         + (twice.clone() * weight.clone()).sum()
-        + (by_column.clone() * weight).sum()
+        + (by_column.clone() * weight.clone()).sum()
+        + (by_hand.clone() * weight).sum()
         + product.clone().square().sum();
     let gradient = leaf.grad(&loss.backward()).unwrap();
     vec![
@@ -264,6 +270,8 @@ fn other_scores(device: &Device) -> Vec<Vec<f64>> {
         values(y),
         values(twice),
         values(by_column),
+        first,
+        values(by_hand),
     ]
 }
 

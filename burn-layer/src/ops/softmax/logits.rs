@@ -113,7 +113,7 @@ impl<B: BackendIr> Call<B> {
     /// Whether the op scales or masks what a product of attention made, in forward, without changing its dtype.
     pub(super) fn makes_scores(&self, x: &LayeredFloat<B>) -> bool {
         let dtype = x.storage_dtype();
-        let stored = self.plan.store.or(self.plan.compute).unwrap_or(dtype);
+        let stored = self.plan.stored(dtype);
         let floats = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
         let layer = self.layer();
         x.shape().num_dims() == 4

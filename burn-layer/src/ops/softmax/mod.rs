@@ -1,19 +1,19 @@
 //! Softmaxes and cross-entropies in training, where the backend underneath has [kernels](Softmaxes) for them.
 //!
 //! They do not reach a layered device as one op: Burn's autodiff takes them apart, and computes their gradients op by op too. Here each
-//! of these ops only says what its result is, its [`Role`], and waits until it is needed. The first, the maximum, computes the statistics
-//! of each row; the last op of backward computes the gradient. What comes between is not computed, unless the program needs it for
-//! something else.
+//! of these ops only says what its result is, its [`Role`], and waits until it is needed. The softmax computes the [`Statistics`] of each row
+//! too; the last op of backward computes the gradient. What comes between is not computed, unless the program needs it for something
+//! else.
 //!
 //! Scores of attention, which a program scales and masks first, are [logits](Logits): the kernels do both as they read, and do it to the
 //! gradient as they write.
 //!
-//! Of an input in bf16, forward reads 2 bytes an element for the statistics and 2 for the result, and writes 2; backward reads 2 of the
-//! input and 2 of the gradient, and writes 2. A cross-entropy over indices, such as a language model's, reads 2 in forward and 2 in
+//! Of an input in bf16, forward reads 2 bytes an element and writes 2; backward reads 2 of the input and 2 of the gradient, and writes 2. A cross-entropy over indices, such as a language model's, reads 2 in forward and 2 in
 //! backward, and writes 2.
 
 mod logits;
 mod role;
+mod statistics;
 
 use super::call::Call;
 use crate::{
@@ -31,6 +31,7 @@ use logits::Scores;
 pub(crate) use logits::{Logits, Scale};
 pub(crate) use role::Role;
 use role::{Exponents, Gradient, Picked, Step, scores};
+use statistics::Statistics;
 use std::sync::Arc;
 
 /// Recognizes the ops of softmaxes, and computes what needs their kernels.
@@ -96,6 +97,8 @@ pub(super) use softmax;
 pub(crate) struct Softmaxes<B: Backend> {
     /// The maximum of each row, and the sum of `exp(x - maximum)`.
     pub(crate) statistics: fn(Logits<B>) -> [FloatTensor<B>; 2],
+    /// Both, and the softmax in that dtype.
+    pub(crate) softmax: fn(Logits<B>, DType) -> [FloatTensor<B>; 3],
     /// The softmax from both statistics, in that dtype.
     pub(crate) forward: Forward<B>,
     /// The gradient of the input, in its dtype.
@@ -164,13 +167,29 @@ impl<B: BackendIr> Call<B> {
         if !(of_network && floats && rows && counted) {
             return None;
         }
-        let logits = match scores(x) {
-            Some(scores) => scores.logits(),
-            None => Logits::of(x.clone().into_storage()),
+        let of = x.role().filter(|_| scores(x).is_some());
+        let of = x.alone().with_role(of.cloned());
+        let statistics = Arc::new(Statistics::new(softmaxes, of));
+        self.role = Some(Arc::new(Role::Maxima(statistics.clone())));
+        let maxima = move || {
+            let [maxima, _] = statistics.get();
+            maxima
         };
-        let [maxima, sums] = (softmaxes.statistics)(logits);
-        self.role = Some(Arc::new(Role::Maxima(sums)));
-        Some(self.float(maxima))
+        Some(self.of_rows(x, maxima))
+    }
+
+    /// A number of each row of `x`, in f32, which waits until it is needed.
+    fn of_rows(
+        &self,
+        x: &LayeredFloat<B>,
+        value: impl Fn() -> FloatTensor<B> + Send + Sync + 'static,
+    ) -> LayeredFloat<B> {
+        let mut shape = x.shape();
+        if let Some(last) = shape.as_mut_slice().last_mut() {
+            *last = 1;
+        }
+        let value = Later::Deferred(Deferred::new(value));
+        self.waiting(value, x, (shape, DType::F32))
     }
 
     /// Notes what the result of an op on `x` is.
@@ -194,7 +213,7 @@ impl<B: BackendIr> Call<B> {
             Step::Role(role) => {
                 let softmax_of = role.softmax();
                 self.role = Some(Arc::new(role));
-                softmax_of.map(|of| self.softmax(softmaxes, of, x))
+                softmax_of.map(|of| self.softmax(of, x))
             }
             Step::Backward(gradient) => {
                 if gradient.of.scores().is_some() && self.plan.store.is_none() {
@@ -215,31 +234,19 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// The softmax, which waits if it may be computed again: for what follows in its kernel, such as a cast.
-    fn softmax(
-        &mut self,
-        softmaxes: Softmaxes<B>,
-        of: Arc<Exponents<B>>,
-        like: &LayeredFloat<B>,
-    ) -> LayeredFloat<B> {
-        let forward = move |of: &Exponents<B>, dtype| {
-            let statistics = [&of.maxima, &of.sums].map(Clone::clone);
-            (softmaxes.forward)(of.logits(), statistics, dtype)
-        };
+    fn softmax(&mut self, of: Arc<Exponents<B>>, like: &LayeredFloat<B>) -> LayeredFloat<B> {
         if !self.plan.recompute {
             return match of.scores() {
-                Some(_) => self.float(forward(&of, DType::F32)),
-                None => self.float(of.softmax()),
+                Some(_) => self.float(of.by_kernel(DType::F32)),
+                None => self.float(of.by_ops()),
             };
         }
         let shape = of.x.shape();
         let depth = of.x.recomputed().map_or(1, |depth| depth + 1);
-        let (alone, scores) = (of.clone(), of.scores().is_some());
-        let value = Recomputed::waiting(self.op, depth, move || of.softmax());
-        // By itself, where nothing goes on in its kernel, it is computed of the scores as the product made them.
-        let value = match scores {
-            true => value.with_view(move |dtype| forward(&alone, dtype)),
-            false => value,
-        };
+        let alone = of.clone();
+        let value = Recomputed::waiting(self.op, depth, move || of.by_ops())
+            // Where a product takes it, and nothing goes on in its kernel.
+            .with_view(move |dtype| alone.by_kernel(dtype));
         let value = Later::Recomputed(Arc::new(value));
         self.waiting(value, like, (shape, DType::F32))
     }
@@ -266,7 +273,7 @@ impl<B: BackendIr> Call<B> {
         };
         let is_masked = gradient.of.scores()?.is_masked();
         let dtype = x.storage_dtype();
-        let stored = self.plan.store.or(self.plan.compute).unwrap_or(dtype);
+        let stored = self.plan.stored(dtype);
         let softmaxes = self.layer().softmaxes()?;
         let fits = stored == dtype || stored == DType::F32;
         if is_masked != masked || !fits || self.watched || self.plan.own {
@@ -290,7 +297,7 @@ impl<B: BackendIr> Call<B> {
         if let Some(Role::OfScores(gradient)) = x.role().map(|role| &**role) {
             let scores = gradient.of.scores()?;
             let dtype = x.storage_dtype();
-            let stored = self.plan.store.or(self.plan.compute).unwrap_or(dtype);
+            let stored = self.plan.stored(dtype);
             let softmaxes = self.layer().softmaxes()?;
             let plain = stored == dtype && !self.watched && !self.plan.own;
             if !(scores.is_masked_by(mask) && fill == 0.0 && plain) {
@@ -343,7 +350,12 @@ impl<B: BackendIr> Call<B> {
         match &*role {
             Role::Exp(of) if last => {
                 self.role = Some(Arc::new(Role::Sums(of.clone())));
-                Some(self.float(of.sums.clone()))
+                let statistics = of.statistics.clone();
+                let sums = move || {
+                    let [_, sums] = statistics.get();
+                    sums
+                };
+                Some(self.of_rows(x, sums))
             }
             Role::Weighted(gradient) if last => {
                 self.role = Some(Arc::new(Role::SumsOfWeighted(gradient.clone())));
@@ -379,8 +391,9 @@ impl<B: BackendIr> Call<B> {
             DType::F32 => picked,
             _ => B::float_cast(picked, FloatDType::F32),
         };
-        let shifted = B::float_sub(picked, of.maxima.clone());
-        let picked = B::float_sub(shifted, B::float_log(of.sums.clone()));
+        let [maxima, sums] = of.statistics.get();
+        let shifted = B::float_sub(picked, maxima);
+        let picked = B::float_sub(shifted, B::float_log(sums));
         Some(self.float(picked))
     }
 
@@ -442,11 +455,12 @@ impl<B: BackendIr> Call<B> {
 impl<B: BackendIr> Gradient<B> {
     /// The gradient of the softmax's input, which is 0 where that was `masked`, and scaled.
     fn backward(&self, softmaxes: Softmaxes<B>, masked: bool, scale: Scale) -> FloatTensor<B> {
+        let [maxima, sums] = self.of.statistics.get();
         (softmaxes.backward)(SoftmaxBackward {
             of: self.of.logits(),
-            maxima: self.of.maxima.clone(),
-            sums: self.of.sums.clone(),
-            gradient: self.narrowest(),
+            maxima,
+            sums,
+            gradient: self.gradient.clone().into_computed(),
             masked,
             scale,
         })

@@ -1,6 +1,9 @@
 //! [`Role`]: what a tensor is to a softmax.
 
-use super::{Logits, Scores, is_of_rows};
+use super::{
+    Logits, Scores, is_of_rows,
+    statistics::{Statistics, logits},
+};
 use crate::{LayeredFloat, Op};
 use burn_backend::{
     Backend, DType, Shape, TensorMetadata,
@@ -17,8 +20,8 @@ pub(crate) enum Role<B: Backend> {
     /// Their gradient, and this where they were masked.
     OfScores(Arc<Gradient<B>>),
     OfMasked(Arc<Gradient<B>>),
-    /// The maxima of rows, with their `sum`.
-    Maxima(FloatTensor<B>),
+    /// The maxima of rows.
+    Maxima(Arc<Statistics<B>>),
     /// `x - maximum`.
     Shifted(Of<B>),
     /// `e`.
@@ -65,8 +68,7 @@ pub(crate) type Of<B> = Arc<Exponents<B>>;
 /// A tensor with the statistics of its rows.
 pub(crate) struct Exponents<B: Backend> {
     pub(super) x: LayeredFloat<B>,
-    pub(super) maxima: FloatTensor<B>,
-    pub(super) sums: FloatTensor<B>,
+    pub(super) statistics: Arc<Statistics<B>>,
 }
 
 /// The gradient of a softmax.
@@ -100,22 +102,26 @@ impl<B: Backend> Exponents<B> {
 
     /// `x`, of what its kernels compute it.
     pub(super) fn logits(&self) -> Logits<B> {
-        match self.scores() {
-            Some(scores) => scores.logits(),
-            None => Logits::of(self.x.clone().into_storage()),
-        }
+        logits(&self.x)
     }
 
     /// `x`, its maxima, and another number of each row.
     pub(super) fn with(&self, number: FloatTensor<B>) -> [FloatTensor<B>; 3] {
-        [self.x.clone().into_storage(), self.maxima.clone(), number]
+        let [maxima, _] = self.statistics.get();
+        [self.x.clone().into_storage(), maxima, number]
     }
 
-    /// The softmax in f32.
-    pub(super) fn softmax(&self) -> FloatTensor<B> {
+    /// The softmax in f32, by ops, with which what follows is one kernel.
+    pub(super) fn by_ops(&self) -> FloatTensor<B> {
         let x = self.x.in_dtype(Some(DType::F32));
-        let e = B::float_exp(B::float_sub(x, self.maxima.clone()));
-        B::float_div(e, self.sums.clone())
+        let [maxima, sums] = self.statistics.get();
+        let e = B::float_exp(B::float_sub(x, maxima));
+        B::float_div(e, sums)
+    }
+
+    /// The softmax in that dtype, by a kernel of its own.
+    pub(super) fn by_kernel(&self, dtype: DType) -> FloatTensor<B> {
+        self.statistics.softmax(&self.x, dtype)
     }
 }
 
@@ -207,12 +213,6 @@ impl<B: Backend> Gradient<B> {
         })
     }
 
-    /// The gradient, in the dtype that it was computed in.
-    pub(super) fn narrowest(&self) -> FloatTensor<B> {
-        let exact = self.gradient.exact().cloned();
-        exact.unwrap_or_else(|| self.gradient.clone().into_storage())
-    }
-
     fn is_also(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.of, &other.of) && self.gradient.identity() == other.gradient.identity()
     }
@@ -233,14 +233,13 @@ impl<B: BackendIr> Step<B> {
         }
         let role = |tensor: &LayeredFloat<B>| tensor.role().cloned();
         let role = match (op, role(x).as_deref(), role(y).as_deref()) {
-            (Op::float_sub, None | Some(Role::Scores(_)), Some(Role::Maxima(sums)))
+            (Op::float_sub, None | Some(Role::Scores(_)), Some(Role::Maxima(statistics)))
                 if shifted && by_row =>
             {
                 let scores = x.role().filter(|_| scores(x).is_some());
                 Role::Shifted(Arc::new(Exponents {
                     x: x.alone().with_role(scores.cloned()),
-                    maxima: y.clone().into_storage(),
-                    sums: sums.clone(),
+                    statistics: statistics.clone(),
                 }))
             }
             (Op::float_mul, None, Some(Role::Inverses(of))) if shapes[0] == of.x.shape() => {

@@ -1,0 +1,58 @@
+//! [`Statistics`]: the maximum of each row of a softmax's input, and the sum of its exponents.
+
+use super::{Logits, Softmaxes, role::scores};
+use crate::LayeredFloat;
+use burn_backend::{Backend, DType, tensor::FloatTensor};
+use parking_lot::Mutex;
+
+/// The maximum of each row, and the sum of `exp(x - maximum)`. They wait until they are needed: a softmax that comes first computes them
+/// in its own kernel.
+pub(crate) struct Statistics<B: Backend> {
+    kernels: Softmaxes<B>,
+    state: Mutex<State<B>>,
+}
+
+enum State<B: Backend> {
+    /// For what they are of.
+    Waits(LayeredFloat<B>),
+    Computed([FloatTensor<B>; 2]),
+}
+
+impl<B: Backend> Statistics<B> {
+    pub(super) fn new(kernels: Softmaxes<B>, of: LayeredFloat<B>) -> Self {
+        Self {
+            kernels,
+            state: Mutex::new(State::Waits(of)),
+        }
+    }
+
+    /// The maxima and the sums.
+    pub(super) fn get(&self) -> [FloatTensor<B>; 2] {
+        let mut state = self.state.lock();
+        let statistics = match &*state {
+            State::Waits(of) => (self.kernels.statistics)(logits(of)),
+            State::Computed(statistics) => return statistics.clone(),
+        };
+        *state = State::Computed(statistics.clone());
+        statistics
+    }
+
+    /// The softmax of `of`, in that dtype.
+    pub(super) fn softmax(&self, of: &LayeredFloat<B>, dtype: DType) -> FloatTensor<B> {
+        let mut state = self.state.lock();
+        if let State::Computed(statistics) = &*state {
+            return (self.kernels.forward)(logits(of), statistics.clone(), dtype);
+        }
+        let [maxima, sums, softmax] = (self.kernels.softmax)(logits(of), dtype);
+        *state = State::Computed([maxima, sums]);
+        softmax
+    }
+}
+
+/// The tensor, of what its kernels compute it.
+pub(super) fn logits<B: Backend>(x: &LayeredFloat<B>) -> Logits<B> {
+    match scores(x) {
+        Some(scores) => scores.logits(),
+        None => Logits::of(x.clone().into_storage()),
+    }
+}
