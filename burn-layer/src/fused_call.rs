@@ -55,7 +55,7 @@ pub(crate) fn submit<B: FusionBackend, const N: usize>(
 }
 
 /// Registers the outputs of a call.
-pub(crate) fn registered<B: FusionBackend, const N: usize>(
+pub(crate) fn register<B: FusionBackend, const N: usize>(
     desc: &CustomOpIr,
     handles: &mut Handles<B>,
     outputs: [FloatTensor<B>; N],

@@ -2,7 +2,7 @@
 
 use super::{Normalizes, gradient_dtype};
 use crate::{
-    fused_call::{Handles, registered, submit},
+    fused_call::{Handles, register, submit},
     ops::NormBackward,
     rowwise::of_rows,
 };
@@ -17,7 +17,7 @@ impl<B: FusionBackend + Normalizes> Normalizes for Fusion<B> {
         submit::<B, 2>(name, client, &[x.into_ir()], outputs, |desc, handles| {
             let ([x], [_, _]) = desc.as_fixed();
             let moments = B::moments(handles.get_float_tensor::<B>(x));
-            registered::<B, 2>(desc, handles, moments);
+            register::<B, 2>(desc, handles, moments);
         })
     }
 
@@ -63,5 +63,5 @@ fn run<B: FusionBackend + Normalizes>(
         scale: scaled.then(&mut next),
         added: adds.then(&mut next),
     };
-    registered::<B, 1>(desc, handles, [B::norm_backward(backward)]);
+    register::<B, 1>(desc, handles, [B::norm_backward(backward)]);
 }

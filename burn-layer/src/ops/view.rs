@@ -61,7 +61,9 @@ impl<B: BackendIr> Call<B> {
         let before = x.shape();
         let to_matrix =
             shape.num_dims() == 2 && before.num_dims() > 2 && shape.last() == before.last();
-        let waits = x.is_ready() && of_network && dtype == DType::F32 && to_matrix;
+        // A sum of gradients is computed now.
+        let is_there = x.is_ready() || x.is_gradient() && x.waits();
+        let waits = is_there && of_network && dtype == DType::F32 && to_matrix;
         let layer = self.layer();
         if !(waits && self.is_plain(dtype) && layer.is_fused() && layer.low().is_some()) {
             return None;

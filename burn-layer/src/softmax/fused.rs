@@ -2,7 +2,7 @@
 
 use super::Rowwise;
 use crate::{
-    fused_call::{Handles, registered, submit},
+    fused_call::{Handles, register, submit},
     ops::{Logits, Mask, Scale, SoftmaxBackward},
     rowwise::of_rows,
 };
@@ -21,7 +21,7 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
         let (inputs, parts) = Parts::of(of);
         submit::<B, 2>(name, client, &inputs, outputs, move |desc, handles| {
             let (of, []) = parts.logits::<B, _>(desc, handles);
-            registered::<B, 2>(desc, handles, B::statistics(of));
+            register::<B, 2>(desc, handles, B::statistics(of));
         })
     }
 
@@ -33,7 +33,7 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
         let (inputs, parts) = Parts::of(of);
         submit::<B, 3>(name, client, &inputs, outputs, move |desc, handles| {
             let (of, []) = parts.logits::<B, _>(desc, handles);
-            registered::<B, 3>(desc, handles, B::whole_softmax(of, dtype));
+            register::<B, 3>(desc, handles, B::whole_softmax(of, dtype));
         })
     }
 
@@ -49,7 +49,7 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
         let [tensor] = submit::<B, 1>(name, client, &inputs, [form], move |desc, handles| {
             let (of, [maxima, sums]) = parts.logits::<B, _>(desc, handles);
             let statistics = [maxima, sums].map(|input| handles.get_float_tensor::<B>(input));
-            registered::<B, 1>(desc, handles, [B::softmax_forward(of, statistics, dtype)]);
+            register::<B, 1>(desc, handles, [B::softmax_forward(of, statistics, dtype)]);
         });
         tensor
     }
@@ -79,7 +79,7 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
                 masked,
                 scale,
             });
-            registered::<B, 1>(desc, handles, [tensor]);
+            register::<B, 1>(desc, handles, [tensor]);
         });
         tensor
     }
@@ -99,7 +99,7 @@ impl<B: FusionBackend + Rowwise> Rowwise for Fusion<B> {
             let indices = handles.get_int_tensor::<B>(indices);
             let gradient = handles.get_float_tensor::<B>(gradient);
             let tensor = B::gathered_backward(of, indices, gradient);
-            registered::<B, 1>(desc, handles, [tensor]);
+            register::<B, 1>(desc, handles, [tensor]);
         });
         tensor
     }

@@ -8,8 +8,8 @@
 //! Scores of attention, which a program scales and masks first, are [logits](Logits): the kernels do both as they read, and do it to the
 //! gradient as they write.
 //!
-//! Of an input in bf16, forward reads 2 bytes an element and writes 2; backward reads 2 of the input and 2 of the gradient, and writes 2. A cross-entropy over indices, such as a language model's, reads 2 in forward and 2 in
-//! backward, and writes 2.
+//! Of an input in bf16, forward reads 2 bytes an element and writes 2; backward reads 2 of the input and 2 of the gradient, and writes 2.
+//! A cross-entropy over indices, such as a language model's, reads 2 in forward and 2 in backward, and writes 2.
 
 mod logits;
 mod role;
