@@ -232,7 +232,8 @@ pub struct Plan {
     /// Burn's autodiff, and the others are small.
     pub recompute: bool,
     /// Whether a product that [computes the gradient of a shared factor](Inputs::of_shared) waits for the sum over its batch, and
-    /// is then one product over all rows of the batch, as in PyTorch. The products of single matrices are never written.
+    /// is then one product over all rows of the batch, as in PyTorch. The products of single matrices are never written. A layer that runs
+    /// the op itself is asked [for the sum](crate::Run::sums_batch).
     pub over_batch: bool,
 }
 

@@ -12,6 +12,7 @@ pub struct Run<'a> {
     pub(crate) op: Op,
     pub(crate) store: Option<DType>,
     pub(crate) inputs: &'a Inputs,
+    pub(crate) sums_batch: bool,
     /// A `Vec<LayeredFloat<B>>` of the backend `B` underneath.
     pub(crate) tensors: &'a dyn Any,
 }
@@ -25,6 +26,12 @@ impl Run<'_> {
     /// The dtype that the plan stores the result in. A result in another dtype is cast to it.
     pub fn store(&self) -> Option<DType> {
         self.store
+    }
+
+    /// Whether the sum of the products over their batch is to be computed: see [`Plan::over_batch`](crate::Plan::over_batch). The result has
+    /// as many elements as one of them.
+    pub fn sums_batch(&self) -> bool {
+        self.sums_batch
     }
 
     /// What the layer was told of the inputs when it planned the op.

@@ -9,7 +9,9 @@ use super::{
     kernel_end::alone_in_kernel,
     product::{is_shaped, product},
 };
-use crate::{LayerSet, LayeredFloat, recent::GiveUp, recompute::Recomputed, source::Later};
+use crate::{
+    Inputs, LayerSet, LayeredFloat, Op, Run, recent::GiveUp, recompute::Recomputed, source::Later,
+};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::Arc;
@@ -48,6 +50,8 @@ pub(crate) struct Products<B: Backend> {
     /// The dtypes to compute in and to store.
     compute: DType,
     store: DType,
+    /// What a layer that runs the products itself is told of them.
+    own: Option<Inputs>,
 }
 
 impl<B: BackendIr> Call<B> {
@@ -77,6 +81,7 @@ impl<B: BackendIr> Call<B> {
             dim,
             compute,
             store,
+            own: self.inputs.clone().filter(|_| self.plan.own),
         });
         let each = products.clone();
         let value = Recomputed::new(self.op, None, 1, move || each.each());
@@ -106,8 +111,30 @@ impl<B: BackendIr> Call<B> {
 }
 
 impl<B: BackendIr> Products<B> {
+    /// The products, or their sum, if a layer runs them itself.
+    fn run(&self, sums_batch: bool) -> Option<FloatTensor<B>> {
+        let layer = self.x.layer();
+        let ran = layer.run(&Run {
+            op: Op::float_matmul,
+            store: Some(self.store),
+            inputs: self.own.as_ref()?,
+            sums_batch,
+            tensors: &vec![self.x.clone(), self.dy.clone()],
+        });
+        let Some(ran) = ran else {
+            layer.ran(Op::float_matmul, self.compute);
+            return None;
+        };
+        let tensor = ran.0.downcast::<FloatTensor<B>>();
+        let tensor = *tensor.expect("the kernel is of the backend underneath");
+        Some(self.stored(tensor))
+    }
+
     /// The products of all matrices.
     fn each(&self) -> FloatTensor<B> {
+        if let Some(products) = self.run(false) {
+            return products;
+        }
         let factors = [&self.x, &self.dy].map(|factor| factor.clone().into_dtype(self.compute));
         let [x, dy] = factors;
         product::<B>(self.x.layer(), x, dy, true, |product| self.stored(product))
@@ -115,6 +142,13 @@ impl<B: BackendIr> Products<B> {
 
     /// The sum of the products, in the dtype that it was computed in.
     fn sum(&self) -> FloatTensor<B> {
+        let mut shape = self.x.shape();
+        let last = shape.num_dims() - 2;
+        shape.as_mut_slice()[self.dim] = 1;
+        shape.as_mut_slice()[last + 1] = self.dy.shape()[last + 1];
+        if let Some(sum) = self.run(true) {
+            return B::float_reshape(sum, shape);
+        }
         let x = self.x.clone().into_dtype(self.compute);
         let dy = self.dy.clone().into_dtype(self.compute);
         for factor in [&self.x, &self.dy] {
@@ -122,17 +156,13 @@ impl<B: BackendIr> Products<B> {
                 value.give_up();
             }
         }
-        let (mut shape, batch) = (x.shape(), x.shape()[self.dim]);
-        let last = shape.num_dims() - 2;
-        let n = dy.shape()[last + 1];
+        let batch = x.shape()[self.dim];
         let x = B::float_swap_dims(x, last, last + 1);
         let sum = over_rows::<B>(self.x.layer(), x, dy, batch, Some(self.store));
         let sum = match self.x.layer().is_fused() {
             true => alone_in_kernel::<B>(sum),
             false => sum,
         };
-        shape.as_mut_slice()[self.dim] = 1;
-        shape.as_mut_slice()[last + 1] = n;
         match last {
             1 => sum,
             _ => B::float_reshape(sum, shape),

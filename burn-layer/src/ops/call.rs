@@ -217,6 +217,7 @@ impl<B: BackendIr> Call<B> {
             op: self.op,
             store: self.plan.store,
             inputs,
+            sums_batch: false,
             tensors: &tensors,
         });
         let Some(ran) = ran else {

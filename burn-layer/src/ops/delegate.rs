@@ -341,6 +341,7 @@ macro_rules! delegate {
                     $(see!(call, $kind, $arg);)*
                     call.plan();
                     $(fit!(call, $kind, $arg);)*
+                    batch!(call, $name, $($arg: $kind),*);
                     own!(call, $ret, $($arg: $kind),*);
                     softmax!(call, $name, $($arg: $kind),*);
                     batch_norm!(call, $name, $($arg: $kind),*);
@@ -351,7 +352,6 @@ macro_rules! delegate {
                     again!(call, $name, $ret, $($arg: $kind),*);
                     view!(call, $name, $($arg: $kind),*);
                     identity!(call, $ret, $($arg: $kind),*);
-                    batch!(call, $name, $($arg: $kind),*);
                     biased!(call, $name, $($arg: $kind),*);
                     $(let $arg = lower!(call, $kind, $arg);)*
                     call.lowered();

@@ -1,8 +1,12 @@
 //! Gradients of a factor that a batch of matrices shares.
 
 use super::devices::Leased;
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use burn_layer::{Inputs, Layer, Layers, Op, Plan};
+use burn::{
+    backend::Flex,
+    tensor::{DType, Device, Shape, Tensor, TensorData},
+};
+use burn_backend::ops::FloatTensorOps;
+use burn_layer::{Inputs, Layer, Layers, Op, Plan, Ran, Run};
 use std::sync::{Arc, Mutex};
 
 /// Products in bf16, as autocast makes them; gradients of shared factors over their batch, and in f32. Writes down which are.
@@ -98,6 +102,68 @@ fn it_is_one_product() {
     let gradient = weight.grad(&output.sum().backward()).unwrap();
     let expected = TensorData::new(vec![256f32; n], [1, 1, n]);
     gradient.into_data().assert_eq(&expected, true);
+}
+
+/// Runs the gradients of shared factors itself, in f32, or says that it does and leaves them after all. Writes down what it is asked for.
+#[derive(Clone, Debug)]
+struct Runs {
+    runs: bool,
+    summed: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Layer for Runs {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        let plan = Plan::compute(DType::BF16).store(DType::F32).over_batch();
+        (op == Op::float_matmul && inputs.of_shared).then_some(Plan { own: true, ..plan })
+    }
+
+    fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        self.summed.lock().unwrap().push(run.sums_batch());
+        if !self.runs {
+            return None;
+        }
+        run.on::<Flex>(|inputs| {
+            let product = Flex::float_matmul(inputs[0].tensor(), inputs[1].tensor());
+            match run.sums_batch() {
+                true => Flex::float_sum_dim(product, 0),
+                false => product,
+            }
+        })
+    }
+}
+
+/// A layer that runs such products is asked for their sum, and for the products only where a program needs them.
+#[test]
+fn a_layer_sums_what_it_runs() {
+    let size @ [b, m, k, n] = [3, 4, 2, 5];
+    let (x, dy) = (numbers([b, m, k], 3), numbers([b, m, n], 5));
+    let sum = TensorData::new(sum_of_products(&x, &dy, size), [1, k, n]);
+    for runs in [true, false] {
+        let summed = Arc::default();
+        let layer = Runs { runs, summed };
+        let device = Layers::on(Device::flex()).layer(layer.clone()).leased();
+        let take = || {
+            device.sync().unwrap();
+            core::mem::take(&mut *layer.summed.lock().unwrap())
+        };
+        let training = device.clone().autodiff();
+        let weight = Tensor::<3>::zeros([1, k, n], &training).require_grad();
+        let output = Tensor::<3>::from_data(x.clone(), &training).matmul(weight.clone());
+        let loss = (output * Tensor::from_data(dy.clone(), &training)).sum();
+        let gradient = weight.grad(&loss.backward()).unwrap();
+        gradient.into_data().assert_eq(&sum, true);
+        assert_eq!(take(), [true], "{runs}");
+
+        let input = Tensor::<3>::from_data(x.clone(), &device);
+        drop(input.clone().matmul(Tensor::zeros([1, k, n], &device)));
+        let gradient =
+            Tensor::<3>::ones([1, 1, 1], &device) * Tensor::from_data(dy.clone(), &device);
+        let product = input.swap_dims(1, 2).matmul(gradient);
+        assert_eq!(product.dims(), [b, k, n]);
+        let of_all = product.to_device(&Device::flex()).sum_dim(0);
+        of_all.into_data().assert_eq(&sum, true);
+        assert_eq!(take(), [false], "{runs}");
+    }
 }
 
 /// Only one dimension can be that of the batch, which may be any.

@@ -76,7 +76,8 @@ impl Fp8 {
         let [left, right] = [&first, &second].map(|input| input.shape());
         let (product, size) = product::of(run.op(), run.inputs()).expect("fp8 takes products only");
         // Whether both factors are batches of matrices.
-        let batch = run.op() == Op::float_matmul && !product::is_matrix(&right);
+        let batch =
+            run.op() == Op::float_matmul && !product::is_matrix(&right) && !run.sums_batch();
         let (output, shape) = match product {
             Product::Output => {
                 let [input, weight] = casts.output;
@@ -120,6 +121,9 @@ impl Fp8 {
             Product::WeightGradient => {
                 let (input, shape) = match run.op() {
                     Op::linear_weight_backward => (first, Shape::new(size)),
+                    _ if run.sums_batch() => {
+                        (first.untransposed().expect(TRANSPOSED), Shape::new(size))
+                    }
                     _ => (
                         first.untransposed().expect(TRANSPOSED),
                         with_last(left, size[1]),

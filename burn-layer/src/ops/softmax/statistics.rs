@@ -14,7 +14,7 @@ pub(crate) struct Statistics<B: Backend> {
 
 enum State<B: Backend> {
     /// For what they are of.
-    Waits(LayeredFloat<B>),
+    Waits(Box<LayeredFloat<B>>),
     Computed([FloatTensor<B>; 2]),
 }
 
@@ -22,7 +22,7 @@ impl<B: Backend> Statistics<B> {
     pub(super) fn new(kernels: Softmaxes<B>, of: LayeredFloat<B>) -> Self {
         Self {
             kernels,
-            state: Mutex::new(State::Waits(of)),
+            state: Mutex::new(State::Waits(Box::new(of))),
         }
     }
 
