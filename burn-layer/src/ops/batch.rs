@@ -2,7 +2,7 @@
 //!
 //! Burn's autodiff computes the product `x^T dy` of each matrix of the batch, and sums these. With 128 images, that writes and
 //! reads the gradient of a weight 128 times. Where the [plan](crate::Plan::over_batch) says so, the product waits for the sum,
-//! and both become one product over the rows of all matrices, as in PyTorch.
+//! and both become one product over the rows of all matrices, as in PyTorch. A layer that runs the product itself is asked for the sum.
 
 use super::{
     call::Call,
@@ -81,7 +81,7 @@ impl<B: BackendIr> Call<B> {
             dim,
             compute,
             store,
-            own: self.inputs.clone().filter(|_| self.plan.own),
+            own: self.inputs.as_ref().filter(|_| self.plan.own).cloned(),
         });
         let each = products.clone();
         let value = Recomputed::new(self.op, None, 1, move || each.each());
