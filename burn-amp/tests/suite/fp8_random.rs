@@ -12,7 +12,7 @@ use burn_amp::{
 use burn_fp8::{Fp8Cast, Fp8Format, Fp8Linear, Fp8Tensor, Granularity, scaled_matmul_with_amax};
 use proptest::{prelude::*, sample::select};
 
-use super::random_cases::check;
+use super::{alone::alone, random_cases::check};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -114,17 +114,22 @@ fn run(case: &Case, device: &Device) -> Vec<TensorData> {
 
 #[test]
 fn fp8_on_layers_is_as_on_the_plain_device() {
-    check(40, cases(), |case| {
-        let plain = run(case, &Device::flex());
-        let lease = Autocast::new(Policy::o0()).lease(Device::flex());
-        let lease = lease.expect("Flex carries autocast");
-        let found = run(case, &lease.device());
-        prop_assert_eq!(plain.len(), found.len());
-        for (plain, found) in plain.into_iter().zip(found) {
-            prop_assert_eq!(plain.shape(), found.shape());
-            prop_assert_eq!(plain.dtype(), found.dtype());
-            prop_assert_eq!(plain.as_bytes(), found.as_bytes());
-        }
-        Ok(())
-    });
+    alone(
+        "suite::fp8_random::fp8_on_layers_is_as_on_the_plain_device",
+        || {
+            check(40, cases(), |case| {
+                let plain = run(case, &Device::flex());
+                let lease = Autocast::new(Policy::o0()).lease(Device::flex());
+                let lease = lease.expect("Flex carries autocast");
+                let found = run(case, &lease.device());
+                prop_assert_eq!(plain.len(), found.len());
+                for (plain, found) in plain.into_iter().zip(found) {
+                    prop_assert_eq!(plain.shape(), found.shape());
+                    prop_assert_eq!(plain.dtype(), found.dtype());
+                    prop_assert_eq!(plain.as_bytes(), found.as_bytes());
+                }
+                Ok(())
+            });
+        },
+    );
 }
