@@ -8,7 +8,7 @@ mod wgpu;
 use burn::tensor::Device;
 use burn_layer::{Layers, Lease};
 use cuda::cuda;
-use std::cell::RefCell;
+use std::{cell::RefCell, collections::VecDeque};
 use wgpu::wgpu;
 
 /// Flex, and wgpu's default adapter and an NVIDIA GPU, each where its feature is on and there is one.
@@ -26,20 +26,24 @@ pub(crate) fn devices_and_cpu() -> Vec<Device> {
     devices
 }
 
-/// Devices for as long as the thread that asks for them, which runs one test: each that lives has threads that look for work, and
-/// many take the machine from what computes.
+/// Devices for the thread that asks for them, which runs one test: each that lives has threads that look for work, and many take the
+/// machine from what computes. So the latest [few](AT_ONCE) of a thread live, and those with tensors.
 pub(crate) trait Leased {
     fn leased(self) -> Device;
 }
 
+/// The most devices without tensors that a test uses at once.
+const AT_ONCE: usize = 4;
+
 impl Leased for Layers {
     fn leased(self) -> Device {
         thread_local! {
-            static LEASES: RefCell<Vec<Lease>> = RefCell::default();
+            static LEASES: RefCell<VecDeque<Lease>> = RefCell::default();
         }
+        LEASES.with_borrow_mut(|leases| leases.truncate(AT_ONCE - 1));
         let lease = self.lease().unwrap();
         let device = lease.device();
-        LEASES.with_borrow_mut(|leases| leases.push(lease));
+        LEASES.with_borrow_mut(|leases| leases.push_front(lease));
         device
     }
 }

@@ -21,7 +21,7 @@ impl Layer for Low {
 }
 
 /// Every device as it is, and with each of the layers.
-fn devices() -> Vec<(Device, Vec<Device>)> {
+fn devices() -> impl Iterator<Item = (Device, Vec<Device>)> {
     let with_layers = |plain: Device| {
         let stores = match plain.supports_dtype(DType::BF16) {
             true => vec![DType::BF16, DType::F32],
@@ -35,7 +35,7 @@ fn devices() -> Vec<(Device, Vec<Device>)> {
         let devices = layered.chain([none]).collect();
         (plain, devices)
     };
-    devices_and_cpu().into_iter().map(with_layers).collect()
+    devices_and_cpu().into_iter().map(with_layers)
 }
 
 /// Small integers, of which bf16 holds all products and sums below.
