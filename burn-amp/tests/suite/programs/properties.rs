@@ -45,6 +45,11 @@ fn has_no_slope(step: &Step) -> bool {
     matches!(step, Step::Op(op, _) if ["sign", "floor", "round", "trunc"].contains(&op.name))
 }
 
+/// Runs the body of one of these tests.
+fn by_itself(test: &str, body: impl FnOnce()) {
+    alone(&format!("suite::programs::properties::{test}"), body);
+}
+
 const FORM: Form = Form {
     kind: Kind::Rounded,
     sizes: Sizes::Small,
@@ -58,71 +63,62 @@ fn o0_is_the_plain_device() {
     if !ops_come_whole() {
         return;
     }
-    alone(
-        "suite::programs::properties::o0_is_the_plain_device",
-        || {
-            let form = Form {
-                precisions: &[Precision::O0],
-                regions: &[Region::Full, Region::O0, Region::Named],
-                ..FORM
-            };
-            check(50, form, |precision, program| {
-                let plain = run(program, &Device::flex());
-                same(&plain, &on(precision.autocast(), program))
-            });
-        },
-    );
+    by_itself("o0_is_the_plain_device", || {
+        let form = Form {
+            precisions: &[Precision::O0],
+            regions: &[Region::Full, Region::O0, Region::Named],
+            ..FORM
+        };
+        check(50, form, |precision, program| {
+            let plain = run(program, &Device::flex());
+            same(&plain, &on(precision.autocast(), program))
+        });
+    });
 }
 
 /// With small integers, bf16 and fp16 hold every result. So they give what f32 gives, bit for bit, with gradient checkpointing and
 /// without.
 #[test]
 fn what_16_bits_hold_is_exact() {
-    alone(
-        "suite::programs::properties::what_16_bits_hold_is_exact",
-        || {
-            let form = Form {
-                kind: Kind::Exact,
-                ..FORM
+    by_itself("what_16_bits_hold_is_exact", || {
+        let form = Form {
+            kind: Kind::Exact,
+            ..FORM
+        };
+        let [all, held] = [(); 2].map(|()| Cell::new(0));
+        check(60, form, |precision, program| {
+            // What a program names bf16 may be stored in f32, which is not rounded.
+            let program = &program.without(|step| matches!(step, Step::InDtype(..)));
+            all.update(|all| all + 1);
+            let Some(expected) = exact(program) else {
+                return Ok(());
             };
-            let [all, held] = [(); 2].map(|()| Cell::new(0));
-            check(60, form, |precision, program| {
-                // What a program names bf16 may be stored in f32, which is not rounded.
-                let program = &program.without(|step| matches!(step, Step::InDtype(..)));
-                all.update(|all| all + 1);
-                let Some(expected) = exact(program) else {
-                    return Ok(());
-                };
-                held.update(|held| held + 1);
-                same(&expected, &on(precision.autocast(), program))
-            });
-            let (all, held) = (all.get(), held.get());
-            assert!(held * 4 > all, "only {held} of {all} programs are exact");
-        },
-    );
+            held.update(|held| held + 1);
+            same(&expected, &on(precision.autocast(), program))
+        });
+        let (all, held) = (all.get(), held.get());
+        assert!(held * 4 > all, "only {held} of {all} programs are exact");
+    });
 }
 
 #[test]
 fn what_is_computed_again_is_the_same() {
-    alone(
-        "suite::programs::properties::what_is_computed_again_is_the_same",
-        || {
-            let form = Form {
-                sizes: Sizes::Large,
-                precisions: Precision::EVERY,
-                ..FORM
-            };
-            let recomputed = Cell::new(0);
-            check(40, form, |precision, program| {
-                let keeps = on(precision.autocast().recompute(false), program);
-                let lease = lease(precision.autocast());
-                let computes_again = run(program, &lease.device());
-                recomputed.update(|sum| sum + lease.report().recomputed);
-                same(&keeps, &computes_again)
-            });
-            assert!(recomputed.get() > 0);
-        },
-    );
+    by_itself("what_is_computed_again_is_the_same", || {
+        let form = Form {
+            sizes: Sizes::Large,
+            precisions: Precision::EVERY,
+            ..FORM
+        };
+        let recomputed = Cell::new(0);
+        check(40, form, |precision, program| {
+            let keeps = on(precision.autocast().recompute(false), program);
+            let lease = lease(precision.autocast());
+            let computes_again = run(program, &lease.device());
+            recomputed.update(|sum| sum + lease.report().recomputed);
+            same(&keeps, &computes_again)
+        });
+        assert!(recomputed.get() > 0);
+    });
 }
 
 /// Wherever `backward` is called. Without other threads, which are not in the region, and without other dtypes: what is elementwise
@@ -132,25 +128,22 @@ fn backward_of_full_precision_is_in_full_precision() {
     if !ops_come_whole() {
         return;
     }
-    alone(
-        "suite::programs::properties::backward_of_full_precision_is_in_full_precision",
-        || {
-            let form = Form {
-                regions: &[Region::Full, Region::O0, Region::Named],
-                checkpointing: false,
-                ..FORM
+    by_itself("backward_of_full_precision_is_in_full_precision", || {
+        let form = Form {
+            regions: &[Region::Full, Region::O0, Region::Named],
+            checkpointing: false,
+            ..FORM
+        };
+        check(20, form, |precision, program| {
+            let elsewhere = |step: &Step| matches!(step, Step::Thread(_) | Step::InDtype(..));
+            let program = Program {
+                within: Region::Full,
+                ..program.without(|step| elsewhere(step) || has_no_slope(step))
             };
-            check(20, form, |precision, program| {
-                let elsewhere = |step: &Step| matches!(step, Step::Thread(_) | Step::InDtype(..));
-                let program = Program {
-                    within: Region::Full,
-                    ..program.without(|step| elsewhere(step) || has_no_slope(step))
-                };
-                let plain = run(&program, &Device::flex());
-                same(&plain, &on(precision.autocast(), &program))
-            });
-        },
-    );
+            let plain = run(&program, &Device::flex());
+            same(&plain, &on(precision.autocast(), &program))
+        });
+    });
 }
 
 #[test]
@@ -158,21 +151,18 @@ fn parameters_and_gradients_are_stored_in_f32() {
     if !ops_come_whole() {
         return;
     }
-    alone(
-        "suite::programs::properties::parameters_and_gradients_are_stored_in_f32",
-        || {
-            check(50, FORM, |precision, program| {
-                let lease = lease(precision.autocast());
-                run(&program.without(has_no_slope), &lease.device());
-                let report = lease.report();
-                let low = [DType::F16, DType::BF16].map(|dtype| report.runs_of(MARK, dtype));
-                match low {
-                    [0, 0] => Ok(()),
-                    _ => Err(TestCaseError::fail(format!("{low:?} are stored low"))),
-                }
-            });
-        },
-    );
+    by_itself("parameters_and_gradients_are_stored_in_f32", || {
+        check(50, FORM, |precision, program| {
+            let lease = lease(precision.autocast());
+            run(&program.without(has_no_slope), &lease.device());
+            let report = lease.report();
+            let low = [DType::F16, DType::BF16].map(|dtype| report.runs_of(MARK, dtype));
+            match low {
+                [0, 0] => Ok(()),
+                _ => Err(TestCaseError::fail(format!("{low:?} are stored low"))),
+            }
+        });
+    });
 }
 
 /// The program as far as the plain device runs it: some of Burn's own ops panic for tensors without elements.
@@ -195,95 +185,83 @@ fn empty_tensors_are_as_on_the_plain_device() {
     if !ops_come_whole() {
         return;
     }
-    alone(
-        "suite::programs::properties::empty_tensors_are_as_on_the_plain_device",
-        || {
-            let form = Form {
-                sizes: Sizes::Empty,
-                precisions: &[Precision::O0],
-                regions: &[Region::Full, Region::O0, Region::Named],
-                ..FORM
-            };
-            let [all, run] = [(); 2].map(|()| Cell::new(0));
-            check(40, form, |precision, program| {
-                all.update(|all| all + program.steps.len());
-                let (program, plain) = as_plain_runs(program);
-                run.update(|run| run + program.steps.len());
-                same(&plain, &on(precision.autocast(), &program))
-            });
-            let (all, run) = (all.get(), run.get());
-            assert!(run * 2 > all, "only {run} of {all} steps run");
-        },
-    );
+    by_itself("empty_tensors_are_as_on_the_plain_device", || {
+        let form = Form {
+            sizes: Sizes::Empty,
+            precisions: &[Precision::O0],
+            regions: &[Region::Full, Region::O0, Region::Named],
+            ..FORM
+        };
+        let [all, run] = [(); 2].map(|()| Cell::new(0));
+        check(40, form, |precision, program| {
+            all.update(|all| all + program.steps.len());
+            let (program, plain) = as_plain_runs(program);
+            run.update(|run| run + program.steps.len());
+            same(&plain, &on(precision.autocast(), &program))
+        });
+        let (all, run) = (all.get(), run.get());
+        assert!(run * 2 > all, "only {run} of {all} steps run");
+    });
 }
 
 /// Dtypes and shapes are those of the plain device, and nothing panics.
 #[test]
 fn empty_tensors_run_in_every_precision() {
-    alone(
-        "suite::programs::properties::empty_tensors_run_in_every_precision",
-        || {
-            let form = Form {
-                sizes: Sizes::Empty,
-                precisions: Precision::EVERY,
-                ..FORM
+    by_itself("empty_tensors_run_in_every_precision", || {
+        let form = Form {
+            sizes: Sizes::Empty,
+            precisions: Precision::EVERY,
+            ..FORM
+        };
+        check(40, form, |precision, program| {
+            let (program, plain) = as_plain_runs(program);
+            let found = on(precision.autocast(), &program);
+            let shapes = |seen: &Seen| -> Vec<_> {
+                seen.forms
+                    .iter()
+                    .map(|(name, _, dims)| (*name, dims.clone()))
+                    .collect()
             };
-            check(40, form, |precision, program| {
-                let (program, plain) = as_plain_runs(program);
-                let found = on(precision.autocast(), &program);
-                let shapes = |seen: &Seen| -> Vec<_> {
-                    seen.forms
-                        .iter()
-                        .map(|(name, _, dims)| (*name, dims.clone()))
-                        .collect()
-                };
-                prop_assert_eq!(shapes(&plain), shapes(&found));
-                prop_assert_eq!(plain.data.len(), found.data.len());
-                Ok(())
-            });
-        },
-    );
+            prop_assert_eq!(shapes(&plain), shapes(&found));
+            prop_assert_eq!(plain.data.len(), found.data.len());
+            Ok(())
+        });
+    });
 }
 
 #[test]
 fn a_guard_changes_nothing() {
-    alone(
-        "suite::programs::properties::a_guard_changes_nothing",
-        || {
-            check(20, FORM, |precision, program| {
-                let guarded = precision.autocast().nan_guard(&NanGuard::new());
-                same(&on(precision.autocast(), program), &on(guarded, program))
-            });
-        },
-    );
+    by_itself("a_guard_changes_nothing", || {
+        check(20, FORM, |precision, program| {
+            let guarded = precision.autocast().nan_guard(&NanGuard::new());
+            same(&on(precision.autocast(), program), &on(guarded, program))
+        });
+    });
 }
 
 /// One after the other.
 #[test]
 fn programs_on_one_device_do_not_disturb_each_other() {
-    alone(
-        "suite::programs::properties::programs_on_one_device_do_not_disturb_each_other",
-        || {
-            let form = Form {
-                precisions: &[Precision::Bf16],
-                ..FORM
+    by_itself("programs_on_one_device_do_not_disturb_each_other", || {
+        let form = Form {
+            precisions: &[Precision::Bf16],
+            ..FORM
+        };
+        let before = RefCell::new(None);
+        check(20, form, |precision, program| {
+            let alone = |program: &Program| on(precision.autocast(), program);
+            let Some(other) = before.replace(Some(program.clone())) else {
+                return Ok(());
             };
-            let before = RefCell::new(None);
-            check(20, form, |precision, program| {
-                let alone = |program: &Program| on(precision.autocast(), program);
-                let Some(other) = before.replace(Some(program.clone())) else {
-                    return Ok(());
-                };
-                let lease = lease(precision.autocast());
-                let device = lease.device();
-                let seen = [&other, program, &other].map(|program| run(program, &device));
-                let [first, then, after] = seen;
-                same(&alone(program), &then)?;
-                same(&alone(&other), &first)?;
-                same(&alone(&other), &after)
-            });
-        },
-    );
+            let lease = lease(precision.autocast());
+            let device = lease.device();
+            let seen = [&other, program, &other].map(|program| run(program, &device));
+            let [first, then, after] = seen;
+            same(&alone(program), &then)?;
+            same(&alone(&other), &first)?;
+            same(&alone(&other), &after)
+        });
+    });
 }
 
 /// A device lives with its threads until its last tensor is dropped, so tensors that were left would be seen. In a process of its
@@ -291,32 +269,29 @@ fn programs_on_one_device_do_not_disturb_each_other() {
 #[cfg(target_os = "linux")]
 #[test]
 fn programs_leave_no_tensors() {
-    alone(
-        "suite::programs::properties::programs_leave_no_tensors",
-        || {
-            let threads = || {
-                let status = std::fs::read_to_string("/proc/self/status").unwrap();
-                let threads = status
-                    .lines()
-                    .find_map(|line| line.strip_prefix("Threads:"));
-                threads.unwrap().trim().parse::<usize>().unwrap()
-            };
-            let form = Form {
-                sizes: Sizes::Large,
-                precisions: Precision::EVERY,
-                ..FORM
-            };
-            let train = |programs| {
-                check(programs, form, |precision, program| {
-                    drop(on(precision.autocast(), program));
-                    Ok(())
-                });
-                threads()
-            };
-            let few = train(10);
-            let many = train(40);
-            // Each device has two.
-            assert!(many < few + 10, "{few}, then {many}");
-        },
-    );
+    by_itself("programs_leave_no_tensors", || {
+        let threads = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let threads = status
+                .lines()
+                .find_map(|line| line.strip_prefix("Threads:"));
+            threads.unwrap().trim().parse::<usize>().unwrap()
+        };
+        let form = Form {
+            sizes: Sizes::Large,
+            precisions: Precision::EVERY,
+            ..FORM
+        };
+        let train = |programs| {
+            check(programs, form, |precision, program| {
+                drop(on(precision.autocast(), program));
+                Ok(())
+            });
+            threads()
+        };
+        let few = train(10);
+        let many = train(40);
+        // Each device has two.
+        assert!(many < few + 10, "{few}, then {many}");
+    });
 }
