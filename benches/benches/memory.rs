@@ -36,7 +36,8 @@ fn main() {
     let gpt = "GPT, 6 layers of width 128, batch 8 of 128 tokens";
     compare(gpt, |precision, device| {
         let model = Gpt2::new(6, 128, CLASSES, 128, device);
-        on_text(precision, model, [8, 128], CLASSES)
+        let forward = (Gpt2::forward as _, Gpt2::forward_by_hand as _);
+        on_text(precision, model, forward, [8, 128], CLASSES)
     });
 }
 

@@ -24,8 +24,18 @@ const KINDS: usize = 40;
 
 /// The models and their batches.
 const MODELS: &[(&str, usize)] = match cfg!(feature = "cuda") {
-    true => &[("resnet50", 64), ("vit_b_16", 128), ("gpt2", 8)],
-    false => &[("resnet_tiny", 4), ("vit_tiny", 4), ("gpt_tiny", 4)],
+    true => &[
+        ("resnet50", 64),
+        ("vit_b_16", 128),
+        ("gpt2", 8),
+        ("smollm", 8),
+    ],
+    false => &[
+        ("resnet_tiny", 4),
+        ("vit_tiny", 4),
+        ("gpt_tiny", 4),
+        ("llama_tiny", 4),
+    ],
 };
 
 #[cfg(feature = "cuda")]
