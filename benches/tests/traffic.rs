@@ -3,8 +3,8 @@
 use benches::{FusionLog, Partner, Precision, Traffic, tcp_groups};
 use burn::{
     nn::{
-        BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, LinearConfig, conv::Conv2dConfig,
-        loss::CrossEntropyLossConfig,
+        BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, LinearConfig, RmsNormConfig,
+        conv::Conv2dConfig, loss::CrossEntropyLossConfig,
     },
     optim::{GradientsParams, SgdConfig},
     tensor::{
@@ -261,4 +261,30 @@ fn layer_norms_read_their_input_and_write_little() {
     println!("f32 {plain:?}, O0 {o0:?}, bf16 {low:?}");
     let part = |of: Traffic| of.bytes as f64 / plain.bytes as f64;
     assert!(part(o0) < 0.66 && part(low) < 0.5);
+}
+
+/// RMS normalizations of residual sums: as [layer normalizations](layer_norms_read_their_input_and_write_little), and in forward the
+/// input's squares are not written.
+#[test]
+fn rms_norms_read_their_input_and_write_little() {
+    let Some(log) = log() else { return };
+    let network = |precision: Precision| {
+        let device = precision.device(cpu()).autodiff();
+        let random = || Tensor::<2>::random([128, 64], Distribution::Default, &device);
+        let x = random().require_grad();
+        let weight = Tensor::<2>::random([64, 64], Distribution::Default, &device).require_grad();
+        let norm = RmsNormConfig::new(64).init(&device);
+        device.sync().unwrap();
+        let step = || {
+            let block = |x: Tensor<2>| x.clone() + norm.forward(x).matmul(weight.clone());
+            let x = x.clone().matmul(weight.clone());
+            let _gradients = block(block(x)).sum().backward();
+            device.sync().unwrap();
+        };
+        of(&log, step)
+    };
+    let [plain, o0, low] = [Precision::Plain, Precision::O0, Precision::Bf16].map(network);
+    println!("f32 {plain:?}, O0 {o0:?}, bf16 {low:?}");
+    let part = |of: Traffic| of.bytes as f64 / plain.bytes as f64;
+    assert!(part(o0) < 0.84 && part(low) < 0.6);
 }

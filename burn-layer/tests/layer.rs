@@ -27,6 +27,7 @@ mod suite {
     mod provenance;
     mod recompute;
     mod reduce;
+    mod rms_norm;
     mod rowwise;
     mod scope;
     mod service;

@@ -21,10 +21,21 @@ impl<B: FusionBackend + Normalizes> Normalizes for Fusion<B> {
         })
     }
 
+    fn mean_squares(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (client, form) = (x.client.clone(), of_rows(&x.shape()));
+        let name = "burn_layer::mean_squares";
+        let [means] = submit::<B, 1>(name, client, &[x.into_ir()], [form], |desc, handles| {
+            let ([x], [_]) = desc.as_fixed();
+            let means = B::mean_squares(handles.get_float_tensor::<B>(x));
+            register::<B, 1>(desc, handles, [means]);
+        });
+        means
+    }
+
     fn norm_backward(backward: NormBackward<Self>) -> FloatTensor<Self> {
         let dtype = gradient_dtype::<Self>(&backward.x, backward.added.as_ref());
         let (client, form) = (backward.x.client.clone(), (backward.x.shape(), dtype));
-        let optional = [backward.scale.is_some(), backward.added.is_some()];
+        let optional = [&backward.mean, &backward.scale, &backward.added].map(Option::is_some);
         let NormBackward {
             x,
             mean,
@@ -33,8 +44,8 @@ impl<B: FusionBackend + Normalizes> Normalizes for Fusion<B> {
             scale,
             added,
         } = backward;
-        let inputs = [x, mean, deviation, gradient].into_iter();
-        let inputs = inputs.chain(scale).chain(added);
+        let inputs = [x, deviation, gradient].into_iter();
+        let inputs = inputs.chain(mean).chain(scale).chain(added);
         let inputs: Vec<_> = inputs.map(|tensor| tensor.into_ir()).collect();
         let name = "burn_layer::norm_backward";
         let [tensor] = submit::<B, 1>(name, client, &inputs, [form], move |desc, handles| {
@@ -44,11 +55,11 @@ impl<B: FusionBackend + Normalizes> Normalizes for Fusion<B> {
     }
 }
 
-/// Computes the gradient. The last two inputs are the scale, if it is `scaled`, and what it `adds`.
+/// Computes the gradient. The last inputs are the mean, if it is `centered`, the scale, if it is `scaled`, and what it `adds`.
 fn run<B: FusionBackend + Normalizes>(
     desc: &CustomOpIr,
     handles: &mut Handles<B>,
-    [scaled, adds]: [bool; 2],
+    [centered, scaled, adds]: [bool; 3],
 ) {
     let mut inputs = desc.inputs.iter();
     let mut next = || {
@@ -57,9 +68,9 @@ fn run<B: FusionBackend + Normalizes>(
     };
     let backward = NormBackward {
         x: next(),
-        mean: next(),
         deviation: next(),
         gradient: next(),
+        mean: centered.then(&mut next),
         scale: scaled.then(&mut next),
         added: adds.then(&mut next),
     };

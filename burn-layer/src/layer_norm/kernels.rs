@@ -33,6 +33,27 @@ pub(super) fn moments(x: CubeTensor) -> [CubeTensor; 2] {
     outputs
 }
 
+/// See [`Normalizes::mean_squares`](super::Normalizes::mean_squares).
+pub(super) fn mean_squares(x: CubeTensor) -> CubeTensor {
+    let x = plain(x);
+    let rows = Rows::of_whole_loads(&x.client, &x.shape(), x.dtype.size());
+    let output = empty(&x, of_rows(&x.shape()));
+    let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
+    mean_squares_kernel::launch(
+        &client,
+        cubes(rows.rows),
+        rows.dim(),
+        rows.vector,
+        x.into_buffer_arg(),
+        output.clone().into_buffer_arg(),
+        rows.rows,
+        rows.columns,
+        rows.units,
+        dtype,
+    );
+    output
+}
+
 /// See [`Normalizes::norm_backward`](super::Normalizes::norm_backward).
 pub(super) fn norm_backward(backward: NormBackward<CubeBackend>) -> CubeTensor {
     let dtype = gradient_dtype::<CubeBackend>(&backward.x, backward.added.as_ref());
@@ -44,8 +65,8 @@ pub(super) fn norm_backward(backward: NormBackward<CubeBackend>) -> CubeTensor {
         scale,
         added,
     } = backward;
-    let [x, mean, deviation, gradient] = [x, mean, deviation, gradient].map(plain);
-    let [scale, added] = [scale, added].map(|tensor| tensor.map(plain));
+    let [x, deviation, gradient] = [x, deviation, gradient].map(plain);
+    let [mean, scale, added] = [mean, scale, added].map(|tensor| tensor.map(plain));
     let dtypes = [x.dtype, gradient.dtype, dtype].into_iter();
     let others = [&scale, &added].into_iter().flatten();
     let sizes = dtypes.chain(others.map(|tensor| tensor.dtype));
@@ -61,7 +82,7 @@ pub(super) fn norm_backward(backward: NormBackward<CubeBackend>) -> CubeTensor {
         rows.dim(),
         rows.vector,
         x.into_buffer_arg(),
-        mean.into_buffer_arg(),
+        mean.map(|mean| mean.into_buffer_arg()).into(),
         deviation.into_buffer_arg(),
         gradient.into_buffer_arg(),
         scale.map(|scale| scale.into_buffer_arg()).into(),
@@ -123,9 +144,41 @@ fn moments_kernel<F: Float, N: Size>(
 }
 
 #[cube(launch)]
+fn mean_squares_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    output: &mut [f32],
+    rows: usize,
+    columns: usize,
+    #[comptime] units: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let width = columns / N::value();
+    let mut row = CUBE_POS;
+    while row < rows {
+        let end = (row + 1) * width;
+        let mut sum = f32::new(0.0);
+        let mut at = row * width + UNIT_POS as usize;
+        while at < end {
+            let values = Vector::<f32, N>::cast_from(x[at]);
+            #[unroll]
+            for lane in 0..N::value() {
+                sum += values.extract(lane) * values.extract(lane);
+            }
+            at += units;
+        }
+        let sum = of_cube(sum, &mut shared, units, false);
+        if UNIT_POS == 0 {
+            output[row] = sum / f32::cast_from(columns);
+        }
+        row += CUBE_COUNT;
+    }
+}
+
+#[cube(launch)]
 fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
     x: &[Vector<F, N>],
-    means: &[f32],
+    means: ComptimeOption<&[f32]>,
     deviations: &[f32],
     gradient: &[Vector<G, N>],
     scale: ComptimeOption<&[Vector<f32, N>]>,
@@ -142,7 +195,10 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
     let mut row = CUBE_POS;
     while row < rows {
         let first = row * width;
-        let (mean, deviation) = (means[row], deviations[row]);
+        let deviation = deviations[row];
+        let mean: ComptimeOption<f32> = means.as_ref().map(|means| means[row]);
+        let centered = comptime!(mean.is_some());
+        let mean: f32 = mean.unwrap_or(f32::new(0.0));
         // The sums of the gradient of the normalized row, and of its product with that.
         let mut sum = f32::new(0.0);
         let mut projection = f32::new(0.0);
@@ -161,7 +217,11 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
             }
             at += units;
         }
-        let sum = of_cube(sum, &mut shared, units, false) / count;
+        let sum = if comptime!(centered) {
+            of_cube(sum, &mut shared, units, false) / count
+        } else {
+            f32::new(0.0)
+        };
         let projection = of_cube(projection, &mut shared, units, false) / count;
         let mut at = UNIT_POS as usize;
         while at < width {

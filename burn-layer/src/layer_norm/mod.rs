@@ -1,4 +1,4 @@
-//! The kernels of layer normalizations, on CubeCL's devices.
+//! The kernels of layer and RMS normalizations, on CubeCL's devices.
 //!
 //! Burn's autodiff computes the gradient of a layer normalization by some twenty ops. Fused, these are still several passes over f32,
 //! each of which writes what the next one reads. Here backward reads input and gradient once, and writes the gradient of the input;
@@ -18,6 +18,7 @@ pub(crate) fn layer_norms_on<B: Backend>(device: &B::Device) -> Option<LayerNorm
     (device as &dyn Any).downcast_ref::<CubeDevice>()?;
     let layer_norms = LayerNorms::<Cube> {
         moments: Cube::moments,
+        mean_squares: Cube::mean_squares,
         backward: Cube::norm_backward,
     };
     (&layer_norms as &dyn Any).downcast_ref().copied()
@@ -28,6 +29,9 @@ trait Normalizes: Backend {
     /// The mean and the variance of each row.
     fn moments(x: FloatTensor<Self>) -> [FloatTensor<Self>; 2];
 
+    /// The mean of the squares of each row.
+    fn mean_squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// The gradient of a normalized tensor's input.
     fn norm_backward(backward: NormBackward<Self>) -> FloatTensor<Self>;
 }
@@ -35,6 +39,10 @@ trait Normalizes: Backend {
 impl Normalizes for CubeBackend {
     fn moments(x: CubeTensor) -> [CubeTensor; 2] {
         kernels::moments(x)
+    }
+
+    fn mean_squares(x: CubeTensor) -> CubeTensor {
+        kernels::mean_squares(x)
     }
 
     fn norm_backward(backward: NormBackward<Self>) -> CubeTensor {

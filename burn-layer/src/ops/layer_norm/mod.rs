@@ -1,4 +1,4 @@
-//! Layer normalizations in training, where the backend underneath has [kernels](LayerNorms) for them.
+//! Layer and RMS normalizations in training, where the backend underneath has [kernels](LayerNorms) for them.
 //!
 //! They do not reach a layered device as one op in training: Burn's autodiff takes them apart, and computes their gradients op by op.
 //! Here each of these ops only says what its result is, a [`RowNorm`], and waits until it is needed. The first, the mean, computes the
@@ -8,6 +8,9 @@
 //! Of an input in f32, forward reads 4 bytes an element for the moments, and 4 for the result. Backward reads 4 and the gradient, adds
 //! what comes to the input from elsewhere, such as around a residual block, and writes 4; and reads both once more for the gradient of
 //! the scale.
+//!
+//! An RMS normalization is one around zero instead of the mean. It begins with the input's squares, and the terms of its gradient are added
+//! to those that the input already has.
 
 mod role;
 
@@ -20,7 +23,7 @@ use crate::{LayeredFloat, Op, recent::GiveUp};
 use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 pub(crate) use role::RowNorm;
-use role::{Centered, Gradient, Normalized, Step, is_ones};
+use role::{Around, Centered, Gradient, Normalized, Step, is_ones};
 use std::sync::Arc;
 
 /// Recognizes the ops of layer normalizations, and computes what needs their kernels.
@@ -64,22 +67,24 @@ macro_rules! layer_norm {
 }
 pub(super) use layer_norm;
 
-/// How a backend computes layer normalizations by kernels of its own. A row is along the last dimension; a number of each row has a last
+/// How a backend computes layer and RMS normalizations by kernels of its own. A row is along the last dimension; a number of each row has a last
 /// dimension of 1, and is f32.
 pub(crate) struct LayerNorms<B: Backend> {
     /// The mean and the variance of each row.
     pub(crate) moments: fn(FloatTensor<B>) -> [FloatTensor<B>; 2],
+    /// The mean of the squares of each row.
+    pub(crate) mean_squares: fn(FloatTensor<B>) -> FloatTensor<B>,
     /// The gradient of the input.
     pub(crate) backward: fn(NormBackward<B>) -> FloatTensor<B>,
 }
 
 /// What the gradient of a normalized tensor's input is computed from: `(g - mean(g) - n mean(g n)) / deviation + added`, where `n` is the
-/// normalized tensor, and `g` is `gradient scale`. It has the dtype of `x`, or that of `added` if it is wider.
+/// normalized tensor, and `g` is `gradient scale`. Where no mean was subtracted, that of `g` is not either. It has the dtype of `x`, or that of `added` if it is wider.
 #[cfg_attr(not(feature = "cubecl"), expect(dead_code, reason = "kernels read it"))]
 pub(crate) struct NormBackward<B: Backend> {
     pub(crate) x: FloatTensor<B>,
     /// Numbers of each row.
-    pub(crate) mean: FloatTensor<B>,
+    pub(crate) mean: Option<FloatTensor<B>>,
     pub(crate) deviation: FloatTensor<B>,
     pub(crate) gradient: FloatTensor<B>,
     /// A row, in f32.
@@ -101,6 +106,15 @@ impl<B: BackendIr> Call<B> {
         self.of_wide(stored)?.layer_norms()
     }
 
+    /// The same for an op on an input alone, which may also be computed as that is stored, in the 16 bits of a product.
+    fn layer_norms_of_input(&self, stored: DType) -> Option<LayerNorms<B>> {
+        let layer = self.layer.as_deref().filter(|layer| layer.is_fused())?;
+        match self.is_plain(stored) {
+            true => layer.layer_norms(),
+            false => self.layer_norms(stored),
+        }
+    }
+
     /// The mean of each row of an activation, with the variance that a norm needs next; or that variance.
     pub(super) fn means_of_rows(
         &mut self,
@@ -113,16 +127,29 @@ impl<B: BackendIr> Call<B> {
         if dim + 1 != shape.num_dims() {
             return None;
         }
-        if let Some(RowNorm::Squared(of)) = x.row_norm() {
-            let variance = of.variance.clone();
-            self.row_norm = Some(Arc::new(RowNorm::Variance(of.clone())));
-            return Some(self.float(variance));
-        }
         let of_network = x.is_computed() && !x.is_gradient();
         let floats = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
         let counted = (1..=MOST).contains(&shape.num_elements());
         if !(of_network && floats && counted) || shape.num_dims() < 2 || shape[dim] < 2 {
             return None;
+        }
+        match x.row_norm() {
+            Some(RowNorm::Squared(of)) => {
+                let variance = of.variance.clone();
+                self.row_norm = Some(Arc::new(RowNorm::Variance(of.clone())));
+                return Some(self.float(variance));
+            }
+            Some(RowNorm::SquaredInput(input, origin)) => {
+                let x = input.alone();
+                let variance = (layer_norms.mean_squares)(x.clone().into_storage());
+                self.row_norm = Some(Arc::new(RowNorm::Variance(Arc::new(Centered {
+                    x,
+                    around: Around::Zero(origin.clone()),
+                    variance: variance.clone(),
+                }))));
+                return Some(self.float(variance));
+            }
+            _ => {}
         }
         let [mean, variance] = (layer_norms.moments)(x.clone().into_storage());
         self.row_norm = Some(Arc::new(RowNorm::Mean(x.origin(), variance)));
@@ -154,11 +181,19 @@ impl<B: BackendIr> Call<B> {
                 let is_one = fraction.is_some_and(|one| (one - 1.0).abs() < 1e-6);
                 is_one.then_some(RowNorm::Fraction)
             }
+            (Op::float_neg, None) if x.is_computed() && !x.is_gradient() => {
+                let backward = self.layer().is_in_backward();
+                backward.then(|| RowNorm::NegInput(x.origin()))
+            }
             (op, row_norm) => row_norm.and_then(|row_norm| row_norm.after(op, number)),
         };
-        if let Some(row_norm) = row_norm
-            && self.layer_norms(x.storage_dtype()).is_some()
-        {
+        let stored = x.storage_dtype();
+        let kernels = match row_norm {
+            Some(RowNorm::NegInput(_)) => self.layer_norms_of_input(stored),
+            Some(_) => self.layer_norms(stored),
+            None => None,
+        };
+        if let (Some(row_norm), Some(_)) = (row_norm, kernels) {
             self.row_norm = Some(Arc::new(row_norm));
         }
     }
@@ -170,7 +205,11 @@ impl<B: BackendIr> Call<B> {
         y: &LayeredFloat<B>,
     ) -> Option<LayeredFloat<B>> {
         let step = Step::of(self.op, x, y)?;
-        let layer_norms = self.layer_norms(widest([x.storage_dtype(), y.storage_dtype()]))?;
+        let stored = widest([x.storage_dtype(), y.storage_dtype()]);
+        let layer_norms = match step {
+            Step::RowNorm(RowNorm::SquaredInput(..)) => self.layer_norms_of_input(stored)?,
+            _ => self.layer_norms(stored)?,
+        };
         match step {
             Step::RowNorm(row_norm) => {
                 self.row_norm = Some(Arc::new(row_norm));
@@ -218,13 +257,17 @@ impl<B: BackendIr> Call<B> {
 impl<B: BackendIr> Normalized<B> {
     /// The sums along dimensions of a gradient times the normalized tensor.
     fn projections(&self, gradient: &LayeredFloat<B>, dims: &[usize]) -> FloatTensor<B> {
-        let Centered { x, mean, .. } = &*self.centered;
-        let inputs = [
-            gradient.clone().into_computed(),
-            x.clone().into_storage(),
-            mean.clone(),
-            self.deviation.clone(),
-        ];
+        let x = &self.centered.x;
+        let [of, by] = [gradient.clone().into_computed(), x.clone().into_storage()];
+        let deviation = self.deviation.clone();
+        let Some(mean) = self.centered.mean() else {
+            let inputs = [of, by, deviation];
+            return sum_of_rows_of::<B, 3>(x.layer(), inputs, dims, |[gradient, x, deviation]| {
+                let [gradient, x] = [gradient, x].map(in_f32::<B>);
+                B::float_mul(gradient, B::float_div(x, deviation))
+            });
+        };
+        let inputs = [of, by, mean, deviation];
         sum_of_rows_of::<B, 4>(x.layer(), inputs, dims, |[gradient, x, mean, deviation]| {
             let [gradient, x] = [gradient, x].map(in_f32::<B>);
             let normalized = B::float_div(B::float_sub(x, mean), deviation);
@@ -246,7 +289,7 @@ impl<B: BackendIr> Gradient<B> {
         };
         NormBackward {
             x: centered.x.clone().into_storage(),
-            mean: centered.mean.clone(),
+            mean: centered.mean(),
             deviation: deviation.clone(),
             gradient: gradient.clone().into_computed(),
             scale: scale.map(|scale| scale.in_dtype(Some(DType::F32))),

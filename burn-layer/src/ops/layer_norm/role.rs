@@ -1,4 +1,4 @@
-//! [`RowNorm`]: what a tensor is to a layer normalization.
+//! [`RowNorm`]: what a tensor is to a normalization of rows.
 
 use crate::{
     LayeredFloat, Op,
@@ -9,15 +9,17 @@ use burn_backend::{Backend, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::Arc;
 
-/// What a tensor is to a layer normalization. It says what the elements are, so it is as true of any other tensor. In formulas, `c` is
-/// the input less the mean of its row, `d` the deviation of the row, and `g` the gradient of `c / d`.
+/// What a tensor is to a normalization of rows. It says what the elements are, so it is as true of any other tensor. In formulas, `c`
+/// is the input, less the mean of its row in a layer normalization, `d` the deviation of the row, and `g` the gradient of `c / d`.
 pub(crate) enum RowNorm<B: Backend> {
     /// The means of the rows of a tensor, with their variances.
     Mean(Origin, FloatTensor<B>),
-    /// `c`.
+    /// `c`, where it is not the input itself.
     Centered(Arc<Centered<B>>),
     /// `c^2`.
     Squared(Arc<Centered<B>>),
+    /// The squares of a tensor that may be the input of an RMS normalization.
+    SquaredInput(Box<LayeredFloat<B>>, Origin),
     /// The means of these.
     Variance(Arc<Centered<B>>),
     /// These plus a small number.
@@ -35,6 +37,8 @@ pub(crate) enum RowNorm<B: Backend> {
     /// Half of that.
     HalfInverseRoot(Arc<Centered<B>>),
     NegCentered(Arc<Centered<B>>),
+    /// A tensor that may be the input of an RMS normalization, negated.
+    NegInput(Origin),
     /// `-c / d^2`.
     NegOverSquare(Of<B>),
     /// A gradient times a row.
@@ -60,6 +64,8 @@ pub(crate) enum RowNorm<B: Backend> {
     OfCentered(Arc<Gradient<B>>),
     /// The gradient of `c`, plus another tensor.
     Added(Arc<Gradient<B>>, Box<LayeredFloat<B>>),
+    /// Some of the three terms of the gradient of `c` where that is the input itself, to which gradients from elsewhere are added.
+    Terms(Arc<Gradient<B>>, Terms<B>),
     NegOfCentered(Arc<Gradient<B>>),
     /// The sums of these rows: the gradient of the mean.
     OfMean(Arc<Gradient<B>>),
@@ -72,14 +78,31 @@ pub(crate) type Of<B> = Arc<Normalized<B>>;
 /// A tensor with the moments of its rows.
 pub(crate) struct Centered<B: Backend> {
     pub(super) x: LayeredFloat<B>,
-    pub(super) mean: FloatTensor<B>,
+    pub(super) around: Around<B>,
+    /// The means of the squares of `c`.
     pub(super) variance: FloatTensor<B>,
+}
+
+/// What the variance of a row is taken around.
+pub(crate) enum Around<B: Backend> {
+    /// The mean, in a layer normalization.
+    Mean(FloatTensor<B>),
+    /// Zero, in an RMS normalization, of the tensor with this identity.
+    Zero(Origin),
 }
 
 /// The same, with the deviations.
 pub(crate) struct Normalized<B: Backend> {
     pub(super) centered: Arc<Centered<B>>,
     pub(super) deviation: FloatTensor<B>,
+}
+
+/// How many terms there are in a sum: `g / d`, and twice the gradient of one of the factors of `c^2`.
+#[derive(Clone)]
+pub(crate) struct Terms<B: Backend> {
+    over_deviation: usize,
+    of_factors: usize,
+    added: Option<Box<LayeredFloat<B>>>,
 }
 
 /// The gradient of a normalized tensor.
@@ -150,6 +173,11 @@ impl<B: Backend> RowNorm<B> {
             (Op::float_div, Self::NegCentered(of), Self::Square(by)) if same(of, &by.centered) => {
                 Self::NegOverSquare(by.clone())
             }
+            (Op::float_div, Self::NegInput(of), Self::Square(by))
+                if by.centered.is_of(of.as_ptr() as usize) =>
+            {
+                Self::NegOverSquare(by.clone())
+            }
             (Op::float_mul, Self::OfDeviation(gradient), Self::HalfInverseRoot(by))
                 if same(&gradient.of.centered, by) =>
             {
@@ -196,6 +224,83 @@ impl<B: Backend> RowNorm<B> {
     }
 }
 
+impl<B: Backend> RowNorm<B> {
+    /// The terms of the gradient of `c` that such a tensor is, if `c` is the input itself.
+    fn terms(&self) -> Option<(Arc<Gradient<B>>, Terms<B>)> {
+        let (gradient, [over_deviation, of_factors]) = match self {
+            Self::Terms(gradient, terms) => return Some((gradient.clone(), terms.clone())),
+            Self::OverDeviation(gradient) => (gradient, [1, 0]),
+            Self::OfFactor(gradient) => (gradient, [0, 1]),
+            _ => return None,
+        };
+        let terms = Terms {
+            over_deviation,
+            of_factors,
+            added: None,
+        };
+        let around_zero = matches!(gradient.of.centered.around, Around::Zero(_));
+        around_zero.then(|| (gradient.clone(), terms))
+    }
+}
+
+impl<B: Backend> Terms<B> {
+    /// What the sum of two tensors is, if at least one of them has terms.
+    fn sum(x: &LayeredFloat<B>, y: &LayeredFloat<B>) -> Option<Step<B>> {
+        let terms = |of: &LayeredFloat<B>| of.row_norm().and_then(RowNorm::terms);
+        match (terms(x), terms(y)) {
+            (Some((one, terms)), Some((other, more))) if one.is_also(&other) => {
+                terms.with(more)?.of(&one)
+            }
+            (Some((gradient, terms)), None) if y.is_gradient() => terms.and(y)?.of(&gradient),
+            (None, Some((gradient, terms))) if x.is_gradient() => terms.and(x)?.of(&gradient),
+            _ => None,
+        }
+    }
+
+    /// These and others, of which one may add another tensor.
+    fn with(self, more: Self) -> Option<Self> {
+        let added = match (self.added, more.added) {
+            (Some(_), Some(_)) => return None,
+            (one, other) => one.or(other),
+        };
+        Some(Self {
+            over_deviation: self.over_deviation + more.over_deviation,
+            of_factors: self.of_factors + more.of_factors,
+            added,
+        })
+    }
+
+    /// These and another tensor.
+    fn and(self, other: &LayeredFloat<B>) -> Option<Self> {
+        let added = Some(Box::new(other.clone()));
+        self.added.is_none().then_some(Self { added, ..self })
+    }
+
+    /// What they are of a gradient.
+    fn of(self, gradient: &Arc<Gradient<B>>) -> Option<Step<B>> {
+        match (self.over_deviation, self.of_factors) {
+            (1, 2) => Some(Step::Backward(gradient.clone(), self.added)),
+            (0..=1, 0..=2) => Some(Step::RowNorm(RowNorm::Terms(gradient.clone(), self))),
+            _ => None,
+        }
+    }
+}
+
+impl<B: Backend> Centered<B> {
+    /// Whether `c` is the tensor with that identity.
+    fn is_of(&self, identity: usize) -> bool {
+        matches!(&self.around, Around::Zero(of) if of.as_ptr() as usize == identity)
+    }
+
+    /// The means of the rows, if they are subtracted.
+    pub(super) fn mean(&self) -> Option<FloatTensor<B>> {
+        match &self.around {
+            Around::Mean(mean) => Some(mean.clone()),
+            Around::Zero(_) => None,
+        }
+    }
+}
+
 impl<B: Backend> Gradient<B> {
     fn new(of: &Of<B>, gradient: &LayeredFloat<B>) -> Arc<Self> {
         Arc::new(Self {
@@ -225,13 +330,34 @@ impl<B: BackendIr> Step<B> {
         if !by_row && left != right {
             return None;
         }
+        if op == Op::float_add
+            && !by_row
+            && let Some(step) = Terms::sum(x, y)
+        {
+            return Some(step);
+        }
         let step = match (op, x.row_norm(), y.row_norm()) {
+            (Op::float_mul, None, None)
+                if x.identity() == y.identity() && x.is_computed() && !x.is_gradient() =>
+            {
+                RowNorm::SquaredInput(Box::new(x.alone()), x.origin())
+            }
+            (Op::float_div, None, Some(RowNorm::Deviation(of)))
+                if by_row && of.centered.is_of(x.identity()) =>
+            {
+                RowNorm::Normalized(of.clone())
+            }
+            (Op::float_mul, Some(RowNorm::OfSquared(gradient)), None)
+                if gradient.of.centered.is_of(y.identity()) =>
+            {
+                RowNorm::OfFactor(gradient.clone())
+            }
             (Op::float_sub, None, Some(RowNorm::Mean(of, variance)))
                 if by_row && of.as_ptr() as usize == x.identity() =>
             {
                 RowNorm::Centered(Arc::new(Centered {
                     x: x.alone(),
-                    mean: y.clone().into_storage(),
+                    around: Around::Mean(y.clone().into_storage()),
                     variance: variance.clone(),
                 }))
             }
