@@ -4,7 +4,7 @@ use benches::{FusionLog, Partner, Precision, Traffic, tcp_groups};
 use burn::{
     nn::{
         BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, LinearConfig, RmsNormConfig,
-        conv::Conv2dConfig, loss::CrossEntropyLossConfig,
+        RotaryEncodingConfig, conv::Conv2dConfig, loss::CrossEntropyLossConfig,
     },
     optim::{GradientsParams, SgdConfig},
     tensor::{
@@ -287,4 +287,27 @@ fn rms_norms_read_their_input_and_write_little() {
     println!("f32 {plain:?}, O0 {o0:?}, bf16 {low:?}");
     let part = |of: Traffic| of.bytes as f64 / plain.bytes as f64;
     assert!(part(o0) < 0.84 && part(low) < 0.6);
+}
+
+/// A rotary position encoding before a product: forward and backward read what is turned, with the cosines and sines, and write it.
+#[test]
+fn rotations_read_their_input_and_write_little() {
+    let Some(log) = log() else { return };
+    let network = |precision: Precision| {
+        let device = precision.device(cpu()).autodiff();
+        let random = || Tensor::<3>::random([16, 32, 32], Distribution::Default, &device);
+        let [x, weight] = [random(), random()].map(|leaf| leaf.require_grad());
+        let encoding = RotaryEncodingConfig::new(32, 32).init(&device);
+        device.sync().unwrap();
+        let step = || {
+            let turned = encoding.forward(x.clone().matmul(weight.clone()));
+            let _gradients = turned.matmul(weight.clone()).sum().backward();
+            device.sync().unwrap();
+        };
+        of(&log, step)
+    };
+    let [plain, o0, low] = [Precision::Plain, Precision::O0, Precision::Bf16].map(network);
+    println!("f32 {plain:?}, O0 {o0:?}, bf16 {low:?}");
+    let part = |of: Traffic| of.bytes as f64 / plain.bytes as f64;
+    assert!(part(o0) < 0.65 && part(low) < 0.45);
 }

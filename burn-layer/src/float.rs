@@ -5,7 +5,7 @@ use crate::{
     held::Held,
     ops::{
         batch::Products, batch_norm::Norm, kernel_end::alone_in_kernel, layer_norm::RowNorm,
-        softmax::Role,
+        rotation::Rotation, softmax::Role,
     },
     recent::GiveUp,
     recompute::Recomputed,
@@ -52,6 +52,8 @@ pub struct LayeredFloat<B: Backend> {
     role: Option<Arc<Role<B>>>,
     /// What the tensor is to a layer normalization.
     row_norm: Option<Arc<RowNorm<B>>>,
+    /// What the tensor is to a rotation.
+    rotation: Option<Arc<Rotation<B>>>,
     layer: Held,
 }
 
@@ -112,6 +114,7 @@ impl<B: Backend> LayeredFloat<B> {
             norm: None,
             role: None,
             row_norm: None,
+            rotation: None,
             layer: Held::new(layer),
         }
     }
@@ -213,6 +216,15 @@ impl<B: Backend> LayeredFloat<B> {
 
     pub(crate) fn with_row_norm(self, row_norm: Option<Arc<RowNorm<B>>>) -> Self {
         Self { row_norm, ..self }
+    }
+
+    /// What the tensor is to a rotation, if anything.
+    pub(crate) fn rotation(&self) -> Option<&Rotation<B>> {
+        self.rotation.as_deref()
+    }
+
+    pub(crate) fn with_rotation(self, rotation: Option<Arc<Rotation<B>>>) -> Self {
+        Self { rotation, ..self }
     }
 
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
@@ -434,6 +446,7 @@ impl<B: Backend> Clone for LayeredFloat<B> {
             norm: self.norm.clone(),
             role: self.role.clone(),
             row_norm: self.row_norm.clone(),
+            rotation: self.rotation.clone(),
             layer: self.layer.clone(),
         }
     }

@@ -4,7 +4,7 @@ use crate::{
     Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run,
     ends::Ends,
     float::Copied,
-    ops::{LayerNorms, Multiply, Softmaxes},
+    ops::{LayerNorms, Multiply, Rotations, Softmaxes},
     recent::Recent,
     recompute::Recomputed,
     scopes::Scopes,
@@ -54,6 +54,8 @@ pub(crate) struct LayerSet {
     softmaxes: OnceLock<Box<dyn Any + Send + Sync>>,
     /// How layer normalizations are computed where the backend underneath has kernels for them, [`LayerNorms`].
     layer_norms: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// How pairs are turned where the backend underneath has a kernel for that, [`Rotations`].
+    rotations: OnceLock<Box<dyn Any + Send + Sync>>,
     /// How the library multiplies that does so instead of the backend underneath, a [`Multiply`].
     library: OnceLock<Box<dyn Any + Send + Sync>>,
     /// The dtype of 16 bits that a tensor in f32 was cast to last.
@@ -88,6 +90,7 @@ impl LayerSet {
             cuda: AtomicBool::new(false),
             softmaxes: OnceLock::new(),
             layer_norms: OnceLock::new(),
+            rotations: OnceLock::new(),
             library: OnceLock::new(),
             low: Mutex::default(),
             owns: AtomicBool::new(false),
@@ -149,6 +152,17 @@ impl LayerSet {
     /// The kernels for layer normalizations, if there are any, and `B` is the backend underneath.
     pub(crate) fn layer_norms<B: Backend>(&self) -> Option<LayerNorms<B>> {
         self.layer_norms.get()?.downcast_ref().copied()
+    }
+
+    /// Records that the backend underneath has a kernel for rotations.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn set_rotations<B: Backend>(&self, rotations: Rotations<B>) {
+        self.rotations.get_or_init(|| Box::new(rotations));
+    }
+
+    /// The kernel for rotations, if there is one, and `B` is the backend underneath.
+    pub(crate) fn rotations<B: Backend>(&self) -> Option<Rotations<B>> {
+        self.rotations.get()?.downcast_ref().copied()
     }
 
     /// Records that a library computes products in 16 bits.

@@ -33,6 +33,8 @@ mod plan;
 mod recent;
 mod recompute;
 mod reduce;
+#[cfg(feature = "cubecl")]
+mod rotation;
 mod rows;
 #[cfg(feature = "cubecl")]
 mod rowwise;

@@ -135,6 +135,10 @@ impl Service {
         if let Some(layer_norms) = crate::layer_norm::layer_norms_on::<B>(device.base()) {
             layers.set_layer_norms::<B>(layer_norms);
         }
+        #[cfg(feature = "cubecl")]
+        if let Some(rotations) = crate::rotation::rotations_on::<B>(device.base()) {
+            layers.set_rotations::<B>(rotations);
+        }
         let token = token();
         let authorizer = TokenAuthorizer::new(token.as_str()).expect("the token is not empty");
         // Not `serve`, which would install a log subscriber and signal handlers of its own.

@@ -28,6 +28,7 @@ mod suite {
     mod recompute;
     mod reduce;
     mod rms_norm;
+    mod rotation;
     mod rowwise;
     mod scope;
     mod service;

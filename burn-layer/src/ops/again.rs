@@ -139,6 +139,7 @@ impl<B: BackendIr> Call<B> {
             _ if self.norm.is_some() || self.role.is_some() || self.row_norm.is_some() => {
                 self.defers()
             }
+            _ if self.rotation.is_some() => true,
             _ if self.scales_scores() => true,
             Some(_) if self.op.is_view() => true,
             _ => {
@@ -213,6 +214,7 @@ impl<B: BackendIr> Call<B> {
             || row_norm
                 .as_ref()
                 .is_some_and(|row_norm| row_norm.is_deferred())
+            || self.rotation.is_some()
     }
 
     /// The result of an op that waits: a view of a tensor that is computed again, or a part of a normalization or a softmax.
@@ -231,14 +233,18 @@ impl<B: BackendIr> Call<B> {
         let input = &again.inputs[0];
         let mut shape = input.shape();
         match self.op {
-            Op::float_reshape => shape = self.shape.take()?,
+            Op::float_reshape | Op::float_expand => shape = self.shape.take()?,
             Op::float_permute => shape = self.dims.iter().map(|&dim| shape[dim]).collect(),
             // The larger tensor comes first.
             Op::float_sum_dim => {
                 let last = shape.num_dims() - 1;
                 shape.as_mut_slice()[last] = 1;
             }
-            _ if self.role.is_some() || self.row_norm.is_some() => {}
+            Op::float_matmul => {
+                let last = shape.num_dims() - 1;
+                shape.as_mut_slice()[last] = again.inputs[1].shape()[last];
+            }
+            _ if self.role.is_some() || self.row_norm.is_some() || self.rotation.is_some() => {}
             // The tensor that a number of each channel is subtracted from, or that is multiplied by one, comes first.
             Op::float_sub | Op::float_mul => {}
             _ => {
@@ -345,9 +351,9 @@ impl Op {
         CHEAP.contains(&self)
     }
 
-    /// Whether the op changes nothing but the shape or the order of dimensions.
+    /// Whether the op changes nothing but the shape or the order of dimensions, or repeats elements.
     pub(crate) fn is_view(self) -> bool {
-        self == Op::float_reshape || transposes(self)
+        matches!(self, Op::float_reshape | Op::float_expand) || transposes(self)
     }
 }
 

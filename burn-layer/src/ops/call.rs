@@ -8,6 +8,7 @@ use super::{
     kernel_end::{alone_in_kernel, end_of_sum},
     layer_norm::RowNorm,
     lineage::Lineage,
+    rotation::Rotation,
     softmax::Role,
 };
 use crate::{
@@ -48,6 +49,8 @@ pub(crate) struct Call<B: BackendIr> {
     pub(super) role: Option<Arc<Role<B>>>,
     /// What the result is to a layer normalization, if anything.
     pub(super) row_norm: Option<Arc<RowNorm<B>>>,
+    /// What the result is to a rotation, if anything.
+    pub(super) rotation: Option<Arc<Rotation<B>>>,
     /// What the result has from the first float input, if there is one.
     pub(super) inherited: Option<Inherited<B>>,
     /// The dimensions given to a transposition.
@@ -85,6 +88,7 @@ impl<B: BackendIr> Call<B> {
             norm: None,
             role: None,
             row_norm: None,
+            rotation: None,
             inherited: None,
             dims: Vec::new(),
             shape: None,
@@ -117,7 +121,10 @@ impl<B: BackendIr> Call<B> {
     }
 
     pub(crate) fn see_shape(&mut self, shape: &Shape) {
-        if matches!(self.op, Op::float_reshape | Op::float_random) {
+        if matches!(
+            self.op,
+            Op::float_reshape | Op::float_expand | Op::float_random
+        ) {
             self.shape = Some(shape.clone());
         }
     }

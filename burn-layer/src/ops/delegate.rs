@@ -14,6 +14,7 @@ use super::{
     gradient_sum::gradient_sum,
     identity::identity,
     layer_norm::layer_norm,
+    rotation::rotation,
     select_assign::{embedding_backward, select_assign},
     softmax::{Role, softmax},
     sum_of_rows::{exact_sum, sum_of_rows},
@@ -346,6 +347,7 @@ macro_rules! delegate {
                     softmax!(call, $name, $($arg: $kind),*);
                     batch_norm!(call, $name, $($arg: $kind),*);
                     layer_norm!(call, $name, $($arg: $kind),*);
+                    rotation!(call, $name, $($arg: $kind),*);
                     exact_sum!(call, $name, $($arg: $kind),*);
                     average!(call, $name, $($arg: $kind),*);
                     gradient_sum!(call, $name, $($arg: $kind),*);

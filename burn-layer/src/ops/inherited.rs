@@ -85,7 +85,8 @@ impl<B: BackendIr> Call<B> {
             .with_part(self.makes_part(&shape))
             .with_norm(self.norm.clone())
             .with_role(self.role.clone())
-            .with_row_norm(self.row_norm.clone());
+            .with_row_norm(self.row_norm.clone())
+            .with_rotation(self.rotation.clone());
         if let Some(used) = &self.once_more {
             tensor.rows().set_used(used);
         }

@@ -19,6 +19,7 @@ pub(crate) mod layer_norm;
 mod lineage;
 mod parts;
 mod product;
+pub(crate) mod rotation;
 mod select_assign;
 pub(crate) mod softmax;
 mod sum_of_rows;
@@ -32,6 +33,9 @@ pub(crate) use layer_norm::NormBackward;
 pub(crate) use product::Multiply;
 #[cfg(feature = "cubecl")]
 pub(crate) use product::product_by_kernels;
+pub(crate) use rotation::Rotations;
+#[cfg(feature = "cubecl")]
+pub(crate) use rotation::Turn;
 pub(crate) use softmax::Softmaxes;
 #[cfg(feature = "cubecl")]
 pub(crate) use softmax::{Logits, Mask, Scale, SoftmaxBackward};

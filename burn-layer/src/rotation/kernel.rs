@@ -1,0 +1,106 @@
+//! The kernel. A unit takes a few pairs.
+
+use burn_backend::{TensorMetadata, cubecl::dtype_to_storage_type};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use cubecl::prelude::*;
+
+use crate::{
+    ops::Turn,
+    rowwise::{cubes, empty, plain},
+};
+
+/// The bytes that a unit reads of the input, or writes, at a time.
+const BYTES: usize = 16;
+
+/// See [`Rotates::turn`](super::Rotates::turn).
+pub(super) fn turn(turn: Turn<CubeBackend>) -> CubeTensor {
+    let Turn {
+        x,
+        matrix,
+        factors,
+        back,
+        form,
+    } = turn;
+    let [x, matrix, factors] = [x, matrix, factors].map(plain);
+    let output = empty(&x, form);
+    // All numbers of a text: each two factors are for one.
+    let period = factors.shape().num_elements() / 2;
+    let elements = x.shape().num_elements();
+    let size = x.dtype.size().max(output.dtype.size());
+    let fits = |vector: &usize| vector * size <= BYTES && period.is_multiple_of(*vector);
+    // There are two in each pair.
+    let vector = [8, 4].into_iter().find(fits).unwrap_or(2);
+    let vectors = elements / vector;
+    let client = x.client.clone();
+    let dim = CubeDim::new(&client, vectors);
+    let dtypes = [x.dtype, output.dtype].map(dtype_to_storage_type);
+    turn_kernel::launch(
+        &client,
+        cubes(vectors.div_ceil(dim.num_elems() as usize)),
+        dim,
+        vector,
+        x.into_buffer_arg(),
+        matrix.into_buffer_arg(),
+        factors.into_buffer_arg(),
+        output.clone().into_buffer_arg(),
+        vectors,
+        period / vector,
+        vector,
+        back,
+        dtypes,
+    );
+    output
+}
+
+#[cube(launch)]
+fn turn_kernel<F: Float, O: Float, N: Size>(
+    x: &[Vector<F, N>],
+    matrix: &[f32],
+    factors: &[Vector<f32, N>],
+    output: &mut [Vector<O, N>],
+    vectors: usize,
+    period: usize,
+    #[comptime] width: usize,
+    #[comptime] back: bool,
+    #[define(F, O)] _dtypes: [ElemType; 2],
+) {
+    let mut at = ABSOLUTE_POS;
+    while at < vectors {
+        let values = Vector::<f32, N>::cast_from(x[at]);
+        // Two factors for each number.
+        let place = 2 * (at % period);
+        let (first, second) = (factors[place], factors[place + 1]);
+        let mut turned = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for pair in 0..comptime!(width / 2) {
+            #[unroll]
+            for to in 0..2usize {
+                let mut sum = f32::new(0.0);
+                #[unroll]
+                for from in 0..2usize {
+                    // The number before it was turned, and after that.
+                    let (before, after) = if comptime!(back) {
+                        (to, from)
+                    } else {
+                        (from, to)
+                    };
+                    #[unroll]
+                    for term in 0..2usize {
+                        let factor = comptime!(2 * (2 * pair + after) + term);
+                        let factor = if comptime!(factor < width) {
+                            first.extract(factor)
+                        } else {
+                            second.extract(comptime!(factor - width))
+                        };
+                        sum += values.extract(comptime!(2 * pair + from))
+                            * matrix[comptime!(4 * before + 2 * after + term)]
+                            * factor;
+                    }
+                }
+                turned.insert(comptime!(2 * pair + to), sum);
+            }
+        }
+        output[at] = Vector::cast_from(turned);
+        at += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}

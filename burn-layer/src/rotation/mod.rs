@@ -1,0 +1,28 @@
+//! The kernel of rotary position encodings, on CubeCL's devices: it reads pairs of neighbours, and writes them turned.
+
+mod fused;
+mod kernel;
+
+use burn_backend::{Backend, tensor::FloatTensor};
+use burn_cubecl::{Cube, CubeBackend, CubeDevice, tensor::CubeTensor};
+use core::any::Any;
+
+use crate::ops::{Rotations, Turn};
+
+/// How pairs are turned, if the device is one of CubeCL's.
+pub(crate) fn rotations_on<B: Backend>(device: &B::Device) -> Option<Rotations<B>> {
+    (device as &dyn Any).downcast_ref::<CubeDevice>()?;
+    let rotations = Rotations::<Cube> { turn: Cube::turn };
+    (&rotations as &dyn Any).downcast_ref().copied()
+}
+
+/// A backend with this kernel.
+trait Rotates: Backend {
+    fn turn(turn: Turn<Self>) -> FloatTensor<Self>;
+}
+
+impl Rotates for CubeBackend {
+    fn turn(turn: Turn<Self>) -> CubeTensor {
+        kernel::turn(turn)
+    }
+}
