@@ -68,6 +68,14 @@ pub(crate) enum Part {
     Mask,
     /// A sigmoid, reshaped or not.
     Gate,
+    /// What is multiplied by a gate in forward.
+    Gated,
+    /// The gradient of that.
+    OfGated,
+    /// What the first so many ops of a gate's derivative make in backward, `(1 - gate) gate`.
+    OfGateSlope(usize),
+    /// The gradient of what a gate is computed from.
+    OfGate,
     /// What the first so many ops of a sigmoid make.
     OfSigmoid(usize),
     /// A one alone, as backward begins with, a number times it, or a reshape of these.

@@ -47,6 +47,9 @@ pub struct Inputs {
     /// For an elementwise product with a sigmoid, which is how Burn computes `silu` and gates: the dtype that the other input
     /// is stored in.
     pub gated: Option<DType>,
+    /// For the sum in backward of the two gradients of a tensor that forward multiplied by its own sigmoid, as `silu` does: the dtype that
+    /// the gradient by way of the product is stored in.
+    pub of_gated: Option<DType>,
     /// For a product or convolution of backward that computes the gradient of its forward op's first float input: the dtype
     /// that this input was stored in. `None` for every other op.
     pub gradient_of: Option<DType>,
@@ -60,6 +63,8 @@ pub struct Inputs {
     pub(crate) averages: bool,
     /// Which part of something that Burn computes by several ops the first float input may be.
     pub(crate) first_part: Option<Part>,
+    /// The same of the last one.
+    pub(crate) last_part: Option<Part>,
     /// The scope of the op.
     pub(crate) scope: Option<Arc<Scope>>,
     /// The rows of the first float input.
@@ -88,6 +93,7 @@ impl Inputs {
             widest: first,
             mixed: first != tensor.storage_dtype(),
             first_part: tensor.part(),
+            last_part: tensor.part(),
             first_rows: Some(tensor.rows().clone()),
             first_columns: columns.cloned(),
             last_columns: columns.cloned(),
@@ -115,11 +121,13 @@ impl Inputs {
             biased: false,
             masked: None,
             gated: None,
+            of_gated: None,
             gradient_of: None,
             of_shared: false,
             to_vector: false,
             averages: false,
             first_part: None,
+            last_part: None,
             scope: None,
             first_rows: None,
             first_columns: None,
@@ -183,6 +191,12 @@ impl Inputs {
         self.averages = two && (self.first_part, tensor.part()) == (weighted, weighted);
         self.masked = beside(Part::Mask).filter(|_| two);
         self.gated = beside(Part::Gate).filter(|_| two);
+        self.of_gated = match (self.first_part, tensor.part()) {
+            (Some(Part::OfGated), Some(Part::OfGate)) if two => Some(self.first),
+            (Some(Part::OfGate), Some(Part::OfGated)) if two => Some(storage),
+            _ => None,
+        };
+        self.last_part = tensor.part();
         self.shapes.push(shape);
         self.last_transposed = tensor.columns().is_some();
         self.last_columns = tensor.columns().cloned();

@@ -63,6 +63,17 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
         }
     }
 
+    /// If it is not to be `again`: once it was computed, it is kept.
+    pub(crate) fn computed(self, again: bool) -> Self {
+        match again {
+            true => self,
+            false => Self {
+                again: AtomicUsize::new(OFTEN),
+                ..self
+            },
+        }
+    }
+
     /// `view` computes it in another dtype: of a viewed tensor, or by a kernel that rounds what it computes.
     pub(crate) fn with_view(self, view: impl Fn(DType) -> P + Send + Sync + 'static) -> Self {
         Self {

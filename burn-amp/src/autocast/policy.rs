@@ -246,6 +246,9 @@ impl Policy {
             Rule::Promote if op == Op::float_mul && inputs.gated == Some(low) => {
                 Plan::compute(DType::F32).store(low)
             }
+            Rule::Promote if op == Op::float_add && inputs.of_gated == Some(low) => {
+                Plan::compute(DType::F32).store(low)
+            }
             Rule::Promote => inputs.promote(),
         }
     }

@@ -156,7 +156,7 @@ impl<B: BackendIr> Call<B> {
     /// Has the result computed again if that takes less memory. Only in that case are the inputs held from now on, because a
     /// backend may write a result in place of an input that nobody else holds.
     pub(super) fn again(&mut self, inputs: &[&LayeredFloat<B>], run: Run<B>) {
-        let waits = self.op.is_view() || self.defers() || self.scales_scores();
+        let waits = self.op.is_view() || self.defers() || self.scales_scores() || self.gates_low();
         if !waits && !self.takes_less(inputs) {
             return;
         }
@@ -182,12 +182,15 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// Whether keeping the inputs takes less memory than keeping the output: one input is as large as the output but in a
-    /// narrower dtype, or is kept in any case, and the others have at most a quarter of its elements.
+    /// narrower dtype, or is kept in any case, and the others have at most a quarter of its elements, or are gates that are computed
+    /// again themselves.
     fn takes_less(&self, inputs: &[&LayeredFloat<B>]) -> bool {
         let elements = elements_of_all(inputs);
         let mut large = None;
         for input in inputs {
             match input.shape().num_elements() {
+                // It holds nothing but what it is computed from, which is the other input of a `silu`.
+                _ if input.part() == Some(Part::Gate) && input.recomputed().is_some() => {}
                 all if all == elements => match large {
                     None => large = Some(input),
                     Some(_) => return false,
@@ -226,7 +229,7 @@ impl<B: BackendIr> Call<B> {
             let again = self.again.take()?;
             return Some(self.scaled_later(again));
         }
-        if !self.op.is_view() && !self.defers() {
+        if !self.op.is_view() && !self.defers() && !self.gates_low() {
             return None;
         }
         let again = self.again.take()?;
@@ -235,6 +238,7 @@ impl<B: BackendIr> Call<B> {
         match self.op {
             Op::float_reshape | Op::float_expand => shape = self.shape.take()?,
             Op::float_permute => shape = self.dims.iter().map(|&dim| shape[dim]).collect(),
+            Op::sigmoid => {}
             // The larger tensor comes first.
             Op::float_sum_dim => {
                 let last = shape.num_dims() - 1;
@@ -263,6 +267,18 @@ impl<B: BackendIr> Call<B> {
         let like = input.clone();
         let value = self.recomputed(None, again);
         Some(self.waiting(value, &like, (shape, dtype)))
+    }
+
+    /// Whether the op is a sigmoid in f32, in forward, of what is stored in 16 bits, on a backend that fuses ops: the gate of a `silu`,
+    /// most likely. It waits for the product with that, and is computed in its kernel, which does not write it.
+    fn gates_low(&self) -> bool {
+        let low = |inputs: &Inputs| inputs.stored_low();
+        self.op == Op::sigmoid
+            && self.plan.recompute
+            && self.plan.stored(DType::F32) == DType::F32
+            && self.inputs.as_ref().is_some_and(low)
+            && self.layer().is_fused()
+            && !self.layer().is_in_backward()
     }
 
     /// Whether the op scales the scores of attention, in forward, on a backend that fuses ops. Next they are masked, after a view of the
@@ -317,7 +333,11 @@ impl<B: BackendIr> Call<B> {
         let stored = again.inputs[0].storage_dtype();
         let views = self.op.is_view() && dtype.unwrap_or(stored) == stored && again.store.is_none();
         let viewed = again.clone();
-        let value = Recomputed::new(self.op, value, depth, move || again.compute(dtype));
+        let compute = move || again.compute(dtype);
+        let value = match self.gates_low() {
+            true => Recomputed::waiting(self.op, depth, compute),
+            false => Recomputed::new(self.op, value, depth, compute),
+        };
         let value = match views {
             true => value.with_view(move |dtype| viewed.view_in(dtype)),
             false => value,

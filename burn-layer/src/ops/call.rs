@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Cast, Inputs, LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Made, Op, Plan, Run,
+    float::Part,
     recent::GiveUp,
     recompute::Recomputed,
     reduce::Viewed,
@@ -67,6 +68,10 @@ pub(crate) struct Call<B: BackendIr> {
     pub(super) watched: bool,
     /// The float inputs as they are stored, when watched.
     stored: Vec<Viewed<B>>,
+    /// Whether a float input is cast from the narrower dtype that it was computed in.
+    pub(super) of_exact: bool,
+    /// Whether the op multiplies by a gate, or what was multiplied by one.
+    gates: bool,
     /// The float inputs that can be computed again. They are held until the op was sent, so that it is sent before they are
     /// freed.
     values: Vec<Arc<Recomputed<FloatTensor<B>>>>,
@@ -97,6 +102,8 @@ impl<B: BackendIr> Call<B> {
             constants: Constants::default(),
             watched: false,
             stored: Vec::new(),
+            gates: false,
+            of_exact: false,
             values: Vec::new(),
         }
     }
@@ -117,6 +124,9 @@ impl<B: BackendIr> Call<B> {
         }
         self.see_layer(tensor.layer());
         self.of_recomputed = self.of_recomputed.max(tensor.recomputed());
+        self.of_exact |= tensor.exact().is_some();
+        self.gates |=
+            self.op == Op::float_mul && matches!(tensor.part(), Some(Part::Gate | Part::Gated));
         self.lineage.see(tensor);
     }
 
@@ -264,10 +274,11 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// Called when all inputs are lowered. A kernel that computes an input again cannot go on beyond a product, or another op
-    /// with a backward of its own. So such inputs are given up here, and the backend alone holds those that nobody else needs.
+    /// with a backward of its own. So such inputs are given up here, and the backend alone holds those that nobody else needs. A gate
+    /// is needed no more after its product, nor is a `silu` after its product with another tensor.
     pub(crate) fn lowered(&self) {
         self.ends_kernels();
-        if self.op.has_backward() {
+        if self.op.has_backward() || self.gates && !self.layer().is_in_backward() {
             self.values.iter().for_each(|value| value.give_up());
         }
     }

@@ -34,11 +34,13 @@ impl<B: BackendIr> Call<B> {
             && self.layer().is_fused()
     }
 
-    /// Whether the op is a sum or mean, in f32, of what is stored in 16 bits, on a backend that fuses ops.
+    /// Whether the op is a sum or mean, in f32, of what is stored in 16 bits or was computed in them, on a backend that fuses ops.
     pub(super) fn sums_cast(&self) -> bool {
-        let low = |inputs: &Inputs| inputs.stored_low();
+        let low = |inputs: &Inputs| {
+            self.of_exact || inputs.stored_low() && self.plan.compute == Some(DType::F32)
+        };
         matches!(self.op, Op::float_sum_dim | Op::float_mean_dim)
-            && self.plan.compute == Some(DType::F32)
+            && self.plan.stored(DType::F32) == DType::F32
             && self.inputs.as_ref().is_some_and(low)
             && self.layer().is_fused()
     }

@@ -1,7 +1,7 @@
 //! Which part of something that Burn computes by several ops a result may be.
 
 use super::call::Call;
-use crate::{Op, float::Part};
+use crate::{Inputs, Op, float::Part};
 use burn_backend::Shape;
 use burn_ir::BackendIr;
 
@@ -44,6 +44,11 @@ impl<B: BackendIr> Call<B> {
             return self.layer().is_in_backward().then_some(Part::Zeros);
         }
         let inputs = self.inputs.as_ref()?;
+        if self.layer().is_in_backward()
+            && let Some(part) = self.makes_part_of_gate(inputs)
+        {
+            return Some(part);
+        }
         match self.op {
             Op::float_reshape | Op::float_mul_scalar if inputs.first_part == Some(Part::One) => {
                 inputs.first_part
@@ -53,6 +58,9 @@ impl<B: BackendIr> Call<B> {
             }
             Op::float_matmul => Some(Part::Product),
             Op::sigmoid => Some(Part::Gate),
+            Op::float_mul if inputs.gated.is_some() && !self.layer().is_in_backward() => {
+                Some(Part::Gated)
+            }
             Op::float_reshape | Op::float_expand | Op::float_cast
                 if inputs.first_part == Some(Part::Gate) =>
             {
@@ -66,6 +74,31 @@ impl<B: BackendIr> Call<B> {
                 let of_sigmoid = continues_sigmoid(op, self.constants.first(), inputs.first_part);
                 of_sigmoid.or(weighted.then_some(Part::Weighted))
             }
+        }
+    }
+
+    /// Which part of the gradient of a gate, or of what is multiplied by one, a result of backward may be. Burn's client sends the
+    /// backward of a sigmoid whole, or op by op.
+    fn makes_part_of_gate(&self, inputs: &Inputs) -> Option<Part> {
+        let parts = (inputs.first_part, inputs.last_part);
+        match (self.as_negation(), parts) {
+            (Op::float_neg, (Some(Part::Gate), _)) => Some(Part::OfGateSlope(1)),
+            (Op::float_add_scalar, (Some(Part::OfGateSlope(1)), _)) => {
+                (self.constants.first() == Some(1.0)).then_some(Part::OfGateSlope(2))
+            }
+            (Op::float_mul, (Some(Part::Gate), Some(Part::OfGateSlope(2)))) => {
+                Some(Part::OfGateSlope(3))
+            }
+            (Op::float_mul, (Some(Part::OfGateSlope(3)), _))
+            | (Op::sigmoid_backward, (Some(Part::Gate), _))
+                if inputs.last_is_gradient =>
+            {
+                Some(Part::OfGate)
+            }
+            (Op::float_mul, (_, Some(Part::Gate))) if inputs.first_is_gradient => {
+                Some(Part::OfGated)
+            }
+            _ => None,
         }
     }
 }

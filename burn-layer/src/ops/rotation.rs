@@ -212,13 +212,14 @@ impl<B: BackendIr> Call<B> {
                 form: (form.clone(), dtype),
             })
         };
-        if !self.plan.recompute {
+        if !self.plan.recompute && self.layer().low().is_none() {
             return Some(self.float(turned(DType::F32)));
         }
         let turned = Arc::new(turned);
         let again = turned.clone();
         let depth = self.of_recomputed.map_or(1, |depth| depth + 1);
         let value = Recomputed::waiting(self.op, depth, move || again(DType::F32))
+            .computed(self.plan.recompute)
             // A product takes it in 16 bits, and nothing goes on in its kernel.
             .with_view(move |dtype| turned(dtype));
         let value = Later::Recomputed(Arc::new(value));

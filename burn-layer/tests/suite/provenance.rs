@@ -269,3 +269,48 @@ fn masks_and_gates_are_told() {
     let compared = || wide.clone().greater_scalar(0.5).float();
     assert_eq!(told(&|| x.clone() * compared()), [f16, None, f32]);
 }
+
+/// Writes down what of sums the layer is told, and stores products with sigmoids as what they multiply.
+#[derive(Clone, Debug, Default)]
+struct Sums(Arc<Mutex<Vec<Option<DType>>>>);
+
+impl Layer for Sums {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        match op {
+            Op::float_matmul => Some(Plan::compute(DType::BF16)),
+            Op::sigmoid => Some(Plan::compute(DType::F32)),
+            Op::float_mul if inputs.gated == Some(DType::BF16) => {
+                Some(Plan::compute(DType::F32).store(DType::BF16))
+            }
+            Op::float_add => {
+                self.0.lock().unwrap().push(inputs.of_gated);
+                Some(inputs.promote())
+            }
+            _ => Some(inputs.promote()),
+        }
+    }
+}
+
+#[test]
+fn gradients_of_what_a_gate_multiplies_are_told() {
+    let sums = Sums::default();
+    let device = Layers::on(Device::flex()).layer(sums.clone()).leased();
+    let device = device.autodiff();
+    let told = |y: &dyn Fn(Tensor<2>) -> Tensor<2>| {
+        let x = random(&device).require_grad();
+        let y = y(x.clone().matmul(random(&device)));
+        // So the gradient is of a product, in bf16.
+        let loss = y.matmul(random(&device)).sum();
+        device.sync().unwrap();
+        sums.0.lock().unwrap().clear();
+        x.grad(&loss.backward()).unwrap().into_data();
+        core::mem::take(&mut *sums.0.lock().unwrap())
+    };
+    let bf16 = Some(DType::BF16);
+    assert_eq!(told(&activation::silu), [bf16]);
+    assert_eq!(told(&|x| activation::silu(x.clone()) * x), [bf16, None]);
+    // By the sigmoid of something else, and another function of it.
+    let other = |x: Tensor<2>| x.clone() * activation::sigmoid(x * 2.0);
+    assert_eq!(told(&other), [None]);
+    assert_eq!(told(&|x| x.clone() * x.tanh()), [None]);
+}

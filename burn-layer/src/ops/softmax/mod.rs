@@ -233,9 +233,9 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// The softmax, which waits if it may be computed again: for what follows in its kernel, such as a cast.
+    /// The softmax, which waits if it may be computed again, or is needed in 16 bits: for what follows in its kernel, such as a cast.
     fn softmax(&mut self, of: Arc<Exponents<B>>, like: &LayeredFloat<B>) -> LayeredFloat<B> {
-        if !self.plan.recompute {
+        if !self.plan.recompute && self.layer().low().is_none() {
             return match of.scores() {
                 Some(_) => self.float(of.by_kernel(DType::F32)),
                 None => self.float(of.by_ops()),
@@ -245,6 +245,7 @@ impl<B: BackendIr> Call<B> {
         let depth = of.x.recomputed().map_or(1, |depth| depth + 1);
         let alone = of.clone();
         let value = Recomputed::waiting(self.op, depth, move || of.by_ops())
+            .computed(self.plan.recompute)
             // Where a product takes it, and nothing goes on in its kernel.
             .with_view(move |dtype| alone.by_kernel(dtype));
         let value = Later::Recomputed(Arc::new(value));
