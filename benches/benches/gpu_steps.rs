@@ -27,13 +27,14 @@ const ROUNDS: usize = 10;
 
 /// The models and their batch sizes. Small ones come first, so that they are measured even if larger ones do not fit.
 /// `torch/steps.py` has the same models.
-const MODELS: [(&str, usize); 7] = [
+const MODELS: [(&str, usize); 8] = [
     ("resnet50", 64),
     ("vit_b_16", 32),
     ("gpt2", 2),
     ("resnet50", 256),
     ("vit_b_16", 128),
     ("gpt2", 8),
+    ("smollm", 8),
     ("vit_h_14", 32),
 ];
 

@@ -93,15 +93,60 @@ class GPT2(nn.Module):
         return F.linear(x, self.tokens.weight).flatten(0, 1)
 
 
-# How each is made, and the height and width of its images, or its vocabulary and the length of its texts. The last two are for
+def rotated(x, cos, sin):
+    """In f32, the dtype of the angles."""
+    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).type_as(x)
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, width, inner, groups):
+        super().__init__()
+        linear = lambda cin, cout: nn.Linear(cin, cout, bias=False)
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.query, self.output = linear(width, width), linear(width, width)
+        self.key, self.value = linear(width, 64 * groups), linear(width, 64 * groups)
+        self.gate, self.up, self.down = linear(width, inner), linear(width, inner), linear(inner, width)
+
+    def forward(self, x, cos, sin):
+        y = self.norm1(x)
+        heads = lambda linear: linear(y).unflatten(2, (-1, 64)).transpose(1, 2)
+        q, k, v = rotated(heads(self.query), cos, sin), rotated(heads(self.key), cos, sin), heads(self.value)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.output(y.transpose(1, 2).flatten(2))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    def __init__(self, layers=30, width=576, inner=1536, groups=3, vocabulary=49152, context=1024):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.blocks = nn.ModuleList(LlamaBlock(width, inner, groups) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        angles = torch.outer(torch.arange(context).float(), 10_000.0 ** (-torch.arange(0, 64, 2) / 64))
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return F.linear(self.norm(x), self.tokens.weight).flatten(0, 1)
+
+
+# How each is made, and the height and width of its images, or its vocabulary and the length of its texts. The last three are for
 # a look at the script itself.
 MODELS = {
     "resnet50": (resnet50, 224),
     "vit_b_16": (ViT, 224),
     "vit_h_14": (lambda: ViT(32, 1280, 14), 224),
     "gpt2": (GPT2, (50257, 1024)),
+    "smollm": (Llama, (49152, 1024)),
     "vit_tiny": (lambda: ViT(2, 64, 8, 32), 32),
     "gpt_tiny": (lambda: GPT2(2, 64, 256, 32), (256, 32)),
+    "llama_tiny": (lambda: Llama(2, 128, 256, 1, 256, 32), (256, 32)),
 }
 
 

@@ -17,7 +17,7 @@ use crate::{lines_of, problem_of, quartiles, unpaired_ratio};
 /// ```
 pub fn torch_ways(model: &str) -> Vec<&'static str> {
     let mut ways = vec!["f32", "TF32", "bf16 autocast"];
-    if !model.starts_with("gpt") {
+    if ["resnet", "vit"].iter().any(|kind| model.starts_with(kind)) {
         ways.push("defaults");
     }
     if model.starts_with("resnet") {
@@ -97,13 +97,11 @@ mod tests {
     #[test]
     fn convolutions_have_ways_of_their_own() {
         let has = |model, way| torch_ways(model).contains(&way);
-        let models = ["resnet50", "vit_b_16", "gpt2"];
-        assert_eq!(
-            models.map(|model| has(model, "defaults")),
-            [true, true, false]
-        );
+        let models = ["resnet50", "vit_b_16", "gpt2", "smollm"];
+        let defaults = models.map(|model| has(model, "defaults"));
+        assert_eq!(defaults, [true, true, false, false]);
         let last = models.map(|model| has(model, "TF32, channels last"));
-        assert_eq!(last, [true, false, false]);
+        assert_eq!(last, [true, false, false, false]);
     }
 
     #[test]

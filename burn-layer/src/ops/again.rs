@@ -1,6 +1,8 @@
 //! What is [computed again](crate::Plan::recompute) where it is needed once more: results of cheap ops, and views of these.
 
-use super::{batch_norm::Norm, call::Call, inherited::transposes};
+use super::{
+    batch_norm::Norm, call::Call, inherited::transposes, layer_norm::RowNorm, rotation::Rotation,
+};
 use crate::{
     Inputs, LayeredFloat, LayeredTensor, Op,
     deferred::Deferred,
@@ -281,6 +283,15 @@ impl<B: BackendIr> Call<B> {
             && !self.layer().is_in_backward()
     }
 
+    /// Whether the op may begin an RMS normalization, its backward or a rotation, which other programs than these have too.
+    fn may_begin(&self) -> bool {
+        let (row_norm, rotation) = (self.row_norm.as_deref(), self.rotation.as_deref());
+        matches!(
+            row_norm,
+            Some(RowNorm::SquaredInput(..) | RowNorm::NegInput(_))
+        ) || matches!(rotation, Some(Rotation::Products(_)))
+    }
+
     /// Whether the op scales the scores of attention, in forward, on a backend that fuses ops. Next they are masked, after a view of the
     /// mask, and no kernel goes on past a view. So they are scaled when they are masked.
     pub(super) fn scales_scores(&self) -> bool {
@@ -334,8 +345,8 @@ impl<B: BackendIr> Call<B> {
         let views = self.op.is_view() && dtype.unwrap_or(stored) == stored && again.store.is_none();
         let viewed = again.clone();
         let compute = move || again.compute(dtype);
-        let value = match self.gates_low() {
-            true => Recomputed::waiting(self.op, depth, compute),
+        let value = match self.gates_low() || self.may_begin() {
+            true => Recomputed::waiting(self.op, depth, compute).computed(self.plan.recompute),
             false => Recomputed::new(self.op, value, depth, compute),
         };
         let value = match views {
