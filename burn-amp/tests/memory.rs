@@ -123,10 +123,10 @@ fn what_backward_needs_takes_less_in_bf16() {
     println!("linear layers with dropout: {ratio:.3} of f32");
     assert!((0.45..0.55).contains(&ratio));
 
-    // What `silu` took and what the layer after it takes, and neither the sigmoid nor the product in f32.
+    // What `silu` took, two bytes: the sigmoid, the product with it, and so what the layer after it takes, are computed again.
     let ratio = between(&silu);
     println!("linear layers with silu: {ratio:.3} of f32");
-    assert!((0.31..0.36).contains(&ratio));
+    assert!((0.15..0.2).contains(&ratio));
 
     // A softmax in training is a difference, an exponential and a quotient. What it was made of stays, and its result, both in bf16.
     let [plain, bf16] = plain_and_bf16().map(|device| {

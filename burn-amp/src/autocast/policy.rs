@@ -239,7 +239,7 @@ impl Policy {
             Rule::Full | Rule::Accumulate => Plan::compute(DType::F32),
             Rule::FullKeep if inputs.shifted => Plan::compute(DType::F32),
             Rule::FullKeep => Plan::compute(DType::F32).store(inputs.first),
-            // Dropout and silu, which Burn computes as products. As in PyTorch, low inputs stay low.
+            // Dropout and silu, which Burn computes as products. As in PyTorch, low inputs stay low, and so do their gradients.
             Rule::Promote if op == Op::float_mul && inputs.masked == Some(low) => {
                 Plan::compute(low)
             }

@@ -184,15 +184,17 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// Whether keeping the inputs takes less memory than keeping the output: one input is as large as the output but in a
-    /// narrower dtype, or is kept in any case, and the others have at most a quarter of its elements, or are gates that are computed
-    /// again themselves.
+    /// narrower dtype, or is kept in any case, and the others have at most a quarter of its elements, or are gates
+    /// that are computed again themselves.
     fn takes_less(&self, inputs: &[&LayeredFloat<B>]) -> bool {
         let elements = elements_of_all(inputs);
         let mut large = None;
         for input in inputs {
             match input.shape().num_elements() {
-                // It holds nothing but what it is computed from, which is the other input of a `silu`.
-                _ if input.part() == Some(Part::Gate) && input.recomputed().is_some() => {}
+                // A gate holds nothing but what it is computed from, which is the other factor of a `silu`.
+                _ if self.op == Op::float_mul
+                    && input.part() == Some(Part::Gate)
+                    && input.recomputed().is_some() => {}
                 all if all == elements => match large {
                     None => large = Some(input),
                     Some(_) => return false,
