@@ -347,7 +347,7 @@ impl<B: BackendIr> Call<B> {
         let views = self.op.is_view() && dtype.unwrap_or(stored) == stored && again.store.is_none();
         let viewed = again.clone();
         let compute = move || again.compute(dtype);
-        let value = match self.gates_low() || self.may_begin() {
+        let value = match value.is_none() && (self.gates_low() || self.may_begin()) {
             true => Recomputed::waiting(self.op, depth, compute).computed(self.plan.recompute),
             false => Recomputed::new(self.op, value, depth, compute),
         };

@@ -67,8 +67,8 @@ macro_rules! layer_norm {
 }
 pub(super) use layer_norm;
 
-/// How a backend computes layer and RMS normalizations by kernels of its own. A row is along the last dimension; a number of each row has a last
-/// dimension of 1, and is f32.
+/// How a backend computes layer and RMS normalizations by kernels of its own. A row is along the last dimension; a number of each row has
+/// a last dimension of 1, and is f32.
 pub(crate) struct LayerNorms<B: Backend> {
     /// The mean and the variance of each row.
     pub(crate) moments: fn(FloatTensor<B>) -> [FloatTensor<B>; 2],
@@ -79,7 +79,8 @@ pub(crate) struct LayerNorms<B: Backend> {
 }
 
 /// What the gradient of a normalized tensor's input is computed from: `(g - mean(g) - n mean(g n)) / deviation + added`, where `n` is the
-/// normalized tensor, and `g` is `gradient scale`. Where no mean was subtracted, that of `g` is not either. It has the dtype of `x`, or that of `added` if it is wider.
+/// normalized tensor, and `g` is `gradient scale`. Where no mean was subtracted, that of `g` is not either. It has the dtype of `x`, or
+/// that of `added` if it is wider.
 #[cfg_attr(not(feature = "cubecl"), expect(dead_code, reason = "kernels read it"))]
 pub(crate) struct NormBackward<B: Backend> {
     pub(crate) x: FloatTensor<B>,
