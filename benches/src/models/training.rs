@@ -317,4 +317,35 @@ mod tests {
             assert!(theirs < 0.02, "{theirs}");
         }
     }
+
+    /// Where ops are fused, burn-layer computes norms, rotations, softmaxes and gates in other ways than Burn's ops say.
+    #[test]
+    #[cfg(feature = "cpu")]
+    fn a_llama_on_fused_layers_is_as_on_a_plain_device() {
+        let sizes = LlamaSizes {
+            layers: 2,
+            width: 128,
+            inner: 96,
+            groups: 1,
+            vocabulary: 11,
+            context: 8,
+        };
+        let plain = Device::flex().autodiff();
+        let model = Llama::new(sizes, &plain);
+        let run = |model: &Llama, device: &Device| {
+            let tokens = Tensor::<2, Int>::from_data([[1, 5, 3, 9, 0, 2], [7; 6]], device);
+            let logits = model.forward(tokens);
+            let values = logits.to_data().try_to_vec::<f32>().unwrap();
+            [values, gradients(model, logits)]
+        };
+        let expected = run(&model, &plain);
+        for (precision, most) in [(Precision::O0, 1e-5), (Precision::Bf16, 0.02)] {
+            let device = precision.device(Device::cpu()).autodiff();
+            let found = run(&model.clone().fork(&device), &device);
+            for (found, expected) in found.iter().zip(&expected) {
+                let distance = distance(found, expected);
+                assert!(distance < most, "{precision}: {distance}");
+            }
+        }
+    }
 }
