@@ -26,10 +26,25 @@ fn log() -> Option<MutexGuard<'static, FusionLog>> {
         println!("SKIPPED: no ops are fused without the features cpu and fusion");
         return None;
     }
-    let start = || FusionLog::start().unwrap().expect("nothing ran before");
+    let start = || {
+        tune_little();
+        FusionLog::start().unwrap().expect("nothing ran before")
+    };
     let log = LOG.get_or_init(|| Mutex::new(start()));
     Some(log.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
 }
+
+/// Has CubeCL's tuner compile few kernels: which one computes a product is not counted.
+#[cfg(feature = "cpu")]
+fn tune_little() {
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune::AutotuneLevel};
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    config.autotune.level = AutotuneLevel::Minimal;
+    CubeClRuntimeConfig::set(config);
+}
+
+#[cfg(not(feature = "cpu"))]
+fn tune_little() {}
 
 #[cfg(feature = "cpu")]
 fn cpu() -> Device {
