@@ -1,8 +1,11 @@
 //! Layer normalizations in training, against their formulas.
 
 use super::{
-    devices::{devices, devices_and_cpu},
-    rowwise::{Mixed, activation, cases, cases_of, difference, numbers, rounded, values, wide},
+    devices::devices,
+    rowwise::{
+        Mixed, activation, cases, cases_of, check_f32, check_network, difference, numbers, rounded,
+        values, wide,
+    },
 };
 use burn::{
     module::Param,
@@ -163,15 +166,7 @@ fn network(device: &Device) -> Vec<Vec<f64>> {
 
 #[test]
 fn residual_blocks_are_as_on_the_plain_device() {
-    let expected = network(&Device::flex().autodiff());
-    for (plain, layer) in cases() {
-        let found = network(&layer.device(&plain).autodiff());
-        for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let found = difference(found, expected);
-            let most = 16.0 * rounded(&layer);
-            assert!(found < most, "{plain:?}, {:?}, {which}: {found}", layer.low);
-        }
-    }
+    check_network(network, 16.0);
 }
 
 /// Where ops are fused, no op of a norm's backward is computed by itself, and nothing of forward once more.
@@ -263,12 +258,5 @@ fn other_uses(device: &Device) -> Vec<Vec<f64>> {
 
 #[test]
 fn what_is_needed_by_itself_is_as_on_the_plain_device() {
-    let expected = other_uses(&Device::flex().autodiff());
-    for plain in devices_and_cpu() {
-        let device = Mixed::default().device(&plain).autodiff();
-        for (which, (found, expected)) in other_uses(&device).iter().zip(&expected).enumerate() {
-            let difference = difference(found, expected);
-            assert!(difference < 1e-5, "{plain:?}, {which}: {difference}");
-        }
-    }
+    check_f32(other_uses, 1e-5);
 }

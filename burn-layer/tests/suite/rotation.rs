@@ -1,9 +1,6 @@
 //! Rotary position encodings, against their formula.
 
-use super::{
-    devices::devices_and_cpu,
-    rowwise::{Mixed, activation, cases, difference, numbers, rounded, values, wide},
-};
+use super::rowwise::{activation, cases, check_f32, difference, numbers, rounded, values, wide};
 use burn::{
     nn::RotaryEncodingConfig,
     tensor::{Device, Tensor, TensorData},
@@ -126,12 +123,5 @@ fn other_uses(device: &Device) -> Vec<Vec<f64>> {
 
 #[test]
 fn what_is_needed_by_itself_is_as_on_the_plain_device() {
-    let expected = other_uses(&Device::flex().autodiff());
-    for plain in devices_and_cpu() {
-        let device = Mixed::default().device(&plain).autodiff();
-        for (which, (found, expected)) in other_uses(&device).iter().zip(&expected).enumerate() {
-            let difference = difference(found, expected);
-            assert!(difference < 1e-5, "{plain:?}, {which}: {difference}");
-        }
-    }
+    check_f32(other_uses, 1e-5);
 }

@@ -1,4 +1,4 @@
-//! What tests of softmaxes and layer normalizations share.
+//! What tests of softmaxes, normalizations of rows and rotations share.
 
 use super::devices::{Leased, devices_and_cpu};
 use burn::tensor::{DType, Device, Tensor};
@@ -108,5 +108,30 @@ pub(crate) fn rounded(layer: &Mixed) -> f64 {
         None => 1e-5,
         Some(DType::F16) => 1.0 / 1024.0,
         _ => 1.0 / 128.0,
+    }
+}
+
+/// Checks what `uses` computes in f32 on layered devices against the plain device.
+pub(crate) fn check_f32(uses: fn(&Device) -> Vec<Vec<f64>>, most: f64) {
+    let expected = uses(&Device::flex().autodiff());
+    for plain in devices_and_cpu() {
+        let device = Mixed::default().device(&plain).autodiff();
+        for (which, (found, expected)) in uses(&device).iter().zip(&expected).enumerate() {
+            let difference = difference(found, expected);
+            assert!(difference < most, "{plain:?}, {which}: {difference}");
+        }
+    }
+}
+
+/// Checks what `network` computes on layered devices, with products in every dtype, against the plain device: to so many roundings.
+pub(crate) fn check_network(network: fn(&Device) -> Vec<Vec<f64>>, roundings: f64) {
+    let expected = network(&Device::flex().autodiff());
+    for (plain, layer) in cases() {
+        let found = network(&layer.device(&plain).autodiff());
+        for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let found = difference(found, expected);
+            let most = roundings * rounded(&layer);
+            assert!(found < most, "{plain:?}, {:?}, {which}: {found}", layer.low);
+        }
     }
 }

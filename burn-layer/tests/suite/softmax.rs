@@ -1,8 +1,11 @@
 //! Softmaxes and cross-entropies in training, against their formulas.
 
 use super::{
-    devices::{devices, devices_and_cpu},
-    rowwise::{Mixed, activation, cases, cases_of, difference, numbers, rounded, values, wide},
+    devices::devices,
+    rowwise::{
+        Mixed, activation, cases, cases_of, check_f32, check_network, difference, numbers, rounded,
+        values, wide,
+    },
 };
 use burn::{
     nn::loss::CrossEntropyLossConfig,
@@ -73,15 +76,7 @@ fn attention(device: &Device) -> Vec<Vec<f64>> {
 
 #[test]
 fn attention_is_as_on_the_plain_device() {
-    let expected = attention(&Device::flex().autodiff());
-    for (plain, layer) in cases() {
-        let found = attention(&layer.device(&plain).autodiff());
-        for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let found = difference(found, expected);
-            let most = 16.0 * rounded(&layer);
-            assert!(found < most, "{plain:?}, {:?}, {which}: {found}", layer.low);
-        }
-    }
+    check_network(attention, 16.0);
 }
 
 /// How scores of attention, which are a product, become a softmax's input.
@@ -277,15 +272,7 @@ fn other_scores(device: &Device) -> Vec<Vec<f64>> {
 
 #[test]
 fn scores_that_are_needed_by_themselves_are_as_on_the_plain_device() {
-    let expected = other_scores(&Device::flex().autodiff());
-    for (plain, layer) in cases() {
-        let found = other_scores(&layer.device(&plain).autodiff());
-        for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let found = difference(found, expected);
-            let most = 4.0 * rounded(&layer);
-            assert!(found < most, "{plain:?}, {:?}, {which}: {found}", layer.low);
-        }
-    }
+    check_network(other_scores, 4.0);
 }
 
 /// A row that is masked entirely is not a number, as on the plain device, and leaves the others as they are.
@@ -468,12 +455,5 @@ fn other_uses(device: &Device) -> Vec<Vec<f64>> {
 
 #[test]
 fn what_is_needed_by_itself_is_as_on_the_plain_device() {
-    let expected = other_uses(&Device::flex().autodiff());
-    for plain in devices_and_cpu() {
-        let device = Mixed::default().device(&plain).autodiff();
-        for (which, (found, expected)) in other_uses(&device).iter().zip(&expected).enumerate() {
-            let difference = difference(found, expected);
-            assert!(difference < 1e-5, "{plain:?}, {which}: {difference}");
-        }
-    }
+    check_f32(other_uses, 1e-5);
 }
