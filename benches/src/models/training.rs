@@ -172,6 +172,15 @@ mod tests {
     use super::*;
     use crate::cast_products;
 
+    const SIZES: LlamaSizes = LlamaSizes {
+        layers: 2,
+        width: 128,
+        inner: 96,
+        groups: 1,
+        vocabulary: 11,
+        context: 8,
+    };
+
     #[test]
     fn models_train_in_every_precision() {
         for model in ["resnet_tiny", "vit_tiny", "gpt_tiny", "llama_tiny"] {
@@ -281,15 +290,7 @@ mod tests {
     #[test]
     fn a_llama_by_hand_is_near_that_of_autocast() {
         let device = &Device::flex().autodiff();
-        let sizes = LlamaSizes {
-            layers: 2,
-            width: 128,
-            inner: 96,
-            groups: 1,
-            vocabulary: 11,
-            context: 8,
-        };
-        let model = Llama::new(sizes, device);
+        let model = Llama::new(SIZES, device);
         let autocast = Precision::Bf16.device(device.clone());
         let there = model.clone().fork(&autocast);
         let cast = cast_products(model.clone(), FloatDType::BF16);
@@ -322,16 +323,8 @@ mod tests {
     #[test]
     #[cfg(feature = "cpu")]
     fn a_llama_on_fused_layers_is_as_on_a_plain_device() {
-        let sizes = LlamaSizes {
-            layers: 2,
-            width: 128,
-            inner: 96,
-            groups: 1,
-            vocabulary: 11,
-            context: 8,
-        };
         let plain = Device::flex().autodiff();
-        let model = Llama::new(sizes, &plain);
+        let model = Llama::new(SIZES, &plain);
         let run = |model: &Llama, device: &Device| {
             let tokens = Tensor::<2, Int>::from_data([[1, 5, 3, 9, 0, 2], [7; 6]], device);
             let logits = model.forward(tokens);

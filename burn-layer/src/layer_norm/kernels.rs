@@ -123,24 +123,38 @@ fn moments_kernel<F: Float, N: Size>(
             at += units;
         }
         let mean = of_cube(sum, &mut shared, units, false) / count;
-        let mut sum = f32::new(0.0);
-        let mut at = row * width + UNIT_POS as usize;
-        while at < end {
-            let values = Vector::<f32, N>::cast_from(x[at]);
-            #[unroll]
-            for lane in 0..N::value() {
-                let centered = values.extract(lane) - mean;
-                sum += centered * centered;
-            }
-            at += units;
-        }
-        let sum = of_cube(sum, &mut shared, units, false);
+        let sum = squares_of_row::<F, N>(x, row, width, mean, &mut shared, units);
         if UNIT_POS == 0 {
             means[row] = mean;
             variances[row] = sum / count;
         }
         row += CUBE_COUNT;
     }
+}
+
+/// The sum of `(x - around)^2` of a row. All units of the cube must call this.
+#[cube]
+fn squares_of_row<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    row: usize,
+    width: usize,
+    around: f32,
+    shared: &mut Shared<[f32]>,
+    #[comptime] units: usize,
+) -> f32 {
+    let end = (row + 1) * width;
+    let mut sum = f32::new(0.0);
+    let mut at = row * width + UNIT_POS as usize;
+    while at < end {
+        let values = Vector::<f32, N>::cast_from(x[at]);
+        #[unroll]
+        for lane in 0..N::value() {
+            let distance = values.extract(lane) - around;
+            sum += distance * distance;
+        }
+        at += units;
+    }
+    of_cube(sum, shared, units, false)
 }
 
 #[cube(launch)]
@@ -156,18 +170,7 @@ fn mean_squares_kernel<F: Float, N: Size>(
     let width = columns / N::value();
     let mut row = CUBE_POS;
     while row < rows {
-        let end = (row + 1) * width;
-        let mut sum = f32::new(0.0);
-        let mut at = row * width + UNIT_POS as usize;
-        while at < end {
-            let values = Vector::<f32, N>::cast_from(x[at]);
-            #[unroll]
-            for lane in 0..N::value() {
-                sum += values.extract(lane) * values.extract(lane);
-            }
-            at += units;
-        }
-        let sum = of_cube(sum, &mut shared, units, false);
+        let sum = squares_of_row::<F, N>(x, row, width, f32::new(0.0), &mut shared, units);
         if UNIT_POS == 0 {
             output[row] = sum / f32::cast_from(columns);
         }

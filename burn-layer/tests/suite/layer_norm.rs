@@ -3,8 +3,8 @@
 use super::{
     devices::devices,
     rowwise::{
-        Mixed, activation, cases, cases_of, check_f32, check_network, difference, numbers, rounded,
-        values, wide,
+        Mixed, activation, cases, cases_of, check_f32, check_network, check_nothing_later,
+        difference, numbers, rounded, values, wide,
     },
 };
 use burn::{
@@ -172,23 +172,13 @@ fn residual_blocks_are_as_on_the_plain_device() {
 /// Where ops are fused, no op of a norm's backward is computed by itself, and nothing of forward once more.
 #[test]
 fn what_lies_between_is_not_computed() {
-    for (plain, layer) in cases() {
-        let fuses = cfg!(feature = "fusion") && plain != Device::flex();
-        if !fuses {
-            continue;
-        }
-        let device = layer.device(&plain).autodiff();
-        let leaf = tensor([3, 16], 7, &device).require_grad();
-        let norm: LayerNorm = LayerNormConfig::new(16).init(&device);
+    check_nothing_later(|device| {
+        let leaf = tensor([3, 16], 7, device).require_grad();
+        let norm: LayerNorm = LayerNormConfig::new(16).init(device);
         let x = activation(&leaf);
-        let y = norm.forward(x.clone()).matmul(Tensor::eye(16, &device));
-        let loss = (y + x).sum();
-        device.sync().unwrap();
-        layer.later.lock().unwrap().clear();
-        leaf.grad(&loss.backward()).unwrap().into_data();
-        let later = core::mem::take(&mut *layer.later.lock().unwrap());
-        assert_eq!(later, [], "{plain:?}");
-    }
+        let y = norm.forward(x.clone()).matmul(Tensor::eye(16, device));
+        (leaf, (y + x).sum())
+    });
 }
 
 /// A row of equal elements has no deviation but that of epsilon.

@@ -1,6 +1,8 @@
 //! Rotary position encodings, against their formula.
 
-use super::rowwise::{activation, cases, check_f32, difference, numbers, rounded, values, wide};
+use super::rowwise::{
+    activation, cases, check_f32, check_nothing_later, difference, numbers, rounded, values, wide,
+};
 use burn::{
     nn::RotaryEncodingConfig,
     tensor::{Device, Tensor, TensorData},
@@ -61,22 +63,12 @@ fn an_encoding_and_its_gradient_are_those_of_the_formula() {
 /// Where ops are fused, backward computes nothing of forward once more.
 #[test]
 fn what_lies_between_is_not_computed() {
-    for (plain, layer) in cases() {
-        let fuses = cfg!(feature = "fusion") && plain != Device::flex();
-        if !fuses {
-            continue;
-        }
-        let device = layer.device(&plain).autodiff();
-        let encoding = RotaryEncodingConfig::new(4, 8).init(&device);
-        let leaf = tensor([2, 4, 8], 7, &device).require_grad();
-        let y = encoding.forward(activation(&leaf));
-        let loss = y.sum();
-        device.sync().unwrap();
-        layer.later.lock().unwrap().clear();
-        leaf.grad(&loss.backward()).unwrap().into_data();
-        let later = core::mem::take(&mut *layer.later.lock().unwrap());
-        assert_eq!(later, [], "{plain:?}");
-    }
+    check_nothing_later(|device| {
+        let encoding = RotaryEncodingConfig::new(4, 8).init(device);
+        let leaf = tensor([2, 4, 8], 7, device).require_grad();
+        let loss = encoding.forward(activation(&leaf)).sum();
+        (leaf, loss)
+    });
 }
 
 /// The same ops in programs that are no encodings, or need their parts by themselves, or learn what they turn by.

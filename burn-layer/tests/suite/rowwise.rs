@@ -135,3 +135,23 @@ pub(crate) fn check_network(network: fn(&Device) -> Vec<Vec<f64>>, roundings: f6
         }
     }
 }
+
+/// Where ops are fused, checks that the backward of a program's loss computes nothing by itself that its kernels leave out, and nothing
+/// of forward once more. The program returns a leaf, too.
+pub(crate) fn check_nothing_later<const D: usize>(
+    program: impl Fn(&Device) -> (Tensor<D>, Tensor<1>),
+) {
+    for (plain, layer) in cases() {
+        let fuses = cfg!(feature = "fusion") && plain != Device::flex();
+        if !fuses {
+            continue;
+        }
+        let device = layer.device(&plain).autodiff();
+        let (leaf, loss) = program(&device);
+        device.sync().unwrap();
+        layer.later.lock().unwrap().clear();
+        leaf.grad(&loss.backward()).unwrap().into_data();
+        let later = core::mem::take(&mut *layer.later.lock().unwrap());
+        assert_eq!(later, [], "{plain:?}, {:?}", layer.low);
+    }
+}
