@@ -1,8 +1,5 @@
 //! All tests of the crate, in one binary.
 
-#[cfg(feature = "cpu")]
-mod ptx;
-
 mod suite {
     mod backends;
     mod casts;
@@ -14,8 +11,6 @@ mod suite {
     #[cfg(feature = "cpu")]
     mod gpu;
     mod linear;
-    #[cfg(feature = "cpu")]
-    mod machine;
     mod matmul;
     #[cfg(feature = "cpu")]
     mod nvrtc;

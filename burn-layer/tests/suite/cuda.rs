@@ -6,7 +6,7 @@ use burn::tensor::Device;
 pub(crate) fn cuda() -> Option<Device> {
     #[cfg(feature = "cuda")]
     {
-        if std::path::Path::new("/dev/nvidiactl").exists() {
+        if std::path::Path::new("/dev/nvidiactl").exists() || std::env::var_os("PTX_DRIVER").is_some() {
             return Some(Device::cuda(0));
         }
         eprintln!("no NVIDIA GPU on this machine: CUDA is skipped");

@@ -1,4 +1,4 @@
-//! The kernels as they run on NVIDIA's GPUs, with tensor-core instructions, executed by [`crate::ptx`].
+//! The kernels as they run on NVIDIA's GPUs, with tensor-core instructions, executed by [`ptx_machine`].
 
 mod case;
 mod casts;

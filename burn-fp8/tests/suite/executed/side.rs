@@ -6,7 +6,7 @@ use burn_cubecl::{CubeBackend, cubecl::client::Client, tensor::CubeTensor};
 use burn_fp8::{Fp8Format, Granularity};
 
 use super::super::{device::Random, gpu::tensor, random::reference};
-use crate::ptx::Fp8;
+use ptx_machine::Fp8;
 
 fn meaning(format: Fp8Format) -> Fp8 {
     match format {

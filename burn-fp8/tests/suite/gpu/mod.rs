@@ -1,5 +1,5 @@
 //! A GPU that CubeCL takes for NVIDIA's, but that does not exist: kernels are compiled to PTX by NVRTC, as in CubeCL's CUDA
-//! runtime, and run by [`crate::ptx`].
+//! runtime, and run by [`ptx_machine`].
 //!
 //! So everything that leads to a kernel is tested too: layouts, the order of arguments, tensor maps, the size of a grid.
 

@@ -29,7 +29,7 @@ use cubecl_server::{
 };
 
 use super::{Gpu, nvrtc};
-use crate::ptx::{Argument, Global, Kernel, Launch, TensorMap};
+use ptx_machine::{Argument, Global, Kernel, Launch, TensorMap};
 
 /// The kernels that were launched on all GPUs: their names, with the grid, and their CUDA C++.
 pub(super) static LAUNCHES: Mutex<Vec<(ServiceId, String, Arc<str>)>> = Mutex::new(Vec::new());
@@ -127,7 +127,8 @@ impl Machine {
             dynamic_shared: compiled.shared_memory,
             arguments,
         };
-        compiled.assembled(self.gpu)?.run(launch, &mut self.global)
+        compiled.assembled(self.gpu)?.run(launch, &mut self.global)?;
+        Ok(())
     }
 
     /// The arguments of `cuTensorMapEncodeTiled`, as CubeCL gives them.
@@ -149,9 +150,11 @@ impl Machine {
         }
         Ok(TensorMap {
             address: self.address(binding),
-            sizes: [shape[1] as u64, shape[0] as u64],
-            pitch: strides[0] as u64,
-            tile: [tile.tile_size[1] as u32, tile.tile_size[0] as u32],
+            element: 1,
+            sizes: vec![shape[1] as u64, shape[0] as u64],
+            pitches: vec![strides[0] as u64],
+            tile: vec![tile.tile_size[1] as u32, tile.tile_size[0] as u32],
+            swizzle: 128,
         })
     }
 }

@@ -1,0 +1,13 @@
+//! A CUDA driver without a GPU: programs that load `libcuda` run their kernels on [`ptx_machine`], on host memory.
+//!
+//! Whatever leads to a kernel is the program's own: CubeCL's CUDA runtime, its compiler or NVRTC, layouts, streams, arguments and
+//! grids. Everything runs when it is called, so streams need not wait for each other. Time, as events measure it, is a count of
+//! instructions: autotune picks the same kernels in every run.
+//!
+//! `PTX_DRIVER_GPU` picks the GPU (`sm_80`, `sm_89` or `sm_90`, the default), and `PTX_DRIVER_LOG` names a file to which the kernels that
+//! ran are appended. An error of a kernel is printed, and all later calls fail, as on a GPU.
+
+mod ffi;
+mod gpu;
+mod model;
+

@@ -1,0 +1,426 @@
+//! Shared memory, with the last writer and reader of each of its cells.
+//!
+//! A cell is as large as the smallest piece that the kernel reads or writes. Barriers of the block order threads, those of a warp the
+//! threads of that warp: what one thread wrote (or read) since the last barrier, no other thread may read (or write). What `wgmma` read
+//! may also be written by a thread that knows, through barriers in shared memory, that the read is over.
+
+use std::{collections::HashMap, ops::Range};
+
+use super::{Result, block::WARP, thread::SHARED_BASE};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Writer {
+    Nobody,
+    Thread(Written),
+    /// Atomic instructions of any threads, the last one's.
+    Atomics(Written),
+    /// The TMA, whose data are there when a barrier in shared memory completes a phase.
+    Tma {
+        barrier: u64,
+        phase: u32,
+    },
+    /// The cell is part of a barrier.
+    Barrier,
+}
+
+/// A thread, and when it wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Written {
+    number: usize,
+    time: Turn,
+    /// The number of the thread's own fences.
+    fences: u32,
+}
+
+/// The number of barriers of the block, and of the thread's warp, so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Turn {
+    block: u32,
+    warp: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Cell {
+    writer: Writer,
+    reader: Reader,
+    /// When it was read.
+    read: Turn,
+    /// The number of copies in flight to this cell.
+    arriving: u32,
+    /// The number of asynchronous reads in flight.
+    leaving: u32,
+    /// The finished asynchronous reads, the last one of each warpgroup.
+    left: Vec<Left>,
+}
+
+/// A finished asynchronous read: the first warp of its warpgroup, the number of block barriers, and when it ended.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    warp: usize,
+    turn: u32,
+    time: u64,
+}
+
+/// For each other warp, the time up to which a thread knows what that warp did, through barriers in shared memory at which the
+/// warp arrived.
+pub(super) type Heard = HashMap<usize, u64>;
+
+/// The thread that writes, with the number of its warp in the cluster, and what it knows of other warps.
+pub(super) struct Author<'a> {
+    pub(super) thread: usize,
+    pub(super) warp: usize,
+    pub(super) heard: &'a Heard,
+}
+
+impl Author<'_> {
+    /// Whether each warp of the warpgroup is the writer's own or has told it of the read.
+    fn knows_of(&self, read: &Left) -> bool {
+        (read.warp..read.warp + 4).all(|warp| {
+            let heard = self.heard.get(&warp);
+            warp == self.warp || heard.is_some_and(|time| *time >= read.time)
+        })
+    }
+}
+
+/// The last reader, or all that it might be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reader {
+    Thread(usize),
+    /// Several threads of a warp.
+    Warp(usize),
+    Several,
+}
+
+impl Reader {
+    fn warp(self) -> Option<usize> {
+        match self {
+            Self::Thread(number) => Some(number / WARP),
+            Self::Warp(warp) => Some(warp),
+            Self::Several => None,
+        }
+    }
+}
+
+/// The reader, and what it knows.
+pub(super) struct Observer<'a> {
+    pub(super) reader: Reader,
+    /// The last phase of a barrier in shared memory that the reader has seen completed.
+    pub(super) seen: &'a dyn Fn(u64) -> Option<u32>,
+    /// For a read by the asynchronous proxy: the number of fences that each thread has run.
+    pub(super) fences: Option<&'a dyn Fn(usize) -> u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    bytes: Vec<u8>,
+    cells: Vec<Cell>,
+    /// The bytes of a cell.
+    grain: usize,
+    /// The number of block barriers so far.
+    pub(super) turn: u32,
+    /// The number of barriers of each warp so far.
+    warp_turns: Vec<u32>,
+    /// The number of times that asynchronous reads have ended.
+    pub(super) time: u64,
+}
+
+impl Shared {
+    pub(super) fn new(bytes: usize, grain: usize, threads: usize) -> Self {
+        let never = Turn {
+            block: u32::MAX,
+            warp: 0,
+        };
+        let cell = Cell {
+            writer: Writer::Nobody,
+            reader: Reader::Several,
+            read: never,
+            arriving: 0,
+            leaving: 0,
+            left: Vec::new(),
+        };
+        let bytes = bytes.next_multiple_of(4);
+        Self {
+            bytes: vec![0xCD; bytes],
+            cells: vec![cell; bytes / grain],
+            grain,
+            turn: 0,
+            warp_turns: vec![0; threads.div_ceil(WARP)],
+            time: 0,
+        }
+    }
+
+    /// What a thread of the warp did before is ordered before what its others do from now on.
+    pub(super) fn order_warp(&mut self, warp: usize) {
+        self.warp_turns[warp] += 1;
+    }
+
+    /// Now, for a thread; `usize::MAX` is that of another block.
+    fn now(&self, thread: usize) -> Turn {
+        Turn {
+            block: self.turn,
+            warp: self.warp_turns.get(thread / WARP).copied().unwrap_or(0),
+        }
+    }
+
+    /// A thread that writes now.
+    pub(super) fn written(&self, number: usize, fences: u32) -> Written {
+        Written {
+            number,
+            time: self.now(number),
+            fences,
+        }
+    }
+
+    /// Whether a barrier orders what a thread, or threads, of a warp did then before what a thread does now.
+    fn is_ordered(&self, then: Turn, by: Reader, thread: usize) -> bool {
+        then.block != self.turn
+            || by == Reader::Thread(thread)
+            || by.warp() == Some(thread / WARP) && then.warp != self.now(thread).warp
+    }
+
+    /// Where in the memory some bytes are, and their cells.
+    fn place(&self, address: u64, size: usize) -> Result<(usize, Range<usize>)> {
+        let offset = address
+            .checked_sub(SHARED_BASE)
+            .map(|offset| offset as usize);
+        let offset = offset.filter(|offset| offset + size <= self.bytes.len());
+        let offset = offset.ok_or_else(|| format!("{address:#x} is outside of shared memory"))?;
+        if !offset.is_multiple_of(self.grain) {
+            return Err(format!("{address:#x} in shared memory is not aligned"));
+        }
+        let cells = offset / self.grain..(offset + size).div_ceil(self.grain);
+        Ok((offset, cells))
+    }
+
+    fn at(&self, cell: usize) -> String {
+        format!("shared memory + {:#x}", self.grain * cell)
+    }
+
+    pub(super) fn read(&mut self, address: u64, to: &mut [u8], observer: &Observer) -> Result<()> {
+        let (offset, cells) = self.place(address, to.len())?;
+        for cell in cells {
+            self.read_cell(cell, observer)?;
+        }
+        to.copy_from_slice(&self.bytes[offset..offset + to.len()]);
+        Ok(())
+    }
+
+    fn read_cell(&mut self, index: usize, observer: &Observer) -> Result<()> {
+        let cell = &self.cells[index];
+        let at = || self.at(index);
+        if cell.arriving > 0 {
+            return Err(format!("{} is read while a copy to it is on its way", at()));
+        }
+        let thread = match observer.reader {
+            Reader::Thread(thread) => thread,
+            _ => usize::MAX,
+        };
+        match cell.writer {
+            Writer::Nobody => return Err(format!("{} is read, and nobody wrote it", at())),
+            Writer::Barrier => return Err(format!("{} is read, where a barrier is", at())),
+            Writer::Thread(written) | Writer::Atomics(written) => {
+                let number = written.number;
+                if !self.is_ordered(written.time, Reader::Thread(number), thread) {
+                    return Err(format!(
+                        "{} is read, and no barrier orders that after its write by thread {number}",
+                        at()
+                    ));
+                }
+                if observer
+                    .fences
+                    .is_some_and(|now| now(number) == written.fences)
+                {
+                    return Err(format!(
+                        "{} is read by the asynchronous proxy, and thread {number}, which wrote it, ran no \
+                         fence.proxy.async since",
+                        at()
+                    ));
+                }
+            }
+            Writer::Tma { barrier, phase } => {
+                if (observer.seen)(barrier).is_none_or(|seen| seen < phase) {
+                    return Err(format!(
+                        "{} is read, and its barrier was not waited for (phase {phase})",
+                        at()
+                    ));
+                }
+            }
+        }
+        // An asynchronous read is recorded when it is released.
+        if observer.fences.is_none() {
+            let now = self.now(thread);
+            let cell = &mut self.cells[index];
+            let (known, new) = (cell.reader, observer.reader);
+            cell.reader = match (known.warp(), new.warp()) {
+                _ if cell.read.block != now.block || known == new => new,
+                (Some(one), Some(other)) if one == other => Reader::Warp(one),
+                _ => Reader::Several,
+            };
+            cell.read = now;
+        }
+        Ok(())
+    }
+
+    /// Checks that nothing else uses a cell that is about to be written.
+    fn check_write(&self, index: usize, writer: Option<usize>, author: &Author) -> Result<()> {
+        let cell = &self.cells[index];
+        let at = || self.at(index);
+        let ordered =
+            |then, by| self.is_ordered(then, by, writer.unwrap_or(usize::MAX));
+        if cell.leaving > 0 {
+            return Err(format!("{} is written while wgmma reads it", at()));
+        }
+        if cell.arriving > 0 {
+            return Err(format!(
+                "{} is written while a copy to it is on its way",
+                at()
+            ));
+        }
+        if !ordered(cell.read, cell.reader) {
+            return Err(format!(
+                "{} is written, and no barrier orders that after {:?} read it",
+                at(),
+                cell.reader
+            ));
+        }
+        let unknown = |read: &&Left| read.turn == self.turn && !author.knows_of(read);
+        if let Some(read) = cell.left.iter().find(unknown) {
+            return Err(format!(
+                "{} is written, and no barrier orders that after wgmma of warps from {} on read it",
+                at(),
+                read.warp
+            ));
+        }
+        match cell.writer {
+            Writer::Barrier => Err(format!("{} is written, where a barrier is", at())),
+            Writer::Thread(written) | Writer::Atomics(written)
+                if !ordered(written.time, Reader::Thread(written.number)) =>
+            {
+                Err(format!(
+                    "{} is written by two threads without a barrier between",
+                    at()
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn write(
+        &mut self,
+        address: u64,
+        from: &[u8],
+        author: &Author,
+        fences: u32,
+    ) -> Result<()> {
+        let (offset, cells) = self.place(address, from.len())?;
+        let written = self.written(author.thread, fences);
+        // The order does not matter of writes that change nothing.
+        let same = self.bytes[offset..offset + from.len()] == *from;
+        for cell in cells {
+            match self.cells[cell].writer {
+                Writer::Thread(other) if same && other.time.block == self.turn => {}
+                _ => {
+                    self.check_write(cell, Some(author.thread), author)?;
+                    self.cells[cell].writer = Writer::Thread(written);
+                }
+            }
+        }
+        self.bytes[offset..offset + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    /// Changes bytes in an atomic instruction, and returns what they were.
+    pub(super) fn change(
+        &mut self,
+        address: u64,
+        size: usize,
+        author: &Author,
+        fences: u32,
+        change: impl FnOnce(u64) -> Option<u64>,
+    ) -> Result<u64> {
+        let (offset, cells) = self.place(address, size)?;
+        let written = self.written(author.thread, fences);
+        for cell in cells {
+            match self.cells[cell].writer {
+                Writer::Nobody => {
+                    return Err(format!("{} is read, and nobody wrote it", self.at(cell)));
+                }
+                // In whatever order.
+                Writer::Atomics(_) => {}
+                _ => self.check_write(cell, Some(author.thread), author)?,
+            }
+            self.cells[cell].writer = Writer::Atomics(written);
+        }
+        let mut old = [0; 8];
+        old[..size].copy_from_slice(&self.bytes[offset..offset + size]);
+        let old = u64::from_le_bytes(old);
+        let new = change(old).ok_or("the result is undefined")?;
+        self.bytes[offset..offset + size].copy_from_slice(&new.to_le_bytes()[..size]);
+        Ok(old)
+    }
+
+    /// Marks a copy as in flight, by a thread or by the TMA on behalf of the thread.
+    pub(super) fn announce(
+        &mut self,
+        address: u64,
+        size: usize,
+        author: &Author,
+        by_tma: bool,
+    ) -> Result<()> {
+        for cell in self.place(address, size)?.1 {
+            self.check_write(cell, (!by_tma).then_some(author.thread), author)?;
+            self.cells[cell].arriving += 1;
+        }
+        Ok(())
+    }
+
+    /// An announced copy has arrived.
+    pub(super) fn land(&mut self, address: u64, from: &[u8], writer: Writer) -> Result<()> {
+        let (offset, cells) = self.place(address, from.len())?;
+        for cell in &mut self.cells[cells] {
+            cell.arriving -= 1;
+            cell.writer = writer;
+        }
+        self.bytes[offset..offset + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    /// An asynchronous read of a word begins.
+    pub(super) fn hold(&mut self, address: u64) -> Result<()> {
+        let cells = self.place(address, 4)?.1;
+        for cell in &mut self.cells[cells] {
+            cell.leaving += 1;
+        }
+        Ok(())
+    }
+
+    /// An asynchronous read of a word ends. `warp` is the first of its warpgroup.
+    pub(super) fn release(&mut self, address: u64, warp: usize) -> Result<()> {
+        let (turn, time) = (self.turn, self.time);
+        let cells = self.place(address, 4)?.1;
+        for cell in &mut self.cells[cells] {
+            cell.leaving -= 1;
+            cell.left
+                .retain(|left| left.turn == turn && left.warp != warp);
+            cell.left.push(Left { warp, turn, time });
+        }
+        Ok(())
+    }
+
+    pub(super) fn make_barrier(&mut self, address: u64, author: &Author) -> Result<()> {
+        for cell in self.place(address, 8)?.1 {
+            self.check_write(cell, Some(author.thread), author)?;
+            self.cells[cell].writer = Writer::Barrier;
+        }
+        Ok(())
+    }
+
+    /// The memory of a barrier is unwritten again.
+    pub(super) fn end_barrier(&mut self, address: u64) -> Result<()> {
+        let cells = self.place(address, 8)?.1;
+        for cell in &mut self.cells[cells] {
+            cell.writer = Writer::Nobody;
+        }
+        Ok(())
+    }
+}
