@@ -26,6 +26,14 @@ pub(crate) fn devices_and_cpu() -> Vec<Device> {
     devices
 }
 
+/// How exact products of f32 are. On an NVIDIA GPU, CubeCL's tuner may pick its tensor cores, which round factors to TF32.
+pub(crate) fn exact(plain: &Device) -> f64 {
+    match format!("{plain:?}").contains("Cuda") {
+        true => 1.0 / 1024.0,
+        false => 1e-5,
+    }
+}
+
 /// Devices for the thread that asks for them, which runs one test: each that lives has threads that look for work, and many take the
 /// machine from what computes. So the latest [few](AT_ONCE) of a thread live, and those with tensors.
 pub(crate) trait Leased {

@@ -93,7 +93,7 @@ fn check_norm<const D: usize>(dims: [usize; D], cases: Vec<(Device, Mixed)>) {
             is("output", values(output), &y, 1e-5);
             let expected = if with_residual { &added } else { &dx };
             let found = values(leaf.grad(&gradients).unwrap());
-            is("gradient", found, expected, rounded(&layer));
+            is("gradient", found, expected, rounded(&plain, &layer));
             let of = |param: &Param<Tensor<1>>| values(param.val().grad(&gradients).unwrap());
             is("scale", of(&norm.gamma), &dgamma, 1e-5);
             is("bias", of(norm.beta.as_ref().unwrap()), &dbeta, 1e-5);
@@ -196,7 +196,7 @@ fn a_row_of_equal_elements_is_normalized_to_zeros() {
         let deviations = [EPSILON.sqrt(); 2];
         let expected = gradient_of(&[0.0; 16], &deviations, &g, 8);
         let found = difference(&gradient, &expected);
-        assert!(found < rounded(&layer), "{plain:?}: {found}");
+        assert!(found < rounded(&plain, &layer), "{plain:?}: {found}");
     }
 }
 

@@ -75,7 +75,7 @@ fn check_norm<const D: usize>(dims: [usize; D], cases: Vec<(Device, Mixed)>) {
             is("output", values(output), &y, 1e-5);
             let expected = if with_residual { &added } else { &dx };
             let found = values(leaf.grad(&gradients).unwrap());
-            is("gradient", found, expected, rounded(&layer));
+            is("gradient", found, expected, rounded(&plain, &layer));
             let gamma = values(norm.gamma.val().grad(&gradients).unwrap());
             is("scale", gamma, &dgamma, 1e-5);
         }

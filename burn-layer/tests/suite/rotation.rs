@@ -43,11 +43,18 @@ fn check_rotation<const D: usize>(dims: [usize; D], start: usize) {
             let loss = (output.clone() * tensor(dims, 5, &device)).sum();
             let gradient = leaf.grad(&loss.backward()).unwrap();
             let name = format!("{plain:?}, {:?}, {dims:?}, {product}", layer.low);
-            let most = if product { rounded(&layer) } else { 1e-5 };
+            let most = if product {
+                rounded(&plain, &layer)
+            } else {
+                1e-5
+            };
             let found = difference(&values(output), &y);
             assert!(found < most, "{name}: output, {found}");
             let found = difference(&values(gradient), &dx);
-            assert!(found < 2.0 * rounded(&layer), "{name}: gradient, {found}");
+            assert!(
+                found < 2.0 * rounded(&plain, &layer),
+                "{name}: gradient, {found}"
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What tests of softmaxes, normalizations of rows and rotations share.
 
-use super::devices::{Leased, devices_and_cpu};
+use super::devices::{Leased, devices_and_cpu, exact};
 use burn::tensor::{DType, Device, Tensor};
 use burn_layer::{Inputs, Layer, Layers, Op, Plan};
 use std::sync::{Arc, Mutex};
@@ -103,9 +103,9 @@ pub(crate) fn difference(found: &[f64], expected: &[f64]) -> f64 {
 }
 
 /// How exact results are that are stored in the dtype of products.
-pub(crate) fn rounded(layer: &Mixed) -> f64 {
+pub(crate) fn rounded(plain: &Device, layer: &Mixed) -> f64 {
     match layer.low {
-        None => 1e-5,
+        None => exact(plain),
         Some(DType::F16) => 1.0 / 1024.0,
         _ => 1.0 / 128.0,
     }
@@ -118,6 +118,7 @@ pub(crate) fn check_f32(uses: fn(&Device) -> Vec<Vec<f64>>, most: f64) {
         let device = Mixed::default().device(&plain).autodiff();
         for (which, (found, expected)) in uses(&device).iter().zip(&expected).enumerate() {
             let difference = difference(found, expected);
+            let most = exact(&plain).max(most);
             assert!(difference < most, "{plain:?}, {which}: {difference}");
         }
     }
@@ -130,7 +131,7 @@ pub(crate) fn check_network(network: fn(&Device) -> Vec<Vec<f64>>, roundings: f6
         let found = network(&layer.device(&plain).autodiff());
         for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let found = difference(found, expected);
-            let most = roundings * rounded(&layer);
+            let most = roundings * rounded(&plain, &layer);
             assert!(found < most, "{plain:?}, {:?}, {which}: {found}", layer.low);
         }
     }

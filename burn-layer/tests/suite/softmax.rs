@@ -45,7 +45,7 @@ fn check_softmax<const D: usize>(dims: [usize; D], cases: Vec<(Device, Mixed)>) 
         let found = difference(&values(y), &outputs);
         assert!(found < 1e-5, "{name}: output, {found}");
         let found = difference(&values(gradient), &gradients);
-        assert!(found < rounded(&layer), "{name}: gradient, {found}");
+        assert!(found < rounded(&plain, &layer), "{name}: gradient, {found}");
     }
 }
 
@@ -178,14 +178,17 @@ fn check_scores(dims: [usize; 4], scaled: Scaled) {
         let found = difference(&values(y), &outputs);
         let most = 1e-5
             + if scaled.over == Some(3.0) {
-                2.0 * rounded(&layer)
+                2.0 * rounded(&plain, &layer)
             } else {
                 0.0
             };
         assert!(found < most, "{name}: output, {found}");
         let twice: Vec<f64> = gradients.iter().map(|gradient| 2.0 * gradient).collect();
         let found = difference(&values(gradient), &twice);
-        assert!(found < 3.0 * rounded(&layer), "{name}: gradient, {found}");
+        assert!(
+            found < 3.0 * rounded(&plain, &layer),
+            "{name}: gradient, {found}"
+        );
     }
 }
 
@@ -336,7 +339,7 @@ fn check_cross_entropy(dims: [usize; 2], cases: Vec<(Device, Mixed)>) {
         let found = difference(&values(loss), &[expected]);
         assert!(found < 2e-6, "{name}: loss, {found}");
         let found = difference(&values(gradient), &gradients);
-        assert!(found < rounded(&layer), "{name}: gradient, {found}");
+        assert!(found < rounded(&plain, &layer), "{name}: gradient, {found}");
     }
 }
 
@@ -371,7 +374,7 @@ fn the_gradient_of_what_is_certain_is_not_lost() {
         let found = values(leaf.grad(&loss.backward()).unwrap())[0];
         let relative = (found - (y[0] - 1.0)).abs() / (1.0 - y[0]);
         // Of f32, 1 - y has three digits less.
-        let most = 1e-3 + rounded(&layer);
+        let most = 1e-3 + rounded(&plain, &layer);
         assert!(relative < most, "{plain:?}, {:?}: {relative}", layer.low);
     }
 }

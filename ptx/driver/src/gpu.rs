@@ -84,7 +84,11 @@ impl Gpu {
 
     pub(crate) fn allocate(&mut self, size: usize) -> Result<u64> {
         if size == 0 || size >= 1 << 32 {
-            return Err(if size == 0 { Error::InvalidValue } else { Error::OutOfMemory });
+            return Err(if size == 0 {
+                Error::InvalidValue
+            } else {
+                Error::OutOfMemory
+            });
         }
         if self.used() + size > MEMORY {
             return Err(Error::OutOfMemory);

@@ -10,4 +10,3 @@
 mod ffi;
 mod gpu;
 mod model;
-

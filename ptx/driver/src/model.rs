@@ -42,7 +42,7 @@ const MODELS: [(&str, Model); 3] = [
 
 /// The memory and the processors that the GPU says to have. CubeCL measures what a device can do by work for all of them, so a GPU is
 /// small here. Only memory that is used is taken from the host.
-pub(crate) const MEMORY: usize = 64 << 20;
+pub(crate) const MEMORY: usize = 32 << 20;
 const PROCESSORS: i32 = 2;
 
 impl Model {

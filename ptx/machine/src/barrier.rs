@@ -108,11 +108,13 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
             place: operands.place(1),
             count: (operands.count() == 3).then(|| operands.value(2)),
         },
-        "arrive.expect_tx.shared.b64" | "arrive.expect_tx.release.cta.shared.b64" => Operation::Expect {
-            to: operands.sinks(0)[0],
-            place: operands.place(1),
-            bytes: operands.value(2),
-        },
+        "arrive.expect_tx.shared.b64" | "arrive.expect_tx.release.cta.shared.b64" => {
+            Operation::Expect {
+                to: operands.sinks(0)[0],
+                place: operands.place(1),
+                bytes: operands.value(2),
+            }
+        }
         "try_wait.parity.shared.b64" | "test_wait.parity.shared.b64" => Operation::Try {
             to: operands.register(0),
             place: operands.place(1),

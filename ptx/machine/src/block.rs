@@ -13,6 +13,7 @@ use super::{
     tma::Loads,
     warp,
     wgmma::Warpgroups,
+    wmma,
 };
 
 /// The number of threads in a warp.
@@ -171,8 +172,15 @@ impl<'a> Block<'a> {
         let Some(wanted) = self.threads.iter().find_map(waiting) else {
             return false;
         };
-        let here = self.threads.iter().filter(|thread| waiting(thread) == Some(wanted)).count();
-        let running = self.threads.iter().filter(|thread| thread.state != State::Exited);
+        let here = self
+            .threads
+            .iter()
+            .filter(|thread| waiting(thread) == Some(wanted))
+            .count();
+        let running = self
+            .threads
+            .iter()
+            .filter(|thread| thread.state != State::Exited);
         let needed = match wanted.1 {
             Some(count) => count as usize,
             None => running.count(),
@@ -231,7 +239,12 @@ impl<'a> Block<'a> {
             if group.end > self.threads.len() {
                 return Err(self.located(leader, "there is no whole group of warps"));
             }
-            let here = |thread: &Thread| together(thread) && thread.next == next;
+            // The ISA asks for whole warps. In a warp of which threads have ended, a GPU stores what the others hold, and CubeCL's probe of
+            // a device's throughput has it do that.
+            let partial = matches!(operation, Operation::Wmma(wmma::Operation::Store { .. }));
+            let here = |thread: &Thread| {
+                together(thread) && thread.next == next || partial && thread.state == State::Exited
+            };
             if !self.threads[group.clone()].iter().all(here) {
                 continue;
             }
@@ -288,7 +301,8 @@ impl<'a> Block<'a> {
     }
 
     fn go_on(&mut self, threads: Range<usize>) {
-        for thread in &mut self.threads[threads] {
+        let waiting = |thread: &&mut Thread| thread.state == State::Together;
+        for thread in self.threads[threads].iter_mut().filter(waiting) {
             thread.state = State::Running;
             thread.next += 1;
         }
@@ -360,7 +374,9 @@ impl<'a> Block<'a> {
                 let first = thread / WARP * WARP;
                 let warp = first..self.threads.len().min(first + WARP);
                 let running = |lane: &usize| self.threads[first + lane].state != State::Exited;
-                let mask = (0..warp.len()).filter(running).fold(0, |mask, lane| mask | 1 << lane);
+                let mask = (0..warp.len())
+                    .filter(running)
+                    .fold(0, |mask, lane| mask | 1 << lane);
                 self.threads[thread].set(*to, mask)?;
             }
             Operation::Atomic(atomic) => self.atomic(thread, atomic)?,

@@ -25,7 +25,11 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
         "cvt.rna.tf32.f32" => |x| {
             let bits = x[0] & 0xFFFF_FFFF;
             let finite = bits & 0x7F80_0000 != 0x7F80_0000;
-            Some(if finite { bits + 0x1000 & !0x1FFF } else { bits })
+            Some(if finite {
+                bits + 0x1000 & !0x1FFF
+            } else {
+                bits
+            })
         },
         "cvta.to.global.u64" => |x| (x[0] < LOCAL_WINDOW).then_some(x[0]),
         "cvta.to.shared.u64" => |x| within(SHARED_WINDOW, x[0]),
@@ -50,8 +54,7 @@ pub(super) fn within(window: u64, address: u64) -> Option<u64> {
 fn packed(conversion: &str) -> Option<(usize, Function)> {
     fn pair(convert: impl Fn(f32) -> u64 + Send + Sync + 'static, bits: u32) -> (usize, Function) {
         let float = |bits: u64| f32::from_bits(bits as u32);
-        let both =
-            move |x: &[u64; 4]| Some(convert(float(x[0])) << bits | convert(float(x[1])));
+        let both = move |x: &[u64; 4]| Some(convert(float(x[0])) << bits | convert(float(x[1])));
         (2, Box::new(both))
     }
     if let Some(rest) = conversion.strip_prefix("rn.satfinite.") {
@@ -121,7 +124,11 @@ fn conversion_of(conversion: &str) -> Option<(usize, Function)> {
                 let value = format.value(bits);
                 if value.is_nan() {
                     // Zero, but in 64 bits the most negative number.
-                    return if size == 64 || format == Format::F64 { 1 << (size - 1) } else { 0 };
+                    return if size == 64 || format == Format::F64 {
+                        1 << (size - 1)
+                    } else {
+                        0
+                    };
                 }
                 let round = round.map_or(Round::Zero, |(round, _)| round);
                 truncated(to, clamped(to, round.integer(value) as i128))

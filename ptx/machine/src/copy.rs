@@ -37,7 +37,9 @@ struct Copy {
 
 pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
     Some(match opcode {
-        "cp.async.cg.shared.global" | "cp.async.cg.shared::cta.global" | "cp.async.ca.shared.global"
+        "cp.async.cg.shared.global"
+        | "cp.async.cg.shared::cta.global"
+        | "cp.async.ca.shared.global"
         | "cp.async.ca.shared::cta.global" => {
             let bytes = operands.constant(2) as usize;
             let sizes: &[usize] = match opcode.contains(".cg.") {
@@ -81,15 +83,12 @@ impl Block<'_> {
                 };
                 self.shared.announce(to, bytes, &author, false)?;
                 let size = size as usize;
-                self.threads[thread]
-                    .copies
-                    .open
-                    .push(Copy {
-                        to,
-                        from,
-                        bytes,
-                        size,
-                    });
+                self.threads[thread].copies.open.push(Copy {
+                    to,
+                    from,
+                    bytes,
+                    size,
+                });
             }
             Operation::Commit => {
                 let copies = &mut self.threads[thread].copies;

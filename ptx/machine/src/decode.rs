@@ -162,9 +162,8 @@ fn grain(instructions: &[Instruction]) -> usize {
         _ => (transfer::Space::Global, 4),
     };
     let pieces = instructions.iter().map(size);
-    let shared = pieces.filter(|(space, _)| {
-        matches!(space, transfer::Space::Shared | transfer::Space::Generic)
-    });
+    let shared = pieces
+        .filter(|(space, _)| matches!(space, transfer::Space::Shared | transfer::Space::Generic));
     shared.map(|(_, bytes)| bytes).fold(4, usize::min)
 }
 
@@ -194,7 +193,10 @@ impl Operands<'_> {
             }
             "activemask.b32" => return Operation::ActiveMask(self.register(0)),
             "membar.cta" | "membar.gl" | "membar.sys" => return Operation::MemoryFence,
-            _ if opcode.starts_with("fence.") && !opcode.contains("proxy") && !opcode.contains("mbarrier") => {
+            _ if opcode.starts_with("fence.")
+                && !opcode.contains("proxy")
+                && !opcode.contains("mbarrier") =>
+            {
                 return Operation::MemoryFence;
             }
             "fence.proxy.async.shared::cta" | "fence.proxy.async" => return Operation::ProxyFence,

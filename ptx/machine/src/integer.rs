@@ -59,9 +59,16 @@ fn arithmetic(name: &str, kind: &str) -> Option<(usize, Plain)> {
                 "neg" => (1, |x| to(of(x[0]).wrapping_neg())),
                 "mul.lo" => (2, |x| to(of(x[0]).wrapping_mul(of(x[1])))),
                 "mul.hi" => (2, |x| to(high(x))),
-                "mad.lo" => (3, |x| to(of(x[0]).wrapping_mul(of(x[1])).wrapping_add(of(x[2])))),
+                "mad.lo" => (3, |x| {
+                    to(of(x[0]).wrapping_mul(of(x[1])).wrapping_add(of(x[2])))
+                }),
                 "mad.hi" => (3, |x| to(high(x).wrapping_add(of(x[2])))),
-                "mul.wide" => (2, |x| wide((of(x[0]) as $wide).wrapping_mul(of(x[1]) as $wide) as u64, 2 * BITS)),
+                "mul.wide" => (2, |x| {
+                    wide(
+                        (of(x[0]) as $wide).wrapping_mul(of(x[1]) as $wide) as u64,
+                        2 * BITS,
+                    )
+                }),
                 "mad.wide" => (3, |x| {
                     let product = (of(x[0]) as $wide).wrapping_mul(of(x[1]) as $wide) as u64;
                     wide(product.wrapping_add(x[2]), 2 * BITS)
@@ -72,10 +79,12 @@ fn arithmetic(name: &str, kind: &str) -> Option<(usize, Plain)> {
                 "max" => (2, |x| to(of(x[0]).max(of(x[1])))),
                 // Larger shifts count as shifts by the width.
                 "shl" => (2, |x| to(of(x[0]).checked_shl(amount(x[1])).unwrap_or(0))),
-                "shr" => (2, |x| to(match amount(x[1]) {
-                    amount if amount < BITS => of(x[0]) >> amount,
-                    _ => of(x[0]) >> (BITS - 1) >> 1,
-                })),
+                "shr" => (2, |x| {
+                    to(match amount(x[1]) {
+                        amount if amount < BITS => of(x[0]) >> amount,
+                        _ => of(x[0]) >> (BITS - 1) >> 1,
+                    })
+                }),
                 _ => return None,
             }
         }};
@@ -116,9 +125,7 @@ fn bits_of(opcode: &str) -> Option<(usize, Plain)> {
         "bfe.u64" => (3, |x| Some(field(x[0], x))),
         "bfe.s32" => (3, |x| u32(signed_field(signed(x[0]), x) as u64)),
         // Two registers side by side, shifted by less than 32 or, with `clamp`, by up to 32.
-        "shf.l.wrap.b32" => (3, |x| {
-            u32((x[1] << 32 | low(x[0])) << (x[2] & 31) >> 32)
-        }),
+        "shf.l.wrap.b32" => (3, |x| u32((x[1] << 32 | low(x[0])) << (x[2] & 31) >> 32)),
         "shf.r.wrap.b32" => (3, |x| u32((x[1] << 32 | low(x[0])) >> (x[2] & 31))),
         "shf.l.clamp.b32" => (3, |x| {
             u32((u128::from(x[1] << 32 | low(x[0])) << low(x[2]).min(32) >> 32) as u64)

@@ -80,7 +80,8 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Mma> {
         _ => 4,
     };
     let registers = [mma.to.len(), mma.left.len(), mma.right.len(), mma.add.len()];
-    let known = registers == [sums, left, left / 2, sums] && mma.kinds[0].bytes() == mma.kinds[1].bytes();
+    let known =
+        registers == [sums, left, left / 2, sums] && mma.kinds[0].bytes() == mma.kinds[1].bytes();
     (known && added == kind_of(mma.sums)).then_some(mma)
 }
 

@@ -80,7 +80,10 @@ pub(super) fn parse(ptx: &str) -> Entry {
 fn without_comments(ptx: &str) -> String {
     ptx.lines()
         .map(|line| line.split("//").next().unwrap())
-        .filter(|line| ![".loc", ".file"].iter().any(|word| line.trim_start().starts_with(word)))
+        .filter(|line| {
+            let word = line.split_whitespace().next();
+            !matches!(word, Some(".loc" | ".file"))
+        })
         .flat_map(|line| [line, "\n"])
         .collect()
 }
@@ -116,7 +119,10 @@ fn declared(text: &str) -> (String, usize, usize) {
 fn data(text: &str) -> (String, usize, Vec<u8>) {
     let (declaration, values) = text.split_once('=').unwrap_or((text, ""));
     let (name, align, size) = declared(declaration);
-    let element = declaration.split_whitespace().find_map(bytes_of).unwrap_or(1);
+    let element = declaration
+        .split_whitespace()
+        .find_map(bytes_of)
+        .unwrap_or(1);
     let values = values.trim().trim_start_matches('{').trim_end_matches('}');
     let mut bytes: Vec<u8> = values
         .split(',')

@@ -265,8 +265,7 @@ impl Shared {
     fn check_write(&self, index: usize, writer: Option<usize>, author: &Author) -> Result<()> {
         let cell = &self.cells[index];
         let at = || self.at(index);
-        let ordered =
-            |then, by| self.is_ordered(then, by, writer.unwrap_or(usize::MAX));
+        let ordered = |then, by| self.is_ordered(then, by, writer.unwrap_or(usize::MAX));
         if cell.leaving > 0 {
             return Err(format!("{} is written while wgmma reads it", at()));
         }
@@ -345,8 +344,16 @@ impl Shared {
                 Writer::Nobody => {
                     return Err(format!("{} is read, and nobody wrote it", self.at(cell)));
                 }
-                // In whatever order.
-                Writer::Atomics(_) => {}
+                // In whatever order, but not with what reads the sum.
+                Writer::Atomics(_) => {
+                    let Cell { read, reader, .. } = self.cells[cell];
+                    if !self.is_ordered(read, reader, author.thread) {
+                        return Err(format!(
+                            "{} is written, and no barrier orders that after {reader:?} read it",
+                            self.at(cell)
+                        ));
+                    }
+                }
                 _ => self.check_write(cell, Some(author.thread), author)?,
             }
             self.cells[cell].writer = Writer::Atomics(written);

@@ -31,7 +31,8 @@ impl TensorMap {
     /// Checks what `cuTensorMapEncodeTiled` requires.
     pub fn check(&self) -> Result<()> {
         let rank = self.sizes.len();
-        let ranks = (1..=5).contains(&rank) && self.pitches.len() + 1 == rank && self.tile.len() == rank;
+        let ranks =
+            (1..=5).contains(&rank) && self.pitches.len() + 1 == rank && self.tile.len() == rank;
         let pitch = |pitch: &u64| pitch.is_multiple_of(16) && *pitch < 1 << 40;
         let aligned = self.address.is_multiple_of(16) && self.pitches.iter().all(pitch);
         let sizes = self.sizes.iter().all(|size| (1..=1 << 32).contains(size));
@@ -40,7 +41,10 @@ impl TensorMap {
         let row = if ranks { self.row() } else { 0 };
         let row = row.is_multiple_of(16) && (self.swizzle == 0 || row <= self.swizzle);
         // Dimensions do not overlap.
-        let width = self.sizes.first().map_or(0, |size| size * self.element as u64);
+        let width = self
+            .sizes
+            .first()
+            .map_or(0, |size| size * self.element as u64);
         let apart = self.pitches.first().is_none_or(|pitch| *pitch >= width);
         match ranks && aligned && sizes && tile && row && apart {
             true => Ok(()),
@@ -201,7 +205,8 @@ impl Block<'_> {
             // Where the row is: along each dimension but the innermost, and from the tensor's start.
             let (mut rest, mut inside, mut start) = (number, true, 0);
             for dimension in 1..map.tile.len() {
-                let along = i64::from(tile.first[dimension]) + i64::from(rest % map.tile[dimension]);
+                let along =
+                    i64::from(tile.first[dimension]) + i64::from(rest % map.tile[dimension]);
                 rest /= map.tile[dimension];
                 inside &= along >= 0 && (along as u64) < map.sizes[dimension];
                 start += along * map.pitches[dimension - 1] as i64;
@@ -209,7 +214,8 @@ impl Block<'_> {
             for chunk in 0..row / 16 {
                 let mut bytes = [0; 16];
                 for (index, piece) in bytes.chunks_exact_mut(map.element).enumerate() {
-                    let column = i64::from(tile.first[0]) + (16 * chunk / element) as i64 + index as i64;
+                    let column =
+                        i64::from(tile.first[0]) + (16 * chunk / element) as i64 + index as i64;
                     if inside && column >= 0 && (column as u64) < map.sizes[0] {
                         let offset = start + column * element as i64;
                         let address = map.address.wrapping_add_signed(offset);
@@ -217,7 +223,8 @@ impl Block<'_> {
                     }
                 }
                 let place = tile.to + u64::from(number) * row + 16 * chunk;
-                self.shared.land(swizzled_by(map.swizzle, place), &bytes, writer)?;
+                self.shared
+                    .land(swizzled_by(map.swizzle, place), &bytes, writer)?;
             }
         }
         self.complete_bytes(barrier, map.bytes())

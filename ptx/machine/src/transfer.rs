@@ -52,7 +52,8 @@ impl Space {
 /// Words that say how, and not what: caches and order, which memory here does not have.
 pub(super) fn is_about_caches(word: &str) -> bool {
     let known = [
-        "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
+        "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "ca",
+        "cg", "cs", "lu", "cv", "wb", "wt",
     ];
     known.contains(&word) || word.starts_with("L1::") || word.starts_with("L2::")
 }
@@ -195,12 +196,7 @@ impl Block<'_> {
         Ok(u64::from_le_bytes(value))
     }
 
-    pub(super) fn load_shared(
-        &mut self,
-        thread: usize,
-        address: u64,
-        bytes: usize,
-    ) -> Result<u64> {
+    pub(super) fn load_shared(&mut self, thread: usize, address: u64, bytes: usize) -> Result<u64> {
         let seen = &self.threads[thread].seen;
         let observer = Observer {
             reader: Reader::Thread(thread),
@@ -208,8 +204,7 @@ impl Block<'_> {
             fences: None,
         };
         let mut value = [0; 8];
-        self.shared
-            .read(address, &mut value[..bytes], &observer)?;
+        self.shared.read(address, &mut value[..bytes], &observer)?;
         Ok(u64::from_le_bytes(value))
     }
 

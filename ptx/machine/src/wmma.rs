@@ -12,6 +12,7 @@ use super::{
     mma::Kind as Element,
     number::{Format, Round},
     parse::Register,
+    thread::State,
     transfer::Space,
 };
 
@@ -55,7 +56,16 @@ pub(super) struct Matrix {
 pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
     let words: Vec<&str> = opcode.strip_prefix("wmma.")?.split('.').collect();
     match words[..] {
-        ["load", which, "sync", "aligned", layout, shape, ref rest @ .., kind] => {
+        [
+            "load",
+            which,
+            "sync",
+            "aligned",
+            layout,
+            shape,
+            ref rest @ ..,
+            kind,
+        ] => {
             let to = operands.registers(0);
             let matrix = matrix(which, layout, shape, rest, kind)?;
             holds(to.len(), matrix).then(|| Operation::Load {
@@ -65,7 +75,16 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
                 matrix,
             })
         }
-        ["store", "d", "sync", "aligned", layout, shape, ref rest @ .., kind] => {
+        [
+            "store",
+            "d",
+            "sync",
+            "aligned",
+            layout,
+            shape,
+            ref rest @ ..,
+            kind,
+        ] => {
             let from = operands.values(1);
             let matrix = matrix("d", layout, shape, rest, kind)?;
             holds(from.len(), matrix).then(|| Operation::Store {
@@ -76,7 +95,17 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
             })
         }
         // The types of f16 operands are not named.
-        ["mma", "sync", "aligned", _, _, shape, result, ref kinds @ .., added] => {
+        [
+            "mma",
+            "sync",
+            "aligned",
+            _,
+            _,
+            shape,
+            result,
+            ref kinds @ ..,
+            added,
+        ] => {
             let half = Element::Half(Format::F16);
             let kinds = match kinds {
                 [] => [half; 2],
@@ -162,7 +191,8 @@ impl Block<'_> {
                     for i in 0..held {
                         let at = self.element(thread, place, *stride, matrix, lane, held, i)?;
                         let bits = self.load_from(thread, matrix.space, at, matrix.bytes)?;
-                        registers[i / in_register] |= bits << (8 * matrix.bytes * (i % in_register));
+                        registers[i / in_register] |=
+                            bits << (8 * matrix.bytes * (i % in_register));
                     }
                     for (register, value) in to.iter().zip(registers) {
                         self.threads[thread].set(*register, value)?;
@@ -178,7 +208,9 @@ impl Block<'_> {
                 let in_register = 4 / matrix.bytes;
                 let held = from.len() * in_register;
                 let count = matrix.rows * matrix.columns;
-                for lane in 0..WARP {
+                let exited = |lane: &usize| self.threads[warp.start + lane].state == State::Exited;
+                let lanes: Vec<usize> = (0..WARP).filter(|lane| !exited(lane)).collect();
+                for lane in lanes {
                     let thread = warp.start + lane;
                     for i in (0..held).filter(|i| lane * held + i < count) {
                         let at = self.element(thread, place, *stride, matrix, lane, held, i)?;

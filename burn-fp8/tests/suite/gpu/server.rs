@@ -127,7 +127,9 @@ impl Machine {
             dynamic_shared: compiled.shared_memory,
             arguments,
         };
-        compiled.assembled(self.gpu)?.run(launch, &mut self.global)?;
+        compiled
+            .assembled(self.gpu)?
+            .run(launch, &mut self.global)?;
         Ok(())
     }
 

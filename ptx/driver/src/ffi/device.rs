@@ -155,7 +155,10 @@ unsafe extern "C" fn cuGetErrorString(error: Status, text: *mut *const c_char) -
         (Error::InvalidPtx, c"PTX that ptx-machine does not know"),
         (Error::NotFound, c"not found"),
         (Error::IllegalAddress, c"illegal address"),
-        (Error::LaunchFailed, c"a kernel failed on ptx-machine: see stderr"),
+        (
+            Error::LaunchFailed,
+            c"a kernel failed on ptx-machine: see stderr",
+        ),
         (Error::NotSupported, c"not supported by ptx-driver"),
     ];
     let found = TEXTS.iter().find(|(known, _)| *known as Status == error);

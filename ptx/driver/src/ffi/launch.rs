@@ -102,10 +102,7 @@ unsafe extern "C" fn cuLaunchKernel(
             }
         });
         let given: Vec<_> = given.collect();
-        let (grid, threads) = (
-            [grid_x, grid_y, grid_z],
-            [threads_x, threads_y, threads_z],
-        );
+        let (grid, threads) = ([grid_x, grid_y, grid_z], [threads_x, threads_y, threads_z]);
         gpu.launch(function, grid, threads, shared as usize, &given)
     }))
 }

@@ -122,5 +122,9 @@ fn threads_of_a_warp_exchange_values() {
     assert_eq!(run(&body, 64).unwrap()[..64], expected);
     // All of them have to be there that have not ended.
     let half = format!("mov.u32 %r9, 0; setp.lt.u32 %p0, %r0, 48; @%p0 {body}");
-    fails(&half.replace("@%p0", "@!%p0 bar.sync 0; @%p0"), 64, "wait for ever");
+    fails(
+        &half.replace("@%p0", "@!%p0 bar.sync 0; @%p0"),
+        64,
+        "wait for ever",
+    );
 }

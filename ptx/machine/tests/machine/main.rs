@@ -3,7 +3,10 @@
 //! Every kernel here is correct as it stands. Each of its fences, waits and barriers is left out once.
 
 mod arithmetic;
+mod floats;
+mod matrices;
 mod tiles;
+mod warps;
 mod wgmma;
 
 use ptx_machine::{Argument, Global, Kernel, Launch, TensorMap};
