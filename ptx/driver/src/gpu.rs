@@ -157,18 +157,19 @@ impl Gpu {
         given: &[Given],
     ) -> Result<()> {
         let kernel = self.kernel(module)?.clone();
-        let argument = |given| match given {
-            &Given::Bytes(ref bytes) => Some(Argument::Bytes(bytes)),
+        let arguments = given.iter().map(|given| match given {
+            Given::Bytes(bytes) => Some(Argument::Bytes(bytes)),
             Given::TensorMap(handle) => {
                 Some(Argument::TensorMap(self.tensor_maps.get(handle)?.clone()))
             }
-        };
-        let arguments = given.iter().map(argument).collect::<Option<_>>();
+        });
         let launch = Launch {
             grid,
             threads,
             dynamic_shared,
-            arguments: arguments.ok_or(Error::InvalidValue)?,
+            arguments: arguments
+                .collect::<Option<_>>()
+                .ok_or(Error::InvalidValue)?,
         };
         let started = std::time::Instant::now();
         let run = AssertUnwindSafe(|| kernel.run(launch, &mut self.memory));

@@ -5,8 +5,9 @@
 //! instructions: autotune picks the same kernels in every run.
 //!
 //! `PTX_DRIVER_GPU` picks the GPU (`sm_80`, `sm_89` or `sm_90`, the default), and `PTX_DRIVER_LOG` names a file to which the kernels that
-//! ran are appended. An error of a kernel is printed, and all later calls fail, as on a GPU.
+//! ran are appended. The library is NVRTC too: it keeps what the real one compiles in the folder `PTX_DRIVER_KERNELS`. An error of a kernel is printed, and all later calls fail, as on a GPU.
 
+mod cache;
 mod ffi;
 mod gpu;
 mod model;

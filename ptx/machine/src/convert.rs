@@ -26,7 +26,7 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
             let bits = x[0] & 0xFFFF_FFFF;
             let finite = bits & 0x7F80_0000 != 0x7F80_0000;
             Some(if finite {
-                bits + 0x1000 & !0x1FFF
+                (bits + 0x1000) & !0x1FFF
             } else {
                 bits
             })

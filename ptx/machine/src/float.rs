@@ -80,7 +80,8 @@ fn exact(name: &str, format: Format, modifiers: &Modifiers) -> Option<(usize, Fu
     let round = modifiers.round.unwrap_or(Round::Nearest);
     let sign = format.bits(-0.0, Round::Nearest);
     if format == Format::F32 && round == Round::Nearest {
-        let fast: Option<(usize, fn(&[u64; 4]) -> f32)> = match name {
+        type Fast = fn(&[u64; 4]) -> f32;
+        let fast: Option<(usize, Fast)> = match name {
             "add" => Some((2, |x| float(x[0]) + float(x[1]))),
             "sub" => Some((2, |x| float(x[0]) - float(x[1]))),
             "mul" => Some((2, |x| float(x[0]) * float(x[1]))),

@@ -112,7 +112,7 @@ fn amount(value: u64) -> u32 {
 
 fn bits_of(opcode: &str) -> Option<(usize, Plain)> {
     Some(match opcode {
-        "abs.s32" => (1, |x| u32(u64::from(signed(x[0]).unsigned_abs()))),
+        "abs.s32" => (1, |x| u32(signed(x[0]).unsigned_abs())),
         "abs.s64" => (1, |x| Some((x[0] as i64).unsigned_abs())),
         "popc.b32" => (1, |x| Some(u64::from(low(x[0]).count_ones()))),
         "popc.b64" => (1, |x| Some(u64::from(x[0].count_ones()))),
@@ -153,15 +153,8 @@ fn bits_of(opcode: &str) -> Option<(usize, Plain)> {
             Some((0..4).fold(0, |word, place| word | byte(place) << (8 * place)))
         }),
         // Inserts some low bits of a value into another, from a position on.
-        "bfi.b32" => (4, |x| {
-            let (position, length) = (x[2] & 0xFF, x[3] & 0xFF);
-            let field = ((1u128 << length.min(64)) - 1) as u64;
-            let (field, value) = match position {
-                0..32 => (field << position, x[0] << position),
-                _ => (0, 0),
-            };
-            u32(x[1] & !field | value & field)
-        }),
+        "bfi.b32" => (4, |x| u32(inserted(x, 32))),
+        "bfi.b64" => (4, |x| Some(inserted(x, 64))),
         _ => return None,
     })
 }
@@ -203,6 +196,16 @@ fn comparison(words: &str) -> Option<(usize, Function)> {
         Some("xor") => (3, Box::new(move |x| Some(compare(x) ^ x[2]))),
         Some(_) => return None,
     })
+}
+
+/// The low bits of `x[0]`, as many as `x[3]`, in `x[1]` from position `x[2]` on, in a register of so many bits.
+fn inserted(x: &[u64; 4], width: u64) -> u64 {
+    let (position, length) = (x[2] & 0xFF, x[3] & 0xFF);
+    if position >= width {
+        return x[1];
+    }
+    let field = (((1u128 << length.min(64)) - 1) as u64) << position;
+    x[1] & !field | x[0] << position & field
 }
 
 /// The bits of a value from position `x[1]` on, as many as `x[2]`.

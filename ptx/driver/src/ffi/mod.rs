@@ -1,4 +1,4 @@
-//! The functions of the driver that CubeCL's CUDA runtime calls, as NVIDIA's `cuda.h` declares them.
+//! The functions of the driver, and of NVRTC, that CubeCL's CUDA runtime calls, as NVIDIA's `cuda.h` and `nvrtc.h` declare them.
 //!
 //! Everything here is called through CUDA's API, whose callers promise what it requires: pointers that are valid for what is read and
 //! written through them. A function that is missing here is one that the runtime has not needed.
@@ -6,6 +6,7 @@
 mod device;
 mod launch;
 mod memory;
+mod nvrtc;
 mod stream;
 
 use crate::gpu::Result;

@@ -163,6 +163,10 @@ fn bits_are_those_of_the_isa() {
         ("shf.r.clamp.b32 %r9, %r2, %r3, 36;", b),
         ("bfe.u32 %r9, %r2, 8, 12;", a >> 8 & 0xFFF),
         ("bfe.s32 %r9, %r3, 20, 12;", (b as i32 >> 20) as u32),
+        (
+            "mov.b64 %rd2, {%r2, %r3}; bfi.b64 %rd2, %rd2, 0, 32, 16; shr.u64 %rd2, %rd2, 32; cvt.u32.u64 %r9, %rd2;",
+            a & 0xFFFF,
+        ),
         ("popc.b32 %r9, %r2;", a.count_ones()),
         ("clz.b32 %r9, %r2;", 3),
         ("brev.b32 %r9, %r2;", a.reverse_bits()),

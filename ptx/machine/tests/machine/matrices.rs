@@ -119,13 +119,10 @@ fn fragments_lie_as_the_isa_shows() {
             // c0, c1: row group; c2, c3: row group + 8; columns 2 * member and the next.
             let stored = format!("{body} cvt.rni.s32.f32 %r9, %f{i}; {STORE}");
             let found = run(&stored, 32).unwrap();
-            for lane in 0..32 {
+            for (lane, found) in found.into_iter().take(32).enumerate() {
                 let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
                 let expected = product(row, column, terms) + 1;
-                assert_eq!(
-                    found[lane] as i32, expected,
-                    "{shape} {format}: {row}, {column}"
-                );
+                assert_eq!(found as i32, expected, "{shape} {format}: {row}, {column}");
             }
         }
     }
@@ -155,7 +152,7 @@ fn stored(to: u32, element: impl Fn(usize, usize) -> i32) -> String {
 
 #[test]
 fn matrices_are_loaded_as_they_are_multiplied() {
-    let matrices = stored(0, left) + &stored(512, |row, column| right(row, column));
+    let matrices = stored(0, left) + &stored(512, right);
     // Of 8 x 8 matrices, first the rows of the upper left, then of the lower left one, and so on: lane l has row l % 16, from
     // column l / 16 * 8. The right matrix is stored by its terms, and transposed on the way.
     let body = format!(
@@ -169,20 +166,16 @@ fn matrices_are_loaded_as_they_are_multiplied() {
     );
     for i in 0..4 {
         let found = run(&format!("{body} cvt.rni.s32.f32 %r9, %f{i}; {STORE}"), 32).unwrap();
-        for lane in 0..32 {
+        for (lane, found) in found.into_iter().take(32).enumerate() {
             let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
-            assert_eq!(
-                found[lane] as i32,
-                product(row, column, 16),
-                "{row}, {column}"
-            );
+            assert_eq!(found as i32, product(row, column, 16), "{row}, {column}");
         }
     }
 }
 
 #[test]
 fn pieces_of_a_warp_are_multiplied() {
-    let matrices = stored(0, left) + &stored(512, |row, column| right(row, column));
+    let matrices = stored(0, left) + &stored(512, right);
     let zeros = (0..8).map(|number| format!("mov.b32 %f{number}, 0f00000000;"));
     let zeros: String = zeros.collect();
     let list = |stem: &str, from: usize| {
