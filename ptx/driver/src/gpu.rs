@@ -128,7 +128,14 @@ impl Gpu {
 
     /// A module, which is its only kernel.
     pub(crate) fn load(&mut self, ptx: &str) -> Result<u64> {
-        let kernel = catch_unwind(|| Kernel::new(ptx)).map_err(|_| Error::InvalidPtx)?;
+        let kernel = catch_unwind(|| Kernel::new(ptx)).map_err(|_| {
+            // The panic has said what it does not know.
+            let path = std::env::temp_dir().join("ptx-driver-unknown.ptx");
+            if std::fs::write(&path, ptx).is_ok() {
+                eprintln!("ptx-driver: in {}", path.display());
+            }
+            Error::InvalidPtx
+        })?;
         let handle = self.new_handle();
         self.kernels.insert(handle, Arc::new(kernel));
         Ok(handle)

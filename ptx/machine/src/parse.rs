@@ -91,7 +91,10 @@ fn without_comments(ptx: &str) -> String {
 /// `.shared .align 4 .b8 name[16]`: name, alignment, size (0 for none).
 fn declared(text: &str) -> (String, usize, usize) {
     let words: Vec<_> = text.split_whitespace().collect();
-    let align = words.iter().position(|word| *word == ".align");
+    // What follows `.ptr` is about the memory that a parameter points to.
+    let own = words.iter().position(|word| *word == ".ptr");
+    let own = &words[..own.unwrap_or(words.len())];
+    let align = own.iter().position(|word| *word == ".align");
     let align = align.map(|at| words[at + 1].parse().unwrap());
     let element = words
         .iter()
@@ -152,7 +155,7 @@ fn head_of(head: &str, entry: &mut Entry) {
         let sizes = sizes.split(',').filter_map(|size| size.trim().parse().ok());
         match name {
             "" | "explicitcluster" => {}
-            "maxntid" => entry.most_threads = Some(sizes.product()),
+            "maxntid" | "reqntid" => entry.most_threads = Some(sizes.product()),
             "reqnctapercluster" => {
                 let sizes: Vec<u32> = sizes.collect();
                 entry.cluster = Some(sizes.try_into().expect("three sizes"));
