@@ -55,6 +55,9 @@ pub(super) fn parse(ptx: &str) -> Entry {
             rest = rest.split_once('\n').map_or("", |(_, after)| after);
         } else if word == ".section" {
             rest = rest.split_once('}').map_or("", |(_, after)| after);
+        } else if rest.split('(').next().unwrap().contains(".func") && word != ".extern" {
+            // Functions of libdevice, which are inlined where they are called.
+            rest = after_body(rest);
         } else if word == ".visible" {
             assert!(entry.name.is_empty(), "two entries");
             let (head, body) = rest.split_once('{').expect("an entry has a body");
@@ -163,6 +166,20 @@ fn head_of(head: &str, entry: &mut Entry) {
             _ => panic!("not known: {directives}"),
         }
     }
+}
+
+/// The text after the body in braces of a function.
+fn after_body(text: &str) -> &str {
+    let mut depth = 0;
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 1 => return &text[at + 1..],
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    ""
 }
 
 /// Fills the entry, and returns the text after its body.
