@@ -2,11 +2,11 @@
 
 use super::{
     Result,
+    access::Author,
     block::{Block, WARP},
     decode::{Function, Operands, Place, Value},
     float, integer,
     parse::Register,
-    shared::Author,
     transfer::{Space, found, is_about_caches},
 };
 

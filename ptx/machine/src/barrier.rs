@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use super::{
     Result,
+    access::{Author, Heard},
     block::{Block, Flow, WARP},
     decode::{Operands, Place, Value},
     parse::Register,
-    shared::{Author, Heard},
 };
 
 /// The number of failed polls of a thread, with all other threads run in between, after which it counts as waiting forever.

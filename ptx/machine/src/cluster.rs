@@ -2,9 +2,9 @@
 
 use super::{
     Result,
+    access::Heard,
     block::{Block, Flow, WARP},
     decode::{Function, Operands, Place},
-    shared::Heard,
     thread::{State, WINDOW},
     tma::Tile,
 };

@@ -2,9 +2,9 @@
 
 use super::{
     Result,
+    access::{Author, Writer},
     block::{Block, WARP},
     decode::{Operands, Place, Value},
-    shared::{Author, Writer},
 };
 
 pub(super) enum Operation {

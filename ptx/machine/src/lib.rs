@@ -1,10 +1,11 @@
-//! A machine that runs PTX on host memory, as NVRTC compiles it from the kernels' CUDA C++.
+//! A machine that runs PTX on host memory: that of NVRTC, from kernels in CUDA C++, and that of LLVM.
 //!
 //! It is strict rather than fast. Instructions mean what NVIDIA's PTX ISA (8.8) says, not what the kernels expect. If the ISA
 //! leaves a result undefined (memory that nobody wrote, data that no barrier orders, registers of an instruction that is still in
 //! flight), or an instruction is not known here, the run ends with the line of PTX and the error. Asynchronous copies arrive as
 //! late as possible.
 
+mod access;
 mod atomic;
 mod barrier;
 mod block;
@@ -23,6 +24,7 @@ mod parse;
 mod shared;
 mod thread;
 mod tma;
+mod together;
 mod transfer;
 mod warp;
 mod wgmma;
@@ -96,6 +98,9 @@ pub struct Launch<'a> {
 
 impl Kernel {
     /// Parses PTX that has one entry.
+    ///
+    /// # Panics
+    /// If there is something that the machine does not know, with the line.
     pub fn new(ptx: &str) -> Self {
         decode::kernel(parse::parse(ptx))
     }

@@ -4,111 +4,14 @@
 //! threads of that warp: what one thread wrote (or read) since the last barrier, no other thread may read (or write). What `wgmma` read
 //! may also be written by a thread that knows, through barriers in shared memory, that the read is over.
 
-use std::{collections::HashMap, ops::Range};
+use std::ops::Range;
 
-use super::{Result, block::WARP, thread::SHARED_BASE};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Writer {
-    Nobody,
-    Thread(Written),
-    /// Atomic instructions of any threads, the last one's.
-    Atomics(Written),
-    /// The TMA, whose data are there when a barrier in shared memory completes a phase.
-    Tma {
-        barrier: u64,
-        phase: u32,
-    },
-    /// The cell is part of a barrier.
-    Barrier,
-}
-
-/// A thread, and when it wrote.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Written {
-    number: usize,
-    time: Turn,
-    /// The number of the thread's own fences.
-    fences: u32,
-}
-
-/// The number of barriers of the block, and of the thread's warp, so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Turn {
-    block: u32,
-    warp: u32,
-}
-
-#[derive(Clone, Debug)]
-struct Cell {
-    writer: Writer,
-    reader: Reader,
-    /// When it was read.
-    read: Turn,
-    /// The number of copies in flight to this cell.
-    arriving: u32,
-    /// The number of asynchronous reads in flight.
-    leaving: u32,
-    /// The finished asynchronous reads, the last one of each warpgroup.
-    left: Vec<Left>,
-}
-
-/// A finished asynchronous read: the first warp of its warpgroup, the number of block barriers, and when it ended.
-#[derive(Clone, Copy, Debug)]
-struct Left {
-    warp: usize,
-    turn: u32,
-    time: u64,
-}
-
-/// For each other warp, the time up to which a thread knows what that warp did, through barriers in shared memory at which the
-/// warp arrived.
-pub(super) type Heard = HashMap<usize, u64>;
-
-/// The thread that writes, with the number of its warp in the cluster, and what it knows of other warps.
-pub(super) struct Author<'a> {
-    pub(super) thread: usize,
-    pub(super) warp: usize,
-    pub(super) heard: &'a Heard,
-}
-
-impl Author<'_> {
-    /// Whether each warp of the warpgroup is the writer's own or has told it of the read.
-    fn knows_of(&self, read: &Left) -> bool {
-        (read.warp..read.warp + 4).all(|warp| {
-            let heard = self.heard.get(&warp);
-            warp == self.warp || heard.is_some_and(|time| *time >= read.time)
-        })
-    }
-}
-
-/// The last reader, or all that it might be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reader {
-    Thread(usize),
-    /// Several threads of a warp.
-    Warp(usize),
-    Several,
-}
-
-impl Reader {
-    fn warp(self) -> Option<usize> {
-        match self {
-            Self::Thread(number) => Some(number / WARP),
-            Self::Warp(warp) => Some(warp),
-            Self::Several => None,
-        }
-    }
-}
-
-/// The reader, and what it knows.
-pub(super) struct Observer<'a> {
-    pub(super) reader: Reader,
-    /// The last phase of a barrier in shared memory that the reader has seen completed.
-    pub(super) seen: &'a dyn Fn(u64) -> Option<u32>,
-    /// For a read by the asynchronous proxy: the number of fences that each thread has run.
-    pub(super) fences: Option<&'a dyn Fn(usize) -> u32>,
-}
+use super::{
+    Result,
+    access::{Author, Cell, Left, Observer, Reader, Turn, Writer, Written},
+    block::WARP,
+    thread::SHARED_BASE,
+};
 
 #[derive(Debug)]
 pub(super) struct Shared {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Result, cluster::Arrival, copy::Copies, parse::Register, shared::Heard};
+use super::{Result, access::Heard, cluster::Arrival, copy::Copies, parse::Register};
 
 /// The start of shared memory in its own space. It is not zero, because the beginning is reserved for the system.
 pub(super) const SHARED_BASE: u64 = 1024;

@@ -2,11 +2,11 @@
 
 use super::{
     Result,
+    access::{Author, Heard, Writer},
     block::{Block, WARP},
     cluster::Message,
     convert::within,
     decode::{Operands, Place, Value},
-    shared::{Author, Heard, Writer},
     thread::PARAMETER_WINDOW,
 };
 

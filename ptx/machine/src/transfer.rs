@@ -2,11 +2,11 @@
 
 use super::{
     Result,
+    access::{Author, Observer, Reader},
     block::{Block, WARP},
     convert::within,
     decode::{Operands, Place, Value},
     parse::Register,
-    shared::{Author, Observer, Reader},
     thread::{LOCAL_WINDOW, MODULE_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW},
 };
 

@@ -5,11 +5,11 @@ use std::{collections::HashMap, ops::Range};
 
 use super::{
     Result,
+    access::{Observer, Reader},
     block::{Block, WARP},
     decode::{Operands, Value},
     fp8::Fp8,
     parse::Register,
-    shared::{Observer, Reader},
     thread::{SHARED_BASE, Thread},
     tma::swizzled,
 };
