@@ -281,6 +281,7 @@ impl<'a> Block<'a> {
                     .fold(0, |mask, lane| mask | 1 << lane);
                 self.threads[thread].set(*to, mask)?;
             }
+            Operation::Carry(operation) => self.carry(thread, operation)?,
             Operation::Atomic(atomic) => self.atomic(thread, atomic)?,
             Operation::ProxyFence => self.threads[thread].proxy_fences += 1,
             Operation::Transfer(transfer) => self.transfer(thread, transfer)?,

@@ -1,7 +1,8 @@
 //! Translates statements to operations. Anything unknown panics with the line.
 
 use super::{
-    Kernel, Parameter, atomic, barrier, cluster, convert, copy, float, integer, ldmatrix, mma,
+    Kernel, Parameter, atomic, barrier, carry, cluster, convert, copy, float, integer, ldmatrix,
+    mma,
     parse::{Entry, Operand, Register, Statement},
     thread::{MODULE_WINDOW, SHARED_BASE},
     tma, transfer, warp, wgmma, wmma,
@@ -77,6 +78,7 @@ pub(super) enum Operation {
     /// Blocks run one after the other, and threads of a block see global memory as the last one wrote it.
     MemoryFence,
     ActiveMask(Register),
+    Carry(carry::Operation),
     Atomic(atomic::Atomic),
     Transfer(transfer::Transfer),
     Copy(copy::Operation),
@@ -219,6 +221,7 @@ impl Operands<'_> {
         }
         transfer::decode(opcode, self)
             .map(Operation::Transfer)
+            .or_else(|| carry::decode(opcode, self).map(Operation::Carry))
             .or_else(|| atomic::decode(opcode, self).map(Operation::Atomic))
             .or_else(|| copy::decode(opcode, self).map(Operation::Copy))
             .or_else(|| barrier::decode(opcode, self).map(Operation::Mbarrier))

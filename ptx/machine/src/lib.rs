@@ -9,6 +9,7 @@ mod access;
 mod atomic;
 mod barrier;
 mod block;
+mod carry;
 mod cluster;
 mod convert;
 mod copy;

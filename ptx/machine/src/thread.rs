@@ -61,6 +61,8 @@ pub(super) struct Thread {
     pub(super) heard: Heard,
     /// The number of consecutive polls of a barrier that failed.
     pub(super) polls: u32,
+    /// The carry that the last instruction with one has left.
+    pub(super) carry: Option<bool>,
     /// Its local memory, and whether each byte was written.
     local: Vec<Option<u8>>,
     values: Vec<u64>,
@@ -83,6 +85,7 @@ impl Thread {
             seen: HashMap::new(),
             heard: Heard::new(),
             polls: 0,
+            carry: None,
             local: vec![None; local],
             values: vec![0; registers],
             marks: vec![Mark::Unwritten; registers],

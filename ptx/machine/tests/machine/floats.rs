@@ -195,3 +195,30 @@ fn bits_are_those_of_the_isa() {
         assert_eq!(result(&loaded), expected, "{statements}");
     }
 }
+
+/// A product of 64 bits by 32, plus a number, in registers of 32 bits; and a difference of 64 bits.
+#[test]
+fn carries_go_on() {
+    let (a, b, c) = (0xFEDC_BA98_7654_3210u64, 0x89AB_CDEFu32, 0xFFFF_FFFFu32);
+    let product = u128::from(a) * u128::from(b) + u128::from(c);
+    let loaded = format!(
+        "mov.b32 %r2, {}; mov.b32 %r3, {}; mov.b32 %r4, {b}; mov.b32 %r5, {c};",
+        a as u32,
+        (a >> 32) as u32
+    );
+    let multiplied = "mad.lo.cc.u32 %r6, %r2, %r4, %r5; madc.hi.u32 %r7, %r2, %r4, 0;
+                      mad.lo.cc.u32 %r8, %r3, %r4, %r7; madc.hi.u32 %r10, %r3, %r4, 0;";
+    for (register, word) in [("%r6", 0), ("%r8", 1), ("%r10", 2)] {
+        let found = result(&format!("{loaded} {multiplied} mov.b32 %r9, {register};"));
+        assert_eq!(found, (product >> (32 * word)) as u32, "{word}");
+    }
+    let subtracted = "sub.cc.u32 %r6, %r2, %r5; subc.u32 %r9, %r3, 0;";
+    let difference = a - u64::from(c);
+    assert_eq!(
+        result(&format!("{loaded} {subtracted}")),
+        (difference >> 32) as u32
+    );
+    let added = "add.cc.u32 %r6, %r2, %r5; addc.u32 %r9, %r3, 0;";
+    let sum = a + u64::from(c);
+    assert_eq!(result(&format!("{loaded} {added}")), (sum >> 32) as u32);
+}
