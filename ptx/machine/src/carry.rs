@@ -82,8 +82,8 @@ impl Block<'_> {
         let result = match operation.kind {
             Kind::Add => a + b + carry,
             Kind::Subtract => a.wrapping_sub(b).wrapping_sub(carry),
-            Kind::MultiplyLow => (a * b & mask) + c + carry,
-            Kind::MultiplyHigh => (a * b >> operation.bits) + c + carry,
+            Kind::MultiplyLow => ((a * b) & mask) + c + carry,
+            Kind::MultiplyHigh => ((a * b) >> operation.bits) + c + carry,
         };
         if operation.gives {
             self.threads[thread].carry = Some(result & !mask != 0);
