@@ -322,6 +322,8 @@ fn operand(text: &str, register: &impl Fn(&str) -> Option<Register>) -> Operand 
 }
 
 fn immediate(text: &str) -> Option<u64> {
+    // Of an unsigned number.
+    let text = text.strip_suffix('U').unwrap_or(text);
     let hexadecimal = |prefixes: [&str; 2]| {
         let digits = prefixes
             .into_iter()
