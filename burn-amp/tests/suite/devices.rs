@@ -4,8 +4,7 @@
 mod cube;
 
 use burn::tensor::Device;
-use cube::cuda;
-pub(crate) use cube::{cube_devices, wgpu};
+pub(crate) use cube::{cube_devices, cuda, wgpu};
 
 /// Flex, wgpu and CUDA. Not CubeCL's CPU runtime, which compiles kernels for long.
 pub(crate) fn devices() -> Vec<Device> {

@@ -14,6 +14,7 @@ mod run;
 mod sequences;
 mod spatial;
 
+use super::devices::cuda;
 use burn::{
     module::Module,
     tensor::{Device, Tensor},
@@ -31,11 +32,7 @@ const FP16_TOLERANCE: f32 = 8.0 / 4096.0;
 
 /// What autocast is put over: an NVIDIA GPU where there is one, else Flex.
 fn base() -> Device {
-    #[cfg(feature = "cuda")]
-    if std::path::Path::new("/dev/nvidiactl").exists() {
-        return Device::cuda(0);
-    }
-    Device::flex()
+    cuda().unwrap_or_else(Device::flex)
 }
 
 static BF16: LazyLock<Device> = LazyLock::new(|| Autocast::bf16().device(base()).unwrap());
