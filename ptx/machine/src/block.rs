@@ -248,8 +248,11 @@ impl<'a> Block<'a> {
             Operation::Pack { to, from, bits } => {
                 let mut packed = 0;
                 for (index, value) in from.iter().enumerate() {
-                    let value = self.value(thread, *value)? & mask(*bits);
-                    packed |= value << (index * bits);
+                    let value = match self.value(thread, *value) {
+                        Err(_) if self.global.borrow().is_poisoned() => u64::MAX,
+                        value => value?,
+                    };
+                    packed |= (value & mask(*bits)) << (index * bits);
                 }
                 self.threads[thread].set(*to, packed)?;
             }

@@ -54,12 +54,17 @@ impl Found<'_> {
 }
 
 impl Global {
-    /// Memory in which kernels may read what nobody wrote, as they do of the gaps between rows: it is NaN, in all formats.
+    /// Memory in which kernels may read what nobody wrote, as they do of the gaps between rows: it is NaN, in all formats. So are
+    /// registers that are moved and that nothing wrote, of which compilers leave some.
     pub fn poisoned() -> Self {
         Self {
             poisoned: true,
             ..Self::default()
         }
+    }
+
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.poisoned
     }
 
     /// The address of a new buffer of less than 4 GiB. Its bytes count as unwritten.

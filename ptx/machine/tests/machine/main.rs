@@ -26,6 +26,16 @@ fn run_cluster(body: &str, threads: u32, blocks: u32) -> Result<Vec<u32>, String
 }
 
 fn launch(body: &str, clusters: &str, threads: u32, blocks: u32) -> Result<Vec<u32>, String> {
+    launch_in(Global::default(), body, clusters, threads, blocks)
+}
+
+fn launch_in(
+    mut global: Global,
+    body: &str,
+    clusters: &str,
+    threads: u32,
+    blocks: u32,
+) -> Result<Vec<u32>, String> {
     let kernel = Kernel::new(&format!(
         ".version 8.8
          .target sm_90a
@@ -44,7 +54,6 @@ fn launch(body: &str, clusters: &str, threads: u32, blocks: u32) -> Result<Vec<u
          ret;
          }}"
     ));
-    let mut global = Global::default();
     let address = global.allocate(4 * WORDS as usize);
     for word in 0..WORDS {
         global.write(address + u64::from(4 * word), &word.to_le_bytes())?;
@@ -90,6 +99,26 @@ fn needs(body: &str, threads: u32, statements: &[(&str, &str)]) {
 /// Stores `%r9` in the thread's word of the buffer.
 const STORE: &str =
     "mul.wide.u32 %rd7, %r0, 4; add.s64 %rd7, %rd0, %rd7; st.global.u32 [%rd7], %r9;";
+
+/// Undefined results are errors, or NaN where kernels may have some that they do not use.
+#[test]
+fn what_nobody_wrote_is_nan_where_it_may_be_read() {
+    let half = format!("mov.b32 %r2, 5; mov.b32 %r9, {{%r2, %r3}}; {STORE}");
+    fails(&half, 1, "nothing wrote");
+    let found = launch_in(Global::poisoned(), &half, "", 1, 1).unwrap();
+    assert_eq!(found[0], 0xFFFF_0005);
+    let mut bytes = [0; 4];
+    let mut global = Global::default();
+    let address = global.allocate(4);
+    assert!(global.read(address, &mut bytes, false).is_err());
+    let mut global = Global::poisoned();
+    let address = global.allocate(4);
+    global.read(address, &mut bytes, false).unwrap();
+    assert_eq!(bytes, [0xFF; 4]);
+    global.free(address).unwrap();
+    assert!(global.read(address, &mut bytes, false).is_err());
+    assert!(global.free(address).is_err());
+}
 
 #[test]
 fn barriers_order_shared_memory() {
