@@ -83,19 +83,16 @@ impl Gpu {
     }
 
     pub(crate) fn allocate(&mut self, size: usize) -> Result<u64> {
-        if size == 0 || size >= 1 << 32 {
-            return Err(if size == 0 {
-                Error::InvalidValue
-            } else {
-                Error::OutOfMemory
-            });
+        match size {
+            0 => Err(Error::InvalidValue),
+            // Addresses of buffers are 4 GiB apart.
+            _ if size >= 1 << 32 || self.used() + size > MEMORY => Err(Error::OutOfMemory),
+            _ => {
+                let address = self.memory.allocate(size);
+                self.sizes.insert(address, size);
+                Ok(address)
+            }
         }
-        if self.used() + size > MEMORY {
-            return Err(Error::OutOfMemory);
-        }
-        let address = self.memory.allocate(size);
-        self.sizes.insert(address, size);
-        Ok(address)
     }
 
     pub(crate) fn used(&self) -> usize {
