@@ -6,6 +6,7 @@ use std::cmp::Ordering::{self, Equal, Greater, Less};
 
 use super::{
     decode::Function,
+    integer::halves,
     number::{Format, Round, sum_to_odd},
 };
 
@@ -24,10 +25,9 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
     let mut words: Vec<&str> = opcode.split('.').collect();
     let (name, kind) = (words.remove(0), words.pop()?);
     if let Some(kind) = kind.strip_suffix("x2") {
-        return halves(&format!(
-            "{}.{kind}",
-            opcode.rsplit_once('.').expect("there are words").0
-        ));
+        let of_one = format!("{}.{kind}", opcode.rsplit_once('.')?.0);
+        let (count, function) = function(&of_one)?;
+        return Some((count, halves(function)));
     }
     let format = Format::named(kind)?;
     if name == "setp" {
@@ -62,17 +62,6 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
         })
     };
     Some((count, Box::new(whole)))
-}
-
-/// The function of an opcode for two numbers of 16 bits, side by side.
-fn halves(opcode: &str) -> Option<(usize, Function)> {
-    let (count, function) = function(opcode)?;
-    let both = move |x: &[u64; 4]| {
-        let low = function(&x.map(|bits| bits & 0xFFFF))?;
-        let high = function(&x.map(|bits| bits >> 16 & 0xFFFF))?;
-        Some(high << 16 | low)
-    };
-    Some((count, Box::new(both)))
 }
 
 /// The function without flushing and saturation.

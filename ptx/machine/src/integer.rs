@@ -10,10 +10,23 @@ pub(super) fn function(opcode: &str) -> Option<(usize, Function)> {
         return comparison(compare);
     }
     let (name, kind) = opcode.rsplit_once('.')?;
+    if let Some(kind @ ("u16" | "s16")) = kind.strip_suffix("x2") {
+        let (count, function) = function(&format!("{name}.{kind}"))?;
+        return Some((count, halves(function)));
+    }
     let found = logic(name, kind)
         .or_else(|| arithmetic(name, kind))
         .or_else(|| bits_of(opcode));
     found.map(|(count, plain)| (count, Box::new(plain) as Function))
+}
+
+/// The function of two numbers of 16 bits, side by side.
+pub(super) fn halves(function: Function) -> Function {
+    Box::new(move |x| {
+        let low = function(&x.map(|bits| bits & 0xFFFF))?;
+        let high = function(&x.map(|bits| bits >> 16 & 0xFFFF))?;
+        Some(high << 16 | low)
+    })
 }
 
 /// What acts on each bit alone, and moves bits as they are.

@@ -167,6 +167,12 @@ fn bits_are_those_of_the_isa() {
             "mov.b64 %rd2, {%r2, %r3}; bfi.b64 %rd2, %rd2, 0, 32, 16; shr.u64 %rd2, %rd2, 32; cvt.u32.u64 %r9, %rd2;",
             a & 0xFFFF,
         ),
+        (
+            "add.s16x2 %r9, %r2, %r3;",
+            (0x1234 + 0x9ABC) << 16 | (0x5678 + 0xDEF0) & 0xFFFF,
+        ),
+        ("max.s16x2 %r9, %r2, %r3;", 0x1234_5678),
+        ("max.u16x2 %r9, %r2, %r3;", 0x9ABC_DEF0),
         ("popc.b32 %r9, %r2;", a.count_ones()),
         ("clz.b32 %r9, %r2;", 3),
         ("brev.b32 %r9, %r2;", a.reverse_bits()),
