@@ -1,6 +1,6 @@
 //! A block: runs its threads in turn, each until it has to wait for others.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, collections::HashMap};
 
 use super::{
     Kernel, Result, TensorMap,
@@ -167,25 +167,19 @@ impl<'a> Block<'a> {
             State::AtBarrier { number, count } => Some((number, count)),
             _ => None,
         };
-        let Some(wanted) = self.threads.iter().find_map(waiting) else {
-            return false;
-        };
-        let here = self
-            .threads
-            .iter()
-            .filter(|thread| waiting(thread) == Some(wanted))
-            .count();
-        let running = self
-            .threads
-            .iter()
-            .filter(|thread| thread.state != State::Exited);
-        let needed = match wanted.1 {
-            Some(count) => count as usize,
-            None => running.count(),
-        };
-        if here != needed {
-            return false;
+        let running = |thread: &&Thread| thread.state != State::Exited;
+        let running = self.threads.iter().filter(running).count();
+        let mut here = HashMap::new();
+        for wanted in self.threads.iter().filter_map(waiting) {
+            *here.entry(wanted).or_insert(0) += 1;
         }
+        let full = |((_, count), here): (&(u32, Option<u32>), &usize)| {
+            *here == count.map_or(running, |count| count as usize)
+        };
+        let Some(wanted) = here.iter().find(|entry| full(*entry)).map(|entry| *entry.0) else {
+            return false;
+        };
+        // Of all threads, even if some alone have met: a race with the others may be missed.
         self.order();
         for thread in &mut self.threads {
             if waiting(thread) == Some(wanted) {
@@ -200,7 +194,7 @@ impl<'a> Block<'a> {
     pub(super) fn order(&mut self) {
         self.shared.turn += 1;
         // Phases that one thread has seen completed are now known to all.
-        let mut seen = std::collections::HashMap::new();
+        let mut seen = HashMap::new();
         for (&barrier, &phase) in self.threads.iter().flat_map(|thread| &thread.seen) {
             let known = seen.entry(barrier).or_insert(phase);
             *known = phase.max(*known);

@@ -155,6 +155,9 @@ fn barriers_order_shared_memory() {
     let half = "setp.lt.u32 %p0, %r0, 32; @%p0 bar.sync 0;";
     run(half, 64).unwrap();
     fails(&format!("{half} @!%p0 bar.sync 1;"), 64, "wait for ever");
+    // Or for as many as they say.
+    let halves = "setp.lt.u32 %p0, %r0, 32; @%p0 bar.sync 2, 32; @!%p0 bar.sync 1, 32; bar.sync 0;";
+    run(halves, 64).unwrap();
     fails("@%p0 bar.sync 0;", 64, "nothing wrote");
 }
 
