@@ -6,7 +6,7 @@ use std::cmp::Ordering::{self, Equal, Greater, Less};
 
 use super::{
     decode::Function,
-    integer::halves,
+    integer::{combination, halves},
     number::{Format, Round, sum_to_odd},
 };
 
@@ -175,13 +175,7 @@ fn comparison(words: &[&str], format: Format) -> Option<(usize, Function)> {
         };
         u64::from(relation(value(x[0]).partial_cmp(&value(x[1]))))
     };
-    Some(match combined {
-        None => (2, Box::new(move |x| Some(compare(x)))),
-        Some("and") => (3, Box::new(move |x| Some(compare(x) & x[2]))),
-        Some("or") => (3, Box::new(move |x| Some(compare(x) | x[2]))),
-        Some("xor") => (3, Box::new(move |x| Some(compare(x) ^ x[2]))),
-        Some(_) => return None,
-    })
+    combination(compare, combined)
 }
 
 fn float(bits: u64) -> f32 {

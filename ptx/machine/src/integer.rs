@@ -202,6 +202,14 @@ fn comparison(words: &str) -> Option<(usize, Function)> {
         "s64" => of!(|x: u64| x as i64),
         _ => return None,
     };
+    combination(compare, combined)
+}
+
+/// A comparison, whose result may be combined with a third operand.
+pub(super) fn combination(
+    compare: impl Fn(&[u64; 4]) -> u64 + Send + Sync + 'static,
+    combined: Option<&str>,
+) -> Option<(usize, Function)> {
     Some(match combined {
         None => (2, Box::new(move |x| Some(compare(x)))),
         Some("and") => (3, Box::new(move |x| Some(compare(x) & x[2]))),

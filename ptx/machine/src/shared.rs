@@ -220,7 +220,10 @@ impl Shared {
         let same = self.bytes[offset..offset + from.len()] == *from;
         for cell in cells {
             match self.cells[cell].writer {
-                Writer::Thread(other) if same && other.time.block == self.turn => {}
+                Writer::Thread(other)
+                    if same
+                        && other.time.block == self.turn
+                        && self.cells[cell].arriving + self.cells[cell].leaving == 0 => {}
                 _ => {
                     self.check_write(cell, Some(author.thread), author)?;
                     self.cells[cell].writer = Writer::Thread(written);

@@ -151,6 +151,9 @@ fn barriers_order_shared_memory() {
         64,
         "no barrier orders",
     );
+    // Two threads may write the same, and nothing else.
+    run("st.shared.u32 [%r1], 7;", 64).unwrap();
+    fails("st.shared.u32 [%r1], %r0;", 64, "by two threads");
     // Threads wait for those that may still come, and not for those that have ended.
     let half = "setp.lt.u32 %p0, %r0, 32; @%p0 bar.sync 0;";
     run(half, 64).unwrap();
