@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
+    path::PathBuf,
     ptr::{null, null_mut},
     sync::LazyLock,
 };
@@ -115,14 +116,15 @@ unsafe extern "C" fn nvrtcCompileProgram(
         source: &source,
         options: &options,
     };
-    if let Some(ptx) = key.find() {
+    let folder = std::env::var_os("PTX_DRIVER_KERNELS").map(PathBuf::from);
+    if let Some(ptx) = folder.as_ref().and_then(|folder| key.find(folder)) {
         program.ptx = ptx;
         return 0;
     }
     // SAFETY: the source and the options are there until the program is destroyed.
     let (status, ptx, log) = unsafe { compiled(&program.source, &options) };
-    if status == 0 {
-        key.keep(&ptx);
+    if let (0, Some(folder)) = (status, folder) {
+        key.keep(&folder, &ptx);
     }
     (program.ptx, program.log) = (ptx, log);
     status

@@ -26,11 +26,25 @@ fn run_cluster(body: &str, threads: u32, blocks: u32) -> Result<Vec<u32>, String
 }
 
 fn launch(body: &str, clusters: &str, threads: u32, blocks: u32) -> Result<Vec<u32>, String> {
-    launch_in(Global::default(), body, clusters, threads, blocks)
+    launch_in(Global::default(), &rows(), body, clusters, threads, blocks)
 }
 
+/// Rows of 128 bytes at the start of the buffer, of which the last one of a tile is out of bounds.
+fn rows() -> TensorMap {
+    TensorMap {
+        address: 0,
+        element: 1,
+        sizes: vec![128, 7],
+        pitches: vec![128],
+        tile: vec![128, 8],
+        swizzle: 128,
+    }
+}
+
+/// With a map of the buffer, whose own address is 0.
 fn launch_in(
     mut global: Global,
+    map: &TensorMap,
     body: &str,
     clusters: &str,
     threads: u32,
@@ -58,15 +72,11 @@ fn launch_in(
     for word in 0..WORDS {
         global.write(address + u64::from(4 * word), &word.to_le_bytes())?;
     }
-    // Rows of 128 bytes, of which the last is out of bounds.
     let map = TensorMap {
         address,
-        element: 1,
-        sizes: vec![128, 7],
-        pitches: vec![128],
-        tile: vec![128, 8],
-        swizzle: 128,
+        ..map.clone()
     };
+    map.check()?;
     let launch = Launch {
         grid: [blocks, 1, 1],
         threads: [threads, 1, 1],
@@ -105,7 +115,7 @@ const STORE: &str =
 fn what_nobody_wrote_is_nan_where_it_may_be_read() {
     let half = format!("mov.b32 %r2, 5; mov.b32 %r9, {{%r2, %r3}}; {STORE}");
     fails(&half, 1, "nothing wrote");
-    let found = launch_in(Global::poisoned(), &half, "", 1, 1).unwrap();
+    let found = launch_in(Global::poisoned(), &rows(), &half, "", 1, 1).unwrap();
     assert_eq!(found[0], 0xFFFF_0005);
     let mut bytes = [0; 4];
     let mut global = Global::default();

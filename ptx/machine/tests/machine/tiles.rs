@@ -1,6 +1,8 @@
 //! Tiles that the TMA loads, for a block or for a cluster.
 
-use super::{STORE, fails, needs, run, run_cluster};
+use ptx_machine::{Global, TensorMap};
+
+use super::{STORE, fails, launch_in, needs, run, run_cluster};
 
 #[test]
 fn tiles_are_swizzled_and_waited_for() {
@@ -63,6 +65,57 @@ fn tiles_are_swizzled_and_waited_for() {
         64,
         "while the TMA",
     );
+}
+
+/// In three dimensions, with gaps between rows and slices: what is outside along any of them is zero.
+#[test]
+fn tiles_have_more_than_two_dimensions() {
+    let [width, height, depth] = [16, 3, 4];
+    let map = TensorMap {
+        address: 0,
+        element: 2,
+        sizes: vec![width, height, depth],
+        pitches: vec![48, 192],
+        tile: vec![8, 2, 3],
+        swizzle: 0,
+    };
+    let body = |first: [i64; 3]| {
+        format!(
+            "setp.ne.s32 %p0, %r0, 0;
+             add.s32 %r2, %r1, 1024; mov.u32 %r3, 1;
+             @%p0 bra started;
+             mbarrier.init.shared.b64 [%r2], %r3;
+             fence.proxy.async.shared::cta;
+             started: bar.sync 0;
+             @%p0 bra asked;
+             mov.u32 %r4, 96; mov.u32 %r5, {}; mov.u32 %r6, {}; mov.u32 %r10, {};
+             mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 %rd2, [%r2], %r4;
+             mov.b64 %rd3, map; cvta.param.u64 %rd3, %rd3;
+             cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd3, {{%r5, %r6, %r10}}], [%r2];
+             asked: mov.u32 %r7, 0;
+             wait: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], %r7;
+             @!%p1 bra wait;
+             shl.b32 %r8, %r0, 2; add.s32 %r8, %r8, %r1; ld.shared.u32 %r9, [%r8];
+             {STORE}",
+            first[0], first[1], first[2]
+        )
+    };
+    for first in [[0, 0, 0], [4, 2, -1], [12, -1, 2], [-3, 1, 1]] {
+        let global = Global::default();
+        let found = launch_in(global, &map, &body(first), "", 24, 1).unwrap();
+        for (place, bits) in (0..48).zip(found.iter().flat_map(|word| [word & 0xFFFF, word >> 16]))
+        {
+            let [x, y, z] = [place % 8, place / 8 % 2, place / 16];
+            let [x, y, z] = [first[0] + x, first[1] + y, first[2] + z];
+            let inside = [(x, width), (y, height), (z, depth)]
+                .iter()
+                .all(|(at, size)| (0..*size as i64).contains(at));
+            // The buffer's words hold their own numbers.
+            let half = (2 * x + 48 * y + 192 * z) / 2;
+            let expected = if inside && half % 2 == 0 { half / 2 } else { 0 };
+            assert_eq!(i64::from(bits), expected, "{first:?}: {place}");
+        }
+    }
 }
 
 #[track_caller]
