@@ -89,7 +89,7 @@ fn a_program_runs_kernels_until_one_fails() {
     assert_eq!(info(&mut free, &mut all), 0);
     assert_eq!((all, free), (memory, memory - 32));
     let mut none = 0u64;
-    let too_much = call!(driver, b"cuMemAlloc_v2", &mut none => *mut u64, memory => usize);
+    let too_much = call!(driver, b"cuMemAlloc_v2", &mut none => *mut u64, 1 << 31 => usize);
     assert_eq!(too_much, 2, "out of memory");
     let rows = [1u32, 2, 3, 4, 5, 6];
     let side = |kind, host: *const u32, device, pitch| Side {

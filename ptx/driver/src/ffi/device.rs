@@ -88,7 +88,7 @@ unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Sta
     // SAFETY: as `cuda.h` requires of the caller.
     unsafe {
         give(total, Ok(MEMORY));
-        give(free, Gpu::get().map(|gpu| MEMORY - gpu.used()))
+        give(free, Gpu::get().map(|gpu| MEMORY - gpu.used().min(MEMORY)))
     }
 }
 
