@@ -242,16 +242,13 @@ impl<'a> Block<'a> {
             Operation::Pack { to, from, bits } => {
                 let mut packed = 0;
                 for (index, value) in from.iter().enumerate() {
-                    let value = match self.value(thread, *value) {
-                        Err(_) if self.global.borrow().is_poisoned() => u64::MAX,
-                        value => value?,
-                    };
+                    let value = self.moved(thread, *value)?;
                     packed |= (value & mask(*bits)) << (index * bits);
                 }
                 self.threads[thread].set(*to, packed)?;
             }
             Operation::Unpack { to, from, bits } => {
-                let value = self.value(thread, *from)?;
+                let value = self.moved(thread, *from)?;
                 for (index, to) in to.iter().enumerate() {
                     if let Some(to) = to {
                         self.threads[thread].set(*to, value >> (index * bits) & mask(*bits))?;
@@ -295,6 +292,14 @@ impl<'a> Block<'a> {
             }
         }
         Ok(Flow::Next)
+    }
+
+    /// A value that is only moved: see [`Global::poisoned`](super::Global::poisoned).
+    fn moved(&mut self, thread: usize, value: Value) -> Result<u64> {
+        match self.value(thread, value) {
+            Err(_) if self.global.borrow().is_poisoned() => Ok(u64::MAX),
+            value => value,
+        }
     }
 
     pub(super) fn value(&mut self, thread: usize, value: Value) -> Result<u64> {

@@ -117,6 +117,12 @@ fn what_nobody_wrote_is_nan_where_it_may_be_read() {
     fails(&half, 1, "nothing wrote");
     let found = launch_in(Global::poisoned(), &rows(), &half, "", 1, 1).unwrap();
     assert_eq!(found[0], 0xFFFF_0005);
+    let split = format!(
+        ".reg .b16 %h<2>; mov.b32 {{_, %h0}}, %r3; mov.b16 %h1, 7; mov.b32 %r9, {{%h0, %h1}}; {STORE}"
+    );
+    fails(&split, 1, "nothing wrote");
+    let found = launch_in(Global::poisoned(), &rows(), &split, "", 1, 1).unwrap();
+    assert_eq!(found[0], 0x0007_FFFF);
     let mut bytes = [0; 4];
     let mut global = Global::default();
     let address = global.allocate(4);
