@@ -25,7 +25,8 @@ impl Fp8Linear {
         let spec = LinearSpec {
             forward: format.forward(),
             gradient: format.gradient(),
-            current_gradient_scale: !matches!(recipe, Fp8Recipe::Delayed(_)),
+            // A pass that does not train has gradients too, if its input is tracked. The history is not of these.
+            current_gradient_scale: !(training && matches!(recipe, Fp8Recipe::Delayed(_))),
             power_of_two: recipe.power_of_two(),
             gradient_amax: scales.gradient_amax,
         };
@@ -165,11 +166,15 @@ impl Fp8Linear {
                         self.fp8.scales_to_evaluate(recipe, &device, updated)
                     }
                 };
+                let gradient_amax = match training {
+                    true => self.fp8.gradient_amax(),
+                    false => GradAmaxSlot::default(),
+                };
                 Some(Scales {
                     input,
                     weight: Some(weight),
                     gradient,
-                    gradient_amax: self.fp8.gradient_amax(),
+                    gradient_amax,
                 })
             }
             Fp8Recipe::Current(_) => {

@@ -44,7 +44,8 @@ use state::Fp8State;
 /// `into_record` and `load_record` carry them, and a run that resumes from a record continues bit for bit. A clone has its own
 /// state. A pass that does not train, such as one of the copy that `valid()` makes, leaves the state as it is and uses the scales
 /// that the amaxes of the last training step give, as in Transformer Engine. (With a [reducer](Self::with_amax_reducer) it uses
-/// the scales of the last training pass, which the ranks agreed on.) Each pass counts as a step, even if the layer runs several
+/// the scales of the last training pass, which the ranks agreed on.) If the input of such a pass is tracked, its gradient is
+/// scaled by its own amax. Each pass counts as a step, even if the layer runs several
 /// times before backward: see [`DelayedScaling`](crate::recipe::DelayedScaling).
 ///
 /// [`fp8_autocast`](crate::fp8_autocast) switches fp8 off for a while or sets another recipe, [`calibrate`](crate::calibrate)

@@ -56,6 +56,46 @@ fn an_evaluation_runs_with_the_scales_of_the_last_step() {
     }
 }
 
+/// As for a loss that looks through a frozen network. Its gradients may be of any size, and are not those of the training.
+#[test]
+fn a_gradient_through_an_evaluation_is_scaled_by_itself() {
+    for device in devices() {
+        let training = device.clone().autodiff();
+        let mut random = Random::new(52);
+        let recipe = DelayedScaling::new().with_amax_history_len(4);
+        let config = linear(&mut random, 6, 3, &training);
+        let layer = Fp8Linear::from_linear(config, recipe).unwrap();
+        let fresh = layer.clone().valid();
+        let [x, g] = [[5, 6], [5, 3]].map(|shape| random.matrix(shape, &training));
+        pass_fp8(&layer, &x, &g);
+        let trained = layer.valid();
+        for (layer, is_trained) in [(fresh, false), (trained, true)] {
+            let before = layer.scaling_state();
+            for size in [1e-12, 1.0, f32::INFINITY, 1e12] {
+                let x = random.matrix([4, 6], &training).require_grad();
+                let g = random.matrix([4, 3], &training) * size;
+                let output = layer.forward(x.clone());
+                let gradients = (output * g.clone()).sum().backward();
+                let actual = values(x.grad(&gradients).unwrap());
+                if size.is_infinite() {
+                    continue;
+                }
+                let (weight, format) = (layer.weight.val(), Fp8Format::E4M3);
+                let weight = match is_trained {
+                    true => Fp8Tensor::quantize(weight, format),
+                    // By 1.
+                    false => Fp8Tensor::quantize_with_scale(weight, 1.0, format).unwrap(),
+                };
+                let gradient = Fp8Tensor::quantize(g.without_autodiff(), Fp8Format::E5M2);
+                let expected =
+                    scaled_matmul(&gradient, &weight.transpose(), None, FloatDType::F32).unwrap();
+                assert_eq!(actual, values(expected), "{size}");
+            }
+            assert_eq!(layer.scaling_state(), before);
+        }
+    }
+}
+
 /// A shorter history loses amaxes, and the scales that were computed from them are forgotten too.
 #[test]
 fn an_evaluation_follows_a_history_that_was_cut() {
