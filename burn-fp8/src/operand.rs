@@ -144,9 +144,18 @@ impl<B: Backend + Fp8Ops> Operand<B> {
     }
 
     fn matmul_by(self, spec: MatmulSpec, rhs: Self, bias: Bias<B>) -> FloatTensor<B> {
-        let spec = spec.with_granularities([self.granularity, rhs.granularity]);
+        let mut spec = spec.with_granularities([self.granularity, rhs.granularity]);
         let columns = swapped::<B>(rhs.transposed);
-        B::fp8_matmul(self.codes, columns, self.scale, rhs.scale, bias, spec)
+        let wide = spec.output == FloatDType::F64;
+        if wide {
+            // Sums are of f32 anyway, and no fast routine stores f64.
+            spec.output = FloatDType::F32;
+        }
+        let product = B::fp8_matmul(self.codes, columns, self.scale, rhs.scale, bias, spec);
+        match wide {
+            true => B::float_cast(product, FloatDType::F64),
+            false => product,
+        }
     }
 }
 

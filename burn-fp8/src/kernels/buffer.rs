@@ -16,7 +16,7 @@ use burn_cubecl::{
 use burn_std::Metadata;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
-use super::rows::pitch_of;
+use super::{matmul::forget_factors, rows::pitch_of};
 use crate::Bias;
 
 /// The maximum numbers of cubes, and of units in a cube, of a [`grid`].
@@ -40,8 +40,21 @@ pub(in crate::kernels) fn empty_codes(
 ) -> CubeTensor {
     let codes = shape.num_elements();
     let rest = 4 * words(codes) - codes;
-    let handle = client.empty(4 * words(codes)).offset_end(rest as u64);
+    let handle = empty(client, 4 * words(codes)).offset_end(rest as u64);
     CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, DType::U8)
+}
+
+/// New memory for a result.
+fn empty(client: &Client, bytes: usize) -> Handle {
+    watch_graphs(client);
+    client.empty(bytes)
+}
+
+/// What a graph records writes the same memory each time it runs, and no handle of that tells.
+fn watch_graphs(client: &Client) {
+    if client.is_capturing() {
+        forget_factors();
+    }
 }
 
 /// The distance, in codes, between the rows of [`empty_code_rows`]: whole chunks, in which operands of tensor cores are copied.
@@ -62,7 +75,7 @@ pub(in crate::kernels) fn empty_code_rows(like: &CubeTensor, shape: Shape) -> Cu
         0 => 0,
         _ => pitch(shape[rank - 1]) - shape[rank - 1],
     };
-    let handle = like.client.empty(size).offset_end(rest as u64);
+    let handle = empty(&like.client, size).offset_end(rest as u64);
     let layout = Metadata::new(shape, strides);
     CubeTensor::new(
         like.client.clone(),
@@ -102,6 +115,7 @@ pub(in crate::kernels) fn empty_floats(
     shape: Shape,
     dtype: DType,
 ) -> CubeTensor {
+    watch_graphs(&like.client);
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 

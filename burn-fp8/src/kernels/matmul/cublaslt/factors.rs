@@ -36,6 +36,11 @@ pub(super) fn factors(lhs_scale: &CubeTensor, rhs_scale: &CubeTensor) -> [CubeTe
     factors
 }
 
+/// Has no factor be known from now on. A graph that is recorded now may write scales each time it runs, in the same memory.
+pub(in crate::kernels) fn forget() {
+    KNOWN.lock().forget();
+}
+
 /// The number of factors that are known at most: those of the inputs, weights and gradients of 160 layers. A factor holds two
 /// allocations of a word.
 const MOST: usize = 480;
@@ -46,6 +51,7 @@ static KNOWN: Mutex<Factors> = Mutex::new(Factors::new());
 struct Factors {
     by_scale: HashMap<Place, Factor, BuildHasherDefault<DefaultHasher>>,
     uses: u64,
+    forgets: bool,
 }
 
 /// The id of a scale's memory, and where it lies there. No other memory ever has this id.
@@ -64,7 +70,13 @@ impl Factors {
         Self {
             by_scale: HashMap::with_hasher(BuildHasherDefault::new()),
             uses: 0,
+            forgets: false,
         }
+    }
+
+    fn forget(&mut self) {
+        self.forgets = true;
+        self.by_scale.clear();
     }
 
     fn of(&mut self, scale: &CubeTensor) -> Option<CubeTensor> {
@@ -75,6 +87,9 @@ impl Factors {
     }
 
     fn keep(&mut self, scale: &CubeTensor, factor: &CubeTensor) {
+        if self.forgets {
+            return;
+        }
         self.uses += 1;
         let place = place(scale);
         if self.by_scale.len() >= MOST && !self.by_scale.contains_key(&place) {
@@ -193,6 +208,19 @@ mod tests {
         };
         assert_eq!(factors(&part(1), &part(2)).map(value), [0.5, 0.25]);
         assert_eq!(factors(&part(2), &part(0)).map(value), [0.25, 1.0]);
+    }
+
+    /// Which a graph may write, whenever it runs again.
+    #[test]
+    fn nothing_is_known_of_scales_once_a_graph_was_recorded() {
+        let mut known = Factors::new();
+        let (scale, factor) = (scale(4.0), scale(0.25));
+        known.keep(&scale, &factor);
+        assert!(known.of(&scale).is_some());
+        known.forget();
+        assert!(known.of(&scale).is_none());
+        known.keep(&scale, &factor);
+        assert!(known.of(&scale).is_none());
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::{
     Bias, Granularity, MatmulSpec,
     kernels::{amax::raise_to, buffer},
 };
+pub(in crate::kernels) use factors::forget as forget_factors;
 use operands::Operands;
 use plan::{Matrix, Plan, plan};
 
