@@ -139,4 +139,39 @@ fn what_backward_needs_takes_less_in_bf16() {
     let ratio = bf16 / plain;
     println!("softmax: {ratio:.3} of f32");
     assert!((0.15..0.2).contains(&ratio));
+
+    #[cfg(all(feature = "cpu", feature = "fusion"))]
+    what_a_program_collects_does_not_hold_what_it_is_of();
+}
+
+/// The maxima of rows, and products with few columns, wait for what follows in their kernels, but not long.
+#[cfg(all(feature = "cpu", feature = "fusion"))]
+fn what_a_program_collects_does_not_hold_what_it_is_of() {
+    let device = Autocast::bf16().device(Device::cpu()).unwrap();
+    let [rows, columns, batches] = [64, 1_024, 32];
+    let wide = Tensor::<2>::ones([8, columns], &device);
+    let few = Tensor::<2>::ones([columns, 4], &device);
+    let batch = || Tensor::<2>::ones([rows, 8], &device).matmul(wide.clone()) + 1.0;
+    let collect = |of: &dyn Fn(Tensor<2>) -> Tensor<2>, batches: usize| -> Vec<Tensor<2>> {
+        let one = |_| {
+            let tensor = of(batch());
+            device.sync().unwrap();
+            tensor
+        };
+        (0..batches).map(one).collect()
+    };
+    // A batch of activations in bf16.
+    let bytes = (rows * columns * 2) as f64;
+    let maxima = |x: Tensor<2>| x.max_dim(1);
+    let products = |x: Tensor<2>| x.matmul(few.clone());
+    for (what, of) in [
+        ("maxima", &maxima as &dyn Fn(Tensor<2>) -> Tensor<2>),
+        ("products", &products),
+    ] {
+        // What a first run sets up stays.
+        drop(collect(of, 3));
+        let held = at_most(&device, || collect(of, batches)) / bytes;
+        println!("{what} of {batches} batches hold {held:.1} of them");
+        assert!(held < 0.25 * batches as f64);
+    }
 }

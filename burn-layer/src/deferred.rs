@@ -1,7 +1,8 @@
 //! [`Deferred`]: a tensor that is waited for when it is first used.
 
+use crate::ends::End;
 use core::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A tensor that is not there yet, such as a gradient that is being reduced over the ranks. Its first use
 /// waits for it. Clones share the wait and the result.
@@ -22,10 +23,28 @@ impl<P: Clone> Deferred<P> {
         }))
     }
 
+    /// Something that computes the tensor, if it is still there and nobody did so before.
+    pub(crate) fn due(&self) -> Due<P> {
+        Due(Arc::downgrade(&self.0))
+    }
+
     /// The tensor. Waits for it if need be.
     pub(crate) fn wait(&self) -> P {
         self.0.value.get_or_init(|| (self.0.wait)()).clone()
     }
+}
+
+/// A tensor that is computed, at the latest, before the next op of a network.
+pub(crate) struct Due<P>(Weak<DeferredInner<P>>);
+
+impl<P: Clone + Send + Sync> End for Due<P> {
+    fn compute(&self) {
+        if let Some(tensor) = self.0.upgrade() {
+            Deferred(tensor).wait();
+        }
+    }
+
+    fn end(&self) {}
 }
 
 impl<P> fmt::Debug for Deferred<P> {

@@ -133,7 +133,7 @@ pub(crate) fn of_cube(
             if unit < half {
                 let (one, other) = (shared[unit], shared[unit + half]);
                 if comptime!(maximum) {
-                    shared[unit] = f32::max(one, other);
+                    shared[unit] = max_nan(one, other);
                 } else {
                     shared[unit] = one + other;
                 }

@@ -215,7 +215,7 @@ fn parts(batch: usize, k: usize, n: usize) -> usize {
     let tiles = k.div_ceil(TILE) * n.div_ceil(TILE);
     let parts = (1..=batch).filter(|parts| batch.is_multiple_of(*parts));
     let mut enough = parts.filter(|parts| parts * tiles >= TILES);
-    enough.next().unwrap_or(batch)
+    enough.next().unwrap_or(batch.max(1))
 }
 
 #[cfg(test)]
@@ -231,5 +231,7 @@ mod tests {
         // Parts are of the same size.
         assert_eq!(parts(9, 768, 768), 9);
         assert_eq!(parts(7, 768, 3072), 1);
+        // An empty batch.
+        assert_eq!(parts(0, 768, 768), 1);
     }
 }

@@ -228,14 +228,15 @@ fn statistics_of_row<F: Float, M: Numeric, N: Size>(
 ) -> (f32, f32) {
     let width = columns / N::value();
     let (first, end) = (row * columns, (row + 1) * columns);
-    let mut largest = f32::new(f32::MIN);
+    // As Burn's own maxima: -inf of nothing else, and NaN of a row that has one. (WGSL has no infinity but this.)
+    let mut largest = f32::reinterpret(0xFF80_0000u32);
     let mut at = first / N::value() + UNIT_POS as usize;
     while at * N::value() < end {
         let values = logits::<F, M, N>(x, mask, at, row, width, numbers, scaling);
         #[unroll]
         for lane in 0..N::value() {
             let element = at * N::value() + lane;
-            let larger = f32::max(largest, values.extract(lane));
+            let larger = max_nan(largest, values.extract(lane));
             largest = of_row(element, first, end, larger, largest, whole);
         }
         at += units;

@@ -304,6 +304,35 @@ fn masked_rows_leave_others_alone() {
     }
 }
 
+/// Maxima that a program looks at: of nothing but -inf, and of what has a NaN.
+#[test]
+fn maxima_keep_infinities_and_nan() {
+    let [rows, columns] = [4, 70];
+    let mut elements = numbers(rows * columns, 7);
+    elements[columns..2 * columns].fill(f32::NEG_INFINITY);
+    elements[2 * columns + 41] = f32::NAN;
+    elements[3 * columns + 5] = f32::INFINITY;
+    let largest = elements[..columns].iter().copied().fold(f32::MIN, f32::max);
+    let expected = [largest, f32::NEG_INFINITY, f32::NAN, f32::INFINITY];
+    for (plain, layer) in cases() {
+        let device = layer.device(&plain);
+        // Of an activation, to which a place's number is added.
+        let product = activation(&Tensor::<2>::zeros([rows, columns], &device));
+        let data = TensorData::new(elements.clone(), [rows, columns]);
+        let found = values((product + Tensor::from_data(data, &device)).max_dim(1));
+        for (found, expected) in found.into_iter().zip(expected) {
+            let expected = f64::from(expected);
+            let near = (found - expected).abs() < 0.01 * expected.abs();
+            let same = found == expected || (found.is_nan() && expected.is_nan());
+            assert!(
+                same || near,
+                "{plain:?}, {:?}: {found}, {expected}",
+                layer.low
+            );
+        }
+    }
+}
+
 /// Classes of samples, each with a row of logits.
 fn targets(rows: usize, columns: usize) -> Vec<usize> {
     (0..rows).map(|row| (row * 5 + 2) % columns).collect()

@@ -31,7 +31,7 @@ use logits::Scores;
 pub(crate) use logits::{Logits, Scale};
 pub(crate) use role::Role;
 use role::{Exponents, Gradient, Picked, Step, scores};
-use statistics::Statistics;
+use statistics::{Maxima, Statistics};
 use std::sync::Arc;
 
 /// Recognizes the ops of softmaxes, and computes what needs their kernels.
@@ -171,6 +171,8 @@ impl<B: BackendIr> Call<B> {
         let of = x.alone().with_role(of.cloned());
         let statistics = Arc::new(Statistics::new(softmaxes, of));
         self.role = Some(Arc::new(Role::Maxima(statistics.clone())));
+        let maxima = Maxima(Arc::downgrade(&statistics));
+        self.layer().ends.later(Arc::new(maxima));
         let maxima = move || {
             let [maxima, _] = statistics.get();
             maxima

@@ -236,6 +236,7 @@ impl<B: BackendIr> Step<B> {
             (Op::float_sub, None | Some(Role::Scores(_)), Some(Role::Maxima(statistics)))
                 if shifted && by_row =>
             {
+                statistics.subtract();
                 let scores = x.role().filter(|_| scores(x).is_some());
                 Role::Shifted(Arc::new(Exponents {
                     x: x.alone().with_role(scores.cloned()),

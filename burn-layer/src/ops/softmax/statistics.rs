@@ -1,15 +1,21 @@
 //! [`Statistics`]: the maximum of each row of a softmax's input, and the sum of its exponents.
 
 use super::{Logits, Softmaxes, role::scores};
-use crate::LayeredFloat;
+use crate::{LayeredFloat, ends::End};
 use burn_backend::{Backend, DType, tensor::FloatTensor};
 use parking_lot::Mutex;
+use std::sync::{
+    Weak,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 /// The maximum of each row, and the sum of `exp(x - maximum)`. They wait until they are needed: a softmax that comes first computes them
 /// in its own kernel.
 pub(crate) struct Statistics<B: Backend> {
     kernels: Softmaxes<B>,
     state: Mutex<State<B>>,
+    /// Whether the maxima were subtracted, as a softmax does.
+    subtracted: AtomicBool,
 }
 
 enum State<B: Backend> {
@@ -23,7 +29,13 @@ impl<B: Backend> Statistics<B> {
         Self {
             kernels,
             state: Mutex::new(State::Waits(Box::new(of))),
+            subtracted: AtomicBool::new(false),
         }
+    }
+
+    /// Notes that the maxima are subtracted.
+    pub(super) fn subtract(&self) {
+        self.subtracted.store(true, Relaxed);
     }
 
     /// The maxima and the sums.
@@ -47,6 +59,21 @@ impl<B: Backend> Statistics<B> {
         *state = State::Computed([maxima, sums]);
         softmax
     }
+}
+
+/// Maxima that may be all that the program wants. If nothing has subtracted them by the next op of a network, they are computed then:
+/// those that a program collects would hold what they are of until the end.
+pub(super) struct Maxima<B: Backend>(pub(super) Weak<Statistics<B>>);
+
+impl<B: Backend> End for Maxima<B> {
+    fn compute(&self) {
+        let waits = |of: &Statistics<B>| !of.subtracted.load(Relaxed);
+        if let Some(statistics) = self.0.upgrade().filter(|of| waits(of)) {
+            statistics.get();
+        }
+    }
+
+    fn end(&self) {}
 }
 
 /// The tensor, of what its kernels compute it.
