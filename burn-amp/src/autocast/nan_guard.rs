@@ -161,7 +161,11 @@ impl fmt::Display for NonFinite {
 fn places(op: Op) -> bool {
     matches!(
         op,
-        Op::float_from_data | Op::float_full | Op::float_mask_fill | Op::float_random
+        Op::float_from_data
+            | Op::float_full
+            | Op::float_mask_fill
+            | Op::float_pad
+            | Op::float_random
     )
 }
 

@@ -54,7 +54,9 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// | gradients of tensors that a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored in f32, or cast where they are read on devices that fuse ops | the values are the same: every tensor that is stored in f32, including parameters, has its gradient in f32 |
 /// | `x * x` | promote | full, as the square of `x` | Burn computes `square` and `powi_scalar(2)` by that product |
 /// | losses, norms and distances that Burn computes by other ops | full | by the rules of these ops | the device sees only these ops: differences of two low tensors are low; exponentials, sums and means are full |
-/// | on CubeCL's devices: convolutions with groups or transposed, and on wgpu and the CPU all | low, added up in f32 | f32, stored as low ones are | CubeCL's kernels for them add up in the dtype of their inputs; see [`Autocast::reduced_precision_reduction`](crate::Autocast::reduced_precision_reduction) |
+/// | on CubeCL's devices: convolutions with groups or transposed; on wgpu, the CPU and GPUs without tensor cores for the dtype, all | low, added up in f32 | f32, stored as low ones are | CubeCL's kernels for them add up in the dtype of their inputs; see [`Autocast::reduced_precision_reduction`](crate::Autocast::reduced_precision_reduction) |
+/// | on CubeCL's devices: the gradient of a max pool with more than two thirds as many windows as elements | low, added up in f32 | f32, stored as low ones are | the same |
+/// | `attention` in inference | low, its softmax in f32 inside | low; on CubeCL's devices its softmax too, but for its sums, with a bias, a scale or a soft cap, or where Burn's tuner takes no kernel for flash attention | CubeCL's devices then compute it by several ops in the dtype that they are given. In training its softmax is in f32 |
 /// | `dot` | promote | a low product, summed in full | the same |
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "PolicyRecord", try_from = "PolicyRecord")]

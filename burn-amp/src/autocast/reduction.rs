@@ -7,6 +7,9 @@ use burn_layer::{Inputs, Op, Plan};
 /// 2 %.
 const PRODUCTS: usize = 16;
 
+/// AMD's GPUs that have matrix cores, by the start of their names for compilers: CDNA, and RDNA from the third on.
+const MATRIX_CORES: [&str; 5] = ["gfx908", "gfx90a", "gfx94", "gfx11", "gfx12"];
+
 /// In which precision a device adds up the products of a convolution in 16 bits.
 ///
 /// CubeCL's kernels for tensor cores add in f32, as PyTorch's do. They take dense convolutions alone. Its other kernels (burn-cubecl
@@ -16,31 +19,46 @@ const PRODUCTS: usize = 16;
 pub(super) enum Reduction {
     /// In f32.
     Full,
-    /// In f32 where there is a kernel for tensor cores: for dense convolutions.
-    FullIfDense,
+    /// In f32 where there is a kernel for tensor cores: for dense convolutions, in f16 and perhaps in bf16.
+    FullIfDense { bf16: bool },
     /// In 16 bits.
     Reduced,
 }
 
 impl Reduction {
     pub(super) fn on(device: &Device) -> Self {
-        Self::of(fingerprint(device).as_deref())
+        let identity = identity(device);
+        let identity = identity.as_ref();
+        Self::of(identity.map(|[name, compiles_for]| [&**name, compiles_for]))
     }
 
-    /// Of the device that compiles for `fingerprint`; without one, it is Flex, or a backend that is not known.
-    fn of(fingerprint: Option<&str>) -> Self {
-        match fingerprint {
-            None => Self::Full,
-            // NVIDIA's tensor cores and AMD's matrix cores.
-            Some(it) if it.starts_with("ptx") || it.starts_with("hip") => Self::FullIfDense,
-            Some(_) => Self::Reduced,
+    /// Of the device of a name, and of what it compiles for; without them, it is Flex, or a backend that is not known.
+    fn of(identity: Option<[&str; 2]>) -> Self {
+        let Some([name, compiles_for]) = identity else {
+            return Self::Full;
+        };
+        if let Some(version) = compiles_for.strip_prefix("ptx_sm") {
+            // Tensor cores came with Volta, and bf16 with Ampere. The Turings called GTX have none.
+            return match version.parse() {
+                Ok(80..) => Self::FullIfDense { bf16: true },
+                Ok(75) if name.contains("GTX") => Self::Reduced,
+                Ok(70..80) => Self::FullIfDense { bf16: false },
+                _ => Self::Reduced,
+            };
+        }
+        let matrix_cores = compiles_for
+            .strip_prefix("hip-kernel_")
+            .is_some_and(|gfx| MATRIX_CORES.iter().any(|family| gfx.starts_with(family)));
+        match matrix_cores {
+            true => Self::FullIfDense { bf16: true },
+            false => Self::Reduced,
         }
     }
 
     /// The plan, but in f32 for a convolution that would add up more than [`PRODUCTS`] in 16 bits. The result is stored as before.
     pub(super) fn plan(self, op: Op, plan: Plan, inputs: &Inputs) -> Plan {
-        match plan.compute {
-            Some(low @ (DType::BF16 | DType::F16)) if self.loses(op, &inputs.shapes) => Plan {
+        match plan.compute.unwrap_or(inputs.widest) {
+            low @ (DType::BF16 | DType::F16) if self.loses(op, low, &inputs.shapes) => Plan {
                 compute: Some(DType::F32),
                 store: plan.store.or(Some(low)),
                 ..plan
@@ -49,38 +67,39 @@ impl Reduction {
         }
     }
 
-    fn loses(self, op: Op, shapes: &[Shape]) -> bool {
+    fn loses(self, op: Op, low: DType, shapes: &[Shape]) -> bool {
         let reduced = |dense: bool| match self {
             Self::Full => false,
-            Self::FullIfDense => !dense,
+            Self::FullIfDense { bf16 } => !dense || (low == DType::BF16 && !bf16),
             Self::Reduced => true,
         };
         Sum::of(op, shapes).is_some_and(|sum| sum.products > PRODUCTS && reduced(sum.dense))
     }
 }
 
-/// What a CubeCL device compiles its kernels for.
+/// The name of a CubeCL device, and what it compiles its kernels for.
 #[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu", feature = "rocm"))]
-fn fingerprint(device: &Device) -> Option<String> {
-    device.identity().map(|identity| identity.fingerprint)
+fn identity(device: &Device) -> Option<[String; 2]> {
+    let identity = device.identity()?;
+    Some([identity.name, identity.fingerprint])
 }
 
 #[cfg(not(any(feature = "cpu", feature = "cuda", feature = "wgpu", feature = "rocm")))]
-fn fingerprint(_device: &Device) -> Option<String> {
+fn identity(_device: &Device) -> Option<[String; 2]> {
     None
 }
 
-/// An element of what a convolution computes.
+/// An element of what a convolution or the backward of a max pool computes.
 #[derive(Debug, PartialEq, Eq)]
 struct Sum {
-    /// How many products it is the sum of, at most.
+    /// How many products it is the sum of, at most; or how many gradients of windows.
     products: usize,
     /// Whether each input channel meets each output channel, in a convolution that is not transposed.
     dense: bool,
 }
 
 impl Sum {
-    /// Of the op with float inputs of these shapes, if it is a convolution.
+    /// Of the op with float inputs of these shapes, if it is one of these.
     fn of(op: Op, shapes: &[Shape]) -> Option<Self> {
         let positions = |shape: &Shape| shape.iter().skip(2).product::<usize>();
         Some(match (op, shapes) {
@@ -129,6 +148,18 @@ impl Sum {
                 products: x[0] * positions(x),
                 dense: weight[1] == gradient[1],
             },
+            // How many windows an element is in is not known. With a stride of 2, common ones have it in 4; with a stride of 1, as in a
+            // spatial pyramid, up to 169.
+            (
+                Op::max_pool1d_with_indices_backward | Op::max_pool2d_with_indices_backward,
+                [x, gradient],
+            ) => Self {
+                products: match 3 * positions(gradient) > 2 * positions(x) {
+                    true => usize::MAX,
+                    false => 4,
+                },
+                dense: false,
+            },
             _ => return None,
         })
     }
@@ -168,16 +199,43 @@ mod tests {
     }
 
     #[test]
+    fn windows_that_overlap_much_are_told_by_their_number() {
+        let op = Op::max_pool2d_with_indices_backward;
+        let x = [2, 6, 16, 16];
+        // A stride of 1, with and without padding; of 2, and of 3.
+        assert_eq!(sum(op, [x, x]), (usize::MAX, false));
+        assert_eq!(sum(op, [x, [2, 6, 14, 14]]), (usize::MAX, false));
+        assert_eq!(sum(op, [x, [2, 6, 8, 8]]), (4, false));
+        assert_eq!(sum(op, [x, [2, 6, 5, 5]]), (4, false));
+        let shapes = [[2, 6, 16], [2, 6, 8]].map(Shape::new);
+        let sum = Sum::of(Op::max_pool1d_with_indices_backward, &shapes).unwrap();
+        assert_eq!(sum.products, 4);
+    }
+
+    #[test]
     fn what_tensor_cores_take_is_added_in_f32() {
         assert_eq!(Reduction::on(&Device::flex()), Reduction::Full);
+        let [dense, without_bf16] = [true, false].map(|bf16| Reduction::FullIfDense { bf16 });
         // As CubeCL 0.11 names what it compiles for.
-        for (fingerprint, expected) in [
-            ("ptx_sm90", Reduction::FullIfDense),
-            ("hip-kernel_gfx942", Reduction::FullIfDense),
-            ("spirv_4098_5567", Reduction::Reduced),
-            ("cpu_x86_64", Reduction::Reduced),
+        for (name, compiles_for, expected) in [
+            ("NVIDIA H200", "ptx_sm90", dense),
+            ("NVIDIA GeForce RTX 5090", "ptx_sm120", dense),
+            ("NVIDIA A100-SXM4-80GB", "ptx_sm80", dense),
+            ("Tesla T4", "ptx_sm75", without_bf16),
+            ("NVIDIA GeForce GTX 1660", "ptx_sm75", Reduction::Reduced),
+            ("Tesla V100-SXM2-16GB", "ptx_sm70", without_bf16),
+            ("Tesla P100-PCIE-16GB", "ptx_sm60", Reduction::Reduced),
+            ("AMD Instinct MI300X", "hip-kernel_gfx942", dense),
+            ("AMD Radeon 8060S", "hip-kernel_gfx1151", dense),
+            (
+                "AMD Radeon RX 5700",
+                "hip-kernel_gfx1010",
+                Reduction::Reduced,
+            ),
+            ("AMD Radeon", "spirv_4098_5567", Reduction::Reduced),
+            ("a processor", "cpu_x86_64", Reduction::Reduced),
         ] {
-            assert_eq!(Reduction::of(Some(fingerprint)), expected);
+            assert_eq!(Reduction::of(Some([name, compiles_for])), expected);
         }
         #[cfg(feature = "cpu")]
         assert_eq!(Reduction::on(&Device::cpu()), Reduction::Reduced);
@@ -186,15 +244,19 @@ mod tests {
     #[test]
     fn only_long_sums_are_moved() {
         let shapes = |channels: usize| [[1, channels, 9, 9], [4, channels, 2, 2]].map(Shape::new);
-        let dense = |it: Reduction, channels| it.loses(Op::conv2d, &shapes(channels));
+        let low = DType::BF16;
+        let dense = |it: Reduction, channels| it.loses(Op::conv2d, low, &shapes(channels));
         assert!(!dense(Reduction::Reduced, 4) && dense(Reduction::Reduced, 5));
-        assert!(!dense(Reduction::FullIfDense, 5) && !dense(Reduction::Full, 5));
+        let [tensor_cores, older] = [true, false].map(|bf16| Reduction::FullIfDense { bf16 });
+        assert!(!dense(tensor_cores, 5) && !dense(Reduction::Full, 5));
+        assert!(dense(older, 5) && !older.loses(Op::conv2d, DType::F16, &shapes(5)));
         let transposed = |it: Reduction| {
             it.loses(
                 Op::conv_transpose2d,
+                low,
                 &[[1, 5, 9, 9], [5, 4, 2, 2]].map(Shape::new),
             )
         };
-        assert!(transposed(Reduction::FullIfDense) && !transposed(Reduction::Full));
+        assert!(transposed(tensor_cores) && !transposed(Reduction::Full));
     }
 }

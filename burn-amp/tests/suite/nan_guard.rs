@@ -1,7 +1,7 @@
 //! What the NaN guard finds, and what it does not take for a find.
 
 use super::devices::cube_devices;
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, activation};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, activation, ops::PadMode};
 use burn_amp::{Autocast, AutocastLease, NanGuard, Op, Policy, Rule, named};
 
 fn guarded(autocast: Autocast) -> (NanGuard, AutocastLease) {
@@ -92,6 +92,10 @@ fn infinities_of_the_program_are_no_find() {
     let mask = Tensor::<2>::from_floats([[0.0, f32::NEG_INFINITY], [0.0, 0.0]], &device);
     let masked = scores.mask_fill(mask.clone().lower_elem(0.0), f32::NEG_INFINITY) + mask;
     activation::softmax(masked, 1).into_data();
+    // Asymmetric padding of a max pool, in evaluation, is this op too.
+    let x = Tensor::<2>::ones([2, 2], &device);
+    x.pad([(0, 1), (1, 0)], PadMode::Constant(f32::NEG_INFINITY))
+        .into_data();
     assert_eq!(guard.first(), None);
     // A NaN in the data is.
     Tensor::<1>::from_floats([f32::NAN], &device).into_data();

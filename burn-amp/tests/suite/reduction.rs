@@ -2,8 +2,8 @@
 
 use burn::tensor::{
     Device, Tensor, TensorData,
-    module::{conv_transpose2d, conv2d},
-    ops::{ConvOptions, ConvTransposeOptions},
+    module::{conv_transpose2d, conv2d, max_pool2d},
+    ops::{ConvOptions, ConvTransposeOptions, MaxPoolOptions},
 };
 use burn_amp::Autocast;
 
@@ -86,4 +86,42 @@ fn convolutions_add_up_in_f32() {
         println!("{name}, reduced precision: {error:.3}");
         assert!(error > 0.1 || !on_cpu);
     }
+}
+
+/// Where the largest number is in 169 windows, it gets all of their gradients.
+#[test]
+fn gradients_of_windows_are_added_up_in_f32() {
+    for plain in cube_devices() {
+        let Ok(lease) = Autocast::bf16().lease(plain.clone()) else {
+            println!("SKIPPED: {plain:?} has no bf16");
+            continue;
+        };
+        let expected = 169.0 * 0.7109375;
+        let error = |device: Device| gathered(&device.autodiff()) / expected - 1.0;
+        let found = error(lease.device()).abs();
+        assert!(found < 0.004, "{plain:?}: {found}");
+        let reduced = Autocast::bf16().reduced_precision_reduction(true);
+        if plain == Device::cpu() {
+            let found = error(reduced.lease(plain).unwrap().device()).abs();
+            assert!(found > 0.01, "otherwise: {found}");
+        }
+    }
+}
+
+/// What the largest number of an image gets of the gradients of all windows, with a stride of 1.
+fn gathered(device: &Device) -> f32 {
+    let mut numbers = vec![0.0; 32 * 32];
+    numbers[16 * 32 + 16] = 1.0;
+    let data = TensorData::new(numbers, [1, 1, 32, 32]);
+    let x = Tensor::<4>::from_data(data, device).require_grad();
+    // Between products, so that it and the gradients of the windows are stored low.
+    let low = x.clone().matmul(Tensor::<2>::eye(32, device).unsqueeze());
+    let options = MaxPoolOptions::new([13, 13])
+        .with_stride([1, 1])
+        .with_padding([6, 6]);
+    let output = max_pool2d(low, options);
+    // No power of two, so that sums are rounded.
+    let factor = Tensor::<2>::eye(32, device).mul_scalar(0.7109375);
+    let gradients = output.matmul(factor.unsqueeze()).sum().backward();
+    values(x.grad(&gradients).unwrap())[16 * 32 + 16]
 }
