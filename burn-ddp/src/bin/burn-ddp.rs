@@ -1,6 +1,11 @@
 //! The command `burn-ddp`: starts the ranks of a job, or predicts how a training scales to more ranks.
 
-use std::{ffi::OsString, process::ExitCode, time::Duration};
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    process::ExitCode,
+    time::Duration,
+};
 
 use burn_ddp::{
     DdpError,
@@ -173,6 +178,13 @@ fn simulate(simulate: Simulate) -> Result<(), DdpError> {
     let compute = positive("compute-ms", simulate.compute_ms)?;
     let gradients = positive("gradient-mb", simulate.gradient_mb)?;
     let bucket = (positive("bucket-mb", simulate.bucket_mb)? * 1e6).max(1.0) as u64;
+    // Each bucket is a call, in each of the steps that are computed.
+    if gradients * 1e6 / bucket as f64 > 1e6 {
+        return Err(invalid(format!(
+            "--bucket-mb {}; expected a millionth of --gradient-mb or more",
+            simulate.bucket_mb
+        )));
+    }
     let between = network(
         positive("latency-us", simulate.latency_us)?,
         positive("gbit", simulate.gbit)?,
@@ -187,7 +199,8 @@ fn simulate(simulate: Simulate) -> Result<(), DdpError> {
             "--per-machine {per_machine}; expected 1, 2, 4 or 8"
         )));
     }
-    let compute = Duration::from_secs_f64(compute / 1e3);
+    let compute = Duration::try_from_secs_f64(compute / 1e3)
+        .map_err(|error| invalid(format!("--compute-ms {compute}: {error}")))?;
     let step = Step::new(compute, (gradients * 1e6) as u64)
         .buckets(bucket.min(1 << 20), bucket)
         .overlap(!simulate.no_overlap);
@@ -220,7 +233,8 @@ fn main() -> ExitCode {
     let Err(error) = result else {
         return ExitCode::SUCCESS;
     };
-    eprintln!("burn-ddp: {error}");
+    // Whoever reads it may have closed it, and the code says it too.
+    let _ = writeln!(io::stderr(), "burn-ddp: {error}");
     match error {
         DdpError::RankFailed { code, .. } => {
             let code = code.and_then(|code| u8::try_from(code).ok());

@@ -36,7 +36,7 @@ pub(crate) use self::{
     blame::{blame, note_meeting},
     parent::die_with,
 };
-use self::{processes::Processes, signals::Signals};
+use self::{output::say, processes::Processes, signals::Signals};
 use crate::{DdpError, ProcessGroup, environment, is_distributed_env};
 
 /// How to start the ranks.
@@ -264,8 +264,9 @@ pub fn spawn(
         restarts += 1;
         if let Err(error) = result {
             let most = options.max_restarts;
-            // Not logged, because the `burn-ddp` command has no logger.
-            eprintln!("burn-ddp: {error}; starting all ranks again ({restarts} of {most})");
+            say(&format!(
+                "{error}; starting all ranks again ({restarts} of {most})"
+            ));
         }
     }
 }

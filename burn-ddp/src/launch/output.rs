@@ -17,6 +17,11 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// The largest number of bytes that a pipe can hold when the ranks have ended. Later bytes are not from the ranks.
 const PIPE: u64 = 1 << 20;
 
+/// Says something on stderr. Not logged, because the `burn-ddp` command has no logger. Whoever reads stderr may close it.
+pub(super) fn say(what: &str) {
+    let _ = writeln!(io::stderr(), "burn-ddp: {what}");
+}
+
 /// One pipe of a rank, and the thread that copies it.
 pub(super) struct Output {
     thread: JoinHandle<()>,

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use super::{
     blame,
     failures::{End, Failures},
-    output::Output,
+    output::{Output, say},
     signals::{Signals, ends},
     stops,
 };
@@ -195,7 +195,7 @@ impl Processes {
         Ok(ended)
     }
 
-    /// Says on stderr which ranks a signal has stopped. Not logged, because the `burn-ddp` command has no logger.
+    /// Says on stderr which ranks a signal has stopped.
     fn tell_of_stops(&mut self) {
         for rank in self.running.iter_mut().filter(|rank| !rank.ended) {
             if let Some(signal) = stops::stopped_by(rank.group())
@@ -203,7 +203,7 @@ impl Processes {
             {
                 rank.stopped = true;
                 let what = stops::describe(rank.number, rank.group(), signal);
-                eprintln!("burn-ddp: {what}");
+                say(&what);
             }
         }
     }

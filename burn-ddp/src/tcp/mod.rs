@@ -3,6 +3,7 @@
 use std::{io, net::TcpStream, sync::Arc, time::Duration};
 
 mod acceptor;
+mod connection;
 mod control;
 mod descriptors;
 mod handshake;
@@ -197,8 +198,7 @@ impl Links<'_> {
                     self.late(peer, why, self.missing(vec![peer]))
                 })?
         };
-        stream
-            .set_nodelay(true)
+        connection::prepare(&stream)
             .map_err(|error| DdpError::io("preparing a connection", error))?;
         Ok(stream)
     }

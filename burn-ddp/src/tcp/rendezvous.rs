@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     acceptor::Acceptor,
-    descriptors,
+    connection, descriptors,
     handshake::{self, Failure, HANDSHAKE, Hello, Identity, Key, Purpose, Verdict},
     resolve::{resolve, resolve_in_time},
     torch_store::TorchStore,
@@ -320,7 +320,7 @@ fn register(
     };
     let failed = |error| Attempt::Failed(DdpError::io("listening for the other ranks", error));
     let limit = handshake::limit_to_connect(deadline);
-    let stream = TcpStream::connect_timeout(&master, limit).map_err(again)?;
+    let stream = connection::connect(&master, limit).map_err(again)?;
     if acceptor.is_none() {
         let listener = place.listen(master.ip(), 0).map_err(Attempt::Failed)?;
         *acceptor = Some(Acceptor::start(listener, own.clone()).map_err(failed)?);
@@ -373,7 +373,7 @@ pub(crate) fn link(
         let Some(left) = deadline.left().filter(|_| !interrupted()) else {
             return Err(Unlinked::Late(problem));
         };
-        let connected = match TcpStream::connect_timeout(&address, left.min(HANDSHAKE)) {
+        let connected = match connection::connect(&address, left.min(HANDSHAKE)) {
             Err(error) if descriptors::are_used_up(&error) => {
                 return Err(Unlinked::NoRoom(descriptors::used_up(error)));
             }

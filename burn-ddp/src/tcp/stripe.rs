@@ -1,12 +1,12 @@
 //! Stripes: the parts of a payload, each of which is sent over a connection of its own.
 
 use std::{
-    io::{self, Read, Write},
+    io::{self, Read},
     net::TcpStream,
     ops::Range,
 };
 
-use super::handshake::is_pause;
+use super::{connection, handshake::is_pause};
 use crate::{
     Call,
     call::HEADER,
@@ -137,7 +137,7 @@ impl Sender<'_> {
                 io::IoSlice::new(&self.header[self.sent.min(HEADER)..]),
                 io::IoSlice::new(&payload[..payload.len().min(TURN)]),
             ];
-            match (&mut &*self.stream).write_vectored(&slices) {
+            match connection::send(self.stream, &slices) {
                 Ok(0) => return Err(Broken::Ended),
                 Ok(written) => self.sent += written,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -7,6 +7,7 @@
 use std::{io, net::TcpStream, thread, time::Duration};
 
 use super::{
+    connection,
     handshake::{limit_to_connect, read_exact, write_all},
     resolve::resolve,
 };
@@ -33,7 +34,7 @@ impl TorchStore {
         let attempt = || -> io::Result<TcpStream> {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
             for address in resolve(host, port, deadline).map_err(io::Error::other)? {
-                match TcpStream::connect_timeout(&address, limit_to_connect(deadline)) {
+                match connection::connect(&address, limit_to_connect(deadline)) {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last = error,
                 }

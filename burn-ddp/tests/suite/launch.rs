@@ -389,6 +389,49 @@ fn a_machine_that_waits_in_vain_does_not_start_again() {
     });
 }
 
+/// As when a job's output goes to a program that ends, or to a terminal that is closed.
+#[test]
+fn ranks_start_again_although_nobody_reads_what_is_said() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let folder = tempfile::tempdir().unwrap();
+    let mut count = command(&["-n", "2", "--max-restarts", "2"], "count");
+    count.env(FOLDER, folder.path()).stdout(Stdio::null());
+    assert!(count.stderr(writer).status().unwrap().success());
+    assert_eq!(attempts(folder.path()).len(), 3);
+
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut fails = command(&["-n", "2", "--grace", "0.5"], "exit 7");
+    let status = fails.stdout(Stdio::null()).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(7));
+}
+
+#[test]
+fn predictions_of_no_sense_are_refused() {
+    let simulate = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
+        let arguments = command.arg("simulate").args(arguments);
+        let output = arguments.output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let usual = ["--compute-ms", "100", "--gradient-mb", "100"];
+    assert_eq!(simulate(&usual).0, Some(0));
+    for (wrong, why) in [
+        (
+            ["--compute-ms", "1e300", "--gradient-mb", "1"],
+            "--compute-ms",
+        ),
+        (["--compute-ms", "1", "--gradient-mb", "1e8"], "--bucket-mb"),
+    ] {
+        let (code, text) = simulate(&wrong);
+        assert!(code == Some(2) && text.contains(why), "{code:?} {text}");
+    }
+}
+
 #[test]
 fn the_command_prefixes_output_and_returns_the_ranks_code() {
     let run = |scenario: &str, arguments: &[&str]| command(arguments, scenario).output().unwrap();
