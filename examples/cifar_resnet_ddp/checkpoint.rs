@@ -1,10 +1,12 @@
 //! Saves and loads checkpoints.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
+use burn::tensor::Bytes;
 use burn_amp::LossScalerState;
 use burn_ddp::{Checkpoint, Checkpoints, DdpError};
 use examples::resnet::ResNet;
@@ -54,17 +56,19 @@ pub(crate) fn load(
     model: ResNet,
     optimizer: ModuleOptimizer,
 ) -> Result<(ResNet, ModuleOptimizer), Error> {
-    let failed = |path: PathBuf| {
+    fn failed<E: Display>(path: PathBuf) -> impl FnOnce(E) -> Error {
         move |error| Error::Unreadable {
             path,
-            problem: format!("{error}"),
+            problem: error.to_string(),
         }
-    };
+    }
     let path = checkpoint.folder.join(MODEL);
     let model = model.try_load_file(&path).map_err(failed(path))?;
+    // From memory, because Burn reads a state from its file when its parameter first has a gradient, and the file may be gone by then.
     let path = checkpoint.folder.join(OPTIMIZER);
-    let optimizer = optimizer.load(&path).map_err(failed(path))?;
-    Ok((model, optimizer))
+    let bytes = fs::read(&path).map_err(failed(path.clone()))?;
+    let optimizer = optimizer.from_bytes(Bytes::from_bytes_vec(bytes));
+    Ok((model, optimizer.map_err(failed(path))?))
 }
 
 /// Loads the rest of the state.

@@ -123,8 +123,8 @@ impl Checkpoints {
     /// Keeps only the last `count` checkpoints that were written (at least one). Default: all.
     ///
     /// Burn (0.22.1) reads a tensor from a record's file when it is first used, and panics if the file is gone. On ranks other than
-    /// 0, the state of an optimizer that has skipped all steps since a resume may still be unread when rank 0 removes the checkpoint
-    /// that it is from. With more than one rank, keep at least two, or read the files into memory (`ModuleRecord::from_bytes`).
+    /// 0, an optimizer's state of a parameter that has had no gradient since a resume is still unread when rank 0 removes the checkpoint
+    /// that it is from. So with more than one rank, read the files into memory (`ModuleOptimizer::from_bytes`), or keep them all.
     pub fn keep_last(mut self, count: usize) -> Self {
         self.keep_last = Some(count.max(1));
         self

@@ -41,6 +41,10 @@ use crate::ProcessGroup;
 /// A fault of the group does not show in the forward or backward pass, which goes on with this rank's own
 /// statistics. The group's next call returns it: in training, the one that averages the gradients.
 ///
+/// A forward pass that trains keeps the group until a backward pass has run, as Burn's autodiff (0.22.1) keeps what a backward pass
+/// may need. So where none follows, use the module's `valid()`: otherwise a rank's process may end without having left the group, which
+/// the others take for a crash.
+///
 /// ```
 /// use burn::{
 ///     nn::BatchNormConfig,
