@@ -127,10 +127,10 @@ impl Autocast {
     ///
     /// Flex does so in any case, and so do CubeCL's kernels for tensor cores, which take dense convolutions on CUDA and ROCm (if
     /// Burn's tuner does not find another kernel faster, as it may for small ones). For others (with groups, transposed, on GPUs without
-    /// tensor cores for the dtype, such as bf16 on a T4, or on wgpu and the CPU) CubeCL's kernels (burn-cubecl 0.22.1) add in the dtype of their inputs. In bf16 a sum of equal numbers stops
-    /// growing at 256 of them, so that the gradient of a depthwise filter is wrong by half for 4,096 positions. A convolution that
-    /// would add up more than 16 products in this way is computed in f32, and its result is stored as the policy says. That takes
-    /// casts, and is no faster than in f32.
+    /// tensor cores for the dtype, such as bf16 on a T4, or on wgpu and the CPU) CubeCL's kernels (burn-cubecl 0.22.1) add in the dtype
+    /// of their inputs. In bf16 a sum of equal numbers stops growing at 256 of them, so that the gradient of a depthwise filter is
+    /// wrong by half for 4,096 positions. A convolution that would add up more than 16 products in this way is computed in f32, and
+    /// its result is stored as the policy says. That takes casts, and is no faster than in f32.
     ///
     /// ```
     /// use burn_amp::Autocast;

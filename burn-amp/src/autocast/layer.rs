@@ -38,9 +38,13 @@ impl AutocastLayer {
         }
     }
 
-    /// What a policy that is on plans for an op.
+    /// What a policy plans for an op.
     fn by(&self, policy: &Policy, op: Op, inputs: &Inputs) -> Plan {
-        let plan = self.reduction.plan(op, policy.plan(op, inputs), inputs);
+        let plan = policy.plan(op, inputs);
+        let plan = match policy.is_enabled() {
+            true => self.reduction.plan(op, plan, inputs),
+            false => plan,
+        };
         self.with_recompute(policy, plan, inputs)
     }
 

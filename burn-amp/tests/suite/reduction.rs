@@ -1,11 +1,11 @@
 //! What convolutions on CubeCL's devices add up, against f32.
 
 use burn::tensor::{
-    Device, Tensor, TensorData,
+    Device, FloatDType, Tensor, TensorData,
     module::{conv_transpose2d, conv2d, max_pool2d},
     ops::{ConvOptions, ConvTransposeOptions, MaxPoolOptions},
 };
-use burn_amp::Autocast;
+use burn_amp::{Autocast, Policy};
 
 use super::devices::cube_devices;
 
@@ -85,6 +85,29 @@ fn convolutions_add_up_in_f32() {
         let error = error(&found[2], &expected[2]);
         println!("{name}, reduced precision: {error:.3}");
         assert!(error > 0.1 || !on_cpu);
+    }
+}
+
+/// What a program itself computes in 16 bits, without autocast, is as on the plain device.
+#[test]
+fn without_autocast_nothing_is_added_up_in_f32() {
+    for plain in cube_devices() {
+        let Ok(lease) = Autocast::new(Policy::o0()).lease(plain.clone()) else {
+            continue;
+        };
+        if !plain.supports_dtype(FloatDType::BF16) {
+            println!("SKIPPED: {plain:?} has no bf16");
+            continue;
+        }
+        let depthwise = |device: &Device| {
+            let device = device.clone().autodiff();
+            let low = |shape| positive(shape, &device).cast(FloatDType::BF16);
+            let options = ConvOptions::new([1, 1], [0; 2], [1, 1], 8);
+            let output = conv2d(low([1, 8, 16, 16]), low([8, 1, 16, 16]), None, options);
+            values(output.cast(FloatDType::F32))
+        };
+        let expected = depthwise(&plain);
+        assert_eq!(depthwise(&lease.device()), expected, "{plain:?}");
     }
 }
 

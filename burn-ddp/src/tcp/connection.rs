@@ -63,18 +63,14 @@ pub(super) fn send(stream: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usiz
 #[cfg(test)]
 mod tests {
     use std::{
-        io::{Read, Write},
+        io::Read,
         net::{Ipv4Addr, SocketAddrV4, TcpListener},
         os::fd::{AsRawFd, OwnedFd},
     };
 
-    use nix::sys::{
-        signal::{SigSet, Signal},
-        signalfd::{SfdFlags, SignalFd},
-        socket::{
-            AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, getsockname, getsockopt,
-            socket,
-        },
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, getsockname, getsockopt,
+        socket,
     };
 
     use super::*;
@@ -120,6 +116,12 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn the_end_of_the_other_side_is_an_error_and_no_signal() {
+        use nix::sys::{
+            signal::{SigSet, Signal},
+            signalfd::{SfdFlags, SignalFd},
+        };
+        use std::io::Write;
+
         let mut pipe = SigSet::empty();
         pipe.add(Signal::SIGPIPE);
         pipe.thread_block().unwrap();

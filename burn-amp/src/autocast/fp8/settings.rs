@@ -31,8 +31,8 @@ impl Autocast {
     ///   sums, differences, multiples, clamps (not L-BFGS's). Histories are updated when backward reaches their layer, and not
     ///   by evaluation (provided that its inputs are dropped with it). Before the first update, and for a weight that is
     ///   computed anew in each step, a tensor is scaled by its own amax. (The update by a tensor of zeros, such as a layer that
-    ///   begins at 0, leaves the scale at 1 for one step more, as in Transformer Engine.) So are the gradients of several layers of one size on
-    ///   the same input, if that needs no gradient. A model's record does not contain histories:
+    ///   begins at 0, leaves the scale at 1 for one step more, as in Transformer Engine.) So are the gradients of several layers
+    ///   of one size on the same input, if that needs no gradient. A model's record does not contain histories:
     ///   [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) returns them for a checkpoint. A clone of a model
     ///   shares the model's histories, as it shares its weights. That is right for an average of weights or the best model so
     ///   far, which are not trained. Two clones that are trained side by side need a device each: load one of them from a record
