@@ -1,4 +1,4 @@
-//! [`Reduction`]: in which precision a device adds up the products of a convolution in 16 bits.
+//! [`Reduction`]: in which precision a device adds up the products of a convolution, or the gradients of a max pool, in 16 bits.
 
 use burn::tensor::{DType, Device, Shape};
 use burn_layer::{Inputs, Op, Plan};

@@ -1,4 +1,4 @@
-//! What convolutions on CubeCL's devices add up, against f32.
+//! What convolutions and gradients of max pools on CubeCL's devices add up, against f32.
 
 use burn::tensor::{
     Device, FloatDType, Tensor, TensorData,
@@ -92,9 +92,7 @@ fn convolutions_add_up_in_f32() {
 #[test]
 fn without_autocast_nothing_is_added_up_in_f32() {
     for plain in cube_devices() {
-        let Ok(lease) = Autocast::new(Policy::o0()).lease(plain.clone()) else {
-            continue;
-        };
+        let lease = Autocast::new(Policy::o0()).lease(plain.clone()).unwrap();
         if !plain.supports_dtype(FloatDType::BF16) {
             println!("SKIPPED: {plain:?} has no bf16");
             continue;

@@ -78,6 +78,7 @@ fn a_gradient_through_an_evaluation_is_scaled_by_itself() {
                 let gradients = (output * g.clone()).sum().backward();
                 let actual = values(x.grad(&gradients).unwrap());
                 if size.is_infinite() {
+                    // It must leave nothing behind.
                     continue;
                 }
                 let (weight, format) = (layer.weight.val(), Fp8Format::E4M3);

@@ -4,9 +4,15 @@ use ptx_machine::{Global, TensorMap};
 
 use super::{STORE, fails, launch_in, needs, run, run_cluster};
 
-#[test]
-fn tiles_are_swizzled_and_waited_for() {
-    let body = format!(
+/// Loads a tile of so many bytes from `first` on. Each thread then stores a word of it, and words lie so many bytes apart.
+fn load(bytes: u32, first: &[i64], apart: u32) -> String {
+    let registers = ["%r5", "%r6", "%r10"].into_iter().zip(first);
+    let coordinates: Vec<_> = registers.clone().map(|(register, _)| register).collect();
+    let set: String = registers
+        .map(|(register, first)| format!("mov.u32 {register}, {first}; "))
+        .collect();
+    let (rank, coordinates) = (first.len(), coordinates.join(", "));
+    format!(
         "setp.ne.s32 %p0, %r0, 0;
          add.s32 %r2, %r1, 1024; mov.u32 %r3, 1;
          @%p0 bra started;
@@ -14,16 +20,21 @@ fn tiles_are_swizzled_and_waited_for() {
          fence.proxy.async.shared::cta;
          started: bar.sync 0;
          @%p0 bra asked;
-         mov.u32 %r4, 1024; mov.u32 %r5, 0; mov.u32 %r6, 0;
+         mov.u32 %r4, {bytes}; {set}
          mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 %rd2, [%r2], %r4;
          mov.b64 %rd3, map; cvta.param.u64 %rd3, %rd3;
-         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd3, {{%r5, %r6}}], [%r2];
+         cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd3, {{{coordinates}}}], [%r2];
          asked: mov.u32 %r7, 0;
          wait: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], %r7;
          @!%p1 bra wait;
-         shl.b32 %r8, %r0, 4; add.s32 %r8, %r8, %r1; ld.shared.u32 %r9, [%r8];
+         mul.lo.u32 %r8, %r0, {apart}; add.s32 %r8, %r8, %r1; ld.shared.u32 %r9, [%r8];
          {STORE}"
-    );
+    )
+}
+
+#[test]
+fn tiles_are_swizzled_and_waited_for() {
+    let body = load(1024, &[0, 0], 16);
     // In row `r`, chunk `c` lies in the place of chunk `c ^ r`.
     let found = run(&body, 64).unwrap();
     for place in 0..64 {
@@ -79,30 +90,9 @@ fn tiles_have_more_than_two_dimensions() {
         tile: vec![8, 2, 3],
         swizzle: 0,
     };
-    let body = |first: [i64; 3]| {
-        format!(
-            "setp.ne.s32 %p0, %r0, 0;
-             add.s32 %r2, %r1, 1024; mov.u32 %r3, 1;
-             @%p0 bra started;
-             mbarrier.init.shared.b64 [%r2], %r3;
-             fence.proxy.async.shared::cta;
-             started: bar.sync 0;
-             @%p0 bra asked;
-             mov.u32 %r4, 96; mov.u32 %r5, {}; mov.u32 %r6, {}; mov.u32 %r10, {};
-             mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 %rd2, [%r2], %r4;
-             mov.b64 %rd3, map; cvta.param.u64 %rd3, %rd3;
-             cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd3, {{%r5, %r6, %r10}}], [%r2];
-             asked: mov.u32 %r7, 0;
-             wait: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], %r7;
-             @!%p1 bra wait;
-             shl.b32 %r8, %r0, 2; add.s32 %r8, %r8, %r1; ld.shared.u32 %r9, [%r8];
-             {STORE}",
-            first[0], first[1], first[2]
-        )
-    };
     for first in [[0, 0, 0], [4, 2, -1], [12, -1, 2], [-3, 1, 1]] {
         let global = Global::default();
-        let found = launch_in(global, &map, &body(first), "", 24, 1).unwrap();
+        let found = launch_in(global, &map, &load(96, &first, 4), "", 24, 1).unwrap();
         for (place, bits) in (0..48).zip(found.iter().flat_map(|word| [word & 0xFFFF, word >> 16]))
         {
             let [x, y, z] = [place % 8, place / 8 % 2, place / 16];
