@@ -3,6 +3,8 @@
 
 #[cfg(all(feature = "cubecl", not(feature = "cuda")))]
 mod absent;
+#[cfg(feature = "cuda")]
+mod algorithms;
 #[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
 mod capture;
 mod error;

@@ -74,6 +74,7 @@ impl<B: BackendIr> Backend for Layered<B> {
     }
 
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
+        device.layer().compute_pending();
         B::sync(device.base())
     }
 
@@ -82,6 +83,12 @@ impl<B: BackendIr> Backend for Layered<B> {
         options: ProfileOptions,
         func: impl FnOnce() -> O + Send,
     ) -> Result<(O, ProfileDuration), ExecutionError> {
+        let layer = device.layer().clone();
+        let func = move || {
+            let output = func();
+            layer.compute_pending();
+            output
+        };
         B::profile(device.base(), options, func)
     }
 
@@ -94,6 +101,7 @@ impl<B: BackendIr> Backend for Layered<B> {
         token: ProfileToken,
         options: ProfileOptions,
     ) -> Result<ProfileDuration, ExecutionError> {
+        device.layer().compute_pending();
         B::profile_end(device.base(), token, options)
     }
 

@@ -64,6 +64,8 @@ pub(crate) struct LayerSet {
     owns: AtomicBool,
     /// Kernels that end before the next op of a network.
     pub(crate) ends: Ends,
+    /// What else is computed before the program synchronizes the device.
+    pub(crate) pending: Ends,
     /// Copies in another dtype.
     copies: Recent,
     /// Tensors that can be computed again.
@@ -95,6 +97,7 @@ impl LayerSet {
             low: Mutex::default(),
             owns: AtomicBool::new(false),
             ends: Ends::default(),
+            pending: Ends::default(),
             copies: Recent::new(COPIES),
             values: Recent::new(VALUES),
         }
@@ -110,6 +113,13 @@ impl LayerSet {
     pub(crate) fn take_off(&self) {
         *self.stack.write() = None;
         self.ends.clear();
+        self.pending.clear();
+    }
+
+    /// Computes the products of this thread's stream that wait: a program that synchronizes, such as one that takes times, means them too.
+    pub(crate) fn compute_pending(&self) {
+        self.ends.now();
+        self.pending.now();
     }
 
     /// Records that the backend underneath fuses ops.

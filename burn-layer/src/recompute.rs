@@ -19,17 +19,28 @@ pub(crate) const DEPTH: usize = 16;
 /// [while](crate::recent::Recent). If it is used after that, the same op computes it again from the same inputs; if that
 /// happens [often](OFTEN), the value is kept as long as the tensor.
 pub(crate) struct Recomputed<P> {
-    value: Mutex<Option<P>>,
+    state: Mutex<State<P>>,
     /// How often it was computed again in forward.
     again: AtomicUsize,
     /// Whether it is about to be computed for the first time.
     first: AtomicBool,
     op: Op,
-    compute: Box<dyn Fn() -> P + Send + Sync>,
-    /// What computes it in another dtype, if it is not there: a view of the viewed tensor, or a kernel that rounds what it computes.
-    view: Option<Box<dyn Fn(DType) -> P + Send + Sync>>,
     /// The length of the chain of tensors that are computed from each other to get this one, itself included.
     pub(crate) depth: usize,
+}
+
+enum State<P> {
+    /// As long as the tensor. What would compute it holds the inputs, and is dropped.
+    Kept(P),
+    /// For a while, if it is there.
+    Again(Option<P>, Ways<P>),
+}
+
+/// How a value is computed.
+struct Ways<P> {
+    compute: Arc<dyn Fn() -> P + Send + Sync>,
+    /// What computes it in another dtype, if it is not there: a view of the viewed tensor, or a kernel that rounds what it computes.
+    view: Option<Arc<dyn Fn(DType) -> P + Send + Sync>>,
 }
 
 impl<P: Clone + Send + 'static> Recomputed<P> {
@@ -40,13 +51,15 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
         depth: usize,
         compute: impl Fn() -> P + Send + Sync + 'static,
     ) -> Self {
+        let ways = Ways {
+            compute: Arc::new(compute),
+            view: None,
+        };
         Self {
-            value: Mutex::new(value),
+            state: Mutex::new(State::Again(value, ways)),
             again: AtomicUsize::new(0),
             first: AtomicBool::new(false),
             op,
-            compute: Box::new(compute),
-            view: None,
             depth,
         }
     }
@@ -75,17 +88,20 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
     }
 
     /// `view` computes it in another dtype: of a viewed tensor, or by a kernel that rounds what it computes.
-    pub(crate) fn with_view(self, view: impl Fn(DType) -> P + Send + Sync + 'static) -> Self {
-        Self {
-            view: Some(Box::new(view)),
-            ..self
+    pub(crate) fn with_view(mut self, view: impl Fn(DType) -> P + Send + Sync + 'static) -> Self {
+        if let State::Again(_, ways) = self.state.get_mut() {
+            ways.view = Some(Arc::new(view));
         }
+        self
     }
 
     /// The tensor, computed again if it was given up. Nothing is locked meanwhile, so two threads may both compute it.
     pub(crate) fn get(self: &Arc<Self>, layer: &LayerSet) -> P {
-        let there = self.value.lock().clone();
-        let value = there.unwrap_or_else(|| {
+        let there = match &*self.state.lock() {
+            State::Kept(value) | State::Again(Some(value), _) => Ok(value.clone()),
+            State::Again(None, ways) => Err(ways.compute.clone()),
+        };
+        let value = there.unwrap_or_else(|compute| {
             if !self.first.swap(false, Ordering::Relaxed) {
                 if !self.op.is_view() {
                     layer.recomputed(self.op);
@@ -94,8 +110,8 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
                     self.again.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            let value = (self.compute)();
-            *self.value.lock() = Some(value.clone());
+            let value = compute();
+            self.set(value.clone());
             value
         });
         layer.keep_value_for_now(self);
@@ -104,16 +120,41 @@ impl<P: Clone + Send + 'static> Recomputed<P> {
 
     /// What is not there in `dtype`: no kernel goes on from a view, or from one of our own, to a cast.
     pub(crate) fn viewed_in(&self, dtype: DType) -> Option<P> {
-        let view = self.view.as_ref()?;
-        let waits = self.value.lock().is_none();
-        waits.then(|| view(dtype))
+        let view = match &*self.state.lock() {
+            State::Again(None, ways) => ways.view.clone()?,
+            _ => return None,
+        };
+        Some(view(dtype))
+    }
+}
+
+impl<P> Recomputed<P> {
+    /// Whether the value is kept as long as the tensor, once it is there.
+    fn is_kept(&self) -> bool {
+        self.again.load(Ordering::Relaxed) >= OFTEN
+    }
+
+    fn set(&self, value: P) {
+        let mut state = self.state.lock();
+        let before = match &mut *state {
+            State::Again(place, _) if !self.is_kept() => {
+                *place = Some(value);
+                return;
+            }
+            state => core::mem::replace(state, State::Kept(value)),
+        };
+        // The inputs may lock what they like when they are dropped.
+        drop(state);
+        drop(before);
     }
 }
 
 impl<P: Send> GiveUp for Recomputed<P> {
     fn give_up(&self) {
-        if self.again.load(Ordering::Relaxed) < OFTEN {
-            *self.value.lock() = None;
+        if let State::Again(value, _) = &mut *self.state.lock()
+            && !self.is_kept()
+        {
+            *value = None;
         }
     }
 }

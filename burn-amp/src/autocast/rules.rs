@@ -142,6 +142,7 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
         Rule::FullKeep,
         &[
             Op::leaky_relu,
+            Op::float_hypot,
             Op::float_remainder,
             Op::float_erf,
             Op::float_acosh,
@@ -198,7 +199,6 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
             Op::float_clamp_min,
             Op::float_clamp_max,
             Op::float_sqrt,
-            Op::float_hypot,
             Op::float_abs,
             Op::float_sign,
             Op::float_cos,
@@ -290,6 +290,9 @@ pub(super) const RULES: &[(Rule, &[Op])] = &[
         ],
     ),
 ];
+
+/// Elementwise ops on two tensors whose result is stored in the wider dtype of both, although they compute in f32.
+pub(super) const OF_TWO: [Op; 2] = [Op::float_hypot, Op::float_remainder];
 
 /// Ops that compute in f32 if the low dtype is fp16, because it cannot hold their intermediate results.
 pub(super) const OVERFLOWS_IN_FP16: [Op; 2] = [Op::gelu, Op::gelu_backward];

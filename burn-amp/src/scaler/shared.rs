@@ -159,7 +159,13 @@ impl SharedLossScaler {
         self.with(|scaler| {
             let mut step = scaler.next_step();
             let mut unscaled = Vec::with_capacity(grads.grads.len());
+            let none = grads.grads.iter().all(|(grads, _)| grads.is_empty());
             for (grads, device) in grads.grads {
+                // A device may have none: that is worth no warning.
+                if grads.is_empty() && !none {
+                    unscaled.push((grads, device));
+                    continue;
+                }
                 let (grads, part) = scaler.unscale(grads, &module).into_parts();
                 step.checked |= part.checked;
                 if let Some(part) = part.overflow {

@@ -37,6 +37,7 @@ type Apply = fn(Tensor<2>) -> Tensor<2>;
 const FUNCTIONS: &[(&str, Apply)] = &[
     ("gelu", activation::gelu),
     ("leaky_relu", |x| activation::leaky_relu(x, 0.01)),
+    ("hypot", |x| x.clone().hypot(x.flip([0]))),
     ("erf", Tensor::erf),
     ("asinh", Tensor::asinh),
     ("acosh", |x| x.abs().clamp_min(1.25).acosh()),
@@ -64,6 +65,34 @@ fn functions_are_rounded_once() {
                 assert!(
                     error <= spacing(low) * exact.abs() + 1e-6,
                     "{name}({x}) is {exact}, not {found}, in {low:?} on {plain:?}"
+                );
+            }
+        }
+    }
+}
+
+/// As PyTorch promotes them.
+#[test]
+fn a_function_of_two_numbers_keeps_the_digits_of_the_wider() {
+    for (low, plain, autocast) in devices() {
+        let on = |device: &Device| {
+            let low = Tensor::<2>::from_floats([[100.0], [-3.25]], device);
+            let low = low.matmul(Tensor::ones([1, 1], device));
+            let wide = Tensor::<2>::from_floats([[6.2831855], [0.3]], device);
+            [
+                low.clone().remainder(wide.clone()),
+                wide.clone().remainder(low.clone()),
+                low.clone().hypot(wide.clone()),
+                wide.hypot(low),
+            ]
+            .map(values)
+        };
+        for (found, exact) in on(&autocast).into_iter().zip(on(&plain)) {
+            for (found, exact) in found.iter().zip(&exact) {
+                let error = (found - exact).abs();
+                assert!(
+                    error <= 1e-5 * exact.abs() + 1e-5,
+                    "{found} for {exact} in {low:?} on {plain:?}"
                 );
             }
         }

@@ -12,7 +12,7 @@ use burn::{
         AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, Optimizer, OptimizerRecord, Sgd,
         SgdConfig, decay::WeightDecayConfig, momentum::MomentumConfig,
     },
-    tensor::{Device, Tensor},
+    tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
     DeviceAdam, DeviceAdamConfig, DeviceLossScaler, DeviceOptimizer, DeviceSgd, DeviceSgdConfig,
@@ -193,6 +193,27 @@ fn adam_equals_the_waiting_mode() {
             assert_close(&found, &waiting(&trace, burns.clone()), 2e-5);
         }
     }
+}
+
+/// In bf16, 0.999 of a number from 0.5 on is that number again. The correction is no such number.
+#[test]
+fn adam_corrects_in_16_bits_as_burns_does() {
+    fn last_step(adam: impl Optimizer, device: &Device) -> f32 {
+        let on = |value: f32| Tensor::<1>::full([1], value, (device, DType::BF16));
+        let mut state = None;
+        let mut moved = on(0.0);
+        for _ in 0..2_000 {
+            (moved, state) = adam.step(LR, on(0.0), on(1.0), state);
+        }
+        moved.into_data().iter::<f32>().next().unwrap()
+    }
+    let device = Device::flex();
+    let found = last_step(DeviceAdamConfig::new().build(), &device);
+    let expected = last_step(AdamConfig::new().build(), &device);
+    assert!(
+        (found / expected - 1.0).abs() < 0.02,
+        "{found}, expected {expected}"
+    );
 }
 
 /// AdamW as Burn has it without any setting, step by step. A gradient of 0 leaves the decay alone, bit for bit; with a rate of

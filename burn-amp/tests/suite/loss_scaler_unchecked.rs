@@ -69,6 +69,24 @@ fn nor_does_one_inside_a_learner() {
     assert_eq!(scaler.with(|scaler| scaler.state().clone()), fresh);
 }
 
+/// Of a model whose gradients are sharded.
+#[test]
+fn a_device_without_gradients_is_worth_no_warning() {
+    let scaler = SharedLossScaler::from(eager().init().unwrap());
+    let device = Device::flex().autodiff();
+    let (model, x) = problem(&device);
+    let grads = gradients(scaler.scale(loss(&model, &x, false)), &model);
+    let parts = [GradientsParams::new(), grads].map(|grads| (grads, device.clone().inner()));
+    let grads = MultiGradientsParams {
+        grads: parts.into(),
+    };
+    let warned = logged(|| {
+        let (_, step) = scaler.step_multi(&mut SgdConfig::new().init(), 0.1, model, grads);
+        assert!(step.checked && step.overflow.is_none());
+    });
+    assert!(warned.is_empty(), "{warned:?}");
+}
+
 #[test]
 fn an_update_wants_something_that_was_checked() {
     let mut scaler = eager().init().unwrap();

@@ -371,6 +371,11 @@ const OWN: &[(Op, Precision, &str)] = &[
         "PyTorch's kernel computes in f32 inside",
     ),
     (
+        Op::float_hypot,
+        Precision::Full,
+        "PyTorch's kernel computes in f32 inside",
+    ),
+    (
         Op::float_remainder,
         Precision::Full,
         "PyTorch's kernel computes in f32 inside",

@@ -16,7 +16,7 @@ use super::{
     problem::{Addresses, Described, Preference, Problem, WORKSPACE},
     text,
 };
-use crate::Product;
+use crate::{Product, algorithms::Algorithms};
 
 /// The lowest compute capability with products of fp8.
 const FP8: (i32, i32) = (8, 9);
@@ -27,8 +27,8 @@ pub struct Library {
     /// The device's primary context, which CubeCL uses too.
     context: Arc<CudaContext>,
     has_fp8: bool,
-    /// The algorithms that the heuristics advise, or why there is none.
-    algorithms: Mutex<HashMap<Product, Result<sys::cublasLtMatmulAlgo_t, String>>>,
+    /// What the heuristics advise.
+    algorithms: Mutex<Algorithms<sys::cublasLtMatmulAlgo_t>>,
 }
 
 // SAFETY: cuBLASLt's handles may be used from any thread, and from several at a time (its documentation, "Thread Safety").
@@ -57,22 +57,18 @@ impl Library {
 
     /// Whether cuBLASLt was asked for a product of this kind before, and had no algorithm for it, or failed.
     pub fn has_refused(&self, product: &Product) -> bool {
-        matches!(self.algorithms.lock().get(product), Some(Err(_)))
+        self.algorithms.lock().has_refused(product)
     }
 
     /// Records that a product of this kind failed, although there was an algorithm.
     pub(crate) fn refuse(&self, product: &Product, why: &str) {
-        let mut algorithms = self.algorithms.lock();
-        algorithms.insert(*product, Err(why.to_string()));
+        self.algorithms.lock().refuse(product, why.to_string());
     }
 
-    /// The algorithm that the heuristics advise for a product. They are asked once for each kind.
+    /// The algorithm that the heuristics advise for a product. They are asked once for each kind that is kept.
     pub(crate) fn algorithm(&self, product: &Product) -> Result<sys::cublasLtMatmulAlgo_t, String> {
         let mut algorithms = self.algorithms.lock();
-        algorithms
-            .entry(*product)
-            .or_insert_with(|| self.advice(product))
-            .clone()
+        algorithms.get(product, || self.advice(product))
     }
 
     fn advice(&self, product: &Product) -> Result<sys::cublasLtMatmulAlgo_t, String> {

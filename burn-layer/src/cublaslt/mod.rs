@@ -65,7 +65,9 @@ fn product_shape(x: &Shape, y: &Shape) -> Shape {
     let sizes = (0..=column).map(|dim| match dim {
         _ if dim == column => y[dim],
         _ if dim + 1 == column => x[dim],
-        _ => x[dim].max(y[dim]),
+        // A batch may be empty.
+        _ if x[dim] == 1 => y[dim],
+        _ => x[dim],
     });
     Shape::from(sizes.collect::<Vec<_>>())
 }
@@ -206,5 +208,28 @@ fn warn(problem: &str) {
     static HEARD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if HEARD.lock().insert(problem.to_string()) {
         log::warn!("burn-layer: cuBLASLt left a product to CubeCL's kernels: {problem}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_backend::calculate_matmul_output;
+
+    #[test]
+    fn products_have_the_shape_that_burn_says() {
+        for [x, y] in [
+            [vec![3, 4], vec![4, 5]],
+            [vec![2, 3, 4], vec![1, 4, 5]],
+            [vec![1, 6, 3, 4], vec![2, 1, 4, 5]],
+            // Of nothing.
+            [vec![0, 3, 4], vec![1, 4, 5]],
+            [vec![1, 3, 4], vec![0, 4, 5]],
+            [vec![2, 0, 4], vec![1, 4, 0]],
+        ] {
+            let [x, y] = [x, y].map(Shape::from);
+            let expected = calculate_matmul_output(&x, &y).unwrap();
+            assert_eq!(product_shape(&x, &y), expected);
+        }
     }
 }

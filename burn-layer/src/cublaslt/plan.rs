@@ -60,7 +60,10 @@ pub(super) fn plan(
     let mut output = Matrices::by_rows(element, m, n);
     let mut distance = m * n;
     for dim in (0..row).rev() {
-        let size = x.shape[dim].max(y.shape[dim]);
+        let size = match x.shape[dim] {
+            1 => y.shape[dim],
+            size => size,
+        };
         if size == 0 {
             return None;
         }
@@ -133,7 +136,7 @@ impl View {
         let (mut rows, down) = (self.shape[row], self.strides[row]);
         // Of one row it does not matter where the next would be.
         let mut down = (rows > 1).then_some(down);
-        for dim in (0..row).rev().filter(|&dim| self.shape[dim] > 1) {
+        for dim in (0..row).rev().filter(|&dim| self.shape[dim] != 1) {
             let stride = self.strides[dim];
             match down {
                 Some(down) if stride != rows * down => return None,
@@ -367,6 +370,8 @@ mod tests {
         // Dimensions of one.
         assert_eq!(rows(&[1, 3, 1, 4], &[7, 8, 99, 1]), matrix(3, 4, [8, 1]));
         assert_eq!(rows(&[1, 1, 4], &[5, 6, 1]), matrix(1, 4, [4, 1]));
+        // None at all.
+        assert_eq!(rows(&[0, 3, 4], &[12, 4, 1]), matrix(0, 4, [4, 1]));
         // By columns.
         assert_eq!(rows(&[2, 3, 4], &[3, 1, 6]), matrix(6, 4, [1, 6]));
         assert_eq!(rows(&[4], &[1]), None);
@@ -403,6 +408,8 @@ mod tests {
             (vec![0, 4], vec![4, 5]),
             (vec![3, 0], vec![0, 5]),
             (vec![0, 3, 4], vec![0, 4, 5]),
+            (vec![0, 3, 4], vec![1, 4, 5]),
+            (vec![1, 3, 4], vec![0, 4, 5]),
             (vec![4], vec![4]),
         ] {
             assert!(plan(&plain(&x), &plain(&y), Element::F16, false).is_none());

@@ -244,7 +244,7 @@ impl<B: BackendIr> Call<B> {
             Op::float_permute => shape = self.dims.iter().map(|&dim| shape[dim]).collect(),
             Op::sigmoid => {}
             // The larger tensor comes first.
-            Op::float_sum_dim => {
+            Op::float_sum_dim | Op::float_sum_dims => {
                 let last = shape.num_dims() - 1;
                 shape.as_mut_slice()[last] = 1;
             }
@@ -290,7 +290,7 @@ impl<B: BackendIr> Call<B> {
         let (row_norm, rotation) = (self.row_norm.as_deref(), self.rotation.as_deref());
         matches!(
             row_norm,
-            Some(RowNorm::SquaredInput(..) | RowNorm::NegInput(_))
+            Some(RowNorm::SquaredInput(..) | RowNorm::NegInput(..))
         ) || matches!(rotation, Some(Rotation::Products(_)))
     }
 

@@ -5,7 +5,12 @@
 //! computed, and their kernel ends, before the next op of the network.
 
 use super::{call::Call, kernel_end::alone_in_kernel};
-use crate::{LayeredFloat, deferred::Deferred, ends::End, source::Later};
+use crate::{
+    LayeredFloat,
+    deferred::{Deferred, Due},
+    ends::End,
+    source::Later,
+};
 use burn_backend::TensorMetadata;
 use burn_ir::BackendIr;
 use parking_lot::Mutex;
@@ -22,20 +27,20 @@ macro_rules! average {
 }
 pub(super) use average;
 
-/// A moving average that may not be computed yet.
+/// A moving average that may not be computed yet, if it is still there.
 struct Average<P> {
-    sum: Deferred<P>,
+    sum: Due<P>,
     /// The sum, at the end of its kernel.
-    value: Deferred<P>,
+    value: Due<P>,
 }
 
 impl<P: Clone + Send + Sync> End for Average<P> {
     fn compute(&self) {
-        self.sum.wait();
+        self.sum.compute();
     }
 
     fn end(&self) {
-        self.value.wait();
+        self.value.compute();
     }
 }
 
@@ -61,11 +66,11 @@ impl<B: BackendIr> Call<B> {
             let [x, y] = terms.lock().take().expect("this is called once");
             B::float_add(x, y)
         });
-        let of = sum.clone();
+        let (due, of) = (sum.due(), sum);
         let value = Deferred::new(move || alone_in_kernel::<B>(of.wait()));
         layer.ends.later(Arc::new(Average {
-            sum,
-            value: value.clone(),
+            sum: due,
+            value: value.due(),
         }));
         Some(self.waiting(Later::Deferred(value), x, (x.shape(), dtype)))
     }

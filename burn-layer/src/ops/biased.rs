@@ -11,9 +11,6 @@ use burn_ir::BackendIr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// A product with so many times fewer elements than its first factor does not wait beyond the next op of a network.
-const SMALL: usize = 8;
-
 /// Has products wait, and adds biases to them.
 macro_rules! biased {
     ($call:ident, float_matmul, $x:ident: Float, $y:ident: Float) => {
@@ -52,7 +49,8 @@ impl<B: BackendIr> Call<B> {
             return None;
         }
         shape.as_mut_slice()[rows + 1] = y.shape()[rows + 1];
-        let small = shape.num_elements() <= x.shape().num_elements() / SMALL;
+        let factors = x.shape().num_elements() + y.shape().num_elements();
+        let small = shape.num_elements() < factors;
         let transposed = inputs.first_transposed;
         let factors = [x, y].map(|factor| self.lower(factor.clone()));
         self.lowered();
@@ -62,9 +60,11 @@ impl<B: BackendIr> Call<B> {
             let [x, y] = factors.lock().take().expect("this is called once");
             product::<B>(&layers, x, y, transposed, |product| product)
         });
-        if small {
-            // Those that a program collects, such as the logits of its batches, would hold the activations that they are of.
-            self.layer().ends.later(Arc::new(product.due()));
+        let due = Arc::new(product.due());
+        match small {
+            // Those that a program collects, such as the logits of its batches, would hold the activations and weights that they are of.
+            true => self.layer().ends.later(due),
+            false => self.layer().pending.later(due),
         }
         Some(self.waiting(Later::Deferred(product), x, (shape, dtype)))
     }

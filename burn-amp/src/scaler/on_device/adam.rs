@@ -4,7 +4,7 @@ use super::{SkipsNan, skip::Skip};
 use burn::{
     config::Config,
     optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource},
-    tensor::{Device, Tensor},
+    tensor::{DType, Device, Tensor},
 };
 
 /// The configuration of [`DeviceAdam`], with the names and defaults of Burn's `AdamConfig`; [`adamw`](Self::adamw) has the
@@ -72,9 +72,9 @@ pub struct DeviceAdamState<const D: usize> {
     moment_1: Tensor<D>,
     /// The mean of the squared gradient.
     moment_2: Tensor<D>,
-    /// The mean of 1 with the beta of the first moment; one element.
+    /// The mean of 1 with the beta of the first moment; one element, not in 16 bits, where 0.999 of it would round to all of it.
     weight_1: Tensor<1>,
-    /// The mean of 1 with the beta of the second moment; one element.
+    /// The mean of 1 with the beta of the second moment; one element, as wide.
     weight_2: Tensor<1>,
 }
 
@@ -119,7 +119,11 @@ impl SkipsNan for DeviceAdam {}
 
 impl<const D: usize> DeviceAdamState<D> {
     fn new(tensor: &Tensor<D>) -> Self {
-        let weight = Tensor::zeros([1], (&tensor.device(), tensor.dtype()));
+        let wide = match tensor.dtype() {
+            wide @ DType::F64 => wide,
+            _ => DType::F32,
+        };
+        let weight = Tensor::zeros([1], (&tensor.device(), wide));
         Self {
             moment_1: tensor.zeros_like(),
             moment_2: tensor.zeros_like(),
@@ -143,8 +147,9 @@ impl<const D: usize> DeviceAdamState<D> {
         let root = self.weight_2.clone().sqrt();
         let factor = root.clone() / self.weight_1.clone();
         let epsilon = root.mul_scalar(epsilon);
-        self.moment_1.clone() * factor.reshape([1; D])
-            / (self.moment_2.clone().sqrt() + epsilon.reshape([1; D]))
+        let [factor, epsilon] =
+            [factor, epsilon].map(|number| number.cast(self.moment_1.dtype()).reshape([1; D]));
+        self.moment_1.clone() * factor / (self.moment_2.clone().sqrt() + epsilon)
     }
 
     fn unless(self, skip: &Skip, old: Self) -> Self {

@@ -93,7 +93,7 @@ impl<const N: usize> Phases<N> {
             stride,
             taps,
             padding: from_fn(|dim| (reach[dim] - skipped[dim], after[dim])),
-            output: from_fn(|dim| sizes.output[dim] - skipped[dim] + after[dim]),
+            output: from_fn(|dim| sizes.output[dim] + after[dim] - skipped[dim]),
             first: from_fn(|dim| begin[dim] - stride[dim] * skipped[dim]),
         }
     }

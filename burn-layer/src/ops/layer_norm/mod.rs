@@ -12,6 +12,7 @@
 //! An RMS normalization is one around zero instead of the mean. It begins with the input's squares, and the terms of its gradient are added
 //! to those that the input already has.
 
+mod moments;
 mod role;
 
 use super::{
@@ -22,8 +23,9 @@ use super::{
 use crate::{LayeredFloat, Op, recent::GiveUp};
 use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
+use moments::{Around, Deviations, Moments, Normalized};
 pub(crate) use role::RowNorm;
-use role::{Around, Centered, Gradient, Normalized, Step, is_ones};
+use role::{Gradient, Step, is_ones};
 use std::sync::Arc;
 
 /// Recognizes the ops of layer normalizations, and computes what needs their kernels.
@@ -136,15 +138,13 @@ impl<B: BackendIr> Call<B> {
         }
         match x.row_norm() {
             Some(RowNorm::Squared(of)) => {
-                let variance = of.variance.clone();
-                self.row_norm = Some(Arc::new(RowNorm::Variance(of.clone())));
+                let variance = of.moments.variance.clone();
+                self.row_norm = Some(Arc::new(RowNorm::Variance(of.moments.clone())));
                 return Some(self.float(variance));
             }
             Some(RowNorm::SquaredInput(input, origin)) => {
-                let x = input.alone();
-                let variance = (layer_norms.mean_squares)(x.clone().into_storage());
-                self.row_norm = Some(Arc::new(RowNorm::Variance(Arc::new(Centered {
-                    x,
+                let variance = (layer_norms.mean_squares)(input.alone().into_storage());
+                self.row_norm = Some(Arc::new(RowNorm::Variance(Arc::new(Moments {
                     around: Around::Zero(origin.clone()),
                     variance: variance.clone(),
                 }))));
@@ -153,19 +153,23 @@ impl<B: BackendIr> Call<B> {
             _ => {}
         }
         let [mean, variance] = (layer_norms.moments)(x.clone().into_storage());
-        self.row_norm = Some(Arc::new(RowNorm::Mean(x.origin(), variance)));
+        let moments = Arc::new(Moments {
+            around: Around::Mean(mean.clone()),
+            variance,
+        });
+        self.row_norm = Some(Arc::new(RowNorm::Mean(x.origin(), moments)));
         Some(self.float(mean))
     }
 
     /// The deviation of each row.
     pub(super) fn deviations(&mut self, x: &LayeredFloat<B>) -> Option<LayeredFloat<B>> {
-        let Some(RowNorm::Positive(centered)) = x.row_norm() else {
+        let Some(RowNorm::Positive(of)) = x.row_norm() else {
             return None;
         };
         self.layer_norms(x.storage_dtype())?;
         let deviation = B::float_sqrt(x.clone().into_storage());
-        self.row_norm = Some(Arc::new(RowNorm::Deviation(Arc::new(Normalized {
-            centered: centered.clone(),
+        self.row_norm = Some(Arc::new(RowNorm::Deviation(Arc::new(Deviations {
+            of: of.clone(),
             deviation: deviation.clone(),
         }))));
         Some(self.float(deviation))
@@ -184,13 +188,13 @@ impl<B: BackendIr> Call<B> {
             }
             (Op::float_neg, None) if x.is_computed() && !x.is_gradient() => {
                 let backward = self.layer().is_in_backward();
-                backward.then(|| RowNorm::NegInput(x.origin()))
+                backward.then(|| RowNorm::NegInput(Box::new(x.alone()), x.origin()))
             }
             (op, row_norm) => row_norm.and_then(|row_norm| row_norm.after(op, number)),
         };
         let stored = x.storage_dtype();
         let kernels = match row_norm {
-            Some(RowNorm::NegInput(_)) => self.layer_norms_of_input(stored),
+            Some(RowNorm::NegInput(..)) => self.layer_norms_of_input(stored),
             Some(_) => self.layer_norms(stored),
             None => None,
         };
@@ -217,8 +221,9 @@ impl<B: BackendIr> Call<B> {
                 None
             }
             Step::Backward(gradient, added) => {
-                let tensor = (layer_norms.backward)(gradient.backward(added.as_deref()));
-                if let Some(value) = gradient.of.centered.x.value() {
+                let x = gradient.x.as_ref()?;
+                let tensor = (layer_norms.backward)(gradient.backward(x, added.as_deref()));
+                if let Some(value) = x.value() {
                     value.give_up();
                 }
                 Some(self.float(tensor))
@@ -258,10 +263,10 @@ impl<B: BackendIr> Call<B> {
 impl<B: BackendIr> Normalized<B> {
     /// The sums along dimensions of a gradient times the normalized tensor.
     fn projections(&self, gradient: &LayeredFloat<B>, dims: &[usize]) -> FloatTensor<B> {
-        let x = &self.centered.x;
+        let x = &self.x;
         let [of, by] = [gradient.clone().into_computed(), x.clone().into_storage()];
-        let deviation = self.deviation.clone();
-        let Some(mean) = self.centered.mean() else {
+        let deviation = self.by.deviation.clone();
+        let Some(mean) = self.by.mean() else {
             let inputs = [of, by, deviation];
             return sum_of_rows_of::<B, 3>(x.layer(), inputs, dims, |[gradient, x, deviation]| {
                 let [gradient, x] = [gradient, x].map(in_f32::<B>);
@@ -278,20 +283,16 @@ impl<B: BackendIr> Normalized<B> {
 }
 
 impl<B: BackendIr> Gradient<B> {
-    /// What the gradient of the input is computed from, with another tensor that is added.
-    fn backward(&self, added: Option<&LayeredFloat<B>>) -> NormBackward<B> {
-        let Normalized {
-            centered,
-            deviation,
-        } = &*self.of;
+    /// What the gradient of the input `x` is computed from, with another tensor that is added.
+    fn backward(&self, x: &LayeredFloat<B>, added: Option<&LayeredFloat<B>>) -> NormBackward<B> {
         let (gradient, scale) = match self.gradient.row_norm() {
             Some(RowNorm::Scaled(gradient, scale)) => (&**gradient, Some(scale)),
             _ => (&self.gradient, None),
         };
         NormBackward {
-            x: centered.x.clone().into_storage(),
-            mean: centered.mean(),
-            deviation: deviation.clone(),
+            x: x.clone().into_storage(),
+            mean: self.by.mean(),
+            deviation: self.by.deviation.clone(),
             gradient: gradient.clone().into_computed(),
             scale: scale.map(|scale| scale.in_dtype(Some(DType::F32))),
             added: added.map(|added| added.clone().into_computed()),

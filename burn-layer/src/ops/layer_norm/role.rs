@@ -1,19 +1,20 @@
 //! [`RowNorm`]: what a tensor is to a normalization of rows.
 
+use super::moments::{Around, Centered, Deviations, Moments, Normalized, Positive};
 use crate::{
     LayeredFloat, Op,
     float::{Origin, Part},
     ops::softmax::{Role, is_of_rows},
 };
-use burn_backend::{Backend, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{Backend, Shape, TensorMetadata};
 use burn_ir::BackendIr;
 use std::sync::Arc;
 
 /// What a tensor is to a normalization of rows. It says what the elements are, so it is as true of any other tensor. In formulas, `c`
 /// is the input, less the mean of its row in a layer normalization, `d` the deviation of the row, and `g` the gradient of `c / d`.
 pub(crate) enum RowNorm<B: Backend> {
-    /// The means of the rows of a tensor, with their variances.
-    Mean(Origin, FloatTensor<B>),
+    /// The means of the rows of a tensor.
+    Mean(Origin, Arc<Moments<B>>),
     /// `c`, where it is not the input itself.
     Centered(Arc<Centered<B>>),
     /// `c^2`.
@@ -21,24 +22,24 @@ pub(crate) enum RowNorm<B: Backend> {
     /// The squares of a tensor that may be the input of an RMS normalization.
     SquaredInput(Box<LayeredFloat<B>>, Origin),
     /// The means of these.
-    Variance(Arc<Centered<B>>),
+    Variance(Arc<Moments<B>>),
     /// These plus a small number.
-    Positive(Arc<Centered<B>>),
+    Positive(Positive<B>),
     /// `d`, the root of these.
-    Deviation(Of<B>),
+    Deviation(Arc<Deviations<B>>),
     /// `c / d`.
     Normalized(Of<B>),
     /// `1 / d`.
-    Inverse(Of<B>),
+    Inverse(Arc<Deviations<B>>),
     /// `d^2`.
-    Square(Of<B>),
+    Square(Arc<Deviations<B>>),
     /// One over the root of what `d` is the root of.
-    InverseRoot(Arc<Centered<B>>),
+    InverseRoot(Positive<B>),
     /// Half of that.
-    HalfInverseRoot(Arc<Centered<B>>),
+    HalfInverseRoot(Positive<B>),
     NegCentered(Arc<Centered<B>>),
     /// A tensor that may be the input of an RMS normalization, negated.
-    NegInput(Origin),
+    NegInput(Box<LayeredFloat<B>>, Origin),
     /// `-c / d^2`.
     NegOverSquare(Of<B>),
     /// A gradient times a row.
@@ -75,28 +76,6 @@ pub(crate) enum RowNorm<B: Backend> {
 
 pub(crate) type Of<B> = Arc<Normalized<B>>;
 
-/// A tensor with the moments of its rows.
-pub(crate) struct Centered<B: Backend> {
-    pub(super) x: LayeredFloat<B>,
-    pub(super) around: Around<B>,
-    /// The means of the squares of `c`.
-    pub(super) variance: FloatTensor<B>,
-}
-
-/// What the variance of a row is taken around.
-pub(crate) enum Around<B: Backend> {
-    /// The mean, in a layer normalization.
-    Mean(FloatTensor<B>),
-    /// Zero, in an RMS normalization, of the tensor with this identity.
-    Zero(Origin),
-}
-
-/// The same, with the deviations.
-pub(crate) struct Normalized<B: Backend> {
-    pub(super) centered: Arc<Centered<B>>,
-    pub(super) deviation: FloatTensor<B>,
-}
-
 /// How many terms there are in a sum: `g / d`, and twice the gradient of one of the factors of `c^2`.
 #[derive(Clone)]
 pub(crate) struct Terms<B: Backend> {
@@ -107,7 +86,9 @@ pub(crate) struct Terms<B: Backend> {
 
 /// The gradient of a normalized tensor.
 pub(crate) struct Gradient<B: Backend> {
-    pub(super) of: Of<B>,
+    /// The input, where more is known than `1 / d`.
+    pub(super) x: Option<LayeredFloat<B>>,
+    pub(super) by: Arc<Deviations<B>>,
     pub(super) gradient: LayeredFloat<B>,
 }
 
@@ -130,7 +111,10 @@ impl<B: Backend> RowNorm<B> {
     /// What the result of an op on such a tensor and a number, if it takes one, is.
     pub(super) fn after(&self, op: Op, number: Option<f64>) -> Option<Self> {
         Some(match (op, number, self) {
-            (Op::float_add_scalar, Some(_), Self::Variance(of)) => Self::Positive(of.clone()),
+            (Op::float_add_scalar, Some(epsilon), Self::Variance(moments)) => {
+                let moments = moments.clone();
+                Self::Positive(Positive { moments, epsilon })
+            }
             (Op::float_powf_scalar, Some(-0.5), Self::Positive(of)) => {
                 Self::InverseRoot(of.clone())
             }
@@ -157,29 +141,28 @@ impl<B: Backend> RowNorm<B> {
 
     /// What the result of an op on two such tensors is.
     fn join(op: Op, x: &Self, y: &Self) -> Option<Step<B>> {
-        let same = |one: &Arc<Centered<B>>, other: &Arc<Centered<B>>| Arc::ptr_eq(one, other);
         let step = match (op, x, y) {
-            (Op::float_mul, Self::Centered(of), Self::Centered(by)) if same(of, by) => {
+            (Op::float_mul, Self::Centered(of), Self::Centered(by))
+                if Arc::ptr_eq(&of.moments, &by.moments) =>
+            {
                 Self::Squared(of.clone())
             }
-            (Op::float_div, Self::Centered(of), Self::Deviation(by)) if same(of, &by.centered) => {
-                Self::Normalized(by.clone())
+            (Op::float_div, Self::Centered(of), Self::Deviation(by)) if by.are_of(of) => {
+                Self::Normalized(Normalized::new(&of.x, by))
             }
-            (Op::float_mul, Self::Deviation(of), Self::Deviation(by))
-                if same(&of.centered, &by.centered) =>
-            {
+            (Op::float_mul, Self::Deviation(of), Self::Deviation(by)) if of.of.is(&by.of) => {
                 Self::Square(of.clone())
             }
-            (Op::float_div, Self::NegCentered(of), Self::Square(by)) if same(of, &by.centered) => {
-                Self::NegOverSquare(by.clone())
+            (Op::float_div, Self::NegCentered(of), Self::Square(by)) if by.are_of(of) => {
+                Self::NegOverSquare(Normalized::new(&of.x, by))
             }
-            (Op::float_div, Self::NegInput(of), Self::Square(by))
-                if by.centered.is_of(of.as_ptr() as usize) =>
+            (Op::float_div, Self::NegInput(x, of), Self::Square(by))
+                if by.are_of_input(of.as_ptr() as usize) =>
             {
-                Self::NegOverSquare(by.clone())
+                Self::NegOverSquare(Normalized::new(x, by))
             }
             (Op::float_mul, Self::OfDeviation(gradient), Self::HalfInverseRoot(by))
-                if same(&gradient.of.centered, by) =>
+                if gradient.by.of.is(by) =>
             {
                 Self::OfVariance(gradient.clone())
             }
@@ -187,7 +170,7 @@ impl<B: Backend> RowNorm<B> {
                 Self::OfSquared(gradient.clone())
             }
             (Op::float_mul, Self::OfSquared(gradient), Self::Centered(by))
-                if same(&gradient.of.centered, by) =>
+                if gradient.by.are_of(by) =>
             {
                 Self::OfFactor(gradient.clone())
             }
@@ -238,7 +221,7 @@ impl<B: Backend> RowNorm<B> {
             of_factors,
             added: None,
         };
-        let around_zero = matches!(gradient.of.centered.around, Around::Zero(_));
+        let around_zero = matches!(gradient.by.of.moments.around, Around::Zero(_));
         around_zero.then(|| (gradient.clone(), terms))
     }
 }
@@ -248,9 +231,9 @@ impl<B: Backend> Terms<B> {
     fn sum(x: &LayeredFloat<B>, y: &LayeredFloat<B>) -> Option<Step<B>> {
         let terms = |of: &LayeredFloat<B>| of.row_norm().and_then(RowNorm::terms);
         match (terms(x), terms(y)) {
-            (Some((one, terms)), Some((other, more))) if one.is_also(&other) => {
-                terms.with(more)?.of(&one)
-            }
+            (Some((one, terms)), Some((other, more))) if one.is_also(&other) => terms
+                .with(more)?
+                .of(if one.x.is_some() { &one } else { &other }),
             (Some((gradient, terms)), None) if y.is_gradient() => terms.and(y)?.of(&gradient),
             (None, Some((gradient, terms))) if x.is_gradient() => terms.and(x)?.of(&gradient),
             _ => None,
@@ -286,32 +269,21 @@ impl<B: Backend> Terms<B> {
     }
 }
 
-impl<B: Backend> Centered<B> {
-    /// Whether `c` is the tensor with that identity.
-    fn is_of(&self, identity: usize) -> bool {
-        matches!(&self.around, Around::Zero(of) if of.as_ptr() as usize == identity)
-    }
-
-    /// The means of the rows, if they are subtracted.
-    pub(super) fn mean(&self) -> Option<FloatTensor<B>> {
-        match &self.around {
-            Around::Mean(mean) => Some(mean.clone()),
-            Around::Zero(_) => None,
-        }
-    }
-}
-
 impl<B: Backend> Gradient<B> {
-    fn new(of: &Of<B>, gradient: &LayeredFloat<B>) -> Arc<Self> {
+    fn new(
+        x: Option<&LayeredFloat<B>>,
+        by: &Arc<Deviations<B>>,
+        gradient: &LayeredFloat<B>,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            of: of.clone(),
+            x: x.map(LayeredFloat::alone),
+            by: by.clone(),
             gradient: gradient.clone(),
         })
     }
 
     fn is_also(&self, other: &Self) -> bool {
-        let same = Arc::ptr_eq(&self.of.centered, &other.of.centered);
-        same && self.gradient.identity() == other.gradient.identity()
+        self.by.of.is(&other.by.of) && self.gradient.identity() == other.gradient.identity()
     }
 }
 
@@ -342,30 +314,29 @@ impl<B: BackendIr> Step<B> {
             {
                 RowNorm::SquaredInput(Box::new(x.alone()), x.origin())
             }
-            (Op::float_div, None, Some(RowNorm::Deviation(of)))
-                if by_row && of.centered.is_of(x.identity()) =>
+            (Op::float_div, None, Some(RowNorm::Deviation(by)))
+                if by_row && by.are_of_input(x.identity()) =>
             {
-                RowNorm::Normalized(of.clone())
+                RowNorm::Normalized(Normalized::new(x, by))
             }
             (Op::float_mul, Some(RowNorm::OfSquared(gradient)), None)
-                if gradient.of.centered.is_of(y.identity()) =>
+                if gradient.by.are_of_input(y.identity()) =>
             {
                 RowNorm::OfFactor(gradient.clone())
             }
-            (Op::float_sub, None, Some(RowNorm::Mean(of, variance)))
+            (Op::float_sub, None, Some(RowNorm::Mean(of, moments)))
                 if by_row && of.as_ptr() as usize == x.identity() =>
             {
                 RowNorm::Centered(Arc::new(Centered {
                     x: x.alone(),
-                    around: Around::Mean(y.clone().into_storage()),
-                    variance: variance.clone(),
+                    moments: moments.clone(),
                 }))
             }
             (Op::float_mul, _, Some(RowNorm::Inverse(of))) if x.is_gradient() && by_row => {
-                RowNorm::OverDeviation(Gradient::new(of, x))
+                RowNorm::OverDeviation(Gradient::new(None, of, x))
             }
             (Op::float_mul, _, Some(RowNorm::NegOverSquare(of))) if x.is_gradient() => {
-                RowNorm::Weighted(Gradient::new(of, x))
+                RowNorm::Weighted(Gradient::new(Some(&of.x), &of.by, x))
             }
             (Op::float_mul, _, Some(RowNorm::Normalized(of))) if x.is_gradient() => {
                 RowNorm::Projected(Box::new(x.clone()), of.clone())

@@ -31,7 +31,7 @@ use logits::Scores;
 pub(crate) use logits::{Logits, Scale};
 pub(crate) use role::Role;
 use role::{Exponents, Gradient, Picked, Step, scores};
-use statistics::{Maxima, Statistics};
+use statistics::{Statistics, Unjoined};
 use std::sync::Arc;
 
 /// Recognizes the ops of softmaxes, and computes what needs their kernels.
@@ -171,8 +171,8 @@ impl<B: BackendIr> Call<B> {
         let of = x.alone().with_role(of.cloned());
         let statistics = Arc::new(Statistics::new(softmaxes, of));
         self.role = Some(Arc::new(Role::Maxima(statistics.clone())));
-        let maxima = Maxima(Arc::downgrade(&statistics));
-        self.layer().ends.later(Arc::new(maxima));
+        let unjoined = Unjoined(Arc::downgrade(&statistics));
+        self.layer().ends.later(Arc::new(unjoined));
         let maxima = move || {
             let [maxima, _] = statistics.get();
             maxima
@@ -213,10 +213,10 @@ impl<B: BackendIr> Call<B> {
         let softmaxes = self.softmaxes(widest([x.storage_dtype(), y.storage_dtype()]))?;
         match step {
             Step::Role(role) => {
-                let softmax_of = role.softmax();
                 self.role = Some(Arc::new(role));
-                softmax_of.map(|of| self.softmax(of, x))
+                None
             }
+            Step::Softmax(of) => Some(self.softmax(of, x)),
             Step::Backward(gradient) => {
                 if gradient.of.scores().is_some() && self.plan.store.is_none() {
                     self.role = Some(Arc::new(Role::OfScores(gradient.clone())));
@@ -352,8 +352,8 @@ impl<B: BackendIr> Call<B> {
         let last = dim + 1 == x.shape().num_dims();
         match &*role {
             Role::Exp(of) if last => {
-                self.role = Some(Arc::new(Role::Sums(of.clone())));
                 let statistics = of.statistics.clone();
+                self.role = Some(Arc::new(Role::Sums(statistics.clone())));
                 let sums = move || {
                     let [_, sums] = statistics.get();
                     sums

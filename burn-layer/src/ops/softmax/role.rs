@@ -27,17 +27,15 @@ pub(crate) enum Role<B: Backend> {
     /// `e`.
     Exp(Of<B>),
     /// `sum`.
-    Sums(Of<B>),
+    Sums(Arc<Statistics<B>>),
     /// `log(sum)`.
-    LogSums(Of<B>),
-    /// `e / sum`.
-    Softmax(Of<B>),
+    LogSums(Arc<Statistics<B>>),
     /// `x - maximum - log(sum)`.
     LogSoftmax(Of<B>),
     /// `1 / sum`.
-    Inverses(Of<B>),
+    Inverses(Arc<Statistics<B>>),
     /// `sum^2`.
-    Squares(Of<B>),
+    Squares(Arc<Statistics<B>>),
     /// `-e`.
     NegExp(Of<B>),
     /// `-e / sum^2`.
@@ -45,7 +43,7 @@ pub(crate) enum Role<B: Backend> {
     Zeros,
     Ones,
     /// `dy / sum`.
-    OverSums(Arc<Gradient<B>>),
+    OverSums(Arc<Statistics<B>>, Box<LayeredFloat<B>>),
     /// `dy (-e / sum^2)`.
     Weighted(Arc<Gradient<B>>),
     /// The sums of these rows.
@@ -88,6 +86,8 @@ pub(crate) struct Picked<B: Backend> {
 /// What an op on two tensors makes.
 pub(super) enum Step<B: Backend> {
     Role(Role<B>),
+    /// `e / sum`.
+    Softmax(Of<B>),
     /// The gradient of a softmax's input.
     Backward(Arc<Gradient<B>>),
     /// The gradient of the input of a softmax whose logarithm was gathered from, with the factors of `e`.
@@ -138,14 +138,6 @@ impl<B: Backend> Role<B> {
         )
     }
 
-    /// Of what this is the softmax, if it is one.
-    pub(super) fn softmax(&self) -> Option<Of<B>> {
-        match self {
-            Self::Softmax(of) => Some(of.clone()),
-            _ => None,
-        }
-    }
-
     /// What the result of an op on such a tensor is.
     pub(super) fn after(&self, op: Op) -> Option<Self> {
         Some(match (op, self) {
@@ -160,33 +152,37 @@ impl<B: Backend> Role<B> {
 
     /// What the result of an op on two such tensors is.
     fn join(op: Op, x: &Self, y: &Self) -> Option<Step<B>> {
-        let same = |one: &Of<B>, other: &Of<B>| Arc::ptr_eq(one, other);
+        let same = |one: &Arc<Statistics<B>>, other: &Arc<Statistics<B>>| Arc::ptr_eq(one, other);
         let role = match (op, x, y) {
-            (Op::float_sub, Self::Shifted(of), Self::LogSums(by)) if same(of, by) => {
+            (Op::float_sub, Self::Shifted(of), Self::LogSums(by)) if same(&of.statistics, by) => {
+                by.join();
                 Self::LogSoftmax(of.clone())
             }
-            (Op::float_div, Self::Exp(of), Self::Sums(by)) if same(of, by) => {
-                Self::Softmax(of.clone())
+            (Op::float_div, Self::Exp(of), Self::Sums(by)) if same(&of.statistics, by) => {
+                by.join();
+                return Some(Step::Softmax(of.clone()));
             }
             (Op::float_mul, Self::Sums(of), Self::Sums(by)) if same(of, by) => {
                 Self::Squares(of.clone())
             }
-            (Op::float_div, Self::NegExp(of), Self::Squares(by)) if same(of, by) => {
+            (Op::float_div, Self::NegExp(of), Self::Squares(by)) if same(&of.statistics, by) => {
                 Self::NegOverSquares(of.clone())
             }
             (Op::float_mul, Self::Ones, Self::SumsOfWeighted(gradient)) => {
                 Self::SpreadSums(gradient.clone())
             }
-            (Op::float_add, Self::OverSums(one), Self::SpreadSums(other))
-            | (Op::float_add, Self::SpreadSums(other), Self::OverSums(one))
-                if one.is_also(other) =>
+            (Op::float_add, Self::OverSums(by, gradient), Self::SpreadSums(of))
+            | (Op::float_add, Self::SpreadSums(of), Self::OverSums(by, gradient))
+                if same(&of.of.statistics, by) && of.gradient.identity() == gradient.identity() =>
             {
-                Self::OfExp(one.clone())
+                Self::OfExp(of.clone())
             }
             (Op::float_mul, Self::Spread(numbers), Self::Exp(of)) => {
                 Self::SpreadExp(of.clone(), numbers.clone())
             }
-            (Op::float_mul, Self::OfExp(gradient), Self::Exp(of)) if same(&gradient.of, of) => {
+            (Op::float_mul, Self::OfExp(gradient), Self::Exp(of))
+                if same(&gradient.of.statistics, &of.statistics) =>
+            {
                 return Some(Step::Backward(gradient.clone()));
             }
             (Op::float_add, Self::Picked(picked), Self::SpreadExp(of, factors))
@@ -202,19 +198,6 @@ impl<B: Backend> Role<B> {
             _ => return None,
         };
         Some(Step::Role(role))
-    }
-}
-
-impl<B: Backend> Gradient<B> {
-    fn new(of: &Of<B>, gradient: &LayeredFloat<B>) -> Arc<Self> {
-        Arc::new(Self {
-            of: of.clone(),
-            gradient: gradient.clone(),
-        })
-    }
-
-    fn is_also(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.of, &other.of) && self.gradient.identity() == other.gradient.identity()
     }
 }
 
@@ -236,18 +219,20 @@ impl<B: BackendIr> Step<B> {
             (Op::float_sub, None | Some(Role::Scores(_)), Some(Role::Maxima(statistics)))
                 if shifted && by_row =>
             {
-                statistics.subtract();
                 let scores = x.role().filter(|_| scores(x).is_some());
                 Role::Shifted(Arc::new(Exponents {
                     x: x.alone().with_role(scores.cloned()),
                     statistics: statistics.clone(),
                 }))
             }
-            (Op::float_mul, None, Some(Role::Inverses(of))) if shapes[0] == of.x.shape() => {
-                Role::OverSums(Gradient::new(of, x))
+            (Op::float_mul, None, Some(Role::Inverses(of))) if shapes[0] == *of.shape() => {
+                Role::OverSums(of.clone(), Box::new(x.clone()))
             }
             (Op::float_mul, None, Some(Role::NegOverSquares(of))) => {
-                Role::Weighted(Gradient::new(of, x))
+                Role::Weighted(Arc::new(Gradient {
+                    of: of.clone(),
+                    gradient: x.clone(),
+                }))
             }
             (Op::float_mul, Some(Role::Ones), None) if by_row => Role::Spread(Box::new(y.alone())),
             (_, Some(x), Some(y)) => return Role::join(op, x, y),

@@ -2,7 +2,7 @@
 
 use super::{Logits, Softmaxes, role::scores};
 use crate::{LayeredFloat, ends::End};
-use burn_backend::{Backend, DType, tensor::FloatTensor};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use parking_lot::Mutex;
 use std::sync::{
     Weak,
@@ -13,9 +13,11 @@ use std::sync::{
 /// in its own kernel.
 pub(crate) struct Statistics<B: Backend> {
     kernels: Softmaxes<B>,
+    /// The shape of what they are of.
+    shape: Shape,
     state: Mutex<State<B>>,
-    /// Whether the maxima were subtracted, as a softmax does.
-    subtracted: AtomicBool,
+    /// Whether there is a softmax of them, or its logarithm.
+    joined: AtomicBool,
 }
 
 enum State<B: Backend> {
@@ -28,14 +30,19 @@ impl<B: Backend> Statistics<B> {
     pub(super) fn new(kernels: Softmaxes<B>, of: LayeredFloat<B>) -> Self {
         Self {
             kernels,
+            shape: of.shape(),
             state: Mutex::new(State::Waits(Box::new(of))),
-            subtracted: AtomicBool::new(false),
+            joined: AtomicBool::new(false),
         }
     }
 
-    /// Notes that the maxima are subtracted.
-    pub(super) fn subtract(&self) {
-        self.subtracted.store(true, Relaxed);
+    pub(super) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Notes that there is a softmax of them, or its logarithm.
+    pub(super) fn join(&self) {
+        self.joined.store(true, Relaxed);
     }
 
     /// The maxima and the sums.
@@ -61,14 +68,14 @@ impl<B: Backend> Statistics<B> {
     }
 }
 
-/// Maxima that may be all that the program wants. If nothing has subtracted them by the next op of a network, they are computed then:
+/// Statistics that may be all that the program wants. If there is no softmax by the next op of a network, they are computed then:
 /// those that a program collects would hold what they are of until the end.
-pub(super) struct Maxima<B: Backend>(pub(super) Weak<Statistics<B>>);
+pub(super) struct Unjoined<B: Backend>(pub(super) Weak<Statistics<B>>);
 
-impl<B: Backend> End for Maxima<B> {
+impl<B: Backend> End for Unjoined<B> {
     fn compute(&self) {
-        let waits = |of: &Statistics<B>| !of.subtracted.load(Relaxed);
-        if let Some(statistics) = self.0.upgrade().filter(|of| waits(of)) {
+        let alone = |of: &Statistics<B>| !of.joined.load(Relaxed);
+        if let Some(statistics) = self.0.upgrade().filter(|of| alone(of)) {
             statistics.get();
         }
     }
