@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use burn_std::RuntimeKind;
 use burn_train::{
     EarlyStoppingStrategy, EventProcessorTraining, InferenceStep, Interrupter, Learner,
     LearnerEvent, LearnerModel, LearningCheckpointer, SupervisedTrainingEventProcessor,
@@ -132,6 +133,9 @@ where
             store,
         } = &mut self.after_epoch;
         if let Some(checkpointer) = checkpointer {
+            // burn-train's threads write the records while the next epoch changes the optimizer's moments. CubeCL's
+            // devices do so in place, and would otherwise read a record when its bytes are written.
+            burn_std::set_runtime_kind(RuntimeKind::Async);
             checkpointer.checkpoint(&self.learner, epoch, store);
         }
         let early_stopping = early_stopping.as_mut();

@@ -122,8 +122,10 @@ use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ddp::Part};
 /// checkpoints, and stop with it. A stop that is requested on any rank (`Interrupter::stop`) stops all of them after
 /// the same step. To resume (`SupervisedTraining::checkpoint`), all ranks must see the folder of the checkpoints.
 /// burn-train writes checkpoints in place; with [`EpochCheckpoints`] (`SupervisedTraining::with_custom_checkpointers`),
-/// the three files of an epoch are either all there and belong together, or the epoch is not there. A model that draws
-/// random numbers (`Dropout`) needs a [`seed`](Self::seed) to continue as if it had not stopped.
+/// the three files of an epoch are either all there and belong together, or the epoch is not there. They are written while
+/// the next epoch trains, from what rank 0 has read into the host's memory before: from its first checkpoint on, CubeCL's
+/// devices read all tensors of the process when they are asked to (`RuntimeKind::Async`), not when bytes are first used. A
+/// model that draws random numbers (`Dropout`) needs a [`seed`](Self::seed) to continue as if it had not stopped.
 ///
 /// **Faults.** If a rank fails, `launch` returns on all others, with the fault in `LearningResult::error`: see
 /// [`fault`](Self::fault). burn-train shows it as a dataset error, which is the only kind that can contain another error.

@@ -238,6 +238,7 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "learner overlapped" => |group| crate::suite::learner::train_overlapped(&group),
         "epochs for ever" => |group| crate::suite::learner::epochs_for_ever(&group),
         "learner with dropout" => |group| crate::suite::learner::resume_with_dropout(&group),
+        "learner saved late" => |group| crate::suite::learner::save_late(&group),
         "learner for ever" => |group| crate::suite::learner::train_for_ever(&group),
         #[cfg(feature = "cuda")]
         "nccl" => crate::suite::nccl::two_ranks,

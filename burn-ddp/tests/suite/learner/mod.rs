@@ -7,6 +7,7 @@ mod epochs;
 mod outputs;
 mod program;
 mod renders;
+mod saved_late;
 mod shares;
 mod stops;
 
@@ -23,7 +24,8 @@ use self::program::{
     BATCH, Falling, HELD_OUT, ITEMS, Log, Net, Noting, dealt, items, learner, training, with_log,
 };
 pub(crate) use self::{
-    dropout::resume_with_dropout, epochs::epochs_for_ever, stops::train_for_ever,
+    dropout::resume_with_dropout, epochs::epochs_for_ever, saved_late::save_late,
+    stops::train_for_ever,
 };
 use crate::suite::{
     net::{closest, contents},
