@@ -110,8 +110,10 @@ pub struct Ddp {
     divide_by_initial_world_size: bool,
     /// The number of ranks that have a batch for this step.
     active: usize,
-    /// Whether the ranks' parameters were made equal, or found to be equal.
-    equal: AtomicBool,
+    /// Whether the ranks have received the tensors of rank 0.
+    received: AtomicBool,
+    /// Whether the ranks' models have been compared in the first step.
+    compared: bool,
     steps: u64,
 }
 
@@ -188,7 +190,8 @@ impl Ddp {
             synchronize: true,
             divide_by_initial_world_size: config.divide_by_initial_world_size,
             active: group.world_size(),
-            equal: AtomicBool::new(false),
+            received: AtomicBool::new(false),
+            compared: false,
             steps: 0,
         })
     }
@@ -208,6 +211,7 @@ impl Ddp {
     ///
     /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
     /// `Ddp` was made for, or cannot be read.
+    #[must_use = "the model that it returns is the one to train"]
     pub fn broadcast_parameters<M: Module>(&self, model: M) -> Result<M, DdpError> {
         if self.group.world_size() == 1 {
             return Ok(model);
@@ -241,7 +245,7 @@ impl Ddp {
         };
         let received = received.and_then(|model| quantized::broadcast(&self.group, model));
         let received = received.map(tie).map_err(give_up)?;
-        self.equal.fetch_or(part == Part::All, Ordering::Relaxed);
+        self.received.fetch_or(part == Part::All, Ordering::Relaxed);
         Ok(received)
     }
 
@@ -297,11 +301,11 @@ impl Ddp {
     /// # Errors
     ///
     /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
-    /// `Ddp` was made for, or its gradients cannot be read. In the first step without
-    /// [`broadcast_parameters`](Self::broadcast_parameters), [`DdpError::ModelMismatch`], on all ranks, when
-    /// the sums of tensors, or samples of their elements, show that their initial values differ from rank 0's. Frozen
-    /// parameters and buffers (including running statistics) count as they were when this `Ddp` was made, before forward
-    /// passes; quantized tensors are not compared.
+    /// `Ddp` was made for, or its gradients cannot be read. In the first step, [`DdpError::ModelMismatch`], on all ranks,
+    /// when the sums of trained parameters, or samples of their elements, show that their initial values differ from rank
+    /// 0's: also after [`broadcast_parameters`](Self::broadcast_parameters), if a rank trains another model than this has
+    /// returned. Without it, the same holds for frozen parameters and buffers (including running statistics), which count as
+    /// they were when this `Ddp` was made, before forward passes. Quantized tensors are not compared.
     pub fn reduce_gradients<M: Module>(
         &mut self,
         gradients: GradientsParams,
@@ -312,9 +316,11 @@ impl Ddp {
         }
         let give_up = |error| self.group.give_up(error);
         let step = Step::new(model, &self.trained, self.factor()).map_err(give_up)?;
-        if !*self.equal.get_mut() {
-            replicas::check_same(&self.group, model, &self.parameters, &self.untrained)?;
-            *self.equal.get_mut() = true;
+        if !self.compared {
+            let received = *self.received.get_mut();
+            let (parameters, untrained) = (&self.parameters, &self.untrained);
+            replicas::check_same(&self.group, model, parameters, untrained, received)?;
+            self.compared = true;
         }
         let averages = self.method.average(&step, gradients);
         // If one rank fails, the others must not wait for it.

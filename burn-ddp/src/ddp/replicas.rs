@@ -1,4 +1,4 @@
-//! Checks that all ranks begin with the same tensors, if nothing has made them equal.
+//! Checks that all ranks begin with the same tensors.
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -15,6 +15,26 @@ const TOLERANCE: f32 = 1e-3;
 /// The most elements of a parameter that are compared one by one. The sums of large matrices are alike by chance.
 const SAMPLES: usize = 8;
 
+/// Which tensors have digests.
+#[derive(Clone, Copy)]
+enum Of {
+    All,
+    Trained,
+    Untrained,
+}
+
+impl Of {
+    fn has(self, trained: bool, dtype: DType) -> bool {
+        let wanted = match self {
+            Self::All => true,
+            Self::Trained => trained,
+            Self::Untrained => !trained,
+        };
+        // Those are costly to read.
+        wanted && !matches!(dtype, DType::QFloat(_))
+    }
+}
+
 /// The digests of the tensors that are not trained, before forward passes change running statistics.
 pub(super) fn untrained<M: Module>(
     group: &ProcessGroup,
@@ -22,21 +42,24 @@ pub(super) fn untrained<M: Module>(
 ) -> Result<Vec<Vec<f32>>, DdpError> {
     match group.world_size() {
         1 => Ok(Vec::new()),
-        _ => digests(group, model, false),
+        _ => digests(group, model, Of::Untrained),
     }
 }
 
 /// Compares the tensors of all ranks with those of rank 0, by their sums and some of their elements. One that is not trained may
-/// have been equal [before](untrained), and gone apart in forward passes, or the ranks may have loaded the same record since.
+/// have been equal [before](untrained), and gone apart in forward passes, or the ranks may have loaded the same record since. Where
+/// the ranks have received rank 0's, only trained parameters are compared: a rank may train another model than it got.
 pub(super) fn check_same<M: Module>(
     group: &ProcessGroup,
     model: &M,
     parameters: &[Signature],
     before: &[Vec<f32>],
+    received: bool,
 ) -> Result<(), DdpError> {
-    let now = digests(group, model, true)?;
+    let of = if received { Of::Trained } else { Of::All };
+    let now = digests(group, model, of)?;
     let mut before = before.iter();
-    let compared = parameters.iter().filter(|it| !is_quantized(it.dtype));
+    let compared = parameters.iter().filter(|it| of.has(it.trained, it.dtype));
     // One digest of a trained parameter, two of another tensor.
     let own: Vec<(&Signature, Vec<&Vec<f32>>)> = compared
         .zip(&now)
@@ -83,7 +106,7 @@ pub(super) fn check_same<M: Module>(
                 rank: group.number(rank),
                 problem: format!(
                     "`{}` begins with other numbers ({what} {found}, expected {expected}); pass the model through \
-                     Ddp::broadcast_parameters before the first step",
+                     Ddp::broadcast_parameters before the first step, and train the one that this returns",
                     parameter.path
                 ),
             });
@@ -92,15 +115,10 @@ pub(super) fn check_same<M: Module>(
     Ok(())
 }
 
-/// The digests of a model's tensors, of all of them or of those that are not trained. Quantized ones, which are costly to read, have
-/// none.
-fn digests<M: Module>(
-    group: &ProcessGroup,
-    model: &M,
-    trained_too: bool,
-) -> Result<Vec<Vec<f32>>, DdpError> {
+/// The digests of some of a model's tensors.
+fn digests<M: Module>(group: &ProcessGroup, model: &M, of: Of) -> Result<Vec<Vec<f32>>, DdpError> {
     let mut digests = Digests {
-        trained_too,
+        of,
         found: Vec::new(),
     };
     model.visit(&mut digests);
@@ -139,7 +157,7 @@ fn difference(ours: &[f32], other: &[f32], elements: usize) -> Option<usize> {
 
 /// For each tensor, its sum, its sum of magnitudes, and [some](SAMPLES) of its elements, evenly spaced.
 struct Digests {
-    trained_too: bool,
+    of: Of,
     found: Vec<Tensor<1>>,
 }
 
@@ -159,20 +177,22 @@ impl Digests {
 impl ModuleVisitor for Digests {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
-        if !is_quantized(value.dtype()) && (self.trained_too || !param.is_require_grad()) {
+        if self.of.has(param.is_require_grad(), value.dtype()) {
             self.add(value);
         }
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(param.base().cast(FloatDType::F32));
+        let value = param.base();
+        if self.of.has(false, value.dtype()) {
+            self.add(value.cast(FloatDType::F32));
+        }
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(param.base().cast(FloatDType::F32));
+        let value = param.base();
+        if self.of.has(false, value.dtype()) {
+            self.add(value.cast(FloatDType::F32));
+        }
     }
-}
-
-fn is_quantized(dtype: DType) -> bool {
-    matches!(dtype, DType::QFloat(_))
 }

@@ -129,6 +129,29 @@ fn ranks_that_begin_apart_are_told() {
     });
 }
 
+/// The model that was received is dropped, and each rank trains its own.
+#[test]
+fn what_is_trained_instead_of_what_was_received_is_compared() {
+    let device = Device::flex().autodiff();
+    let errors = locally(3, |group| {
+        let own = model(&device);
+        let mut ddp = Ddp::new(&group, DdpConfig::new(), &own).unwrap();
+        drop(ddp.broadcast_parameters(own.clone()).unwrap());
+        let gradients = gradients(&own, 0, &device);
+        ddp.reduce_gradients(gradients, &own).unwrap_err()
+    });
+    for error in &errors {
+        let DdpError::ModelMismatch { rank: 1, problem } = error else {
+            panic!("{error}")
+        };
+        assert!(problem.contains("`first.weight`"), "{problem}");
+        assert!(
+            problem.contains("train the one that this returns"),
+            "{problem}"
+        );
+    }
+}
+
 /// Two draws of a large matrix have sums that are alike, as have the same numbers in another order.
 #[test]
 fn sums_that_are_alike_do_not_make_models_equal() {
