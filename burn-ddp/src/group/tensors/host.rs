@@ -32,11 +32,15 @@ impl ProcessGroup {
         let device = tensors[0].device().without_autodiff();
         let dtype = tensors[0].dtype();
         let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
+        // The caller of an asynchronous call goes on. CubeCL's devices read elements when they are first used, and until
+        // then no op on a clone of a tensor may work in place.
+        let kept = place.is_some().then(|| tensors.clone());
         let data: Result<Vec<TensorData>, _> =
             tensors.into_iter().map(Tensor::try_into_data).collect();
         let data = data.map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
-        let place = place.unwrap_or_else(|| self.inner.order.take());
         with_elements!(data, |elements| {
+            drop(kept);
+            let place = place.unwrap_or_else(|| self.inner.order.take());
             let results = self.on_host(place, op, elements, &shapes)?;
             let results = results.into_iter().zip(&shapes).map(|(result, shape)| {
                 let rows = result.len() / row(shape).max(1);

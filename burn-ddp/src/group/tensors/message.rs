@@ -45,8 +45,14 @@ impl ProcessGroup {
         tensor: Tensor<D, K>,
         to: usize,
     ) -> Result<Pending<()>, DdpError> {
+        // Until its elements were read: see `through_host`.
+        let kept = tensor.clone();
         let message = self.message(tensor, to, true)?;
-        Ok(self.submit_call(|_| message().map(drop)))
+        Ok(self.submit_call(move |_| {
+            let sent = message().map(drop);
+            drop(kept);
+            sent
+        }))
     }
 
     /// Receives a tensor that rank `from` sends to this one. It has the shape, type and device of `like`, whose
