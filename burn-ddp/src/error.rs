@@ -261,3 +261,17 @@ impl From<burn_std::ExecutionError> for DdpError {
         Self::Device(error.to_string())
     }
 }
+
+/// CubeCL's devices read data when they are first used, and may fail only then.
+impl From<burn_std::DataError> for DdpError {
+    fn from(error: burn_std::DataError) -> Self {
+        Self::Device(error.to_string())
+    }
+}
+
+/// The same for their bytes.
+impl From<burn_std::AccessError> for DdpError {
+    fn from(error: burn_std::AccessError) -> Self {
+        Self::Device(error.to_string())
+    }
+}

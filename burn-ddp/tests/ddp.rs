@@ -50,5 +50,6 @@ mod suite {
     mod tied;
     mod training;
     mod turns;
+    mod unreadable;
     mod whole_run;
 }

@@ -4,12 +4,13 @@ pub(super) mod on_device;
 pub(super) mod optimizer;
 pub(super) mod quantized;
 
-use std::{fmt::Display, ops::Range};
+use std::ops::Range;
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::{Bool, DType, Int, Tensor, TensorData, kind::Basic},
 };
+use burn_std::{ExecutionError, Reader};
 
 use super::parameters::Signature;
 use crate::{DdpError, ProcessGroup};
@@ -143,11 +144,14 @@ impl<'a> Travel<'a> {
         Some(&mut self.bytes[start..self.done])
     }
 
-    fn send<E: Display>(&mut self, read: impl FnOnce() -> Result<TensorData, E>) {
+    fn send(&mut self, read: impl FnOnce() -> Result<TensorData, ExecutionError>) {
         let Some(bytes) = self.next() else { return };
-        match read() {
-            Ok(data) => bytes.copy_from_slice(data.as_bytes()),
-            Err(error) => self.error = Some(DdpError::Device(error.to_string())),
+        let copied = read().map_err(DdpError::from).and_then(|data| {
+            bytes.copy_from_slice(data.bytes().read(Reader::new())?);
+            Ok(())
+        });
+        if let Err(error) = copied {
+            self.error = Some(error);
         }
     }
 
@@ -215,7 +219,7 @@ mod tests {
     use burn::{
         module::ParamId,
         nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
-        tensor::Device,
+        tensor::{Bytes, Device},
     };
 
     use super::*;
@@ -330,6 +334,19 @@ mod tests {
                 });
             }
         }
+    }
+
+    #[test]
+    fn bytes_that_cannot_be_read_are_an_error() {
+        let mut travel = Travel::new(&[12], 0..1);
+        travel.send(|| {
+            let bytes = Bytes::from_file("/nowhere/to/be/found", 12, 0);
+            Ok(TensorData::from_bytes(bytes, [3], DType::F32))
+        });
+        let Some(DdpError::Device(problem)) = &travel.error else {
+            panic!("{:?}", travel.error)
+        };
+        assert!(problem.contains("No such file"), "{problem}");
     }
 
     /// Clones share the locks of their running statistics.

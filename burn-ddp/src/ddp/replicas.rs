@@ -128,9 +128,9 @@ fn digests<M: Module>(group: &ProcessGroup, model: &M, of: Of) -> Result<Vec<Vec
     let device = first.device();
     let lengths: Vec<usize> = digests.found.iter().map(|it| it.dims()[0]).collect();
     let found = digests.found.into_iter().map(|it| it.to_device(&device));
-    let read = Tensor::cat(found.collect(), 0).try_into_data();
-    let read = read.map_err(|error| group.give_up(error.into()))?;
-    let mut values = read.iter::<f32>();
+    let read = Tensor::cat(found.collect(), 0).try_into_vec_as::<f32>();
+    let read = read.map_err(|error| group.give_up(DdpError::Device(error.to_string())))?;
+    let mut values = read.into_iter();
     let digests = lengths
         .iter()
         .map(|length| values.by_ref().take(*length).collect());

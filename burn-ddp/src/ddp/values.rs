@@ -32,18 +32,19 @@ impl Values {
     ///
     /// # Errors
     ///
-    /// [`DdpError::InvalidArgument`] when the data are not floats of 16, 32 or 64 bits.
+    /// [`DdpError::InvalidArgument`] when the data are not floats of 16, 32 or 64 bits; [`DdpError::Device`] when they are
+    /// read from their device only now (as CubeCL's are), and cannot be.
     pub fn from_data(data: TensorData) -> Result<Self, DdpError> {
-        let dtype = data.dtype();
-        let unsupported = || DdpError::InvalidArgument(format!("a gradient of type {dtype:?}"));
-        match dtype {
-            DType::F64 => data.try_into_vec().map(Self::F64),
-            DType::F32 => data.try_into_vec().map(Self::F32),
-            DType::F16 => data.try_into_vec().map(Self::F16),
-            DType::BF16 => data.try_into_vec().map(Self::BF16),
-            _ => return Err(unsupported()),
-        }
-        .map_err(|_| unsupported())
+        Ok(match data.dtype() {
+            DType::F64 => Self::F64(data.try_into_vec()?),
+            DType::F32 => Self::F32(data.try_into_vec()?),
+            DType::F16 => Self::F16(data.try_into_vec()?),
+            DType::BF16 => Self::BF16(data.try_into_vec()?),
+            dtype => {
+                let unsupported = format!("a gradient of type {dtype:?}");
+                return Err(DdpError::InvalidArgument(unsupported));
+            }
+        })
     }
 
     /// Converts to tensor data with this shape and type.

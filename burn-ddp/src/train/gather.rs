@@ -1,6 +1,7 @@
 //! Sends the outputs of all ranks to rank 0, which alone computes metrics.
 
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData, kind::Basic};
+use burn_std::Reader;
 use burn_train::{
     ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
 };
@@ -185,7 +186,7 @@ fn encode<T: GatherOutput>(output: T, processed: usize) -> Result<Vec<u8>, DdpEr
     let mut message = (header.len() as u64).to_le_bytes().to_vec();
     message.extend(header);
     for data in &parts {
-        message.extend_from_slice(data.as_bytes());
+        message.extend_from_slice(data.bytes().read(Reader::new())?);
     }
     Ok(message)
 }

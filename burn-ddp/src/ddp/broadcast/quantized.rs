@@ -6,6 +6,7 @@ use burn::{
     module::{Module, ModuleMapper, Param},
     tensor::{DType, Tensor, TensorData},
 };
+use burn_std::Reader;
 
 use crate::{DdpError, ProcessGroup};
 
@@ -25,8 +26,9 @@ impl Travel<'_> {
     /// Returns the tensor of rank 0.
     fn exchange<const D: usize>(&self, own: Tensor<D>) -> Result<Tensor<D>, DdpError> {
         if self.group.is_main() {
-            let bytes = own.clone().try_into_data()?;
-            self.group.broadcast_bytes(bytes.as_bytes(), 0)?;
+            let data = own.clone().try_into_data()?;
+            let bytes = data.bytes().read(Reader::new())?;
+            self.group.broadcast_bytes(bytes, 0)?;
             return Ok(own);
         }
         let bytes = self.group.broadcast_bytes(&[], 0)?;

@@ -5,14 +5,14 @@ use burn::tensor::{Shape, Tensor, TensorData, kind::Numeric};
 use super::{TensorOp, row, with_type};
 use crate::{DdpError, Element, ProcessGroup, ReduceOp, group::order::Place};
 
-/// Runs code on the elements of several tensors' data, in their common type.
+/// Runs code on the elements of several tensors' data, in their common type. If they cannot be read, the job ends.
 macro_rules! with_elements {
-    ($data:expr, |$elements:ident| $body:expr) => {{
+    ($group:expr, $data:expr, |$elements:ident| $body:expr) => {{
         let data: Vec<TensorData> = $data;
         with_type!(data[0].dtype(), T => {
             let read = data.into_iter().map(TensorData::try_into_vec::<T>);
             let read: Result<Vec<Vec<T>>, _> = read.collect();
-            let $elements = read.map_err(|error| DdpError::Device(format!("{error:?}")))?;
+            let $elements = read.map_err(|error| $group.give_up(error.into()))?;
             $body
         })
     }};
@@ -37,8 +37,8 @@ impl ProcessGroup {
         let kept = place.is_some().then(|| tensors.clone());
         let data: Result<Vec<TensorData>, _> =
             tensors.into_iter().map(Tensor::try_into_data).collect();
-        let data = data.map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
-        with_elements!(data, |elements| {
+        let data = data.map_err(|error| self.give_up(error.into()))?;
+        with_elements!(self, data, |elements| {
             drop(kept);
             let place = place.unwrap_or_else(|| self.inner.order.take());
             let results = self.on_host(place, op, elements, &shapes)?;

@@ -148,8 +148,8 @@ impl ProcessGroup {
         let (device, shape) = (tensor.device().without_autodiff(), tensor.shape());
         let dtype = tensor.dtype();
         let data = tensor.try_into_data();
-        let data = data.map_err(|error| self.give_up(DdpError::Device(error.to_string())))?;
-        with_elements!(vec![data], |elements| {
+        let data = data.map_err(|error| self.give_up(error.into()))?;
+        with_elements!(self, vec![data], |elements| {
             let elements = self.elements_by_host(elements.concat(), &shape, peer, sends)?;
             let data = TensorData::new(elements, shape);
             Ok(Tensor::from_data(data, (&device, dtype)))
