@@ -29,7 +29,8 @@ pub(super) struct During {
     group: ProcessGroup,
     overlap: Overlap,
     device: Device,
-    /// `None` on a rank that is alone.
+    /// `None` on a rank that is alone, whose gradients nobody waits for: if its hook does more than average them, it gets them
+    /// after backward.
     server: Option<GradientServer>,
     /// Whether backward may have run without averaging since the last step.
     unheard: bool,
@@ -154,7 +155,7 @@ impl During {
         if taken.gradients > 0 {
             self.check_repeatable(step.trained)?;
         }
-        if heard && !self.warned && !step.is_marked() {
+        if heard && self.server.is_some() && !self.warned && !step.is_marked() {
             self.warned = true;
             log::warn!(
                 "burn-ddp: gradients are averaged after backward, not during it, since the model's parameters are \

@@ -26,7 +26,8 @@ pub struct GradientBucket {
 /// must make the same calls on `group`, which is used for nothing else. With an [`Overlap`](super::Overlap),
 /// run all backward passes of a step inside [`no_sync`](super::Ddp::no_sync) if there are several: a hook that
 /// is not [`plain`](Self::plain) would otherwise average some gradients twice, and ends the job instead. Keep
-/// state that lasts from step to step (such as the error of a compression) in a `Mutex`.
+/// state that lasts from step to step (such as the error of a compression) in a `Mutex`. As in PyTorch, a hook runs in a group
+/// of one rank too, unless it is plain.
 ///
 /// ```
 /// use burn_ddp::{CommHook, DdpConfig, DdpError, GradientBucket, ProcessGroup, ReduceOp, Values};

@@ -41,6 +41,7 @@ use self::{
     agreement::{check_equal, on_all_ranks},
     broadcast::{broadcast, on_device, optimizer, quantized},
     during::During,
+    hook::is_plain,
     method::Method,
     parameters::Signature,
     step::Step,
@@ -106,6 +107,8 @@ pub struct Ddp {
     trained: Vec<Signature>,
     /// The digests of the tensors that are not trained, as this `Ddp` was made.
     untrained: Vec<Vec<f32>>,
+    /// Whether there is nothing to average: one rank, without a hook that computes more than averages.
+    alone: bool,
     synchronize: bool,
     divide_by_initial_world_size: bool,
     /// The number of ranks that have a batch for this step.
@@ -184,6 +187,7 @@ impl Ddp {
         Ok(Self {
             group: group.clone(),
             method: method(&trained)?,
+            alone: group.world_size() == 1 && is_plain(&*config.hook, &trained),
             parameters,
             trained,
             untrained,
@@ -311,12 +315,12 @@ impl Ddp {
         gradients: GradientsParams,
         model: &M,
     ) -> Result<GradientsParams, DdpError> {
-        if self.group.world_size() == 1 || !self.synchronize {
+        if self.alone || !self.synchronize {
             return Ok(gradients);
         }
         let give_up = |error| self.group.give_up(error);
         let step = Step::new(model, &self.trained, self.factor()).map_err(give_up)?;
-        if !self.compared {
+        if !self.compared && self.group.world_size() > 1 {
             let received = *self.received.get_mut();
             let (parameters, untrained) = (&self.parameters, &self.untrained);
             replicas::check_same(&self.group, model, parameters, untrained, received)?;

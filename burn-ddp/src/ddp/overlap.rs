@@ -147,8 +147,8 @@ fn take_in(reducer: Option<&Arc<Reducer>>, tensor: FloatView<'_>, op: ReduceOper
             return unreadable(shape, dtype);
         }
     };
-    // `Ddp` asks for means over several ranks; other all-reduces are not from it.
-    let ours = |it: &&Arc<Reducer>| it.group().world_size() > 1 && op == ReduceOperation::Mean;
+    // `Ddp` asks for means, if there is something to average; other all-reduces are not from it.
+    let ours = |it: &&Arc<Reducer>| it.averages() && op == ReduceOperation::Mean;
     let Some(reducer) = reducer.filter(ours) else {
         return gradient.unchanged(shape, dtype);
     };

@@ -143,6 +143,11 @@ impl Reducer {
         self.stays.store(stays, Ordering::SeqCst);
     }
 
+    /// Whether gradients are averaged, or go through a hook that does more than that, if there is one rank.
+    pub(super) fn averages(&self) -> bool {
+        self.group().world_size() > 1 || !self.stays_on_device()
+    }
+
     pub(super) fn stays_on_device(&self) -> bool {
         self.stays.load(Ordering::SeqCst)
     }

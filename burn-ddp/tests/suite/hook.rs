@@ -2,16 +2,21 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::DType;
+use burn::{
+    nn::LinearConfig,
+    optim::{GradientsParams, SgdConfig},
+    tensor::{DType, Tensor},
+};
 use burn_ddp::{
-    Average, CommHook, Compression, DdpConfig, DdpError, GradientBucket, ProcessGroup, ReduceOp,
-    Values,
+    Average, CommHook, Compression, Ddp, DdpConfig, DdpError, GradientBucket, ProcessGroup,
+    ReduceOp, Values,
 };
 use half::{bf16, f16};
 
 use crate::suite::{
     buckets::{Rounds, floats, sizes},
-    ranks::locally,
+    overlapped::layered,
+    ranks::{all_succeed, locally},
 };
 
 /// One round over gradients of rank times slot, as f32.
@@ -65,6 +70,61 @@ fn a_hook_gets_every_bucket_in_order_and_decides_what_comes_back() {
         let noted = notes.lock().unwrap();
         assert_eq!(*noted, expected);
     });
+}
+
+/// Halves gradients, whatever the number of ranks.
+#[derive(Debug)]
+pub(crate) struct Halved;
+
+impl CommHook for Halved {
+    fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
+        let mut values = Average.average(group, bucket)?;
+        values.scale(0.5);
+        Ok(values)
+    }
+}
+
+#[test]
+fn a_rank_that_is_alone_has_its_hook_too() {
+    let gradients = [vec![1.0, 3.0], vec![-5.0]];
+    let slots = floats(&[2, 1]);
+    let averages = |config: DdpConfig| {
+        let mut rounds = Rounds::new(&ProcessGroup::single(), &slots, config);
+        let averages = [0; 2].map(|_| round(&mut rounds, &gradients).unwrap());
+        (averages, rounds.stats().steps)
+    };
+    let halves = vec![vec![0.5, 1.5], vec![-2.5]];
+    let halved = averages(DdpConfig::new().hook(Halved));
+    assert_eq!(halved, ([halves.clone(), halves], 2));
+    // Nothing is to be done.
+    let same = gradients.to_vec();
+    assert_eq!(averages(DdpConfig::new()), ([same.clone(), same], 0));
+}
+
+/// Played by a process, since it needs a layered device of its own.
+pub(crate) fn alone_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
+    let (device, overlap) = layered(group, DdpConfig::new().hook(Halved))?;
+    let model = LinearConfig::new(2, 1).init(&device);
+    let mut ddp = Ddp::overlapped(group, overlap, &model)?;
+    let mut model = ddp.broadcast_parameters(model)?;
+    let mut optimizer = SgdConfig::new().init();
+    for step in 1..=2 {
+        let input = Tensor::<2>::full([1, 2], 4.0, &device);
+        let gradients = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
+        let gradients = ddp.reduce_gradients(gradients, &model)?;
+        let weight = gradients.get::<2>(model.weight.id).unwrap();
+        assert_eq!(weight.into_data().try_to_vec::<f32>().unwrap(), [2.0; 2]);
+        assert_eq!(ddp.stats().steps, step);
+        model = optimizer.step(0.1, model, gradients);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rank_that_is_alone_has_its_hook_on_a_layered_device() {
+    for output in all_succeed("overlapped hook", 1) {
+        assert!(!output.contains("are not marked"), "{output}");
+    }
 }
 
 #[test]

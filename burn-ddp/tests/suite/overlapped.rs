@@ -59,6 +59,7 @@ pub(crate) fn scenario_named(name: &str) -> Option<Scenario> {
         "overlapped alone again" => crate::suite::static_graph::alone_again_when_overlapped,
         "overlapped untrained" => crate::suite::equal::untrained_when_overlapped,
         "overlapped earlier pass" => crate::suite::earlier_pass::when_overlapped,
+        "overlapped hook" => crate::suite::hook::alone_when_overlapped,
         "overlapped early" => crate::suite::early::when_overlapped,
         "overlapped beside" => beside_another_model,
         "overlapped at random" => crate::suite::model::gradients::when_overlapped,
