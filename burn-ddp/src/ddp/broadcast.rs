@@ -23,7 +23,6 @@ pub(super) const CHUNK: usize = 250 << 20;
 pub(crate) enum Part {
     All,
     /// Only tensors that no optimizer keeps equal, such as running statistics.
-    #[cfg(feature = "train")]
     Untrained,
 }
 
@@ -32,7 +31,7 @@ impl Part {
     fn bytes(self, signature: &Signature) -> usize {
         match signature.dtype {
             DType::QFloat(_) => 0,
-            _ if self != Self::All && signature.trained => 0,
+            _ if self == Self::Untrained && signature.trained => 0,
             dtype => signature.shape.num_elements() * dtype.size(),
         }
     }

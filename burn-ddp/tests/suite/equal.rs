@@ -339,6 +339,29 @@ fn what_is_not_trained_must_begin_alike_too() {
     }
 }
 
+/// Each rank updates its own running statistics.
+#[test]
+fn buffers_become_those_of_rank_0_and_trained_parameters_stay() {
+    let device = Device::flex().autodiff();
+    let ends = locally(3, |group| {
+        let differs = if group.rank() == 1 { "head" } else { "" };
+        let model = Untrained::new(differs, &device);
+        let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        let batch = Tensor::<2>::full([2, 4], group.rank() as f32 + 2.0, &device);
+        model.norm.forward(batch);
+        let model = ddp.broadcast_buffers(model).unwrap();
+        assert!(model.head.weight.is_require_grad());
+        let floats = |data: TensorData| data.try_to_vec::<f32>().unwrap();
+        let mean = floats(model.norm.running_mean.value_sync().into_data());
+        (mean, floats(model.head.weight.val().into_data()))
+    });
+    for (rank, (mean, head)) in ends.iter().enumerate() {
+        // Of rank 0's batch, with momentum 0.1, after zeros.
+        assert!(mean.iter().all(|it| (it - 0.2).abs() < 1e-6), "{mean:?}");
+        assert_eq!(*head, [if rank == 1 { 4.0 } else { 1.0 }; 16]);
+    }
+}
+
 /// Rank 1 has another frozen layer.
 pub(crate) fn untrained_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
     let (device, overlap) = layered(group, DdpConfig::new())?;

@@ -1,0 +1,149 @@
+//! Gives all ranks what rank 0 has.
+
+use std::sync::atomic::Ordering;
+
+use burn::{module::Module, optim::ModuleOptimizer};
+
+use super::{
+    Ddp, Part,
+    broadcast::{broadcast, on_device, optimizer, quantized},
+    method::Method,
+    overlap::mark,
+    parameters,
+    tied::tie,
+};
+use crate::DdpError;
+
+impl Ddp {
+    /// The model with the parameters and buffers (including running statistics) of rank 0. All ranks call this
+    /// after [`new`](Self::new). If rank 0 has also loaded an optimizer's state, continue with
+    /// [`broadcast_optimizer`](Self::broadcast_optimizer).
+    ///
+    /// Parameters then stay equal by themselves. Running statistics do not: each rank updates its own from its own batches
+    /// (PyTorch copies rank 0's before each forward pass), until this is called again, for instance before an evaluation.
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. So a new `Ddp` in the middle of training, as when layers are
+    /// unfrozen, needs this again if the model has running statistics. If a parameter (one [`ParamId`](burn::module::ParamId)) is
+    /// in several places of the model with the same contents, these share one tensor afterwards. What fp8 layers keep of their last
+    /// pass for the next (feature `fp8`) becomes the largest amax of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
+    /// `Ddp` was made for, or cannot be read.
+    #[must_use = "the model that it returns is the one to train"]
+    pub fn broadcast_parameters<M: Module>(&self, model: M) -> Result<M, DdpError> {
+        if self.group.world_size() == 1 {
+            return Ok(model);
+        }
+        let model = self.receive(model, Part::All)?;
+        Ok(match self.method {
+            Method::After(_) => model,
+            Method::During(_) => mark(model),
+        })
+    }
+
+    /// The model with the buffers of rank 0, which differ between ranks where each updates its own, as running statistics of
+    /// [`BatchNorm`](burn::nn::BatchNorm). All ranks call this: before an evaluation, or before each forward pass, as PyTorch's
+    /// `broadcast_buffers` does. Trained parameters stay as they are.
+    ///
+    /// Burn tells buffers and frozen parameters by nothing but that they are not trained, so both are sent. Amaxes that fp8 layers
+    /// keep of their last pass are buffers, too.
+    ///
+    /// ```
+    /// # use burn::{module::Module, nn::BatchNormConfig, tensor::{Device, Distribution, Tensor}};
+    /// # use burn_ddp::{Ddp, DdpConfig, ProcessGroup};
+    /// # fn main() -> Result<(), burn_ddp::DdpError> {
+    /// # let group = ProcessGroup::single();
+    /// # let device = Device::flex().autodiff();
+    /// # let model = BatchNormConfig::new(4).init(&device);
+    /// # let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+    /// let ddp = Ddp::new(&group, DdpConfig::new(), &model)?;
+    /// let model = ddp.broadcast_parameters(model)?;
+    /// model.forward(batch); // of this rank alone
+    /// let model = ddp.broadcast_buffers(model)?;
+    /// let evaluated = model.valid();
+    /// # let _ = evaluated;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`broadcast_parameters`](Self::broadcast_parameters).
+    #[must_use = "the model that it returns has the buffers"]
+    pub fn broadcast_buffers<M: Module>(&self, model: M) -> Result<M, DdpError> {
+        match self.group.world_size() {
+            1 => Ok(model),
+            _ => self.receive(model, Part::Untrained),
+        }
+    }
+
+    /// The model with the tensors of rank 0, or a part of them. Does not mark parameters.
+    pub(crate) fn receive<M: Module>(&self, model: M, part: Part) -> Result<M, DdpError> {
+        // Running statistics only apply their last update when the valid module is requested.
+        let _ = model.valid();
+        let give_up = |error| self.group.give_up(error);
+        parameters::check_fits(&model, &self.parameters).map_err(give_up)?;
+        #[cfg(feature = "fp8")]
+        let model = match part {
+            Part::All => crate::fp8::share(&self.group, model).map_err(give_up)?,
+            Part::Untrained => model,
+        };
+        let on_device = match &self.method {
+            Method::After(after) => after.on_device(),
+            Method::During(_) => None,
+        };
+        let received = match on_device {
+            Some(group) => on_device::broadcast(group, model, &self.parameters, part),
+            None => broadcast(&self.group, model, &self.parameters, part),
+        };
+        let received = received.and_then(|model| quantized::broadcast(&self.group, model));
+        let received = received.map(tie).map_err(give_up)?;
+        self.received.fetch_or(part == Part::All, Ordering::Relaxed);
+        Ok(received)
+    }
+
+    /// The optimizer with the state of rank 0's optimizer, like Horovod's `broadcast_optimizer_state`. All ranks call this
+    /// if only rank 0 has loaded a checkpoint: Burn stores an optimizer's state by parameter id, and each process draws its
+    /// own ids. (If every rank loads the model's record, the ids come with it, and the optimizer's record loads as it is.)
+    ///
+    /// ```
+    /// # use burn::{module::Module, nn::LinearConfig, optim::AdamConfig, tensor::Device};
+    /// # use burn_ddp::{Ddp, DdpConfig, ProcessGroup};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let group = ProcessGroup::single();
+    /// # let folder = tempfile::tempdir()?;
+    /// # let [model_file, optimizer_file] = ["model", "optimizer"].map(|name| folder.path().join(name));
+    /// # let mut model = LinearConfig::new(4, 2).init(&Device::flex().autodiff());
+    /// # let mut optimizer = AdamConfig::new().init();
+    /// # model.clone().into_record().save(&model_file)?;
+    /// # optimizer.save(&optimizer_file)?;
+    /// let ddp = Ddp::new(&group, DdpConfig::new(), &model)?;
+    /// if group.is_main() {
+    ///     model = model.load_file(&model_file);
+    ///     optimizer = optimizer.load(&optimizer_file)?;
+    /// }
+    /// let model = ddp.broadcast_parameters(model)?;
+    /// let optimizer = ddp.broadcast_optimizer(optimizer, &model)?;
+    /// # let _ = optimizer;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one that this
+    /// `Ddp` was made for, or the state cannot be read.
+    pub fn broadcast_optimizer<M: Module>(
+        &self,
+        optimizer: ModuleOptimizer,
+        model: &M,
+    ) -> Result<ModuleOptimizer, DdpError> {
+        if self.group.world_size() == 1 {
+            return Ok(optimizer);
+        }
+        parameters::check_fits(model, &self.parameters)
+            .and_then(|()| optimizer::broadcast(&self.group, optimizer, model))
+            .map_err(|error| self.group.give_up(error))
+    }
+}
