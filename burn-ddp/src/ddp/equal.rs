@@ -1,4 +1,4 @@
-//! Gives all ranks what rank 0 has.
+//! Gives all ranks what rank 0 has, and checks that they still have the same.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use super::{
     broadcast::{broadcast, on_device, optimizer, quantized},
     method::Method,
     overlap::mark,
-    parameters,
+    parameters, replicas,
     tied::tie,
 };
 use crate::DdpError;
@@ -145,5 +145,45 @@ impl Ddp {
         parameters::check_fits(model, &self.parameters)
             .and_then(|()| optimizer::broadcast(&self.group, optimizer, model))
             .map_err(|error| self.group.give_up(error))
+    }
+
+    /// Checks that the trained parameters of all ranks are still equal. All ranks call this, now and then: each reads sums and up
+    /// to eight elements of each parameter from its device, and the ranks exchange these.
+    ///
+    /// Replicas go apart if a rank changes its own (by a record that it alone loads, say), or if ranks compute different steps of
+    /// the same gradients, as devices do whose sums are not deterministic. Differences count from a thousandth of a parameter's
+    /// magnitude on, as in the first step of [`reduce_gradients`](Self::reduce_gradients). Buffers and frozen parameters, which
+    /// [`broadcast_buffers`](Self::broadcast_buffers) makes equal, and quantized tensors are not compared.
+    ///
+    /// ```
+    /// # use burn::{nn::LinearConfig, tensor::Device};
+    /// # use burn_ddp::{Ddp, DdpConfig, DdpError, ProcessGroup};
+    /// # fn main() -> Result<(), DdpError> {
+    /// # let group = ProcessGroup::single();
+    /// # let model = LinearConfig::new(4, 2).init(&Device::flex().autodiff());
+    /// let ddp = Ddp::new(&group, DdpConfig::new(), &model)?;
+    /// let mut model = ddp.broadcast_parameters(model)?;
+    /// // ... training steps ...
+    /// if let Err(DdpError::ModelMismatch { rank, problem }) = ddp.check_replicas(&model) {
+    ///     eprintln!("rank {rank}: {problem}"); // the same on all ranks
+    ///     model = ddp.broadcast_parameters(model)?;
+    /// }
+    /// # let _ = model;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`DdpError::ModelMismatch`], on all ranks, with the first rank whose parameters differ from rank 0's and the first of these;
+    /// the group can still be used. A fault of the group; [`DdpError::Aborted`], on all ranks, when a rank's model is not the one
+    /// that this `Ddp` was made for, or cannot be read.
+    pub fn check_replicas<M: Module>(&self, model: &M) -> Result<(), DdpError> {
+        if self.group.world_size() == 1 {
+            return Ok(());
+        }
+        parameters::check_fits(model, &self.parameters)
+            .map_err(|error| self.group.give_up(error))?;
+        replicas::check_trained(&self.group, model, &self.parameters)
     }
 }

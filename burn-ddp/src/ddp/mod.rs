@@ -179,7 +179,7 @@ impl Ddp {
         let parameters = check_equal(group, model)?;
         let trained = parameters.iter().rev().filter(|it| it.trained);
         let trained: Vec<Signature> = trained.cloned().collect();
-        let untrained = replicas::untrained(group, model)?;
+        let untrained = replicas::untrained(group, model, &parameters)?;
         Ok(Self {
             group: group.clone(),
             method: method(&trained)?,
@@ -222,7 +222,7 @@ impl Ddp {
         if !self.compared && self.group.world_size() > 1 {
             let received = *self.received.get_mut();
             let (parameters, untrained) = (&self.parameters, &self.untrained);
-            replicas::check_same(&self.group, model, parameters, untrained, received)?;
+            replicas::check_start(&self.group, model, parameters, untrained, received)?;
             self.compared = true;
         }
         let averages = self.method.average(&step, gradients);

@@ -1,4 +1,4 @@
-//! Checks that all ranks begin with the same tensors.
+//! Checks that the replicas of a model are equal, by the sums of tensors and some of their elements: in the first step, and when asked.
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -15,7 +15,7 @@ const TOLERANCE: f32 = 1e-3;
 /// The most elements of a parameter that are compared one by one. The sums of large matrices are alike by chance.
 const SAMPLES: usize = 8;
 
-/// Which tensors have digests.
+/// Which tensors are compared.
 #[derive(Clone, Copy)]
 enum Of {
     All,
@@ -24,32 +24,42 @@ enum Of {
 }
 
 impl Of {
-    fn has(self, trained: bool, dtype: DType) -> bool {
+    fn has(self, parameter: &Signature) -> bool {
         let wanted = match self {
             Self::All => true,
-            Self::Trained => trained,
-            Self::Untrained => !trained,
+            Self::Trained => parameter.trained,
+            Self::Untrained => !parameter.trained,
         };
         // Those are costly to read.
-        wanted && !matches!(dtype, DType::QFloat(_))
+        wanted && !is_quantized(parameter.dtype)
+    }
+
+    fn among(self, parameters: &[Signature]) -> impl Iterator<Item = &Signature> {
+        parameters
+            .iter()
+            .filter(move |parameter| self.has(parameter))
     }
 }
+
+/// The tensors that are compared, and the digests of each.
+type Own<'a> = Vec<(&'a Signature, Vec<&'a Vec<f32>>)>;
 
 /// The digests of the tensors that are not trained, before forward passes change running statistics.
 pub(super) fn untrained<M: Module>(
     group: &ProcessGroup,
     model: &M,
+    parameters: &[Signature],
 ) -> Result<Vec<Vec<f32>>, DdpError> {
     match group.world_size() {
         1 => Ok(Vec::new()),
-        _ => digests(group, model, Of::Untrained),
+        _ => digests(group, model, parameters, Of::Untrained),
     }
 }
 
-/// Compares the tensors of all ranks with those of rank 0, by their sums and some of their elements. One that is not trained may
-/// have been equal [before](untrained), and gone apart in forward passes, or the ranks may have loaded the same record since. Where
-/// the ranks have received rank 0's, only trained parameters are compared: a rank may train another model than it got.
-pub(super) fn check_same<M: Module>(
+/// Compares the tensors with which all ranks begin with those of rank 0. One that is not trained may have been equal
+/// [before](untrained), and gone apart in forward passes, or the ranks may have loaded the same record since. Where the ranks have
+/// received rank 0's, only trained parameters are compared: a rank may train another model than it got.
+pub(super) fn check_start<M: Module>(
     group: &ProcessGroup,
     model: &M,
     parameters: &[Signature],
@@ -57,21 +67,51 @@ pub(super) fn check_same<M: Module>(
     received: bool,
 ) -> Result<(), DdpError> {
     let of = if received { Of::Trained } else { Of::All };
-    let now = digests(group, model, of)?;
+    let now = digests(group, model, parameters, of)?;
     let mut before = before.iter();
-    let compared = parameters.iter().filter(|it| of.has(it.trained, it.dtype));
     // One digest of a trained parameter, two of another tensor.
-    let own: Vec<(&Signature, Vec<&Vec<f32>>)> = compared
-        .zip(&now)
-        .map(|(parameter, now)| {
-            let before = if parameter.trained {
-                None
-            } else {
-                before.next()
-            };
-            (parameter, before.into_iter().chain([now]).collect())
-        })
-        .collect();
+    let own = of.among(parameters).zip(&now).map(|(parameter, now)| {
+        let before = if parameter.trained {
+            None
+        } else {
+            before.next()
+        };
+        let digests: Vec<&Vec<f32>> = before.into_iter().chain([now]).collect();
+        (parameter, digests)
+    });
+    let own: Own<'_> = own.collect();
+    compare(group, &own, |path, how| {
+        format!(
+            "`{path}` begins with other numbers ({how}); pass the model through Ddp::broadcast_parameters before the \
+             first step, and train the one that this returns"
+        )
+    })
+}
+
+/// Compares the trained parameters of all ranks with those of rank 0.
+pub(super) fn check_trained<M: Module>(
+    group: &ProcessGroup,
+    model: &M,
+    parameters: &[Signature],
+) -> Result<(), DdpError> {
+    let now = digests(group, model, parameters, Of::Trained)?;
+    let own = Of::Trained.among(parameters).zip(&now);
+    let own: Own<'_> = own.map(|(parameter, now)| (parameter, vec![now])).collect();
+    compare(group, &own, |path, how| {
+        format!(
+            "`{path}` has other numbers ({how}), so that the replicas have gone apart; pass the model through \
+             Ddp::broadcast_parameters to make them equal again"
+        )
+    })
+}
+
+/// Compares the digests of all ranks with those of rank 0. `describe` gets the path of the first tensor that differs, and how it
+/// does.
+fn compare(
+    group: &ProcessGroup,
+    own: &Own<'_>,
+    describe: impl Fn(&str, &str) -> String,
+) -> Result<(), DdpError> {
     let sent = own.iter().flat_map(|(_, digests)| digests);
     let sent: Vec<f32> = sent.flat_map(|digest| digest.iter().copied()).collect();
     if sent.is_empty() {
@@ -80,7 +120,7 @@ pub(super) fn check_same<M: Module>(
     let all = group.all_gather(&sent)?;
     for (rank, theirs) in all.chunks_exact(sent.len()).enumerate() {
         let mut at = 0;
-        for (parameter, digests) in &own {
+        for (parameter, digests) in own {
             let length = digests[0].len();
             let place = at..at + digests.len() * length;
             at = place.end;
@@ -102,23 +142,26 @@ pub(super) fn check_same<M: Module>(
                 1 => "the sum of their magnitudes is",
                 _ => "one of them is",
             };
+            let how = format!("{what} {found}, expected {expected}");
             return Err(DdpError::ModelMismatch {
                 rank: group.number(rank),
-                problem: format!(
-                    "`{}` begins with other numbers ({what} {found}, expected {expected}); pass the model through \
-                     Ddp::broadcast_parameters before the first step, and train the one that this returns",
-                    parameter.path
-                ),
+                problem: describe(&parameter.path, &how),
             });
         }
     }
     Ok(())
 }
 
-/// The digests of some of a model's tensors.
-fn digests<M: Module>(group: &ProcessGroup, model: &M, of: Of) -> Result<Vec<Vec<f32>>, DdpError> {
+/// The digests of some of a model's tensors, which has these `parameters`.
+fn digests<M: Module>(
+    group: &ProcessGroup,
+    model: &M,
+    parameters: &[Signature],
+    of: Of,
+) -> Result<Vec<Vec<f32>>, DdpError> {
+    let wanted: Vec<bool> = parameters.iter().map(|it| of.has(it)).collect();
     let mut digests = Digests {
-        of,
+        wanted: wanted.into_iter(),
         found: Vec::new(),
     };
     model.visit(&mut digests);
@@ -157,11 +200,16 @@ fn difference(ours: &[f32], other: &[f32], elements: usize) -> Option<usize> {
 
 /// For each tensor, its sum, its sum of magnitudes, and [some](SAMPLES) of its elements, evenly spaced.
 struct Digests {
-    of: Of,
+    /// Whether the next tensors have a digest.
+    wanted: std::vec::IntoIter<bool>,
     found: Vec<Tensor<1>>,
 }
 
 impl Digests {
+    fn is_next_wanted(&mut self) -> bool {
+        self.wanted.next() == Some(true)
+    }
+
     fn add<const D: usize>(&mut self, value: Tensor<D>) {
         let elements = value.shape().num_elements();
         let value = value.without_autodiff().reshape([elements]);
@@ -177,22 +225,24 @@ impl Digests {
 impl ModuleVisitor for Digests {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
-        if self.of.has(param.is_require_grad(), value.dtype()) {
+        if self.is_next_wanted() && !is_quantized(value.dtype()) {
             self.add(value);
         }
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        let value = param.base();
-        if self.of.has(false, value.dtype()) {
-            self.add(value.cast(FloatDType::F32));
+        if self.is_next_wanted() {
+            self.add(param.base().cast(FloatDType::F32));
         }
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        let value = param.base();
-        if self.of.has(false, value.dtype()) {
-            self.add(value.cast(FloatDType::F32));
+        if self.is_next_wanted() {
+            self.add(param.base().cast(FloatDType::F32));
         }
     }
+}
+
+fn is_quantized(dtype: DType) -> bool {
+    matches!(dtype, DType::QFloat(_))
 }

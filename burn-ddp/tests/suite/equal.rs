@@ -362,6 +362,41 @@ fn buffers_become_those_of_rank_0_and_trained_parameters_stay() {
     }
 }
 
+#[test]
+fn replicas_that_have_gone_apart_are_named() {
+    let device = Device::flex().autodiff();
+    let errors = locally(3, |group| {
+        let mut model = Untrained::new("", &device);
+        let ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        // Running statistics may differ.
+        let batch = Tensor::<2>::full([2, 4], group.rank() as f32, &device);
+        model.norm.forward(batch);
+        ddp.check_replicas(&model).unwrap();
+        ddp.check_replicas(&model.valid()).unwrap();
+        if group.rank() == 2 {
+            let weight = |it: Tensor<2>| (it + 0.5).detach().require_grad();
+            model.head.weight = model.head.weight.map(weight);
+        }
+        let error = ddp.check_replicas(&model).unwrap_err();
+        // A model for evaluation, in which nothing is trained.
+        let same = ddp.check_replicas(&model.valid()).unwrap_err();
+        assert_eq!(same.to_string(), error.to_string());
+        let model = ddp.broadcast_parameters(model).unwrap();
+        ddp.check_replicas(&model).unwrap();
+        error
+    });
+    for error in errors {
+        let DdpError::ModelMismatch { rank: 2, problem } = &error else {
+            panic!("{error}")
+        };
+        let expected = "`head.weight` has other numbers (their sum is 24, expected 16)";
+        assert!(problem.starts_with(expected), "{problem}");
+    }
+    let alone = Untrained::new("", &device);
+    let ddp = Ddp::new(&ProcessGroup::single(), DdpConfig::new(), &alone).unwrap();
+    ddp.check_replicas(&alone).unwrap();
+}
+
 /// Rank 1 has another frozen layer.
 pub(crate) fn untrained_when_overlapped(group: &ProcessGroup) -> Result<(), DdpError> {
     let (device, overlap) = layered(group, DdpConfig::new())?;
