@@ -58,6 +58,7 @@ pub struct DistributedLoader<I, O> {
     /// The sampler with the epoch and skip of the latest pass.
     begun: Mutex<Option<DistributedSampler>>,
     batch_size: usize,
+    drop_last: bool,
     device: Device,
     /// Which positions among the rank's items to load.
     range: Range<usize>,
@@ -87,13 +88,14 @@ where
             sampler: Arc::new(Mutex::new(sampler)),
             begun: Mutex::default(),
             batch_size: 1,
+            drop_last: false,
             device: Device::default(),
             range: 0..usize::MAX,
             workers: Vec::new(),
         }
     }
 
-    /// The number of items in a batch. The last batch of an epoch may have fewer.
+    /// The number of items in a batch. The last batch of an epoch may have fewer, unless it is [dropped](Self::drop_last).
     ///
     /// # Panics
     ///
@@ -102,6 +104,35 @@ where
     pub fn batch_size(mut self, batch_size: usize) -> Self {
         assert!(batch_size > 0, "a batch has at least one item");
         self.batch_size = batch_size;
+        self
+    }
+
+    /// Whether to leave out the last batch of a pass if it is not full, as PyTorch's `DataLoader(drop_last=True)` does, so that all
+    /// batches have the same shape. Default: no.
+    ///
+    /// This is about the batches of each rank; [`DistributedSampler::drop_last`] is about the items that remain when all ranks have
+    /// equally many. A rank's last items are then in no batch of that epoch, so leave them in for an evaluation.
+    ///
+    /// ```
+    /// # use burn::data::{dataloader::{DataLoader, batcher::Batcher}, dataset::InMemDataset};
+    /// # use burn::tensor::Device;
+    /// use burn_ddp::{DistributedLoader, DistributedSampler};
+    ///
+    /// # struct Numbers;
+    /// # impl Batcher<i32, Vec<i32>> for Numbers {
+    /// #     fn batch(&self, items: Vec<i32>, _device: &Device) -> Vec<i32> { items }
+    /// # }
+    /// let dataset = InMemDataset::new((0..10).collect::<Vec<i32>>());
+    /// let loader = DistributedLoader::new(dataset, Numbers, DistributedSampler::new(10, 0, 2))
+    ///     .batch_size(2)
+    ///     .drop_last(true);
+    /// let batches: Vec<Vec<i32>> = loader.iter().map(Result::unwrap).collect();
+    /// assert_eq!(batches, [[0, 2], [4, 6]]); // without 8
+    /// assert_eq!(loader.num_items(), 4);
+    /// ```
+    #[must_use]
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.drop_last = drop_last;
         self
     }
 
@@ -176,8 +207,14 @@ where
         self.sampler.lock().expect("no panic under lock")
     }
 
-    fn clamped(&self, items: usize) -> Range<usize> {
-        self.range.start.min(items)..self.range.end.min(items)
+    /// The positions of the items that a pass loads, of so many.
+    fn loaded(&self, items: usize) -> Range<usize> {
+        let range = self.range.start.min(items)..self.range.end.min(items);
+        let surplus = match self.drop_last {
+            true => range.len() % self.batch_size,
+            false => 0,
+        };
+        range.start..range.end - surplus
     }
 
     /// The same loader for another device or range.
@@ -191,6 +228,7 @@ where
             sampler,
             begun: Mutex::default(),
             batch_size: self.batch_size,
+            drop_last: self.drop_last,
             device: device.clone(),
             range,
             workers: self.workers.iter().map(|_| Worker::default()).collect(),
@@ -212,7 +250,7 @@ where
         };
         let indices = sampler.indices();
         *self.begun.lock().expect("no panic under lock") = Some(sampler);
-        let indices = &indices[self.clamped(indices.len())];
+        let indices = &indices[self.loaded(indices.len())];
         let mut pass = Pass {
             loader: self,
             total: indices.len(),
@@ -230,7 +268,7 @@ where
 
     fn num_items(&self) -> usize {
         let items = self.sampler().len();
-        self.clamped(items).len()
+        self.loaded(items).len()
     }
 
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<O>> {

@@ -72,6 +72,47 @@ fn the_order_is_the_samplers_whatever_the_number_of_workers() {
 }
 
 #[test]
+fn batches_that_are_not_full_may_be_dropped() {
+    let full = |items: &[usize], size: usize| -> Vec<Vec<usize>> {
+        items
+            .chunks(size)
+            .map(<[_]>::to_vec)
+            .filter(|it| it.len() == size)
+            .collect()
+    };
+    let sizes = |batches: &[Vec<usize>]| batches.iter().map(Vec::len).sum::<usize>();
+    let all = items(&sampler());
+    for (size, workers) in (1..=13).flat_map(|size| [(size, 0), (size, 2)]) {
+        let loader = DistributedLoader::new(dataset(), Keep, sampler())
+            .batch_size(size)
+            .num_workers(workers)
+            .drop_last(true);
+        let expected = full(&all, size);
+        assert_eq!(loader.num_items(), sizes(&expected));
+        let mut passed = loader.iter();
+        let batches: Vec<Vec<usize>> = passed.by_ref().map(|batch| batch.unwrap().0).collect();
+        assert_eq!(batches, expected, "{size}");
+        let progress = passed.progress();
+        let counted = (progress.items_processed, progress.items_total);
+        assert_eq!(counted, (sizes(&expected), sizes(&expected)));
+        drop(passed);
+        // The rest of an epoch, a slice, and the same on another device.
+        loader.set_epoch(0);
+        loader.skip(5);
+        let expected = full(&all[5..], size);
+        assert_eq!(loader.num_items(), sizes(&expected));
+        assert_eq!(pass(&loader), expected);
+        loader.set_epoch(0);
+        let slice = DataLoader::slice(&loader, 1, 9).to_device(&Device::flex());
+        assert_eq!(pass(&*slice), full(&all[1..9], size));
+        // As without it.
+        let loader = loader.drop_last(false);
+        loader.set_epoch(0);
+        assert_eq!(pass(&loader).concat(), all);
+    }
+}
+
+#[test]
 fn a_pass_may_be_left_early() {
     let loader = DistributedLoader::new(dataset(), Keep, sampler()).num_workers(3);
     loader.iter().next().unwrap().unwrap();
