@@ -16,7 +16,9 @@ use crate::{DdpError, widen::widen};
 /// the norm of each gradient by itself.)
 ///
 /// Call it after [`Ddp::reduce_gradients`](crate::Ddp::reduce_gradients): all ranks then have the same
-/// gradients, so that each finds the same norm without communication. Before it, a rank's gradients are not
+/// gradients, and each takes their norm without communication. These norms are equal where the ranks' devices are of
+/// one kind and their sums are deterministic; elsewhere they may differ by rounding, and so may the parameters
+/// ([`Ddp::check_replicas`](crate::Ddp::check_replicas) finds what drifts apart). Before it, a rank's gradients are not
 /// those of the whole batch. The host waits for the device once, and once more for each gradient if the sum of
 /// squares overflows or underflows `f32`, so that finite gradients always have a finite norm.
 ///

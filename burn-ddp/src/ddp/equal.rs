@@ -19,12 +19,17 @@ impl Ddp {
     /// after [`new`](Self::new). If rank 0 has also loaded an optimizer's state, continue with
     /// [`broadcast_optimizer`](Self::broadcast_optimizer).
     ///
-    /// Parameters then stay equal by themselves. Running statistics do not: each rank updates its own from its own batches
-    /// (PyTorch copies rank 0's before each forward pass), until this is called again, for instance before an evaluation.
-    /// [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. So a new `Ddp` in the middle of training, as when layers are
-    /// unfrozen, needs this again if the model has running statistics. If a parameter (one [`ParamId`](burn::module::ParamId)) is
-    /// in several places of the model with the same contents, these share one tensor afterwards. What fp8 layers keep of their last
-    /// pass for the next (feature `fp8`) becomes the largest amax of all ranks.
+    /// Parameters then stay equal without being sent again if each rank computes the same step of the same averages: on devices
+    /// of one kind, whose sums are deterministic, by the same kernels. Muon's products may be tuned to different kernels on
+    /// different ranks; [`check_replicas`](Self::check_replicas) finds what drifts apart.
+    ///
+    /// Running statistics do not stay equal: each rank updates its own from its own batches, until this or
+    /// [`broadcast_buffers`](Self::broadcast_buffers) is called. [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. So a new
+    /// `Ddp` in the middle of training, as when layers are unfrozen, needs this again if the model has running statistics.
+    ///
+    /// If a parameter (one [`ParamId`](burn::module::ParamId)) is in several places of the model with the same contents, these share
+    /// one tensor afterwards. What fp8 layers keep of their last pass for the next (feature `fp8`) becomes the largest amax of all
+    /// ranks.
     ///
     /// # Errors
     ///
@@ -151,8 +156,9 @@ impl Ddp {
     /// to eight elements of each parameter from its device, and the ranks exchange these.
     ///
     /// Replicas go apart if a rank changes its own (by a record that it alone loads, say), or if ranks compute different steps of
-    /// the same gradients, as devices do whose sums are not deterministic. Differences count from a thousandth of a parameter's
-    /// magnitude on, as in the first step of [`reduce_gradients`](Self::reduce_gradients). Buffers and frozen parameters, which
+    /// the same gradients: devices whose sums are not deterministic, or optimizers whose kernels are tuned on each rank. As in the
+    /// first step of [`reduce_gradients`](Self::reduce_gradients), a sum counts as different from a thousandth of the sum of
+    /// magnitudes on, and an element from a thousandth of their mean. Buffers and frozen parameters, which
     /// [`broadcast_buffers`](Self::broadcast_buffers) makes equal, and quantized tensors are not compared.
     ///
     /// ```

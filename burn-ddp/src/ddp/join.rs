@@ -10,7 +10,7 @@ impl Ddp {
     ///
     /// A rank without a batch passes empty gradients, which count as zeros (see
     /// [`divide_by_initial_world_size`](crate::DdpConfig::divide_by_initial_world_size)), and applies the average like the
-    /// others. So parameters and optimizer state stay equal on all ranks, and nothing has to be copied at the end, unlike in
+    /// others. So parameters and optimizer state stay as equal as in other steps, and nothing has to be copied at the end, unlike in
     /// PyTorch, where ranks that are done stop updating. While a rank has no batch, gradients are averaged after backward, and in
     /// the first step after that too.
     ///

@@ -65,7 +65,9 @@ pub struct DdpStats {
     pub waited: Duration,
 }
 
-/// Keeps the replicas of a model equal on all ranks of a group.
+/// Keeps the replicas of a model equal on all ranks of a group: they begin alike, and all ranks get the same averages of
+/// gradients. Their steps are then the same where their devices compute the same (see
+/// [`broadcast_parameters`](Self::broadcast_parameters)).
 ///
 /// ```
 /// use burn::{
