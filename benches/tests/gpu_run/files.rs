@@ -47,40 +47,50 @@ fn kernels_that_were_compiled_beforehand_are_taken() {
     assert!(machine.run(&[".gpu/gpu.tar.xz"]).status.success());
 }
 
-/// The database of CubeCL has both, and kernels that are too large to be sent on.
+/// The database of CubeCL has both, and its kernels are kept if they are within the limits.
 #[test]
 fn what_was_tuned_is_kept_without_the_kernels() {
     let tunes = "python3 - <<'P'
 import os, sqlite3
 with sqlite3.connect('.gpu/kernels/default.db') as db:
     db.execute('create table entries (namespace text, key blob, value blob, origin integer)')
-    kernel = os.urandom(17 << 20)
+    kernel = os.urandom(2 << 20)
     db.executemany('insert into entries values (?, ?, ?, 0)', [('cuda/1', b'a', kernel), ('autotune/1', b'b', b'tuned')])
 P
         echo 'test result: ok. 1 passed; 0 failed'";
     let Some(machine) = Machine::new(&[("test-fp8", tunes)]) else {
         return;
     };
-    let output = machine.run_with(&[("LIMIT", "60")], &[]);
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        printed.contains("compiled.txz has what was tuned"),
-        "{printed}"
-    );
     let out = machine.root.path().join(".gpu/out");
-    let unpacked = Command::new("tar")
-        .args(["-xJf", "compiled.txz"])
-        .current_dir(&out)
-        .status();
-    assert!(unpacked.unwrap().success());
-    let rows = "import sqlite3; print(sqlite3.connect('kernels/default.db').execute('select namespace, value from entries').fetchall())";
-    let rows = Command::new("python3")
-        .args(["-c", rows])
-        .current_dir(&out)
-        .output()
-        .unwrap();
-    let rows = String::from_utf8_lossy(&rows.stdout).into_owned();
-    assert_eq!(rows.trim(), "[('autotune/1', b'tuned')]");
+    let (tuned, all) = (
+        "[('autotune/1', 5)]",
+        "[('autotune/1', 5), ('cuda/1', 2097152)]",
+    );
+    for (limit, kept) in [
+        (Some("COMPILED_MIB"), tuned),
+        (Some("CARRIED_MIB"), tuned),
+        (None, all),
+    ] {
+        let mut variables = vec![("LIMIT", "60")];
+        variables.extend(limit.map(|limit| (limit, "1")));
+        let output = machine.run_with(&variables, &[]);
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let says_so = printed.contains("compiled.txz has what was tuned");
+        assert_eq!(says_so, kept == tuned, "{printed}");
+        let unpacked = Command::new("tar")
+            .args(["-xJf", "compiled.txz"])
+            .current_dir(&out)
+            .status();
+        assert!(unpacked.unwrap().success());
+        let rows = "import sqlite3; print(sqlite3.connect('kernels/default.db').execute('select namespace, length(value) from entries order by 1').fetchall())";
+        let rows = Command::new("python3")
+            .args(["-c", rows])
+            .current_dir(&out)
+            .output()
+            .unwrap();
+        let rows = String::from_utf8_lossy(&rows.stdout).into_owned();
+        assert_eq!(rows.trim(), kept);
+    }
 }
 
 #[test]

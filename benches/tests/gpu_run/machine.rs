@@ -103,7 +103,14 @@ impl Machine {
         let path = std::env::var("PATH").unwrap();
         let bin = self.root.path().join("bin");
         let mut script = Command::new(self.root.path().join("scripts/gpu-run"));
-        for variable in ["OUT", "TIME", "LIMIT", "CUDA_PATH"] {
+        for variable in [
+            "OUT",
+            "TIME",
+            "LIMIT",
+            "CUDA_PATH",
+            "COMPILED_MIB",
+            "CARRIED_MIB",
+        ] {
             script.env_remove(variable);
         }
         script
