@@ -62,14 +62,24 @@ pub fn gradient_norm_on_device<M: Module>(
     Some(sums.sum().sqrt() * scale)
 }
 
-/// The largest norm that gradients may have.
+/// The largest norm that gradients may have, as PyTorch's `clip_grad_norm_` takes it.
+///
+/// ```
+/// use burn_layer::MaxNorm;
+///
+/// let max = MaxNorm::new(1.0);
+/// assert_eq!(max.factor(0.5), None);
+/// assert!((max.factor(2.0).unwrap() - 0.5).abs() < 1e-6);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MaxNorm(f64);
 
 impl MaxNorm {
+    /// Gradients of a larger norm than this are to be scaled down to it.
+    ///
     /// # Panics
     ///
-    /// When `max_norm` is not positive.
+    /// When `max_norm` is not positive, or NaN.
     pub fn new(max_norm: f64) -> Self {
         assert!(
             max_norm > 0.0,
