@@ -1,4 +1,4 @@
-//! A CUDA driver without a GPU: programs that load `libcuda` run their kernels on [`ptx_machine`], on host memory.
+//! A CUDA driver without a GPU: programs that load `libcuda` run their kernels in the PTX emulator ([`ptx_machine`]), on host memory.
 //!
 //! Whatever leads to a kernel is the program's own: CubeCL's CUDA runtime, its compiler or NVRTC, layouts, streams, arguments and
 //! grids. Everything runs when it is called, so streams need not wait for each other. Time, as events measure it, is a count of
