@@ -221,15 +221,23 @@ impl Ddp {
         }
         let give_up = |error| self.group.give_up(error);
         let step = Step::new(model, &self.trained, self.factor()).map_err(give_up)?;
-        if !self.compared && self.group.world_size() > 1 {
-            let received = *self.received.get_mut();
+        let received = *self.received.get_mut();
+        let compares = !self.compared && self.group.world_size() > 1;
+        let compare = || {
             let (parameters, untrained) = (&self.parameters, &self.untrained);
-            replicas::check_start(&self.group, model, parameters, untrained, received)?;
-            self.compared = true;
+            replicas::check_start(&self.group, model, parameters, untrained, received)
+        };
+        if compares && !received {
+            compare()?;
         }
         let averages = self.method.average(&step, gradients);
         // If one rank fails, the others must not wait for it.
         let gradients = averages.map_err(give_up)?;
+        // Models that were equal are probably the ones that are trained: what fails before says more.
+        if compares && received {
+            compare()?;
+        }
+        self.compared = true;
         self.steps += 1;
         Ok(gradients)
     }
