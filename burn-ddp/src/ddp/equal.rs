@@ -112,6 +112,11 @@ impl Ddp {
     /// if only rank 0 has loaded a checkpoint: Burn stores an optimizer's state by parameter id, and each process draws its
     /// own ids. (If every rank loads the model's record, the ids come with it, and the optimizer's record loads as it is.)
     ///
+    /// Burn 0.22 loads any optimizer's record onto `Device::default()`, in that device's default float dtype, and moves each
+    /// parameter's state to the parameter's device when it is next stepped. So with several GPUs in a machine all ranks need memory on
+    /// the first one for a while, unless each sees its own GPU alone (`CUDA_VISIBLE_DEVICES`); and parameters in another dtype
+    /// than that default cannot go on from a record.
+    ///
     /// ```
     /// # use burn::{module::Module, nn::LinearConfig, optim::AdamConfig, tensor::Device};
     /// # use burn_ddp::{Ddp, DdpConfig, ProcessGroup};

@@ -250,7 +250,7 @@ fn gradients_of_inputs_are_convolutions() {
     );
     // More padding is left out than there is output: a dilated convolution of a short sequence, and one of single pixels.
     conv1d(&[32, 12, 5], &[5, 12, 3], options(1, (8, 8), 8), false);
-    conv2d(&[64, 4, 1, 1], &[6, 4, 5, 5], options(1, (2, 2), 1), false);
+    conv2d(&[512, 4, 1, 1], &[6, 4, 5, 5], options(1, (2, 2), 1), false);
     // Wide: the backend would try the transposition.
     conv2d(&[4, 20, 3, 3], &[6, 20, 3, 3], options(1, (1, 1), 1), false);
 }
