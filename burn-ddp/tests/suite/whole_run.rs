@@ -258,7 +258,7 @@ fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
             3 => "whole run overlapped",
             _ => "whole run",
         };
-        let mut ranks = start(scenario, folder.path(), &url, 3.0, false);
+        let mut ranks = start(scenario, folder.path(), &url, 10.0, false);
         let printed = ranks[victim].wait_for_steps(steps);
         let made = made(&printed);
         thread::sleep(Duration::from_micros(moment));
