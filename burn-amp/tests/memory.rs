@@ -171,7 +171,7 @@ fn what_a_program_collects_does_not_hold_what_it_is_of() {
     let new_weight = || Tensor::<2>::ones([columns, columns], &device);
     type Of<'a> = &'a dyn Fn(Tensor<2>) -> Tensor<2>;
     for (what, of, most) in [
-        ("maxima", &|x: Tensor<2>| x.max_dim(1) as _, 0.25),
+        ("maxima", &|x| x.max_dim(1), 0.25),
         ("means of squares", &|x| x.square().mean_dim(1), 0.25),
         ("variances", &|x| centered(x).square().mean_dim(1), 0.25),
         ("sums of exponents", &|x| exponents(x).sum_dim(1), 0.25),

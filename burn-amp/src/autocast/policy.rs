@@ -42,7 +42,7 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// | average pools | not listed | full, stored as input | PyTorch's kernels sum in f32 internally |
 /// | sums, differences, products, quotients with a scalar | not listed | full, stored as input; in f32 if a scalar that is added would vanish or overflow there | PyTorch's kernels use the scalar in f32 |
 /// | `gelu` | not listed | bf16: as stored; fp16: full, stored as input | PyTorch's kernels compute in f32 internally; CubeCL's devices compute it by several ops in the dtype that they are given. In fp16, the cube of 41 overflows, and backward gives NaN. In bf16, `1 + erf(x)` cancels if `x` is far below 0; but with f32, `cargo bench --bench traffic` counted a tenth more bytes for a step of a small vision transformer |
-/// | `leaky_relu`, `hypot`, `remainder`, `erf`, `acosh`, `asinh`, `atanh` | not listed | full, stored as input | the same; few models spend much time in them |
+/// | `leaky_relu`, `hypot`, `remainder`, `erf`, `acosh`, `asinh`, `atanh` | not listed | full, stored as input (as the wider one, if there are two) | the same; few models spend much time in them |
 /// | `max_dim` | not listed | full | softmax and attention subtract it, which PyTorch's kernels do in f32 |
 /// | `grid_sample_2d` | promote | promote; in training, Burn computes it by several ops, which round coordinates to a low grid's dtype | the device sees only these ops |
 /// | `softmin` | no such op | full | it is the softmax of the negation |

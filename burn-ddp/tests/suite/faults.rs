@@ -51,7 +51,7 @@ fn a_killed_rank_ends_the_others_at_once() {
             }
         }
         assert!(
-            start.elapsed() < Duration::from_secs(20),
+            start.elapsed() < Duration::from_secs(5),
             "{:?}",
             start.elapsed()
         );
@@ -310,7 +310,7 @@ fn without_a_master_the_address_is_named() {
     let builder = ProcessGroup::builder().connect_timeout(Duration::from_millis(500));
     let error = builder.connect(&url, 1, 2).unwrap_err();
     assert!(matches!(&error, DdpError::Connect { address, .. } if url.ends_with(address)));
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(5));
 }
 
 /// The system takes the connection to a program that is stopped, or no master, and nothing comes.
@@ -322,7 +322,7 @@ fn a_master_that_says_nothing_takes_no_more_than_the_time_that_is_left() {
     let builder = ProcessGroup::builder().connect_timeout(Duration::from_millis(300));
     let error = builder.connect(&url, 1, 2).unwrap_err();
     assert!(matches!(error, DdpError::Connect { .. }), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(3));
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn a_duplicate_rank_is_refused() {
             if let Some(ended) = twins.iter().position(|rank| rank.is_finished()) {
                 break twins.remove(ended);
             }
-            thread::yield_now();
+            thread::sleep(Duration::from_millis(10));
         };
         let error = second.join().unwrap().unwrap_err();
         assert!(

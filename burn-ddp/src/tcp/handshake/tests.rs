@@ -110,7 +110,7 @@ fn a_dribbling_caller_is_cut_off() {
     let mut bytes = [0; 1000];
     let result = read_exact(&peer, &mut bytes, start + Duration::from_millis(200));
     assert_eq!(result.unwrap_err().kind(), io::ErrorKind::TimedOut);
-    assert!(start.elapsed() < Duration::from_secs(8));
+    assert!(start.elapsed() < Duration::from_secs(2));
     drop(peer);
     dribble.join().unwrap();
 }

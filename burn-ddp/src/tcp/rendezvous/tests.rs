@@ -110,7 +110,7 @@ fn a_rank_that_comes_when_the_job_has_begun_is_told_so() {
 /// The rank that fails first should be the first to end, so dropping an acceptor must not take long.
 #[test]
 fn who_leaves_waits_for_no_callers() {
-    let waits = (0..40).map(|_| {
+    let mut waits = [(); 40].map(|()| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let acceptor = Acceptor::start(listener, own(0)).unwrap();
         // By now, the acceptor's thread waits for callers.
@@ -119,8 +119,9 @@ fn who_leaves_waits_for_no_callers() {
         drop(acceptor);
         start.elapsed()
     });
-    // The others may have waited for a busy machine.
-    assert!(waits.min().unwrap() < Duration::from_millis(20));
+    // Some may have waited for a busy machine.
+    waits.sort();
+    assert!(waits[waits.len() / 2] < Duration::from_millis(20));
 }
 
 #[test]
