@@ -32,9 +32,10 @@ enum Action {
 
 #[derive(Args)]
 struct Run {
-    /// Number of ranks to start on this machine.
-    #[arg(short, long = "nproc-per-node", default_value_t = 1)]
-    n: usize,
+    /// Number of ranks to start on this machine, or gpu (one for each NVIDIA GPU), cpu (one for each core) or auto
+    /// (gpu if there are any, otherwise cpu).
+    #[arg(short, long = "nproc-per-node", default_value = "1")]
+    n: String,
     /// Number of machines; run this command on each of them.
     #[arg(long, default_value_t = 1)]
     nnodes: usize,
@@ -128,7 +129,7 @@ fn run(run: Run) -> Result<(), DdpError> {
             parts.ok_or_else(|| invalid(format!("--master {master}; expected HOST:PORT")))?;
         options = options.master(host, port);
     }
-    launch::spawn(program, run.n, options)
+    launch::spawn(program, launch::nproc(&run.n)?, options)
 }
 
 /// Prints a table of measured and predicted times.

@@ -18,6 +18,7 @@
 
 mod blame;
 mod failures;
+mod nproc;
 mod output;
 mod parent;
 mod processes;
@@ -32,6 +33,7 @@ use std::{
     time::Duration,
 };
 
+pub use self::nproc::nproc;
 pub(crate) use self::{
     blame::{blame, note_meeting},
     parent::die_with,

@@ -2,8 +2,10 @@
 
 use std::{
     io::{Read, Write},
+    iter,
     net::{TcpListener, TcpStream},
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -264,9 +266,16 @@ fn a_rank_that_waits_for_a_late_one_is_not_blamed_alone() {
     }
 }
 
+/// A port that no other call was given, from below those that Linux hands out by itself, so that nobody takes it
+/// before the test does.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + (std::process::id() % 50) as u16 * 200;
+    let ports = iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed) % 200);
+    let mut ports = ports.take(200);
+    ports
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .unwrap()
 }
 
 #[test]

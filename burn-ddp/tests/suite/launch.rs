@@ -308,6 +308,42 @@ fn command(arguments: &[&str], scenario: &str) -> Command {
     command
 }
 
+#[test]
+fn a_name_stands_for_the_number_of_ranks() {
+    let run = |n: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
+        let script = "echo rank $RANK of $WORLD_SIZE";
+        command.args([
+            "run",
+            "--no-prefix",
+            "--nproc-per-node",
+            n,
+            "--",
+            "sh",
+            "-c",
+            script,
+        ]);
+        command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap()
+    };
+    let cores = std::thread::available_parallelism().unwrap().get();
+    for name in ["cpu", "auto"] {
+        let output = run(name);
+        assert!(output.status.success(), "{output:?}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let mut lines: Vec<&str> = printed.lines().collect();
+        lines.sort_unstable();
+        let mut expected: Vec<String> = (0..cores)
+            .map(|rank| format!("rank {rank} of {cores}"))
+            .collect();
+        expected.sort_unstable();
+        assert_eq!(lines, expected, "{name}");
+    }
+    let output = run("gpu");
+    assert!(!output.status.success());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("CUDA_VISIBLE_DEVICES hides it"), "{error}");
+}
+
 /// Launchers on this machine that play two machines.
 fn two_machines(ranks: usize, arguments: &[&str], scenario: &str, timeout: &str) -> [Command; 2] {
     let master = format!("127.0.0.1:{}", free_port());
