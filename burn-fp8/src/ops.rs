@@ -106,6 +106,8 @@ pub struct LinearSpec {
     pub current_gradient_scale: bool,
     /// Whether the scale from the gradient's own amax is rounded down to a power of two.
     pub power_of_two: bool,
+    /// Whether the product for the gradient of the weight is computed in the input's dtype.
+    pub high_precision_weight_gradient: bool,
     /// Receives the amax of the gradient in backward.
     pub gradient_amax: GradAmaxSlot,
 }
@@ -121,6 +123,8 @@ pub struct BlockLinearSpec {
     pub casts: LinearCasts,
     /// Whether scales are rounded down to powers of two.
     pub power_of_two: bool,
+    /// Whether the product for the gradient of the weight is computed in the input's dtype.
+    pub high_precision_weight_gradient: bool,
 }
 
 impl BlockLinearSpec {

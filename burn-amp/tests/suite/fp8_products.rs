@@ -68,6 +68,54 @@ fn a_transposed_weight_is_a_weight() {
     }
 }
 
+/// With the gradient of the weight in high precision, it is that of an autocast device without fp8, and all else is as in fp8.
+#[test]
+fn a_weights_gradient_may_stay_in_high_precision() {
+    let recipes: [[Fp8Recipe; 2]; 3] = [
+        [
+            CurrentScaling::new().into(),
+            CurrentScaling::new()
+                .with_high_precision_weight_gradient(true)
+                .into(),
+        ],
+        [
+            RowwiseScaling::new().into(),
+            RowwiseScaling::new()
+                .with_high_precision_weight_gradient(true)
+                .into(),
+        ],
+        [
+            BlockScaling::new().with_size(16).into(),
+            BlockScaling::new()
+                .with_size(16)
+                .with_high_precision_weight_gradient(true)
+                .into(),
+        ],
+    ];
+    // The output, and the gradients of input and weight.
+    let pass = |device: &Device| {
+        let x = wave([6, 32], 0.2, device).require_grad();
+        let weight = wave([32, 16], 0.7, device).require_grad();
+        let output = x.clone().matmul(weight.clone());
+        let gradient = wave([6, 16], 0.9, device) * 1e-4;
+        let gradients = (output.clone() * gradient).sum().backward();
+        let [x, weight] = [x, weight].map(|of| values(of.grad(&gradients).unwrap()));
+        [values(output), x, weight]
+    };
+    let bf16 = Autocast::bf16().lease(Device::flex()).unwrap();
+    let bf16 = pass(&bf16.device().autodiff());
+    for recipes in recipes {
+        let [(low, low_runs), (high, high_runs)] = recipes.map(|recipe| {
+            let device = fp8(recipe, Device::flex());
+            (pass(&device.device().autodiff()), runs(&device))
+        });
+        assert_eq!((low_runs, high_runs), (3, 2), "{recipes:?}");
+        assert_eq!(high[..2], low[..2], "{recipes:?}");
+        assert_eq!(high[2], bf16[2], "{recipes:?}");
+        assert_ne!(low[2], bf16[2], "{recipes:?}");
+    }
+}
+
 /// Its numbers of inputs and outputs are those of the product.
 #[test]
 fn a_filter_knows_the_size_of_a_transposed_weight() {

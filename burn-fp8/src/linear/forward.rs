@@ -28,6 +28,7 @@ impl Fp8Linear {
             // A pass that does not train has gradients too, if its input is tracked. The history is not of these.
             current_gradient_scale: !(training && matches!(recipe, Fp8Recipe::Delayed(_))),
             power_of_two: recipe.power_of_two(),
+            high_precision_weight_gradient: recipe.high_precision_weight_gradient(),
             gradient_amax: scales.gradient_amax,
         };
         let cast =
@@ -73,6 +74,7 @@ impl Fp8Linear {
             gradient: format.gradient(),
             casts: recipe.casts(),
             power_of_two: recipe.power_of_two(),
+            high_precision_weight_gradient: recipe.high_precision_weight_gradient(),
         };
         let cast = |granularity| {
             let cast = spec.forward_cast(granularity);

@@ -16,4 +16,9 @@ pub struct CurrentScaling {
     /// Whether scales are rounded down to powers of two.
     #[config(default = false)]
     pub power_of_two: bool,
+    /// Whether the product for the gradient of the weight stays in the input's own dtype, as in torchao's `rowwise_with_gw_hp`: that
+    /// gradient sums over all rows of a batch, where outliers cost the most. A layer then keeps its input as it is for backward, not in
+    /// fp8.
+    #[config(default = false)]
+    pub high_precision_weight_gradient: bool,
 }

@@ -8,7 +8,8 @@ use crate::{Fp8Error, Granularity};
 /// A scale for each row of a left operand and each column of a right one, from its own amax. Each of the three products of a
 /// layer casts its operands separately.
 ///
-/// This is torchao's `rowwise` recipe with its defaults: e4m3 everywhere, scales rounded down to powers of two.
+/// This is torchao's `rowwise` recipe with its defaults: e4m3 everywhere, scales rounded down to powers of two. With
+/// [`high_precision_weight_gradient`](Self::high_precision_weight_gradient), it is `rowwise_with_gw_hp`.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct RowwiseScaling {
     /// Which format is used for which pass.
@@ -17,6 +18,9 @@ pub struct RowwiseScaling {
     /// Whether scales are rounded down to powers of two.
     #[config(default = true)]
     pub power_of_two: bool,
+    /// [`CurrentScaling::high_precision_weight_gradient`](super::CurrentScaling::high_precision_weight_gradient).
+    #[config(default = false)]
+    pub high_precision_weight_gradient: bool,
 }
 
 /// A scale for every `1 x size` elements of an activation or gradient (along the inner dimension) and for every `size x size`
@@ -35,6 +39,9 @@ pub struct BlockScaling {
     /// Whether scales are rounded down to powers of two.
     #[config(default = true)]
     pub power_of_two: bool,
+    /// [`CurrentScaling::high_precision_weight_gradient`](super::CurrentScaling::high_precision_weight_gradient).
+    #[config(default = false)]
+    pub high_precision_weight_gradient: bool,
 }
 
 impl BlockScaling {

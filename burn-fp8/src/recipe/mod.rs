@@ -91,6 +91,16 @@ impl Fp8Recipe {
         }
     }
 
+    /// Whether the product for the gradient of the weight stays in the input's own dtype. With delayed scaling it never does.
+    pub fn high_precision_weight_gradient(&self) -> bool {
+        match self {
+            Self::Delayed(_) => false,
+            Self::Current(recipe) => recipe.high_precision_weight_gradient,
+            Self::Rowwise(recipe) => recipe.high_precision_weight_gradient,
+            Self::Block(recipe) => recipe.high_precision_weight_gradient,
+        }
+    }
+
     /// Which elements share a scale in the three products of a linear layer.
     pub fn casts(&self) -> LinearCasts {
         match self {

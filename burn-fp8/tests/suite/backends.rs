@@ -233,6 +233,7 @@ fn training_step<B: Fp8Ops>(device: &Device<B>) -> Vec<Vec<f32>> {
         forward: Fp8Format::E4M3,
         gradient: Fp8Format::E5M2,
         current_gradient_scale: false,
+        high_precision_weight_gradient: false,
         power_of_two: false,
         gradient_amax: GradAmaxSlot::default(),
     };

@@ -29,6 +29,7 @@ use burn_fp8::{
 };
 use burn_layer::{Inputs, Layers, Op, Ran, Run};
 use parking_lot::Mutex;
+use product::Product;
 use ranks::{Lift, Reducer};
 use state::Registry;
 use std::sync::{Arc, OnceLock};
@@ -95,9 +96,14 @@ impl From<Fp8Settings> for Fp8 {
 impl Fp8 {
     /// Whether an op runs in fp8.
     pub(super) fn takes(&self, op: Op, inputs: &Inputs) -> bool {
-        let Some((_, size)) = product::of(op, inputs) else {
+        let Some((product, size)) = product::of(op, inputs) else {
             return false;
         };
+        if product == Product::WeightGradient
+            && self.settings.recipe.high_precision_weight_gradient()
+        {
+            return false;
+        }
         let names = inputs.scopes::<Name>();
         let names = names.iter().map(|name| name.0.as_str());
         inputs.widest != DType::F64 && self.settings.filter.takes(size, names)

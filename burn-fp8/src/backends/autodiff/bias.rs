@@ -81,7 +81,7 @@ fn sum_of_rows<B: Backend>(
     into_dtype::<B>(sum, dtype)
 }
 
-fn into_dtype<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+pub(super) fn into_dtype<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     match FloatDType::from(tensor.dtype()) == dtype {
         true => tensor,
         false => B::float_cast(tensor, dtype),

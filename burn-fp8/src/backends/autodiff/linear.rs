@@ -1,7 +1,7 @@
-//! The linear layer, all three of whose products run in fp8.
+//! The linear layer, whose products run in fp8: all three, or all but the one for the gradient of the weight.
 
-use burn::backend::{AutodiffBackend, Backend, tensor::FloatTensor};
-use burn::tensor::FloatDType;
+use burn::backend::{AutodiffBackend, Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{FloatDType, Shape};
 use burn_autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -9,6 +9,7 @@ use burn_autodiff::{
     ops::{Backward, NodeGuard, Ops, OpsKind},
 };
 
+use super::bias::into_dtype;
 use crate::{Bias, BlockLinearSpec, Fp8Format, Fp8Ops, LinearSpec, Operand, ops::output_dtype};
 
 type Float<B, C> = FloatTensor<Autodiff<B, C>>;
@@ -28,13 +29,18 @@ pub(super) fn with_one_scale<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     let dtypes = [output_dtype(&input), output_dtype(&weight)];
     let [input_scale, gradient_scale] = scales.map(|scale| scale.into_primitive());
 
-    let (input, amax) = cast::<B>(input, input_scale, spec.forward, weight_wanted);
+    let original = (weight_wanted && spec.high_precision_weight_gradient).then(|| input.clone());
+    let both_ways = weight_wanted && original.is_none();
+    let (input, amax) = cast::<B>(input, input_scale, spec.forward, both_ways);
     let weight = inner(weight_codes);
     let product = input.clone().matmul_fast(weight.clone(), bias, dtypes[0]);
     // Of both copies of the codes, only the one that backward reads is kept.
     let state = || State {
         dtypes,
-        input: weight_wanted.then(|| input.transpose().stored_once()),
+        input: match original {
+            Some(input) => Some(Kept::AsItIs(input)),
+            None => weight_wanted.then(|| Kept::Cast(input.transpose().stored_once())),
+        },
         weight: input_wanted.then(|| weight.stored_once()),
         gradient: GradientCast::Once(spec, gradient_scale),
     };
@@ -59,9 +65,13 @@ pub(super) fn with_scales<B: Backend + Fp8Ops, C: CheckpointStrategy>(
     let product = rows.matmul(inner(output_weight), bias, dtypes[0]);
     // The input is cast again, because the weight's gradient sums along another dimension.
     let cast = spec.forward_cast(spec.casts.weight_gradient[0]);
+    let keep = |input| match spec.high_precision_weight_gradient {
+        true => Kept::AsItIs(input),
+        false => Kept::Cast(Operand::cast(input, cast).transpose()),
+    };
     let state = || State {
         dtypes,
-        input: weight_wanted.then(|| Operand::cast(input, cast).transpose()),
+        input: weight_wanted.then(|| keep(input)),
         weight: input_wanted.then(|| inner(gradient_weight)),
         gradient: GradientCast::Twice(spec),
     };
@@ -112,11 +122,19 @@ struct Fp8Linear;
 struct State<B: Backend> {
     /// The dtypes of the original input and weight, which their gradients will have.
     dtypes: [FloatDType; 2],
-    /// The transposed input. Present if the weight has a gradient.
-    input: Option<Operand<B>>,
+    /// Present if the weight has a gradient.
+    input: Option<Kept<B>>,
     /// Present if the input has a gradient.
     weight: Option<Operand<B>>,
     gradient: GradientCast<B>,
+}
+
+/// The input of a layer, for the gradient of its weight.
+#[derive(Clone, Debug)]
+enum Kept<B: Backend> {
+    /// Transposed, in fp8.
+    Cast(Operand<B>),
+    AsItIs(FloatTensor<B>),
 }
 
 /// How the gradient of the output is cast.
@@ -172,15 +190,47 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
         } = ops.state;
         let grad = grads.consume::<B>(&ops.node);
         let [input_node, weight_node] = ops.parents;
-        let wanted = [input_node.is_some(), weight_node.is_some()];
+        let original = match &input {
+            Some(Kept::AsItIs(_)) => Some(grad.clone()),
+            _ => None,
+        };
+        let wanted = [
+            input_node.is_some(),
+            weight_node.is_some() && original.is_none(),
+        ];
         let [for_input, for_weight] = gradient.cast(grad, wanted);
         if let (Some(node), Some(grad), Some(weight)) = (input_node, for_input, weight) {
             let grad = grad.matmul(weight.transpose(), Bias::None, input_dtype);
             grads.register::<B>(node.id, grad);
         }
-        if let (Some(node), Some(grad), Some(input)) = (weight_node, for_weight, input) {
-            let grad = input.matmul(grad, Bias::None, weight_dtype);
+        let grad = match (input, for_weight, original) {
+            (Some(Kept::Cast(input)), Some(grad), _) => {
+                input.matmul(grad, Bias::None, weight_dtype)
+            }
+            (Some(Kept::AsItIs(input)), _, Some(grad)) => {
+                transposed_product::<B>(input, grad, weight_dtype)
+            }
+            _ => return,
+        };
+        if let Some(node) = weight_node {
             grads.register::<B>(node.id, grad);
         }
     }
+}
+
+/// The transposed input times the gradient, in the dtype of the input.
+fn transposed_product<B: Backend>(
+    input: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    output: FloatDType,
+) -> FloatTensor<B> {
+    let [rows, d_input] = input.shape().dims();
+    let [_, d_output] = grad.shape().dims();
+    // Not all of Burn's backends multiply matrices without elements.
+    if rows == 0 {
+        return B::float_zeros(Shape::new([d_input, d_output]), &input.device(), output);
+    }
+    let grad = into_dtype::<B>(grad, input.dtype().into());
+    let product = B::float_matmul(B::float_transpose(input), grad);
+    into_dtype::<B>(product, output)
 }

@@ -9,6 +9,7 @@ mod mappers;
 pub(super) mod products;
 mod ranks;
 mod state;
+mod weight_gradient;
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
