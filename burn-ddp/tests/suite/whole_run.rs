@@ -18,6 +18,7 @@ use nix::sys::signal::Signal;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
 use crate::suite::{
     net::contents,
@@ -190,6 +191,13 @@ pub(crate) fn play(
     Ok(serde_json::to_string(&end).unwrap())
 }
 
+/// A folder in memory, where there is one: each checkpoint is synced, which takes seconds on a disk that is busy with something else.
+fn checkpoint_folder() -> TempDir {
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
+}
+
 fn start(scenario: &str, folder: &Path, url: &str, timeout: f64, small: bool) -> Vec<Rank> {
     let program = std::env::current_exe().unwrap();
     let rank = |rank: usize| {
@@ -232,14 +240,14 @@ fn last(folder: &Path) -> Option<u64> {
 
 #[test]
 fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
-    let whole = tempfile::tempdir().unwrap();
+    let whole = checkpoint_folder();
     let expected = finish(whole.path());
     // The last two and the best are left.
     let left = fs::read_dir(whole.path()).unwrap().count();
     assert!(left == 2 || left == 3, "{left}");
 
     let mut random = ChaCha8Rng::seed_from_u64(1);
-    let mut folder = tempfile::tempdir().unwrap();
+    let mut folder = checkpoint_folder();
     let (mut reached, mut ended) = (0, 0);
     for kill in 0..20 {
         let victim = random.random_range(0..RANKS);
@@ -288,7 +296,7 @@ fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
         reached = step;
         if step == STEPS {
             assert_eq!(finish(folder.path()), expected);
-            folder = tempfile::tempdir().unwrap();
+            folder = checkpoint_folder();
             (reached, ended) = (0, ended + 1);
         }
     }
@@ -301,7 +309,7 @@ fn a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint() {
 
 #[test]
 fn a_full_disk_ends_all_ranks_and_the_last_checkpoint_loads() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = checkpoint_folder();
     let (_place, url) = meeting_place();
     let ranks = start("whole run on a small disk", folder.path(), &url, 30.0, true);
     for rank in ranks {
@@ -312,6 +320,6 @@ fn a_full_disk_ends_all_ranks_and_the_last_checkpoint_loads() {
     let step = last(folder.path()).unwrap();
     assert!(step > 2 && step < STEPS, "{step}");
     // With room again, the run comes to the end that it would have had.
-    let whole = tempfile::tempdir().unwrap();
+    let whole = checkpoint_folder();
     assert_eq!(finish(folder.path()), finish(whole.path()));
 }
