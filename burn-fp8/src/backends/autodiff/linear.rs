@@ -198,7 +198,10 @@ impl<B: Backend + Fp8Ops> Backward<B, 2> for Fp8Linear {
             input_node.is_some(),
             weight_node.is_some() && original.is_none(),
         ];
-        let [for_input, for_weight] = gradient.cast(grad, wanted);
+        let [for_input, for_weight] = match wanted {
+            [false, false] => [None, None],
+            _ => gradient.cast(grad, wanted),
+        };
         if let (Some(node), Some(grad), Some(weight)) = (input_node, for_input, weight) {
             let grad = grad.matmul(weight.transpose(), Bias::None, input_dtype);
             grads.register::<B>(node.id, grad);
