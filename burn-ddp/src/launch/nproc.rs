@@ -58,30 +58,34 @@ fn gpus(devices: &Path, visible: Option<&str>) -> usize {
 }
 
 /// How many of `count` GPUs a list leaves: CUDA ignores what follows an entry that is none of them, and with a GPU that is
-/// listed twice there are none.
+/// listed twice there are none. Of MIG instances, a process sees one.
 fn chosen(visible: &str, count: usize) -> usize {
+    let visible = visible.trim_start();
+    if visible.starts_with("MIG-") {
+        return count.min(1);
+    }
+    let by_uuid = visible.starts_with("GPU-");
     let mut seen = HashSet::new();
     for entry in visible.split(',').map(str::trim) {
-        let is_uuid = entry.starts_with("GPU-") || entry.starts_with("MIG-");
-        let is_index = entry.parse().is_ok_and(|index: usize| index < count);
-        if !is_uuid && !is_index {
+        let is_gpu = match by_uuid {
+            true => entry.starts_with("GPU-"),
+            false => entry.parse().is_ok_and(|index: usize| index < count),
+        };
+        if !is_gpu {
             break;
         }
         if !seen.insert(entry) {
             return 0;
         }
     }
-    match visible.trim_start().starts_with("MIG-") {
-        true => seen.len(),
-        false => seen.len().min(count),
-    }
+    seen.len().min(count)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The counts of PyTorch's `torch.cuda._parse_visible_devices`, over 4 GPUs.
+    /// Over 4 GPUs, as PyTorch's `torch.cuda.device_count` counts; of MIG instances, as NVIDIA's guide says.
     #[test]
     fn a_list_leaves_the_gpus_that_cuda_sees() {
         let cases = [
@@ -95,7 +99,8 @@ mod tests {
             ("0,4,1", 1),
             ("1,2,1", 0),
             ("GPU-9b1c,GPU-24d7", 2),
-            ("MIG-89cd,MIG-90ef", 2),
+            ("0,GPU-9b1c", 1),
+            ("MIG-89cd,MIG-90ef", 1),
         ];
         for (visible, expected) in cases {
             assert_eq!(chosen(visible, 4), expected, "{visible:?}");
