@@ -244,7 +244,7 @@ pub trait Fp8Ops: Backend {
 
     /// The product of `input` (`[rows, d_input]`), which is cast with `input_scale`, and a weight (`[d_input, d_output]`), which
     /// comes already cast, with one scale; and the amax of `input`. Under autodiff, backward casts the gradient too, and runs
-    /// both of its products in fp8. `weight` itself is only there to receive its gradient.
+    /// both of its products in fp8 (only one with [`LinearSpec::high_precision_weight_gradient`]). `weight` itself is only there to receive its gradient.
     fn fp8_linear(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -8,8 +8,9 @@ use crate::{Fp8Error, Granularity};
 /// A scale for each row of a left operand and each column of a right one, from its own amax. Each of the three products of a
 /// layer casts its operands separately.
 ///
-/// This is torchao's `rowwise` recipe with its defaults: e4m3 everywhere, scales rounded down to powers of two. With
-/// [`high_precision_weight_gradient`](Self::high_precision_weight_gradient), it is `rowwise_with_gw_hp`.
+/// This is torchao's `rowwise` recipe with its defaults: e4m3 everywhere, scales rounded down to powers of two. Its
+/// `rowwise_with_gw_hp` is near the one with [`high_precision_weight_gradient`](Self::high_precision_weight_gradient), but casts the
+/// weight with one scale for the gradient of the input.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct RowwiseScaling {
     /// Which format is used for which pass.

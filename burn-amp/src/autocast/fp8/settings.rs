@@ -12,8 +12,8 @@ impl Autocast {
     /// Runs the linear layers in fp8 and the rest like [`bf16`](Self::bf16). The model does not change.
     ///
     /// All three products of a layer run in fp8 and accumulate in f32 (the one for the gradient of the weight does not, if the recipe
-    /// has `high_precision_weight_gradient`: it runs by the [rest](Self::rest)'s policy). Input and weight are cast to the recipe's forward format
-    /// (e4m3), the gradient of the output to its gradient format (e5m2 if hybrid). The output is stored in bf16, the
+    /// has `high_precision_weight_gradient`: it runs by the [rest](Self::rest)'s policy). Input and weight are cast to the recipe's
+    /// forward format (e4m3), the gradient of the output to its gradient format (e5m2 if hybrid). The output is stored in bf16, the
     /// gradient of the weight in f32. A cast is kept with its tensor, for the other products and micro-batches that need it.
     /// [`Fp8Filter`] selects the layers; [`AutocastReport::fp8_runs`](crate::AutocastReport::fp8_runs) says how many products ran
     /// in fp8.
