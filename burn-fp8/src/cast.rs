@@ -43,4 +43,12 @@ impl Fp8Cast {
             ..self
         }
     }
+
+    /// Panics for one scale a tensor, which is no cast by rows, columns or blocks: its amax is of all matrices of a batch.
+    pub(crate) fn assert_several_scales(self) {
+        assert!(
+            self.granularity != Granularity::Tensor,
+            "fp8_quantize_blocks: one scale for the whole tensor; take fp8_amax, fp8_scales and fp8_quantize, or Operand::cast"
+        );
+    }
 }

@@ -13,6 +13,7 @@ pub(crate) fn quantize<B: Backend, P: Provider<B>>(
     input: FloatTensor<B>,
     cast: Fp8Cast,
 ) -> (IntTensor<B>, FloatTensor<B>) {
+    cast.assert_several_scales();
     let Fp8Cast {
         format,
         granularity,

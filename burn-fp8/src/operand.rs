@@ -124,8 +124,16 @@ impl<B: Backend + Fp8Ops> Operand<B> {
     }
 
     /// Changes the leading dimensions; the order of rows and columns stays. The transpose becomes a view.
+    ///
+    /// # Panics
+    /// If the operand has more than one scale, because a reshape would tear their rows or blocks apart.
     #[must_use]
     pub fn reshape(self, shape: Shape) -> Self {
+        assert!(
+            self.granularity == Granularity::Tensor,
+            "reshape: an operand scaled by {:?} has its scales bound to its shape",
+            self.granularity
+        );
         let codes = B::int_reshape(self.codes, shape);
         Self::new(codes, self.scale, self.granularity, self.format)
     }

@@ -235,6 +235,10 @@ pub trait Fp8Ops: Backend {
 
     /// Quantizes with a scale for each row, column or block, from its own amax. Returns the codes and the scales (f32; the last
     /// two dimensions are numbers of rows, columns or blocks).
+    ///
+    /// # Panics
+    /// If the granularity is [`Granularity::Tensor`](crate::Granularity::Tensor). [`Operand::cast`](crate::Operand::cast)
+    /// takes it.
     fn fp8_quantize_blocks(
         input: FloatTensor<Self>,
         cast: Fp8Cast,

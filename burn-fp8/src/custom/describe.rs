@@ -124,6 +124,7 @@ pub(crate) fn update_scale(
 }
 
 pub(crate) fn quantize_blocks(input: TensorIr, cast: Fp8Cast) -> Description {
+    cast.assert_several_scales();
     let codes = (input.shape.clone(), DType::U8);
     let scales = cast.granularity.scale_shape(&input.shape);
     let [rows, columns] = granularity_ir(cast.granularity);

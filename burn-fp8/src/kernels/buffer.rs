@@ -281,7 +281,6 @@ pub(in crate::kernels) fn raw(handle: Handle, length: usize) -> BufferArg {
 ///
 /// # Panics
 /// If the elements do not lie in the allocation, or are more than a kernel can count.
-#[allow(unsafe_code)]
 pub(in crate::kernels) fn array(handle: Handle, length: usize, size: usize) -> BufferArg {
     let (used, wanted) = (handle.size_in_used(), (length * size) as u64);
     // The last word of codes may hold fewer than four codes; allocations are whole words.
@@ -318,7 +317,6 @@ fn showing(mut handle: Handle, bytes: u64) -> Handle {
 ///
 /// # Panics
 /// If the rows do not lie in the allocation.
-#[allow(unsafe_code)]
 pub(in crate::kernels) fn matrix(handle: Handle, shape: [usize; 2], pitch: usize) -> TensorArg {
     let [rows, columns] = shape;
     let end = rows.checked_sub(1).map_or(0, |last| last * pitch + columns);

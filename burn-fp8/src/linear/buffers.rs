@@ -132,7 +132,10 @@ impl Buffers {
         let steps = self.steps.value.clone();
         // Less than 1 instead of equal to 0, because an average of models has averaged its step counts.
         let due = steps.clone().lower_elem(1.0);
-        let next = (steps.clone() + 1.0).remainder_scalar(interval as f32);
+        // No remainder, which some GPUs find by a division that is not exact.
+        let next = steps.clone() + 1.0;
+        let last = next.clone().greater_equal_elem(interval as f32 - 0.5);
+        let next = next.mask_fill(last, 0.0);
         let ran = self.input.amax().value.not_equal_elem(0.0);
         self.steps.value = steps.mask_where(ran, next);
         Some(due)

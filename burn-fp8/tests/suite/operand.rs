@@ -107,6 +107,15 @@ fn a_left_side_is_read_by_rows_and_a_right_side_by_columns() {
 }
 
 #[test]
+#[should_panic(expected = "has its scales bound to its shape")]
+fn an_operand_with_several_scales_is_not_reshaped() {
+    let data = TensorData::from([[1.0f32, 2.0], [30.0, 40.0]]);
+    let tensor = Flex::float_from_data(data, &Default::default());
+    let rows = Fp8Cast::new(Granularity::Row, Fp8Format::E4M3);
+    let _ = Operand::<Flex>::cast(tensor, rows).reshape([2, 1, 2].into());
+}
+
+#[test]
 fn a_reshaped_operand_is_a_batch() {
     let mut random = Random::new(71);
     let mut operand = |shape: [usize; 2]| {

@@ -25,6 +25,7 @@ fn quantize_by(
     by_columns: bool,
     team: impl FnOnce(&Client, &Blocks, bool) -> Option<Team>,
 ) -> (CubeTensor, CubeTensor) {
+    cast.assert_several_scales();
     let shape = input.shape();
     let by_columns = by_columns && shape.num_dims() > 1;
     let codes = match by_columns {

@@ -119,8 +119,8 @@ fn inverses(scales: [&CubeTensor; 2]) -> [CubeTensor; 2] {
         &factors[0].client,
         CubeCount::new_single(),
         CubeDim::new_single(),
-        buffer::elements(lhs_scale),
-        buffer::elements(rhs_scale),
+        buffer::scalar(lhs_scale),
+        buffer::scalar(rhs_scale),
         buffer::raw(lhs, 1),
         buffer::raw(rhs, 1),
     );
@@ -141,7 +141,7 @@ fn factors_kernel(
 #[cfg(all(test, feature = "cpu"))]
 mod tests {
     use burn::backend::ops::FloatTensorOps;
-    use burn::tensor::{Scalar, TensorData};
+    use burn::tensor::{FloatDType, Scalar, TensorData};
     use burn_cubecl::{CubeBackend, CubeDevice};
     use burn_std::reader::try_read_sync;
     use cubecl::cpu::CpuDevice;
@@ -168,6 +168,13 @@ mod tests {
                 assert_eq!(found, [first, second].map(|side| 1.0 / [lhs, rhs][side]));
             }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "scales and amaxes are f32")]
+    fn a_scale_of_another_dtype_is_refused() {
+        let narrow = CubeBackend::float_cast(scale(2.0), FloatDType::BF16);
+        factors(&narrow, &scale(4.0));
     }
 
     #[test]
