@@ -78,7 +78,7 @@ pub use autocast::{
 pub use autocast::{Fp8Filter, Fp8State, with_fp8_ops};
 #[cfg(feature = "fp8")]
 pub use burn_fp8::{Fp8Error, recipe};
-pub use burn_layer::{CustomOpHandler, LayerError, Layers, Op};
+pub use burn_layer::{CustomOpHandler, LayerError, Layers, Op, clip_gradient_norm};
 pub use scaler::{
     DeviceAdam, DeviceAdamConfig, DeviceAdamState, DeviceLossScaler, DeviceOptimizer, DeviceSgd,
     DeviceSgdConfig, DeviceSgdState, DeviceUnscaled, LossScaler, LossScalerConfig, LossScalerError,

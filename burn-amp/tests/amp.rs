@@ -46,10 +46,6 @@ mod suite {
     mod random_cases;
     mod recompute;
     mod reduction;
-    // For the tests inside of it: the library has no test build.
-    #[allow(dead_code)]
-    #[path = "../../src/autocast/reduction.rs"]
-    mod reduction_rule;
     mod region;
     mod squares;
     mod training;

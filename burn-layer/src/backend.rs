@@ -11,19 +11,8 @@ use core::{fmt, marker::PhantomData};
 
 /// The backend `B` under the layers of its device. It is a backend itself, but has `B`'s kernels:
 /// every op runs on `B`, in the dtypes of the layers' plan.
+#[derive(Clone, Default)]
 pub struct Layered<B>(PhantomData<fn() -> B>);
-
-impl<B> Clone for Layered<B> {
-    fn clone(&self) -> Self {
-        Self(PhantomData)
-    }
-}
-
-impl<B> Default for Layered<B> {
-    fn default() -> Self {
-        Self(PhantomData)
-    }
-}
 
 impl<B> fmt::Debug for Layered<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

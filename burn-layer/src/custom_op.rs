@@ -10,6 +10,7 @@ use std::{collections::HashMap, sync::Arc};
 ///
 /// The handlers are those of the backend *underneath* the layers: a custom op sees plain tensors of
 /// that backend, and runs its kernels unchanged.
+#[derive(Default)]
 pub(crate) struct Handlers<B: BackendIr>(Vec<(String, Handler<B>)>);
 
 /// How a custom op runs.
@@ -18,12 +19,6 @@ struct Handler<B: BackendIr> {
     run: CustomOpHandler<B>,
     /// Burn's op that the layers are asked about for this one. Without one, it has the dtypes that the program sees.
     like: Option<Op>,
-}
-
-impl<B: BackendIr> Default for Handlers<B> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
 }
 
 impl<B: BackendIr> Handlers<B> {

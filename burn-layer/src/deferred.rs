@@ -2,6 +2,7 @@
 
 use crate::ends::End;
 use core::fmt;
+use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// A tensor that is not there yet, such as a gradient that is being reduced over the ranks. Its first use
@@ -11,15 +12,15 @@ pub(crate) struct Deferred<P>(Arc<DeferredInner<P>>);
 
 struct DeferredInner<P> {
     value: OnceLock<P>,
-    wait: Box<dyn Fn() -> P + Send + Sync>,
+    wait: Mutex<Option<Box<dyn FnOnce() -> P + Send>>>,
 }
 
 impl<P: Clone> Deferred<P> {
     /// A tensor that `wait` delivers. It is called once, on the thread that first needs the value.
-    pub(crate) fn new(wait: impl Fn() -> P + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(wait: impl FnOnce() -> P + Send + 'static) -> Self {
         Self(Arc::new(DeferredInner {
             value: OnceLock::new(),
-            wait: Box::new(wait),
+            wait: Mutex::new(Some(Box::new(wait))),
         }))
     }
 
@@ -30,7 +31,11 @@ impl<P: Clone> Deferred<P> {
 
     /// The tensor. Waits for it if need be.
     pub(crate) fn wait(&self) -> P {
-        self.0.value.get_or_init(|| (self.0.wait)()).clone()
+        let value = self.0.value.get_or_init(|| {
+            let wait = self.0.wait.lock().take();
+            wait.expect("a value that is there is not computed again")()
+        });
+        value.clone()
     }
 }
 

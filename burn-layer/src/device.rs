@@ -11,6 +11,7 @@ use std::{
 };
 
 /// A device of a layered backend. Two are equal when they are the same device under the same layers.
+#[derive(Clone)]
 pub struct LayeredDevice<D> {
     base: D,
     layer: Arc<LayerSet>,
@@ -45,15 +46,6 @@ impl<D: DeviceOps> LayeredDevice<D> {
     /// The layers.
     pub(crate) fn layer(&self) -> &Arc<LayerSet> {
         &self.layer
-    }
-}
-
-impl<D: Clone> Clone for LayeredDevice<D> {
-    fn clone(&self) -> Self {
-        Self {
-            base: self.base.clone(),
-            layer: self.layer.clone(),
-        }
     }
 }
 

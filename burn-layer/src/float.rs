@@ -27,6 +27,7 @@ pub(crate) type Copied<P> = Arc<Mutex<Option<(DType, P)>>>;
 
 /// A float tensor of a layered backend: its storage, whose dtype the layers choose, and the
 /// dtype that the program sees.
+#[derive(Clone)]
 pub struct LayeredFloat<B: Backend> {
     source: Source<FloatTensor<B>>,
     nominal: DType,
@@ -66,8 +67,10 @@ pub(crate) enum Part {
     Row,
     /// Zeros and ones that were drawn.
     Mask,
-    /// A sigmoid, reshaped or not.
+    /// A sigmoid, reshaped or not, or one more than a [`Tanh`](Self::Tanh), as in the approximate GELU.
     Gate,
+    /// A hyperbolic tangent.
+    Tanh,
     /// What is multiplied by a gate in forward.
     Gated,
     /// The gradient of that.
@@ -435,29 +438,6 @@ fn in_shape<B: Backend>(tensor: FloatTensor<B>, shape: Shape) -> FloatTensor<B> 
         return tensor;
     }
     B::float_reshape(tensor, shape)
-}
-
-impl<B: Backend> Clone for LayeredFloat<B> {
-    fn clone(&self) -> Self {
-        Self {
-            source: self.source.clone(),
-            nominal: self.nominal,
-            identity: self.identity.clone(),
-            copied: self.copied.clone(),
-            rows: self.rows.clone(),
-            columns: self.columns.clone(),
-            maximum_of: self.maximum_of.clone(),
-            gradient: self.gradient,
-            computed: self.computed,
-            part: self.part,
-            products: self.products.clone(),
-            norm: self.norm.clone(),
-            role: self.role.clone(),
-            row_norm: self.row_norm.clone(),
-            rotation: self.rotation.clone(),
-            layer: self.layer.clone(),
-        }
-    }
 }
 
 impl<B: Backend> fmt::Debug for LayeredFloat<B> {

@@ -58,6 +58,13 @@ enum Base {
     ),
 }
 
+impl From<Device> for Layers {
+    /// No layers yet: [`Layers::on`].
+    fn from(device: Device) -> Self {
+        Self::on(device)
+    }
+}
+
 impl Layers {
     /// Begins with `device`: Flex or a CubeCL device. From an autodiff device, the one inside is taken.
     ///

@@ -3,7 +3,6 @@
 
 mod backend;
 mod channels;
-mod clip;
 #[cfg(feature = "cubecl")]
 mod cublaslt;
 mod custom_op;
@@ -17,6 +16,7 @@ mod float;
 mod frames;
 #[cfg(feature = "cubecl")]
 mod fused_call;
+mod gradients;
 mod held;
 mod kept;
 mod layer;
@@ -54,12 +54,14 @@ mod whole;
 pub use backend::Layered;
 pub use burn_router::CustomOpHandler;
 pub use channels::{fuses_ops, sum_by_channel};
-pub use clip::{MaxNorm, gradient_norm, gradient_norm_on_device};
 pub use device::LayeredDevice;
 pub use error::LayerError;
 #[cfg(feature = "signal")]
 pub use fft::fft_ops;
 pub use float::LayeredFloat;
+pub use gradients::{
+    Factor, MaxNorm, clip_gradient_norm, gradient_norm, gradient_norm_on_device, scale_gradients,
+};
 pub use kept::{Descent, Kept, WeakDescent};
 pub use layer::{Cast, Layer, Made};
 pub(crate) use layer_set::LayerSet;

@@ -6,6 +6,7 @@ use core::fmt;
 use std::sync::Arc;
 
 /// An int, bool or quantized tensor of a layered backend.
+#[derive(Clone)]
 pub struct LayeredTensor<P> {
     primitive: P,
     /// Shared by all clones of the tensor, which are recognized by it.
@@ -50,17 +51,6 @@ impl<P> LayeredTensor<P> {
     /// The tensor of the backend underneath.
     pub fn into_storage(self) -> P {
         self.primitive
-    }
-}
-
-impl<P: Clone> Clone for LayeredTensor<P> {
-    fn clone(&self) -> Self {
-        Self {
-            primitive: self.primitive.clone(),
-            identity: self.identity.clone(),
-            not_positive_of: self.not_positive_of.clone(),
-            layer: self.layer.clone(),
-        }
     }
 }
 

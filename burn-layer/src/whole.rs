@@ -39,9 +39,10 @@ pub(crate) fn tell() {
     if !ops_come_whole() {
         ONCE.call_once(|| {
             log::warn!(
-                "burn-layer: Burn's own feature `fusion` is enabled, so some ops, such as `relu`, reach layers in \
-                 parts, which take more memory in mixed precision. Depend on `burn` with `default-features = false`, and enable \
-                 `fusion` of burn-layer, burn-amp or burn-ddp instead"
+                "burn-layer: Burn's own feature `fusion` is enabled (its default features do that together with `vision`, \
+                 `linalg` or `signal`), so some ops, such as `relu`, reach layers in parts, which take more memory in mixed \
+                 precision. If the program uses none of these three, depend on `burn` without `fusion`, and enable that of \
+                 burn-layer, burn-amp or burn-ddp instead. If it uses one on a GPU, leave all as it is: it does not compile otherwise"
             );
         });
     }

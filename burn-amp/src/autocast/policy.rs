@@ -53,6 +53,7 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// | softmax in training | full | each of its ops: `x - max(x)` by the rule of `softmax`, stored in f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax op. The values are the same; where `burn-layer` has kernels (CubeCL's devices that fuse ops), the gradient of the input is stored in the input's dtype, as PyTorch's is |
 /// | gradients of tensors that a product or convolution cast down | low, then cast to f32 by the cast's backward | low, stored in f32, or cast where they are read on devices that fuse ops | the values are the same: every tensor that is stored in f32, including parameters, has its gradient in f32 |
 /// | `x * x` | promote | full, as the square of `x` | Burn computes `square` and `powi_scalar(2)` by that product |
+/// | `prelu`, `elu`, `celu`, `selu`, `mish` in training | `prelu` low, the others not listed | by the rules of the ops that Burn computes them by; their results are f32. (`gelu_approximate` is stored as its input) | the device sees only these ops |
 /// | losses, norms and distances that Burn computes by other ops | full | by the rules of these ops | the device sees only these ops: differences of two low tensors are low; exponentials, sums and means are full |
 /// | on CubeCL's devices: convolutions with groups or transposed; on wgpu, the CPU and GPUs without tensor cores for the dtype, all | low, added up in f32 | f32, stored as low ones are | CubeCL's kernels for them add up in the dtype of their inputs; see [`Autocast::reduced_precision_reduction`](crate::Autocast::reduced_precision_reduction) |
 /// | on CubeCL's devices: the gradient of a max pool with more than two thirds as many windows as elements | low, added up in f32 | f32, stored as low ones are | the same |
@@ -318,7 +319,8 @@ impl PolicyBuilder {
     /// difference, to which the rule of [`Op::softmax`] applies, and an exponential, a sum and a quotient, each with its own
     /// rule. Norms are sums, differences and quotients; attention is products and a softmax. Dropout, `silu` and gates are
     /// elementwise products with zeros and ones or with a sigmoid: under [`Rule::Promote`], the rule of [`Op::float_mul`], these
-    /// keep low inputs low.
+    /// keep low inputs low. Other activations than `relu`, `gelu`, `sigmoid` and `log_sigmoid` reach the device as their parts,
+    /// and a rule for `Op::prelu` changes nothing then.
     ///
     /// ```
     /// use burn::tensor::FloatDType;

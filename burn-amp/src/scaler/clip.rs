@@ -1,8 +1,7 @@
 //! Clips gradients by the norm of all of them together, as PyTorch's `clip_grad_norm_` does.
 
-use super::gradients::{Factor, scale};
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
-use burn_layer::{MaxNorm, gradient_norm, gradient_norm_on_device};
+use burn_layer::{Factor, MaxNorm, clip_gradient_norm, gradient_norm_on_device, scale_gradients};
 
 /// The clipped gradients, and the norm that they had before. The host waits once, and also for each gradient if squares
 /// overflow or underflow f32. If the step is to be skipped (`overflowed`), the gradients are left as they are, and the norm
@@ -13,16 +12,11 @@ pub(super) fn on_host<M: Module>(
     max_norm: f64,
     overflowed: bool,
 ) -> (GradientsParams, f64) {
-    let max_norm = MaxNorm::new(max_norm);
     if overflowed {
+        MaxNorm::new(max_norm); // which checks it
         return (grads, f64::NAN);
     }
-    let norm = gradient_norm(&grads, module).expect("gradients can be read");
-    let grads = match max_norm.factor(norm) {
-        Some(factor) => scale(grads, module, Factor::host(factor as f32)),
-        None => grads,
-    };
-    (grads, norm)
+    clip_gradient_norm(grads, module, max_norm).expect("gradients can be read")
 }
 
 /// The same without waiting.
@@ -36,5 +30,6 @@ pub(super) fn on_device<M: Module>(
         return (grads, None);
     };
     let factor = max_norm.factor_on_device(norm.clone());
-    (scale(grads, module, Factor::device(factor)), Some(norm))
+    let grads = scale_gradients(grads, module, Factor::device(factor));
+    (grads, Some(norm))
 }

@@ -4,8 +4,9 @@ use super::Overflow;
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{DType, Device, ElementConversion, FloatDType, Tensor},
+    tensor::{DType, ElementConversion, FloatDType, Tensor},
 };
+use burn_layer::Factor;
 use std::collections::HashSet;
 
 /// Gradients times a factor, and probes that tell whether they are finite.
@@ -77,95 +78,6 @@ impl Pass {
             .map(|(name, _)| name.clone())
             .collect();
         (!parameters.is_empty()).then_some(Overflow { parameters })
-    }
-}
-
-/// One number, which is copied once to every device that has gradients.
-pub(super) struct Factor {
-    by_device: Vec<(Device, Tensor<1>)>,
-    value: Value,
-}
-
-enum Value {
-    Host(f32),
-    Device(Box<Tensor<1>>),
-}
-
-impl Factor {
-    /// A number that the host knows.
-    pub(super) fn host(value: f32) -> Self {
-        Self::new(Value::Host(value))
-    }
-
-    /// A number that is a tensor of one element on a device.
-    pub(super) fn device(value: Tensor<1>) -> Self {
-        Self::new(Value::Device(Box::new(value)))
-    }
-
-    fn new(value: Value) -> Self {
-        Self {
-            by_device: Vec::new(),
-            value,
-        }
-    }
-
-    fn on(&mut self, device: Device) -> Tensor<1> {
-        if let Some((_, there)) = self.by_device.iter().find(|(known, _)| *known == device) {
-            return there.clone();
-        }
-        // Even the host's number becomes a tensor, so that a gradient that autocast stored in 16 bits is
-        // multiplied in f32.
-        let there = match &self.value {
-            Value::Host(value) => Tensor::from_data([*value], (&device, DType::F32)),
-            Value::Device(value) if value.device() == device => *value.clone(),
-            Value::Device(value) => value.clone().to_device(&device),
-        };
-        self.by_device.push((device, there.clone()));
-        there
-    }
-
-    /// `grad` times the factor. A bf16 gradient is multiplied in f32.
-    pub(super) fn times<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
-        let factor = self.on(grad.device()).reshape([1; D]);
-        match grad.dtype() {
-            DType::F32 => grad * factor,
-            DType::BF16 => (grad.cast(FloatDType::F32) * factor).cast(FloatDType::BF16),
-            dtype => grad * factor.cast(dtype),
-        }
-    }
-}
-
-/// Every gradient of `module` times `factor`, unchecked.
-pub(super) fn scale<M: Module>(
-    grads: GradientsParams,
-    module: &M,
-    factor: Factor,
-) -> GradientsParams {
-    let mut scale = Scale {
-        grads,
-        factor,
-        seen: HashSet::new(),
-    };
-    module.visit(&mut scale);
-    scale.grads
-}
-
-struct Scale {
-    grads: GradientsParams,
-    factor: Factor,
-    /// The parameters visited so far. One that occurs in several places of the module is visited in each of them.
-    seen: HashSet<ParamId>,
-}
-
-impl ModuleVisitor for Scale {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.seen.insert(param.id) {
-            return;
-        }
-        if let Some(grad) = self.grads.remove::<D>(param.id) {
-            let grad = self.factor.times(grad);
-            self.grads.register::<D>(param.id, grad);
-        }
     }
 }
 

@@ -2,9 +2,7 @@
 
 use super::{
     LossScalerConfig, LossScalerError, LossScalerState, ScaleChange, ScaleHistory, ScaledStep,
-    Unscaled,
-    gradients::{self, Factor},
-    unchecked::Unchecked,
+    Unscaled, gradients, unchecked::Unchecked,
 };
 use burn::{
     lr_scheduler::{LrSchedulerRecord, module_lr_scheduler::ModuleLearningRate},
@@ -12,6 +10,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer},
     tensor::Tensor,
 };
+use burn_layer::Factor;
 
 /// Dynamic loss scaling around any Burn optimizer.
 ///
@@ -150,7 +149,7 @@ impl LossScaler {
         if !self.config.enabled {
             return Unscaled { grads, step };
         }
-        let pass = gradients::multiply(grads, module, Factor::host(step.scale.recip()));
+        let pass = gradients::multiply(grads, module, Factor::host(f64::from(step.scale.recip())));
         self.unchecked.warn_of(&pass);
         step.checked = !pass.is_empty();
         step.overflow = pass.overflow();

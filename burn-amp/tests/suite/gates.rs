@@ -4,7 +4,7 @@ use burn::{
     nn::{DropoutConfig, Linear, LinearConfig, SwiGluConfig},
     tensor::{
         DType, Device, Distribution, FloatDType, Tensor,
-        activation::{glu, hard_sigmoid, sigmoid, silu},
+        activation::{gelu_approximate, glu, hard_sigmoid, sigmoid, silu},
     },
 };
 use burn_amp::{Autocast, Op, Policy, Rule, full_precision};
@@ -176,6 +176,29 @@ fn silu_and_gates_keep_activations_low() {
     let swiglu = SwiGluConfig::new(16, 32).init(&device);
     let (_, stored) = products.of(&device, || swiglu.forward(x.clone()));
     assert_eq!(stored, [DType::BF16; 2]);
+}
+
+/// The activation of GPT-2, which Burn computes by a tanh. PyTorch's stays low, too.
+#[test]
+fn an_approximate_gelu_keeps_activations_low() {
+    let (products, lease) = Products::over(Autocast::bf16());
+    for device in [lease.device(), lease.device().autodiff()] {
+        let x = activation(&device);
+        let (product, stored) = products.of(&device, || gelu_approximate(x.clone()));
+        assert_eq!(stored, [DType::BF16]);
+        for (x, y) in values(&x).into_iter().zip(values(&product)) {
+            let x = f64::from(x);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            let exact = 0.5 * x * (1.0 + inner.tanh());
+            // Half of a last place of bf16, and what the sum with 1 loses in f32.
+            let error = (f64::from(y) - exact).abs();
+            let most = exact.abs() * 2f64.powi(-8) * 1.001 + x.abs() * 2f64.powi(-23);
+            assert!(error <= most, "{x}: {y}, {exact}");
+        }
+        // Only where one is added.
+        let other = || x.clone() * (x.clone().powf_scalar(3.0).tanh() + 2.0);
+        assert_eq!(products.of(&device, other).1, [DType::F32]);
+    }
 }
 
 /// Gradients of what is low are low.

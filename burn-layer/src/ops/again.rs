@@ -16,7 +16,6 @@ use burn_backend::{
     tensor::{BoolTensor, FloatTensor},
 };
 use burn_ir::BackendIr;
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Results with fewer elements are kept: they hold few of the bytes of a large training step.
@@ -318,11 +317,7 @@ impl<B: BackendIr> Call<B> {
             ..again
         };
         // The scores are not kept beyond that.
-        let again = Mutex::new(Some(again));
-        let value = Deferred::new(move || {
-            let again = again.lock().take().expect("this is called once");
-            again.compute(compute)
-        });
+        let value = Deferred::new(move || again.compute(compute));
         self.waiting(Later::Deferred(value), &x, form)
     }
 

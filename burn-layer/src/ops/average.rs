@@ -13,7 +13,6 @@ use crate::{
 };
 use burn_backend::TensorMetadata;
 use burn_ir::BackendIr;
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Has a moving average computed later.
@@ -61,11 +60,8 @@ impl<B: BackendIr> Call<B> {
         if !(alike && self.is_plain(dtype) && layer.is_fused()) {
             return None;
         }
-        let terms = Mutex::new(Some([x, y].map(|term| term.clone().into_storage())));
-        let sum = Deferred::new(move || {
-            let [x, y] = terms.lock().take().expect("this is called once");
-            B::float_add(x, y)
-        });
+        let [first, last] = [x, y].map(|term| term.clone().into_storage());
+        let sum = Deferred::new(move || B::float_add(first, last));
         let (due, of) = (sum.due(), sum);
         let value = Deferred::new(move || alone_in_kernel::<B>(of.wait()));
         layer.ends.later(Arc::new(Average {

@@ -8,7 +8,6 @@ use super::{call::Call, product::product};
 use crate::{LayeredFloat, deferred::Deferred, source::Later};
 use burn_backend::TensorMetadata;
 use burn_ir::BackendIr;
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Has products wait, and adds biases to them.
@@ -55,9 +54,9 @@ impl<B: BackendIr> Call<B> {
         let factors = [x, y].map(|factor| self.lower(factor.clone()));
         self.lowered();
         let dtype = factors[0].dtype();
-        let (factors, layers) = (Mutex::new(Some(factors)), self.layer());
+        let layers = self.layer();
         let product = Deferred::new(move || {
-            let [x, y] = factors.lock().take().expect("this is called once");
+            let [x, y] = factors;
             product::<B>(&layers, x, y, transposed, |product| product)
         });
         let due = Arc::new(product.due());

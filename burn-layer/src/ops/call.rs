@@ -265,7 +265,13 @@ impl<B: BackendIr> Call<B> {
         self.values.extend(tensor.value().cloned());
         self.casts_viewed(&tensor);
         match self.plan.compute {
-            Some(dtype) if self.plan.is_wide_inside() || self.sums_cast() => {
+            // A copy for a read is read by another thread, which must be the last to hold it: of fusion's tensors that are given up in
+            // two threads at once, either may be dropped before it is used.
+            Some(dtype)
+                if self.plan.is_wide_inside()
+                    || self.sums_cast()
+                    || self.op == Op::float_into_data =>
+            {
                 tensor.into_dtype_once(dtype)
             }
             Some(dtype) => tensor.into_dtype(dtype),

@@ -8,7 +8,6 @@ use super::call::Call;
 use crate::{LayeredFloat, deferred::Deferred, source::Later};
 use burn_backend::{DType, TensorMetadata};
 use burn_ir::BackendIr;
-use parking_lot::Mutex;
 
 /// Has a sum of gradients wait.
 macro_rules! gradient_sum {
@@ -36,9 +35,8 @@ impl<B: BackendIr> Call<B> {
         if !cast || x.shape() != y.shape() || !self.is_plain(DType::F32) {
             return None;
         }
-        let terms = Mutex::new(Some(terms.map(Clone::clone)));
+        let terms = terms.map(Clone::clone);
         let sum = Deferred::new(move || {
-            let terms = terms.lock().take().expect("this is called once");
             let [x, y] = terms.map(LayeredFloat::into_storage);
             B::float_add(x, y)
         });

@@ -58,6 +58,12 @@ impl<B: BackendIr> Call<B> {
             }
             Op::float_matmul => Some(Part::Product),
             Op::sigmoid => Some(Part::Gate),
+            Op::float_tanh => Some(Part::Tanh),
+            Op::float_add_scalar
+                if inputs.first_part == Some(Part::Tanh) && self.constants.first() == Some(1.0) =>
+            {
+                Some(Part::Gate)
+            }
             Op::float_mul if inputs.gated.is_some() && !self.layer().is_in_backward() => {
                 Some(Part::Gated)
             }

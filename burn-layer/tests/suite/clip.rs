@@ -5,7 +5,9 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Tensor, TensorData},
 };
-use burn_layer::{MaxNorm, gradient_norm, gradient_norm_on_device};
+use burn_layer::{
+    Factor, MaxNorm, clip_gradient_norm, gradient_norm, gradient_norm_on_device, scale_gradients,
+};
 
 use super::devices::devices;
 
@@ -178,4 +180,63 @@ fn factors_are_those_of_pytorch() {
 #[should_panic(expected = "must be positive")]
 fn a_largest_norm_is_positive() {
     MaxNorm::new(0.0);
+}
+
+#[test]
+fn gradients_are_scaled_each_in_its_dtype_and_once() {
+    let device = Device::flex();
+    let values = [3.0, -1.0, 0.5, 2.0];
+    let number = 0.3;
+    // Half of a last place.
+    let dtypes = [
+        (DType::F64, 0.0),
+        (DType::F32, 2f64.powi(-23)),
+        (DType::F16, 2f64.powi(-11)),
+        (DType::BF16, 2f64.powi(-8)),
+    ];
+    for (dtype, error) in dtypes {
+        let on_device = Tensor::<1>::from_data([number], (&device, DType::F32));
+        for (factor, error) in [
+            (Factor::host(number), error),
+            (Factor::device(on_device), error.max(1e-7)),
+        ] {
+            let (two, gradients) = model(&device, [Some(&values), Some(&[1.0; 3])], dtype);
+            // In two places, and one that the module does not have.
+            let tied = vec![two.first.clone(), two.first.clone()];
+            let scaled = scale_gradients(gradients, &tied, factor);
+            let found = scaled.get::<2>(two.first.id).unwrap();
+            assert_eq!(found.dtype(), dtype);
+            for (found, value) in found.into_data().iter::<f64>().zip(values) {
+                let expected = value * number;
+                let off = (found - expected).abs();
+                assert!(
+                    off <= error * expected.abs() * 1.001,
+                    "{dtype:?}: {found}, {expected}"
+                );
+            }
+            let other = scaled.get::<1>(two.second.id).unwrap();
+            assert_eq!(other.into_data().iter::<f64>().sum::<f64>(), 3.0);
+        }
+    }
+}
+
+/// Also where squares overflow f32, or underflow it.
+#[test]
+fn gradients_are_clipped_to_the_norm() {
+    for device in devices() {
+        for (norm, max_norm) in [(5.0, 1.0), (5e20, 2.0), (5e-20, 1.0), (5.0, 5.5)] {
+            let values = [0.6, 0.8, 0.0, 0.0].map(|value| value * norm);
+            let (model, gradients) = model(&device, [Some(&values), None], DType::F32);
+            let (gradients, found) = clip_gradient_norm(gradients, &model, max_norm).unwrap();
+            assert!((found / norm - 1.0).abs() < 1e-6, "{found}");
+            let clipped = gradients.get::<2>(model.first.id).unwrap();
+            let clipped = clipped.into_data();
+            let clipped = clipped.iter::<f64>().map(|it| it * it).sum::<f64>().sqrt();
+            let expected = f64::min(norm, max_norm * norm / (norm + 1e-6));
+            assert!(
+                (clipped / expected - 1.0).abs() < 1e-5,
+                "{clipped}, {expected}"
+            );
+        }
+    }
 }

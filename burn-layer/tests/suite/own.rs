@@ -263,3 +263,67 @@ fn a_descent_goes_with_the_last_of_its_tensors() {
     device.sync().unwrap();
     assert!(first.upgrade().is_none());
 }
+
+/// What a product's right factor is, as it lies and as the program sees it.
+type Factor = (Vec<usize>, Option<(Vec<usize>, Vec<f32>)>);
+
+/// Runs products itself, looks at the right factor as it lies, and counts its uses with it.
+#[derive(Clone, Debug, Default)]
+struct AsItLies {
+    /// How often the factor had been used when the op was planned.
+    uses: Arc<Mutex<Vec<Option<usize>>>>,
+    factors: Arc<Mutex<Vec<Factor>>>,
+}
+
+/// Kept with a right factor.
+#[derive(Default)]
+struct Uses(usize);
+
+impl Layer for AsItLies {
+    fn plan(&self, op: Op, inputs: &Inputs) -> Option<Plan> {
+        if op != Op::float_matmul {
+            return None;
+        }
+        let uses = inputs.kept_with_last(|Uses(uses)| *uses);
+        self.uses.lock().unwrap().push(uses);
+        Some(Plan::own())
+    }
+
+    fn run(&self, run: &Run<'_>) -> Option<Ran> {
+        run.on::<Flex>(|inputs| {
+            let [x, weight] = <[_; 2]>::try_from(inputs).unwrap();
+            weight.kept.with(|Uses(uses)| *uses += 1);
+            let product = Flex::float_matmul(x.tensor(), weight.tensor());
+            let shape = weight.shape().to_vec();
+            let lies = weight.untransposed().map(|weight| {
+                // Of another tensor: nothing was kept with that one.
+                weight.kept.with(|Uses(uses)| assert_eq!(*uses, 0));
+                let shape = weight.shape().to_vec();
+                let data = burn_std::future::block_on(Flex::float_into_data(weight.tensor()));
+                (shape, data.unwrap().try_to_vec().unwrap())
+            });
+            self.factors.lock().unwrap().push((shape, lies));
+            product
+        })
+    }
+}
+
+#[test]
+fn a_factor_is_also_there_as_it_lies() {
+    let layer = AsItLies::default();
+    let device = Layers::on(Device::flex()).layer(layer.clone()).leased();
+    let x = Tensor::<2>::from_floats([[1.0, 2.0]], &device);
+    let weight = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], &device);
+    let turned = weight.clone().transpose();
+    let values = |tensor: Tensor<2>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    let product = || values(x.clone().matmul(turned.clone()));
+    assert_eq!(product(), [5.0, 11.0, 17.0]);
+    assert_eq!(product(), [5.0, 11.0, 17.0]);
+    let square = x.clone().transpose();
+    assert_eq!(values(square.clone().matmul(x)), [1.0, 2.0, 2.0, 4.0]);
+    let lies = (vec![3, 2], vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let turned = (vec![2, 3], Some(lies));
+    let factors = layer.factors.lock().unwrap().clone();
+    assert_eq!(factors, [turned.clone(), turned, (vec![1, 2], None)]);
+    assert_eq!(*layer.uses.lock().unwrap(), [None, Some(1), None]);
+}

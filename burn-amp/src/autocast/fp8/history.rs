@@ -31,7 +31,7 @@ pub(super) struct Histories<B: Backend> {
 }
 
 /// Where the scale of a cast came from.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Scaled<B: Backend> {
     /// The tensor's own amax, before the first step.
     ByItself,
@@ -39,24 +39,11 @@ pub(super) enum Scaled<B: Backend> {
     By(FloatTensor<B>),
 }
 
-impl<B: Backend> Clone for Scaled<B> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::ByItself => Self::ByItself,
-            Self::By(scale) => Self::By(scale.clone()),
-        }
-    }
-}
-
 /// The histories of a layer, as they are kept with its weight. `None` until the layer has run.
+#[derive(Default)]
 pub(super) struct Known<B: Backend>(pub(super) Option<Arc<Mutex<Histories<B>>>>);
 
-impl<B: Backend> Default for Known<B> {
-    fn default() -> Self {
-        Self(None)
-    }
-}
-
+#[derive(Clone)]
 struct History<B: Backend> {
     amaxes: FloatTensor<B>,
     scale: FloatTensor<B>,
@@ -77,22 +64,12 @@ struct History<B: Backend> {
 }
 
 /// A cast of a weight.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Cast<B: Backend> {
     scale: FloatTensor<B>,
     amax: FloatTensor<B>,
     /// Dies with the cast.
     alive: Weak<()>,
-}
-
-impl<B: Backend> Clone for Cast<B> {
-    fn clone(&self) -> Self {
-        Self {
-            scale: self.scale.clone(),
-            amax: self.amax.clone(),
-            alive: self.alive.clone(),
-        }
-    }
 }
 
 impl<B: Backend + Fp8Ops> Histories<B> {
@@ -243,21 +220,6 @@ fn largest<B: Backend + Fp8Ops>(mut amaxes: Vec<FloatTensor<B>>) -> Option<Float
     }
 }
 
-impl<B: Backend> Clone for History<B> {
-    fn clone(&self) -> Self {
-        Self {
-            amaxes: self.amaxes.clone(),
-            scale: self.scale.clone(),
-            steps: self.steps.clone(),
-            learned: self.learned,
-            waiting: self.waiting.clone(),
-            pending: self.pending.clone(),
-            casts: self.casts.clone(),
-            loaded: self.loaded.clone(),
-        }
-    }
-}
-
 impl<B: Backend + Fp8Ops> History<B> {
     fn new(role: Role, recipe: &DelayedScaling, device: &Device<B>) -> Self {
         let state = TensorState::new(role, recipe.amax_history_len);
@@ -353,8 +315,11 @@ impl<B: Backend + Fp8Ops> History<B> {
         let dtype = get_or_init_device_settings::<B>(&amax.device()).bool_dtype;
         let steps = self.steps.clone();
         let due = B::float_lower_elem(steps.clone(), 1f32.into(), dtype);
+        // No remainder, which some GPUs find by a division that is not exact.
         let next = B::float_add_scalar(steps.clone(), 1f32.into());
-        let next = B::float_remainder_scalar(next, (interval as f32).into());
+        let last = interval as f32 - 0.5;
+        let last = B::float_greater_equal_elem(next.clone(), last.into(), dtype);
+        let next = B::float_mask_fill(next, last, 0f32.into());
         let nothing = B::float_equal_elem(amax, 0f32.into(), dtype);
         self.steps = B::float_mask_where(next, nothing, steps);
         Some(due)

@@ -2,9 +2,7 @@
 
 use super::{DeviceOptimizer, DeviceUnscaled};
 use crate::scaler::{
-    LossScalerConfig, LossScalerError, LossScalerState,
-    gradients::{self, Factor},
-    unchecked::Unchecked,
+    LossScalerConfig, LossScalerError, LossScalerState, gradients, unchecked::Unchecked,
 };
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
@@ -12,6 +10,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{Bool, DType, Device, Int, Tensor, Transaction},
 };
+use burn_layer::Factor;
 
 /// A [`LossScaler`](crate::LossScaler) on the device: the scale, the growth tracker and the decision
 /// whether a step is taken are tensors there, and the host never waits for them.

@@ -1,16 +1,14 @@
 //! [`DeviceUnscaled`].
 
 use super::DeviceOptimizer;
-use crate::scaler::{
-    clip,
-    gradients::{self, Factor},
-};
+use crate::scaler::clip;
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
     optim::GradientsParams,
     tensor::{Bool, DType, Tensor},
 };
+use burn_layer::{Factor, scale_gradients};
 
 /// Gradients divided by the loss scale, of which only the device knows whether they overflowed. The counterpart of
 /// [`Unscaled`](crate::Unscaled) for [`DeviceLossScaler`](super::DeviceLossScaler).
@@ -113,7 +111,7 @@ impl DeviceUnscaled {
         // If one gradient overflowed, all become NaN, which tells each parameter's optimizer to skip.
         let one = Tensor::<1>::ones([1], (&self.overflow.device(), DType::F32));
         let factor = Factor::device(one.mask_fill(self.overflow, f32::NAN));
-        let grads = gradients::scale(self.grads, &module, factor);
+        let grads = scale_gradients(self.grads, &module, factor);
         optimizer.step(lr, module, grads)
     }
 }

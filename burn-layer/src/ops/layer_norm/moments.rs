@@ -28,6 +28,7 @@ pub(crate) enum Around<B: Backend> {
 }
 
 /// Variances, and the small number that is added to them.
+#[derive(Clone)]
 pub(crate) struct Positive<B: Backend> {
     pub(super) moments: Arc<Moments<B>>,
     pub(super) epsilon: f64,
@@ -43,13 +44,6 @@ pub(crate) struct Deviations<B: Backend> {
 pub(crate) struct Normalized<B: Backend> {
     pub(super) x: LayeredFloat<B>,
     pub(super) by: Arc<Deviations<B>>,
-}
-
-impl<B: Backend> Clone for Positive<B> {
-    fn clone(&self) -> Self {
-        let moments = self.moments.clone();
-        Self { moments, ..*self }
-    }
 }
 
 impl<B: Backend> Positive<B> {

@@ -52,20 +52,11 @@ impl<B: Backend> Logits<B> {
 }
 
 /// A product that was scaled, and may have been masked, or waits for both.
+#[derive(Clone)]
 pub(crate) struct Scores<B: Backend> {
     product: LayeredFloat<B>,
     scale: Scale,
     mask: Option<(LayeredTensor<BoolTensor<B>>, f32)>,
-}
-
-impl<B: Backend> Clone for Scores<B> {
-    fn clone(&self) -> Self {
-        Self {
-            product: self.product.clone(),
-            scale: self.scale,
-            mask: self.mask.clone(),
-        }
-    }
 }
 
 impl<B: Backend> Scores<B> {

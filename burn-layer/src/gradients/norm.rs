@@ -1,15 +1,13 @@
-//! The norm by which gradients are clipped, for crates that each clip in their own way.
+//! The Euclidean norm of all gradients of a module.
 
+use super::widen;
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{DType, FloatDType, Tensor},
+    tensor::{FloatDType, Tensor},
 };
 use burn_std::ExecutionError;
 use std::collections::HashSet;
-
-/// PyTorch adds this to the norm.
-const EPSILON: f64 = 1e-6;
 
 /// A sum of squares below this may lack squares that underflowed `f32`. Each of those is below
 /// 1.2e-38, so 1e10 of them make no difference to a sum above it.
@@ -62,56 +60,8 @@ pub fn gradient_norm_on_device<M: Module>(
     Some(sums.sum().sqrt() * scale)
 }
 
-/// The largest norm that gradients may have, as PyTorch's `clip_grad_norm_` takes it.
-///
-/// ```
-/// use burn_layer::MaxNorm;
-///
-/// let max = MaxNorm::new(1.0);
-/// assert_eq!(max.factor(0.5), None);
-/// assert!((max.factor(2.0).unwrap() - 0.5).abs() < 1e-6);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MaxNorm(f64);
-
-impl MaxNorm {
-    /// Gradients of a larger norm than this are to be scaled down to it.
-    ///
-    /// # Panics
-    ///
-    /// When `max_norm` is not positive, or NaN.
-    pub fn new(max_norm: f64) -> Self {
-        assert!(
-            max_norm > 0.0,
-            "the largest norm, {max_norm}, must be positive"
-        );
-        Self(max_norm)
-    }
-
-    /// The factor to multiply gradients of that norm by: PyTorch's `max_norm / (norm + 1e-6)`, if
-    /// that is below 1. `None` leaves the gradients unchanged.
-    pub fn factor(self, norm: f64) -> Option<f64> {
-        let factor = self.0 / (norm + EPSILON);
-        (factor < 1.0).then_some(factor)
-    }
-
-    /// The same factor on the device; 1 leaves the gradients unchanged.
-    pub fn factor_on_device(self, norm: Tensor<1>) -> Tensor<1> {
-        let factor = norm.add_scalar(EPSILON).recip();
-        factor.mul_scalar(self.0).clamp_max(1.0)
-    }
-}
-
 fn number(tensor: Tensor<1>) -> Result<f64, ExecutionError> {
     Ok(tensor.try_into_data()?.iter::<f64>().sum())
-}
-
-/// Casts a gradient to `f32`, unless it is in `f64`.
-fn widen<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
-    match gradient.dtype() {
-        DType::F64 | DType::F32 => gradient,
-        _ => gradient.cast(FloatDType::F32),
-    }
 }
 
 /// Something that is computed for each gradient.
