@@ -4,10 +4,8 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     store::{ModuleRecord, RecordError},
-    tensor::{DType, Tensor},
+    tensor::{DType, FloatDType, Tensor},
 };
-
-use crate::widen::widen;
 
 /// The exponential moving average of a model's weights, which often generalizes better than the weights
 /// themselves (Polyak and Juditsky 1992; timm's `ModelEmaV2`, PyTorch's `get_ema_multi_avg_fn`).
@@ -195,5 +193,13 @@ impl Averages {
             "a model has the float tensors that it had when its average was made; make a new `ModelEma` for one with more (such as \
              an fp8 layer that ran with delayed scaling for the first time)",
         )
+    }
+}
+
+/// Casts `f16` and `bf16` to `f32`.
+fn widen<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
     }
 }

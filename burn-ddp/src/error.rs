@@ -152,6 +152,14 @@ pub enum DdpError {
     /// A tensor could not be read from its device.
     #[error("reading a tensor: {0}")]
     Device(String),
+    /// The machine has no device of the kind that a rank is to use.
+    #[error(
+        "no device of the kind {kind}: is its driver installed? (NVIDIA's GPUs: and does CUDA_VISIBLE_DEVICES leave one?)"
+    )]
+    NoDevice {
+        /// The kind, as Burn's `DeviceType` names it.
+        kind: String,
+    },
     /// NCCL was requested, but a rank cannot use it.
     #[error(
         "rank {rank} cannot use NCCL: {reason} (or ask for the backend `host`, which stages tensors \
@@ -204,7 +212,7 @@ pub enum DdpError {
 }
 
 impl DdpError {
-    /// Whether the job could not be set up (environment, address, port, NCCL), rather than failed later.
+    /// Whether the job could not be set up (environment, address, port, device, NCCL), rather than failed later.
     /// Programs usually exit with code 2 in this case.
     pub fn is_setup(&self) -> bool {
         matches!(
@@ -215,6 +223,7 @@ impl DdpError {
                 | Self::Connect { .. }
                 | Self::MissingRanks { .. }
                 | Self::Refused { .. }
+                | Self::NoDevice { .. }
                 | Self::Nccl { .. }
         )
     }
@@ -273,5 +282,120 @@ impl From<burn_std::DataError> for DdpError {
 impl From<burn_std::AccessError> for DdpError {
     fn from(error: burn_std::AccessError) -> Self {
         Self::Device(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CallKind, ElementType, ReduceOp};
+
+    /// As the README's table of what goes wrong has them.
+    #[test]
+    fn what_ends_the_job_and_what_comes_before_it() {
+        let call = Call {
+            sequence: 0,
+            kind: CallKind::AllReduce,
+            dtype: ElementType::F32,
+            op: ReduceOp::Sum,
+            len: 1,
+            root: 0,
+            by_nccl: false,
+            flaw: None,
+        };
+        let (text, rank) = (String::new, 1);
+        let (problem, reason, after) = (text(), text(), Duration::from_secs(1));
+        let address = ([127, 0, 0, 1], 1).into();
+        let faults = [
+            DdpError::RankDied { rank },
+            DdpError::RankLeft {
+                rank,
+                calls: 2,
+                call,
+            },
+            DdpError::Timeout {
+                ranks: vec![rank],
+                call,
+                after,
+                why: text(),
+            },
+            DdpError::Diverged {
+                rank,
+                call,
+                other: 0,
+                other_call: call,
+                shapes: None,
+            },
+            DdpError::Protocol {
+                rank,
+                problem: text(),
+            },
+            DdpError::Aborted {
+                rank,
+                reason: reason.clone(),
+            },
+            DdpError::NcclFailed {
+                rank,
+                call,
+                problem: text(),
+            },
+        ];
+        let setup = [
+            DdpError::Environment {
+                variable: text(),
+                problem: text(),
+            },
+            DdpError::Url {
+                url: text(),
+                problem: text(),
+            },
+            DdpError::PortInUse { address },
+            DdpError::Connect {
+                rank,
+                address: text(),
+                after,
+                problem: text(),
+            },
+            DdpError::MissingRanks {
+                missing: vec![rank],
+                world_size: 2,
+                after,
+            },
+            DdpError::Refused { rank, reason },
+            DdpError::NoDevice { kind: text() },
+            DdpError::Nccl {
+                rank,
+                reason: NcclError::NotAsked,
+            },
+        ];
+        let others = [
+            DdpError::ModelMismatch { rank, problem },
+            DdpError::InvalidArgument(text()),
+            DdpError::Device(text()),
+            DdpError::Checkpoint {
+                path: PathBuf::new(),
+                problem: text(),
+            },
+            DdpError::RankFailed {
+                rank,
+                status: text(),
+                code: None,
+            },
+            DdpError::io("writing", io::Error::other("a disk")),
+        ];
+        let expected = [
+            (faults.to_vec(), [true, false]),
+            (setup.to_vec(), [false, true]),
+            (others.to_vec(), [false; 2]),
+        ];
+        for (errors, [fault, setup]) in expected {
+            for error in errors {
+                assert_eq!(
+                    [error.is_fault(), error.is_setup()],
+                    [fault, setup],
+                    "{error}"
+                );
+            }
+        }
     }
 }

@@ -3,7 +3,6 @@
 mod backend;
 mod call;
 mod checkpoint;
-mod clip;
 mod collective;
 mod ddp;
 mod element;
@@ -26,15 +25,14 @@ mod tcp;
 #[cfg(feature = "train")]
 mod train;
 mod transport;
-mod widen;
 
 pub use backend::{Backend, NcclError, NcclVersion};
 // Exported for `to_sync_batch_norm!`, which names it.
 #[doc(hidden)]
 pub use burn::nn::BatchNorm;
+pub use burn_layer::{LayerError, Layers, clip_gradient_norm};
 pub use call::{Call, CallKind};
 pub use checkpoint::{Best, Checkpoint, Checkpoints};
-pub use clip::clip_gradient_norm;
 pub use ddp::{
     Average, BucketTimes, CommHook, Compression, Ddp, DdpConfig, DdpStats, GradientBucket, Overlap,
     OverlapLayer, Timeline, Values,

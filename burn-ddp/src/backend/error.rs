@@ -68,8 +68,7 @@ pub enum NcclError {
     /// Another rank is on the same GPU.
     #[error(
         "it is on the same GPU as rank {other} ({gpu}); give each rank a GPU of its own \
-         (`Device::cuda(group.local_rank())`, or where the launcher shows a rank only some of the GPUs, \
-         `group.local_rank() % Device::enumerate(DeviceType::Cuda).len()`), or, with NCCL {SHARING} or newer, set \
+         (`group.local_device(DeviceType::Cuda)`), or, with NCCL {SHARING} or newer, set \
          NCCL_MULTI_RANK_GPU_ENABLE=1"
     )]
     SharedGpu {

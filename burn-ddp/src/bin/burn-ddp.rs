@@ -34,17 +34,28 @@ enum Action {
 struct Run {
     /// Number of ranks to start on this machine, or gpu (one for each NVIDIA GPU), cpu (one for each core) or auto
     /// (gpu if there are any, otherwise cpu).
-    #[arg(short, long = "nproc-per-node", default_value = "1")]
+    #[arg(
+        short,
+        long = "nproc-per-node",
+        alias = "nproc_per_node",
+        default_value = "1"
+    )]
     n: String,
     /// Number of machines; run this command on each of them.
     #[arg(long, default_value_t = 1)]
     nnodes: usize,
     /// Number of this machine, from 0.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, alias = "node_rank", default_value_t = 0)]
     node_rank: usize,
     /// HOST:PORT where rank 0 listens. Required for several machines.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["master_addr", "master_port"])]
     master: Option<String>,
+    /// The HOST of --master by itself.
+    #[arg(long, alias = "master_addr", value_name = "HOST")]
+    master_addr: Option<String>,
+    /// The PORT of --master by itself (29500 if only --master-addr is given).
+    #[arg(long, alias = "master_port", value_name = "PORT")]
+    master_port: Option<u16>,
     /// Seconds until the other ranks are ended after one has failed.
     #[arg(long, default_value_t = 5.0)]
     grace: f64,
@@ -54,14 +65,38 @@ struct Run {
     stop_grace: f64,
     /// Number of times to restart all ranks after one has failed. The environment variable
     /// RESTART_COUNT tells the ranks how often they were restarted.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, alias = "max_restarts", default_value_t = 0)]
     max_restarts: usize,
     /// Print output lines without their rank.
     #[arg(long)]
     no_prefix: bool,
     /// Program to start, and its arguments.
-    #[arg(last = true, required = true)]
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, required = true)]
     command: Vec<OsString>,
+}
+
+impl Run {
+    /// Where rank 0 listens, if the arguments say so.
+    fn master(&self) -> Result<Option<(String, u16)>, DdpError> {
+        if let Some(master) = &self.master {
+            let parts = master.rsplit_once(':');
+            let parts = parts.and_then(|(host, port)| Some((host.to_owned(), port.parse().ok()?)));
+            return match parts {
+                Some(parts) => Ok(Some(parts)),
+                None => Err(invalid(format!("--master {master}; expected HOST:PORT"))),
+            };
+        }
+        match (&self.master_addr, self.master_port) {
+            (None, None) => Ok(None),
+            // torchrun's defaults.
+            (Some(host), port) => Ok(Some((host.clone(), port.unwrap_or(29500)))),
+            (None, Some(port)) if self.nnodes == 1 => Ok(Some(("127.0.0.1".to_owned(), port))),
+            (None, Some(_)) => Err(invalid(format!(
+                "--master-port on {} machines needs --master-addr, the host of rank 0",
+                self.nnodes
+            ))),
+        }
+    }
 }
 
 #[derive(Args)]
@@ -122,11 +157,7 @@ fn run(run: Run) -> Result<(), DdpError> {
         .grace(seconds("--grace", run.grace)?)
         .stop_grace(seconds("--stop-grace", run.stop_grace)?)
         .max_restarts(run.max_restarts);
-    if let Some(master) = &run.master {
-        let parts = master.rsplit_once(':');
-        let parts = parts.and_then(|(host, port)| Some((host, port.parse().ok()?)));
-        let (host, port) =
-            parts.ok_or_else(|| invalid(format!("--master {master}; expected HOST:PORT")))?;
+    if let Some((host, port)) = run.master()? {
         options = options.master(host, port);
     }
     launch::spawn(program, launch::nproc(&run.n)?, options)

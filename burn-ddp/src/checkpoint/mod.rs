@@ -6,9 +6,11 @@ mod states;
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    time::Duration,
+    slice, thread,
+    time::{Duration, Instant},
 };
 
+use burn::tensor::Bytes;
 use serde::{Deserialize, Serialize};
 
 use self::disk::{flush, in_words};
@@ -23,6 +25,8 @@ const UNFINISHED: &str = ".unfinished-";
 const REPLACED: &str = ".replaced-";
 /// How long the other ranks wait while rank 0 writes, if no limit is set.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3600);
+/// How long a rank looks for a checkpoint that rank 0 sees.
+const SHOWN_WITHIN: Duration = Duration::from_secs(3);
 
 /// Whether the best metric is the lowest or the highest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +51,44 @@ pub struct Checkpoint {
     /// The folder with the program's files.
     #[serde(skip)]
     pub folder: PathBuf,
+}
+
+impl Checkpoint {
+    /// A file of the checkpoint, in memory. Load optimizers from it: from a file by name, Burn reads a state when its parameter
+    /// first has a gradient, and by then rank 0 may have removed the checkpoint.
+    ///
+    /// ```
+    /// use burn::optim::AdamConfig;
+    /// use burn_ddp::{Checkpoints, ProcessGroup};
+    /// use std::io;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path();
+    /// let checkpoints = Checkpoints::new(path, &ProcessGroup::single())?;
+    /// let optimizer = AdamConfig::new().init();
+    /// checkpoints.save(1, None, |folder| optimizer.save(folder.join("optimizer.bpk")).map_err(io::Error::other))?;
+    /// if let Some(last) = checkpoints.latest()? {
+    ///     let resumed = AdamConfig::new().init().from_bytes(last.read("optimizer.bpk")?)?;
+    ///     # let _ = resumed;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`DdpError::Checkpoint`] when the file cannot be read.
+    pub fn read(&self, file: impl AsRef<Path>) -> Result<Bytes, DdpError> {
+        let path = self.folder.join(file);
+        match fs::read(&path) {
+            Ok(bytes) => Ok(Bytes::from_bytes_vec(bytes)),
+            Err(error) => Err(DdpError::Checkpoint {
+                path,
+                problem: error.to_string(),
+            }),
+        }
+    }
 }
 
 /// A folder of checkpoints, each in its own subfolder.
@@ -90,7 +132,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Opens a folder of checkpoints, and creates it if it does not exist. All ranks call this.
+    /// Opens a folder of checkpoints, and creates it if it does not exist. All ranks call this. To read a checkpoint, all ranks
+    /// must see the folder that rank 0 writes to: on several machines, take one that they share.
     ///
     /// # Errors
     ///
@@ -176,7 +219,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// [`DdpError::Checkpoint`], on all ranks, when the folder cannot be read; or a fault of the group.
+    /// [`DdpError::Checkpoint`], on all ranks, when the folder cannot be read, or a rank does not see the checkpoint; or a
+    /// fault of the group.
     pub fn latest(&self) -> Result<Option<Checkpoint>, DdpError> {
         self.agree(|mut all| all.pop())
     }
@@ -331,6 +375,9 @@ impl Checkpoints {
         let text = self.group.broadcast_bytes(&text, 0)?;
         let chosen: Option<(Checkpoint, PathBuf)> = serde_json::from_slice(&text)
             .map_err(|error| self.failed(error.to_string().as_bytes()))?;
+        if let Some((_, folder)) = &chosen {
+            seen_by_all(&self.group, slice::from_ref(folder))?;
+        }
         Ok(chosen.map(|(checkpoint, folder)| Checkpoint {
             folder,
             ..checkpoint
@@ -342,6 +389,26 @@ impl Checkpoints {
             path: self.folder.clone(),
             problem: String::from_utf8_lossy(problem).into_owned(),
         }
+    }
+}
+
+/// An error on all ranks, if some do not see a file or folder that rank 0 sees under one of these names.
+pub(crate) fn seen_by_all(group: &ProcessGroup, names: &[PathBuf]) -> Result<(), DdpError> {
+    let sees = || names.iter().any(|name| name.exists());
+    // A network's file system may show what is new a little later.
+    let start = Instant::now();
+    while !sees() && start.elapsed() < SHOWN_WITHIN {
+        thread::sleep(Duration::from_millis(50));
+    }
+    let seen = group.all_gather(&[u8::from(sees())])?;
+    match seen.iter().position(|&seen| seen == 0) {
+        None => Ok(()),
+        Some(rank) => Err(DdpError::Checkpoint {
+            path: names[0].clone(),
+            problem: format!(
+                "rank {rank} does not see it; keep checkpoints in a folder that the machines of all ranks share"
+            ),
+        }),
     }
 }
 
@@ -367,4 +434,28 @@ fn choose(all: &[Checkpoint], best: Best) -> Option<&Checkpoint> {
     comparable
         .max_by(|a, b| value(a.1).total_cmp(&value(b.1)))
         .map(|(checkpoint, _)| checkpoint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LocalGroup;
+
+    /// As where each machine has a disk of its own under this name.
+    #[test]
+    fn what_one_rank_does_not_see_is_everyones_error() {
+        let (shared, hidden) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (shared, hidden) = (shared.path().to_owned(), hidden.path().join("nowhere"));
+        thread::scope(|scope| {
+            let (shared, hidden) = (&shared, &hidden);
+            for group in LocalGroup::new(2) {
+                scope.spawn(move || {
+                    seen_by_all(&group, &[hidden.clone(), shared.clone()]).unwrap();
+                    let own = [shared, hidden][group.rank()].clone();
+                    let error = seen_by_all(&group, &[own]).unwrap_err().to_string();
+                    assert!(error.contains("rank 1 does not see it"), "{error}");
+                });
+            }
+        });
+    }
 }

@@ -87,7 +87,7 @@ impl Checkpoints {
     ///
     /// if let Some(last) = checkpoints.latest()? {
     ///     model = model.try_load_file(last.folder.join("model.bpk"))?;
-    ///     optimizer = optimizer.load(last.folder.join("optimizer.bpk"))?;
+    ///     optimizer = optimizer.from_bytes(last.read("optimizer.bpk")?)?;
     ///     // Where there are more ranks than before, the new ones begin with the last one's state.
     ///     let rank = group.rank().min(last.ranks()? - 1);
     ///     let state: State = last.state(rank)?;

@@ -26,6 +26,8 @@ impl Ddp {
     /// Running statistics do not stay equal: each rank updates its own from its own batches, until this or
     /// [`broadcast_buffers`](Self::broadcast_buffers) is called. [`SyncBatchNorm`](crate::SyncBatchNorm) keeps them equal. So a new
     /// `Ddp` in the middle of training, as when layers are unfrozen, needs this again if the model has running statistics.
+    /// Before you load a record into a model that has trained, call its `valid()`: Burn holds back the last update of running
+    /// statistics until then, and would put it in the place of the loaded ones here.
     ///
     /// If a parameter (one [`ParamId`](burn::module::ParamId)) is in several places of the model with the same contents, these share
     /// one tensor afterwards. What fp8 layers keep of their last pass for the next (feature `fp8`) becomes the largest amax of all

@@ -249,11 +249,18 @@ impl Ddp {
     /// PyTorch's way, with the last backward pass outside, gives the same result. (With an [`Overlap`] it hides
     /// no more communication, because the sum is averaged after backward.)
     pub fn no_sync<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+        /// Turns averaging on again, also if the body panics and the program goes on.
+        struct Guard<'a>(&'a mut Ddp, bool);
+
+        impl Drop for Guard<'_> {
+            fn drop(&mut self) {
+                self.0.set_synchronize(self.1);
+            }
+        }
+
         let before = self.synchronize;
         self.set_synchronize(false);
-        let result = body(self);
-        self.set_synchronize(before);
-        result
+        body(Guard(self, before).0)
     }
 
     fn set_synchronize(&mut self, synchronize: bool) {

@@ -14,18 +14,18 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 use burn_backend::{DeviceId, distributed::ReduceOperation};
-use burn_layer::{FloatView, Layer, Reduced};
+use burn_layer::{FloatView, Layer, LayerError, Layers, Reduced};
 
 use super::{
     DdpConfig,
     gradient::{Gradient, location, unreadable},
     reducer::{Reducer, Taken},
 };
-use crate::{DdpError, ProcessGroup};
+use crate::{DdpError, ProcessGroup, with_custom_ops};
 
 /// Averages gradients while backward still runs.
 ///
-/// Put its [layer](Self::layer) over a device, and give it to [`Ddp::overlapped`](super::Ddp::overlapped).
+/// Train on the device that it [serves](Self::serve), and give it to [`Ddp::overlapped`](super::Ddp::overlapped).
 ///
 /// In each step, all ranks must use the same parameters in the same order. For other models use
 /// [`Ddp::new`](super::Ddp::new).
@@ -54,12 +54,11 @@ use crate::{DdpError, ProcessGroup};
 /// ```
 /// use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
 /// use burn_ddp::{Ddp, DdpConfig, Overlap, ProcessGroup};
-/// use burn_layer::Layers;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let group = ProcessGroup::single(); // in a job: ProcessGroup::init()?
 /// let overlap = Overlap::new(&group, DdpConfig::new())?;
-/// let device = Layers::on(Device::flex()).layer(overlap.layer()).serve()?.autodiff();
+/// let device = overlap.serve(Device::flex())?.autodiff(); // in bf16: overlap.serve(Autocast::bf16().layers(Device::flex())?)
 /// let model = LinearConfig::new(4, 2).init(&device);
 /// let mut ddp = Ddp::overlapped(&group, overlap, &model)?;
 /// let model = ddp.broadcast_parameters(model)?;
@@ -89,7 +88,18 @@ impl Overlap {
         })
     }
 
-    /// The layer. If there are several layers, make it the outermost, so that gradients are averaged in the
+    /// A device on which gradients are averaged while backward runs: the given one, or layers such as burn-amp's
+    /// `Autocast::bf16().layers(device)?`, with [`layer`](Self::layer) over them and the ops of
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Layers::serve`].
+    pub fn serve(&self, layers: impl Into<Layers>) -> Result<Device, LayerError> {
+        with_custom_ops(layers.into().layer(self.layer())).serve()
+    }
+
+    /// The layer by itself, to stack in an order of your own. If there are several layers, make it the outermost, so that gradients are averaged in the
     /// type that the program sees. It works as long as this `Overlap`, or the `Ddp` that took it, exists.
     pub fn layer(&self) -> OverlapLayer {
         OverlapLayer {

@@ -122,6 +122,23 @@ impl GroupBuilder {
         }
     }
 
+    /// See [`ProcessGroup::init_or_single`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ProcessGroup::init`].
+    pub fn init_or_single(self) -> Result<ProcessGroup, DdpError> {
+        let alone = Ranks {
+            rank: 0,
+            world_size: 1,
+            local_rank: 0,
+        };
+        match is_distributed_env() {
+            true => self.init(),
+            false => self.join(None, alone),
+        }
+    }
+
     /// See [`ProcessGroup::connect`].
     ///
     /// # Errors

@@ -13,6 +13,7 @@ mod alone;
 mod asynchronous;
 mod builder;
 mod collectives;
+mod local_device;
 mod order;
 mod owner;
 mod pending;
@@ -147,6 +148,24 @@ impl ProcessGroup {
     /// not appear in time. [`DdpError::RankDied`] when a rank dies meanwhile.
     pub fn init() -> Result<Self, DdpError> {
         Self::builder().init()
+    }
+
+    /// [`init`](Self::init) if a launcher [started this process](is_distributed_env), otherwise [`single`](Self::single): for
+    /// programs that run on one rank as well as on many.
+    ///
+    /// ```
+    /// use burn_ddp::ProcessGroup;
+    ///
+    /// let group = ProcessGroup::init_or_single()?;
+    /// println!("rank {} of {}", group.rank(), group.world_size());
+    /// # Ok::<(), burn_ddp::DdpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`init`](Self::init).
+    pub fn init_or_single() -> Result<Self, DdpError> {
+        Self::builder().init_or_single()
     }
 
     /// Joins a job at a given address: `tcp://HOST:PORT` (rank 0 listens there), `file:///PATH` (a file that

@@ -104,6 +104,13 @@ impl ProcessGroup {
         })
     }
 
+    /// Whether NCCL could be used, but for the layers over the device.
+    pub(crate) fn hides_gpu(&self, device: &Device) -> bool {
+        let under = burn_layer::device_under(device);
+        let reachable = under.is_some_and(|under| Location::of_device(&under).may_use_nccl());
+        reachable && self.inner.settings.backend == Backend::Auto
+    }
+
     /// How tensors at `location` travel.
     pub(crate) fn plane(&self, location: &Location) -> Result<Plane, DdpError> {
         let mut settled = self.inner.plane.lock().expect("no panic under lock");
@@ -213,4 +220,26 @@ fn own_nccl(location: &Location) -> Result<(crate::backend::Gpu, crate::NcclVers
 #[cfg(not(feature = "nccl"))]
 fn link(_call: &Collective<'_>, _location: &Location) -> Result<Plane, DdpError> {
     unreachable!("NCCL is chosen where all ranks have it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_layer::Layers;
+
+    #[test]
+    fn layers_hide_a_gpu_if_there_is_one_under_them() {
+        let group = ProcessGroup::single();
+        let layered = |device| Layers::on(device).serve().unwrap();
+        assert!(!group.hides_gpu(&Device::flex()));
+        assert!(!group.hides_gpu(&layered(Device::flex())));
+        #[cfg(feature = "cuda")]
+        match Device::enumerate(burn::tensor::DeviceType::Cuda).is_empty() {
+            true => println!("skipped: no CUDA device"),
+            false => {
+                assert!(!group.hides_gpu(&Device::cuda(0)));
+                assert!(group.hides_gpu(&layered(Device::cuda(0))));
+            }
+        }
+    }
 }

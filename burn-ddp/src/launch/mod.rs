@@ -240,7 +240,9 @@ pub fn spawn(
     }
     if options.nodes > 1 && options.master.is_none() {
         return Err(DdpError::InvalidArgument(
-            "several machines need the master's host and port".into(),
+            "several machines need the host and port where rank 0 listens: `--master HOST:PORT`, or \
+             `LaunchOptions::master`"
+                .into(),
         ));
     }
     // Registered before the first process starts, so that no signal is lost.

@@ -158,10 +158,12 @@ where
     /// Skips this rank's first `items` items of the next pass: see [`DistributedSampler::skip`].
     pub fn skip(&self, items: usize) {
         self.sampler().skip(items);
+        self.turn_to_next();
     }
 
     /// The state after this rank has taken `items` items of the latest pass (its
-    /// [`progress`](DataLoaderIterator::progress) tells how many), and each other rank as many.
+    /// [`progress`](DataLoaderIterator::progress) tells how many), and each other rank as many. After
+    /// [`load_state`](Self::load_state) or [`skip`](Self::skip), of the next pass.
     ///
     /// ```
     /// # use burn::data::{dataloader::{DataLoader, batcher::Batcher}, dataset::InMemDataset};
@@ -201,6 +203,12 @@ where
     /// Makes the next pass continue at a saved [`state`](Self::state).
     pub fn load_state(&self, state: &SamplerState) {
         self.sampler().load_state(state);
+        self.turn_to_next();
+    }
+
+    /// Has [`state`](Self::state) be that of the next pass.
+    fn turn_to_next(&self) {
+        *self.begun.lock().expect("no panic under lock") = None;
     }
 
     fn sampler(&self) -> MutexGuard<'_, DistributedSampler> {

@@ -8,11 +8,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use burn_train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer};
+use burn::tensor::Bytes;
+use burn_train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError};
 
 use crate::{
     DdpError, ProcessGroup,
-    checkpoint::{if_there, make_folder, sync_folder},
+    checkpoint::{if_there, make_folder, seen_by_all, sync_folder},
 };
 
 /// The names that burn-train's default checkpointers give their files.
@@ -85,7 +86,8 @@ impl EpochCheckpoints {
     ///
     /// # Errors
     ///
-    /// [`DdpError::Checkpoint`], on all ranks, when rank 0 cannot use the folder; or a fault of the group.
+    /// [`DdpError::Checkpoint`], on all ranks, when rank 0 cannot use the folder, or a rank does not see the last epoch in it; or a
+    /// fault of the group.
     pub fn open(folder: impl AsRef<Path>, group: &ProcessGroup) -> Result<Self, DdpError> {
         let folder = folder.as_ref();
         let found = match group.is_main() {
@@ -100,9 +102,15 @@ impl EpochCheckpoints {
         let found = group.broadcast_bytes(&found, 0)?;
         let found: Result<Option<usize>, String> =
             serde_json::from_slice(&found).map_err(|error| failed(error.to_string()))?;
+        let last = found.map_err(failed)?;
+        if let Some(epoch) = last {
+            let model = PARTS[0];
+            let names = [name(model, epoch), unfinished(model, epoch)];
+            seen_by_all(group, &names.map(|name| folder.join(name)))?;
+        }
         Ok(Self {
             folder: folder.into(),
-            last: found.map_err(failed)?,
+            last,
             writing: Arc::default(),
         })
     }
@@ -234,10 +242,17 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
 
     fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
         let unfinished = self.folder.join(unfinished(self.part, epoch));
-        match self.folder.join(whole(epoch)).exists() && unfinished.exists() {
-            true => R::load(unfinished),
-            false => FileCheckpointer::new(&self.folder, self.part).restore(epoch),
-        }
+        let file = match self.folder.join(whole(epoch)).exists() && unfinished.exists() {
+            true => unfinished,
+            false => self.folder.join(name(self.part, epoch)),
+        };
+        // Into memory: a record of a file reads a state when its parameter first has a gradient, and rank 0 may have deleted or
+        // renamed the file by then.
+        let bytes = fs::read(&file).map_err(|error| {
+            let problem = format!("reading {}: {error}", file.display());
+            CheckpointerError::IOError(io::Error::new(error.kind(), problem))
+        })?;
+        R::checkpoint_from_bytes(Bytes::from_bytes_vec(bytes)).map_err(CheckpointerError::Record)
     }
 }
 

@@ -1,6 +1,7 @@
 //! burn-train's `Learner` over a process group.
 
 mod checkpointer;
+mod errors_shown;
 mod fit;
 mod gather;
 mod passes;
@@ -16,11 +17,11 @@ use burn_train::{
     renderer::CliMetricsRenderer,
 };
 
-use self::fit::Fit;
 pub use self::{
     checkpointer::{AtomicCheckpointer, EpochCheckpoints},
     gather::GatherOutput,
 };
+use self::{errors_shown::ErrorsShown, fit::Fit};
 use crate::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, ddp::Part};
 
 /// Trains burn-train's `Learner` on all ranks of a group. Each rank runs the same program.
@@ -219,7 +220,8 @@ impl DdpStrategy {
     }
 
     /// Runs a training with this strategy. Ranks other than 0 open no dashboard and no log file; they would if
-    /// the strategy were only passed to `SupervisedTraining::with_training_strategy`.
+    /// the strategy were only passed to `SupervisedTraining::with_training_strategy`. What these ranks log as an error is
+    /// printed to stderr, unless the program has installed a logger.
     pub fn launch<M>(
         self,
         training: SupervisedTraining<M>,
@@ -235,7 +237,7 @@ impl DdpStrategy {
             // This renderer gets no events, and so prints nothing.
             false => training
                 .renderer(Box::new(CliMetricsRenderer::new()))
-                .with_application_logger(None),
+                .with_application_logger(Some(Box::new(ErrorsShown))),
         };
         let training = training.with_training_strategy(self.into());
         training.launch(learner)

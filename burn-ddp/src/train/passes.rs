@@ -4,6 +4,7 @@ use burn::{
     data::dataloader::{DataLoaderIterator, Progress},
     optim::{GradientsAccumulator, GradientsParams},
 };
+use burn_layer::{Factor, scale_gradients};
 use burn_train::{InferenceStep, LearnerEvent, LearnerModel, TrainStep, TrainingItem};
 
 use super::{
@@ -12,7 +13,7 @@ use super::{
     gather::{Gathered, gather},
     share::Share,
 };
-use crate::{Ddp, DdpError, ProcessGroup, clip::scale_gradients, ddp::Part};
+use crate::{Ddp, DdpError, ProcessGroup, ddp::Part};
 
 /// How many items each rank has processed.
 struct Tally {
@@ -79,7 +80,7 @@ where
                     // Ranks may run out of batches in the middle of an accumulation.
                     let gradients = match ddp.factor() {
                         1.0 => gradients,
-                        factor => scale_gradients(gradients, &model, factor),
+                        factor => scale_gradients(gradients, &model, Factor::host(factor)),
                     };
                     accumulator.accumulate(&model, gradients);
                     accumulated += 1;

@@ -1,5 +1,7 @@
 //! Data parallel training against one process with the whole batch, and what can differ over ranks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::{
     module::{Module, Param},
     nn::LinearConfig,
@@ -210,6 +212,25 @@ fn accumulation_averages_once() {
         assert_eq!(ddp.stats().steps, 1);
         assert!(!ddp.stats().waited.is_zero());
         assert!(ddp.all_reduce_any(group.rank() == 1).unwrap());
+    });
+}
+
+/// As PyTorch's context manager does.
+#[test]
+fn a_panic_inside_no_sync_turns_averaging_on_again() {
+    locally(2, |group| {
+        let device = Device::flex().autodiff();
+        let model = LinearConfig::new(2, 1).init(&device);
+        let mut ddp = Ddp::new(&group, DdpConfig::new(), &model).unwrap();
+        let model = ddp.broadcast_parameters(model).unwrap();
+        let bad = AssertUnwindSafe(|| ddp.no_sync(|_| panic!("a bad batch, on purpose")));
+        assert!(catch_unwind(bad).is_err());
+        let input = Tensor::<2>::full([1, 2], group.rank() as f32, &device);
+        let gradients = model.forward(input).sum().backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        let averaged = ddp.reduce_gradients(gradients, &model).unwrap();
+        let weight = averaged.get::<2>(model.weight.id).unwrap();
+        assert_eq!(weight.into_data().try_to_vec::<f32>().unwrap(), [0.5; 2]);
     });
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn spawn(ranks: usize, options: LaunchOptions) -> Result<(), DdpError
     launch::spawn(std::env::current_exe().unwrap(), ranks, options)
 }
 
-/// What a process of this binary does that starts ranks itself; whether it is one.
+/// What a process of this binary does that starts or finds ranks itself; whether it is one.
 pub(crate) fn played(scenario: &str) -> bool {
     let program = std::env::current_exe().unwrap();
     let options = || LaunchOptions::new().arguments(PLAY);
@@ -39,6 +39,18 @@ pub(crate) fn played(scenario: &str) -> bool {
         "launch on threads" => {
             let ranks = options().variable(SCENARIO, "loop, begun on a thread");
             launch::spawn(program, 2, ranks).unwrap_err()
+        }
+        "launch itself" => {
+            let options = options().variable(SCENARIO, "sum").prefix_output(true);
+            launch::spawn_self(2, options).unwrap();
+            return true;
+        }
+        "launch with little time to stop" => {
+            let script = "trap '' TERM; echo STEP; while :; do sleep 0.05; done";
+            let options = LaunchOptions::new()
+                .arguments(["-c", script])
+                .stop_grace(Duration::from_millis(300));
+            launch::spawn("sh", 2, options).unwrap_err()
         }
         "launch with restarts" => launch::spawn(program, 2, ranks().max_restarts(1)).unwrap_err(),
         "launch scripts" => {
@@ -58,6 +70,11 @@ pub(crate) fn played(scenario: &str) -> bool {
             }
             println!("STEP");
             std::thread::sleep(Duration::from_secs(60));
+            return true;
+        }
+        "init or single" => {
+            let group = ProcessGroup::init_or_single().unwrap();
+            println!("RANK {} OF {}", group.rank(), group.world_size());
             return true;
         }
         "run" => {
@@ -309,6 +326,25 @@ fn command(arguments: &[&str], scenario: &str) -> Command {
 }
 
 #[test]
+fn a_program_starts_itself_again_as_ranks() {
+    let output = player("launch itself").output().unwrap();
+    assert!(output.status.success());
+    let printed = String::from_utf8(output.stdout).unwrap();
+    // 0.5 and 1.5, on both.
+    assert_eq!(printed.matches("RESULT ok 2 2").count(), 2, "{printed}");
+}
+
+#[test]
+fn ranks_that_do_not_stop_when_asked_are_killed_after_a_while() {
+    let mut launcher = Rank(player("launch with little time to stop").spawn().unwrap());
+    launcher.wait_for_steps(2);
+    let start = Instant::now();
+    launcher.signal(Signal::SIGTERM);
+    launcher.succeed(20);
+    assert!(start.elapsed() >= Duration::from_millis(300));
+}
+
+#[test]
 fn a_name_stands_for_the_number_of_ranks() {
     let run = |n: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
@@ -342,6 +378,41 @@ fn a_name_stands_for_the_number_of_ranks() {
     assert!(!output.status.success());
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("CUDA_VISIBLE_DEVICES hides it"), "{error}");
+}
+
+/// What `burn-ddp run` prints with these arguments.
+fn printed(arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-ddp"));
+    let output = command.args(["run", "--no-prefix"]).args(arguments);
+    let output = output.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn arguments_are_as_of_torchrun() {
+    // All that follows the program is its own, whether or not `--` is before it.
+    let script = "echo $WORLD_SIZE $0 $*";
+    let own = ["sh", "-c", script, "zero", "--", "--grace", "-n"];
+    for dashes in [&[][..], &["--"]] {
+        let arguments = [&["--nproc_per_node=1"], dashes, &own].concat();
+        assert_eq!(printed(&arguments), "1 zero -- --grace -n\n");
+    }
+    let script = ["sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT"];
+    for (arguments, master) in [
+        (&["--master", "127.0.0.1:2345"][..], "127.0.0.1:2345"),
+        (&["--master-port", "2345"], "127.0.0.1:2345"),
+        (
+            &["--master_addr=10.0.0.1", "--master_port=2345"],
+            "10.0.0.1:2345",
+        ),
+        (&["--master-addr", "10.0.0.1"], "10.0.0.1:29500"),
+    ] {
+        assert_eq!(
+            printed(&[arguments, &script].concat()),
+            format!("{master}\n")
+        );
+    }
 }
 
 /// Launchers on this machine that play two machines.
@@ -498,6 +569,8 @@ fn the_command_prefixes_output_and_returns_the_ranks_code() {
     for wrong in [
         &["--nnodes", "2", "--node-rank", "2"][..],
         &["--master", "nowhere"],
+        &["--master", "host:1", "--master-port", "2"],
+        &["--nnodes", "2", "--master-port", "2"],
         &["--nnodes", "2"],
         &["-n", "x"],
     ] {

@@ -167,6 +167,31 @@ fn one_rank_needs_no_address_in_the_environment() {
 }
 
 #[test]
+fn a_program_without_a_launcher_is_a_rank_by_itself() {
+    // Of two ranks, by their environment, and of one.
+    let port = free_port().to_string();
+    let ranks: Vec<Rank> = ["0", "1"]
+        .map(|rank| {
+            let mut command = player("init or single");
+            command
+                .envs([
+                    ("RANK", rank),
+                    ("WORLD_SIZE", "2"),
+                    ("MASTER_ADDR", "127.0.0.1"),
+                ])
+                .envs([("MASTER_PORT", port.as_str()), ("BURN_DDP_TIMEOUT", "20")]);
+            Rank(command.spawn().unwrap())
+        })
+        .into();
+    for (rank, process) in ranks.into_iter().enumerate() {
+        let printed = process.succeed(60);
+        assert!(printed.contains(&format!("RANK {rank} OF 2")), "{printed}");
+    }
+    let printed = Rank(player("init or single").spawn().unwrap()).succeed(60);
+    assert!(printed.contains("RANK 0 OF 1"), "{printed}");
+}
+
+#[test]
 fn a_local_rank_is_the_rank_unless_another_is_named() {
     let url = "tcp://127.0.0.1:1"; // nobody to meet
     let group = ProcessGroup::builder().local_rank(3).connect(url, 0, 1);

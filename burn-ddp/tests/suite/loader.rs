@@ -71,6 +71,28 @@ fn the_order_is_the_samplers_whatever_the_number_of_workers() {
     }
 }
 
+/// As where a program goes back to a checkpoint without starting again.
+#[test]
+fn a_state_that_was_loaded_in_an_epoch_is_the_state() {
+    let loader = DistributedLoader::new(dataset(), Keep, sampler()).batch_size(5);
+    loader.set_epoch(1);
+    let mut expected = sampler();
+    expected.set_epoch(1);
+    let saved = expected.state(5);
+    loader.set_epoch(7);
+    let mut begun = loader.iter();
+    begun.next().unwrap().unwrap();
+    assert_eq!(loader.state(5).epoch, 7);
+    loader.load_state(&saved);
+    assert_eq!(loader.state(0), saved);
+    loader.set_epoch(loader.state(0).epoch);
+    assert_eq!(pass(&loader).concat(), items(&expected)[5..]);
+    // The same by hand.
+    loader.set_epoch(1);
+    loader.skip(5);
+    assert_eq!(loader.state(0), saved);
+}
+
 #[test]
 fn batches_that_are_not_full_may_be_dropped() {
     let full = |items: &[usize], size: usize| -> Vec<Vec<usize>> {

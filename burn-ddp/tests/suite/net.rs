@@ -9,10 +9,7 @@ use burn::{
     optim::{GradientsParams, SgdConfig, momentum::MomentumConfig},
     tensor::{Device, Tensor, TensorData, activation::relu},
 };
-use burn_ddp::{
-    Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, SyncBatchNorm, Timeline, with_custom_ops,
-};
-use burn_layer::Layers;
+use burn_ddp::{Ddp, DdpConfig, DdpError, Overlap, ProcessGroup, SyncBatchNorm, Timeline};
 use serde::{Deserialize, Serialize};
 
 #[derive(Module, Debug)]
@@ -113,10 +110,7 @@ pub(crate) fn train_overlapped(
 ) -> Result<(Run, Timeline), DdpError> {
     let norms = group.duplicate()?;
     let overlap = Overlap::new(group, config)?;
-    let device = with_custom_ops(Layers::on(device).layer(overlap.layer()))
-        .serve()
-        .unwrap()
-        .autodiff();
+    let device = overlap.serve(device).unwrap().autodiff();
     let mut model = Net::new(&norms, &device);
     same_start(&mut model, &device);
     let mut ddp = Ddp::overlapped(group, overlap, &model)?;

@@ -242,7 +242,21 @@ pub(crate) fn spawn(
     url: &str,
     timeout: f64,
 ) -> Rank {
-    let child = command
+    let command = as_rank(command, scenario, rank, world_size, url, timeout);
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::null());
+    Rank(command.spawn().unwrap())
+}
+
+/// Tells a command which rank it is to play.
+pub(crate) fn as_rank<'a>(
+    command: &'a mut Command,
+    scenario: &str,
+    rank: usize,
+    world_size: usize,
+    url: &str,
+    timeout: f64,
+) -> &'a mut Command {
+    command
         .env(SCENARIO, scenario)
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", world_size.to_string())
@@ -257,11 +271,6 @@ pub(crate) fn spawn(
             },
         )
         .env("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    Rank(child)
 }
 
 /// A fresh rendezvous file.

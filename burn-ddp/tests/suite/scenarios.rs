@@ -35,8 +35,10 @@ fn play() {
         return;
     }
     limit_descriptors(&scenario);
-    log::set_logger(&Printer).unwrap();
-    log::set_max_level(log::LevelFilter::Warn);
+    if scenario != crate::suite::learner::WITHOUT_LOGGER {
+        log::set_logger(&Printer).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+    }
     let init = match scenario.as_str() {
         // Of which nothing is left once it is a member.
         "loop, begun on a thread" => || thread::spawn(ProcessGroup::init).join().unwrap(),
@@ -236,6 +238,9 @@ fn scenario_named(name: &str) -> Option<Scenario> {
             |group| crate::suite::whole_run::play(&group, 8 << 10, false)
         }
         "learner overlapped" => |group| crate::suite::learner::train_overlapped(&group),
+        crate::suite::learner::WITHOUT_LOGGER => {
+            |group| crate::suite::learner::train_without_logger(&group)
+        }
         "epochs for ever" => |group| crate::suite::learner::epochs_for_ever(&group),
         "learner with dropout" => |group| crate::suite::learner::resume_with_dropout(&group),
         "learner saved late" => |group| crate::suite::learner::save_late(&group),

@@ -11,7 +11,7 @@ mod saved_late;
 mod shares;
 mod stops;
 
-use std::sync::atomic::Ordering;
+use std::{io::Read, process::Stdio, sync::atomic::Ordering};
 
 use burn::{data::dataloader::DataLoaderBuilder, tensor::Device};
 use burn_ddp::{
@@ -29,7 +29,7 @@ pub(crate) use self::{
 };
 use crate::suite::{
     net::{closest, contents},
-    ranks::{all_succeed, locally, over_tcp, result},
+    ranks::{Rank, all_succeed, as_rank, locally, meeting_place, over_tcp, player, result},
 };
 
 const EPOCHS: usize = 7;
@@ -152,6 +152,39 @@ fn training_outputs_may_stay_where_they_are() {
     });
     assert_eq!(ends[0].log.count("train Accuracy"), ITEMS / 2);
     assert_eq!(ends[0].log.count("valid Accuracy"), HELD_OUT);
+}
+
+/// The scenario of a program that installs no logger.
+pub(crate) const WITHOUT_LOGGER: &str = "learner without a logger";
+
+pub(crate) fn train_without_logger(group: &ProcessGroup) -> Result<String, DdpError> {
+    let strategy = DdpStrategy::new(group, device());
+    train(group, 0.0, &device(), 1, |training, learner| {
+        strategy.launch(training, learner)
+    });
+    log::error!("said by rank {}", group.rank());
+    log::warn!("whispered by rank {}", group.rank());
+    Ok(String::new())
+}
+
+/// Rank 0's would be in burn-train's file, which this training does not write.
+#[test]
+fn errors_of_ranks_without_a_log_file_are_printed() {
+    let (_folder, url) = meeting_place();
+    let ranks = [0, 1].map(|rank| {
+        let mut command = player(WITHOUT_LOGGER);
+        let command = as_rank(&mut command, WITHOUT_LOGGER, rank, 2, &url, 60.0);
+        Rank(command.stderr(Stdio::piped()).spawn().unwrap())
+    });
+    for (rank, mut process) in ranks.into_iter().enumerate() {
+        let mut stderr = process.0.stderr.take().unwrap();
+        process.succeed(100);
+        let mut printed = String::new();
+        stderr.read_to_string(&mut printed).unwrap();
+        let said = printed.contains(&format!("said by rank {rank}"));
+        assert_eq!(said, rank == 1, "{printed}");
+        assert!(!printed.contains("whispered"), "{printed}");
+    }
 }
 
 /// Played by processes, since each needs a layered device of its own: see [`overlapped`].
