@@ -6,7 +6,6 @@ use std::{fs, io};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::Bytes;
 use burn_amp::LossScalerState;
 use burn_ddp::{Checkpoint, Checkpoints, DdpError};
 use examples::resnet::ResNet;
@@ -64,11 +63,12 @@ pub(crate) fn load(
     }
     let path = checkpoint.folder.join(MODEL);
     let model = model.try_load_file(&path).map_err(failed(path))?;
-    // From memory, because Burn reads a state from its file when its parameter first has a gradient, and the file may be gone by then.
-    let path = checkpoint.folder.join(OPTIMIZER);
-    let bytes = fs::read(&path).map_err(failed(path.clone()))?;
-    let optimizer = optimizer.from_bytes(Bytes::from_bytes_vec(bytes));
-    Ok((model, optimizer.map_err(failed(path))?))
+    let bytes = checkpoint.read(OPTIMIZER).map_err(Error::Checkpoint)?;
+    let optimizer = optimizer.from_bytes(bytes);
+    Ok((
+        model,
+        optimizer.map_err(failed(checkpoint.folder.join(OPTIMIZER)))?,
+    ))
 }
 
 /// Loads the rest of the state.

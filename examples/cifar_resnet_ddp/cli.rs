@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, ValueEnum};
+use examples::device::DeviceKind;
 use examples::resnet::ResNetConfig;
 use examples::text::rate;
 use serde::{Deserialize, Serialize};
@@ -116,35 +117,11 @@ pub(crate) enum Precision {
     Fp8,
 }
 
-/// Where to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DeviceKind {
-    Flex,
-    Cuda,
-    Wgpu,
-    Cpu,
-}
-
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write_name(self, f)
+        let value = self.to_possible_value().expect("no value is skipped");
+        f.write_str(value.get_name())
     }
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write_name(self, f)
-    }
-}
-
-/// Writes the name of a value on the command line.
-fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter) -> fmt::Result {
-    f.write_str(
-        value
-            .to_possible_value()
-            .expect("no value is skipped")
-            .get_name(),
-    )
 }
 
 impl Args {

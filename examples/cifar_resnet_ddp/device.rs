@@ -7,33 +7,8 @@ use burn_layer::Layers;
 use examples::resnet::ResNet;
 use examples::text::thousands;
 
-use crate::cli::{Args, DeviceKind, Precision};
+use crate::cli::{Args, Precision};
 use crate::error::Error;
-
-/// The requested plain Burn device. With CUDA, rank `local_rank` of this machine gets the GPU of that number, modulo the number
-/// of GPUs. If each rank has a GPU of its own, NCCL moves gradients. Ranks that share a GPU use TCP.
-pub(crate) fn plain(kind: DeviceKind, local_rank: usize) -> Result<Device, Error> {
-    // Unused if CUDA is not compiled in.
-    let _ = local_rank;
-    match kind {
-        #[cfg(feature = "flex")]
-        DeviceKind::Flex => Ok(Device::flex()),
-        #[cfg(feature = "cuda")]
-        DeviceKind::Cuda => match Device::enumerate(burn::tensor::DeviceType::Cuda).len() {
-            0 => Err(Error::NoDevice(kind)),
-            gpus => Ok(Device::cuda(local_rank % gpus)),
-        },
-        #[cfg(feature = "wgpu")]
-        DeviceKind::Wgpu => match Device::enumerate(burn::tensor::DeviceType::Wgpu).is_empty() {
-            true => Err(Error::NoDevice(kind)),
-            false => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
-        },
-        #[cfg(feature = "cpu")]
-        DeviceKind::Cpu => Ok(Device::cpu()),
-        #[allow(unreachable_patterns, reason = "every device may be compiled in")]
-        kind => Err(Error::NotCompiledIn(kind)),
-    }
-}
 
 /// A device to train on.
 pub(crate) struct Compute {
@@ -47,7 +22,7 @@ pub(crate) struct Compute {
 
 impl Compute {
     /// For f32, `device` itself. For the other formats, `device` with autocast, and with a layer that averages
-    /// gradients while backward still runs (unless gradients of several batches are accumulated first).
+    /// gradients while backward still runs.
     pub(crate) fn new(args: &Args, device: Device, group: &ProcessGroup) -> Result<Self, Error> {
         let autocast = match args.precision {
             Precision::F32 => {
@@ -62,19 +37,13 @@ impl Compute {
             Precision::Fp16 => Autocast::fp16(),
         };
         let autocast = autocast.layer(&device)?;
-        let mut layers = Layers::on(device).layer(autocast.clone());
-        let overlap = match args.accumulate {
-            1 => Some(Overlap::new(group, DdpConfig::new())?),
-            _ => None,
-        };
-        if let Some(overlap) = &overlap {
-            layers = layers.layer(overlap.layer());
-        }
-        let device = with_fp8_ops(burn_ddp::with_custom_ops(layers)).serve()?;
+        let layers = with_fp8_ops(Layers::on(device).layer(autocast.clone()));
+        let overlap = Overlap::new(group, DdpConfig::new())?;
+        let device = overlap.serve(layers)?;
         Ok(Self {
             device: device.clone().autodiff(),
             autocast: Some(autocast.on(device)),
-            overlap,
+            overlap: Some(overlap),
             precision: args.precision,
         })
     }

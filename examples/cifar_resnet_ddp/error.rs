@@ -7,27 +7,19 @@ use burn::tensor::TensorReadError;
 use burn_amp::{LayerError, LossScalerError};
 use burn_ddp::{DdpError, ProcessGroup};
 use burn_fp8::Fp8Error;
+use examples::device::DeviceError;
 use examples::images::DataError;
 use examples::metrics::MetricsError;
 use examples::plot::PlotError;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::cli::DeviceKind;
-
 #[derive(Debug, Error)]
 pub(crate) enum Error {
     #[error(transparent)]
     Data(#[from] DataError),
-    #[error(
-        "device `{0}` is not compiled in: run `cargo run --release --features {0} --example cifar_resnet_ddp -- --device {0}`"
-    )]
-    NotCompiledIn(DeviceKind),
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    #[error(
-        "this machine has no device for `{0}`: is its driver installed? `--device flex` needs none"
-    )]
-    NoDevice(DeviceKind),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     #[error(
         "a step of {images} images over {ranks} rank(s) is more than the {train_images} there are: choose a smaller --batch-size"
     )]
@@ -62,7 +54,7 @@ pub(crate) enum Error {
     Amaxes(Box<dyn std::error::Error + Send + Sync>),
     /// The device could not execute an op, for instance because it ran out of memory.
     #[error("the device failed: {0}")]
-    Device(#[from] TensorReadError),
+    Read(#[from] TensorReadError),
     #[error(transparent)]
     LossScaler(#[from] LossScalerError),
     #[error(transparent)]
@@ -107,7 +99,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Data(_)
-            | Self::NotCompiledIn(_)
+            | Self::Device(_)
             | Self::BatchTooLarge { .. }
             | Self::Output { .. }
             | Self::NothingToResume(_)
@@ -117,14 +109,10 @@ impl Error {
             | Self::Layer(_)
             | Self::LossScaler(_)
             | Self::Fp8(_) => 2,
-            #[cfg(any(feature = "cuda", feature = "wgpu"))]
-            Self::NoDevice(_) => 2,
             Self::Ranks(error) if error.is_setup() => 2,
-            Self::Amaxes(_)
-            | Self::Device(_)
-            | Self::Metrics(_)
-            | Self::Plot(_)
-            | Self::Ranks(_) => 1,
+            Self::Amaxes(_) | Self::Read(_) | Self::Metrics(_) | Self::Plot(_) | Self::Ranks(_) => {
+                1
+            }
             Self::OnRank { source, .. } => source.exit_code(),
             Self::Said(code) => *code,
         }

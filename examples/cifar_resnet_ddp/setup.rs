@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{self, State};
 use crate::cli::{Args, Precision};
-use crate::device;
 use crate::error::Error;
 
 /// Everything from which a run starts.
@@ -56,7 +55,7 @@ impl Setup {
     /// Checks and opens everything for a run on `ranks` ranks. All ranks of `group` call this. The launcher calls it with a group
     /// of its own, to find out whether the ranks can be started.
     pub(crate) fn new(args: &Args, ranks: usize, group: &ProcessGroup) -> Result<Self, Error> {
-        let device = device::plain(args.device, group.local_rank())?;
+        let device = args.device.open(group.local_rank())?;
         let data = match &args.data {
             Some(dir) => read_cifar10(dir)?,
             None => digits::bundled(),

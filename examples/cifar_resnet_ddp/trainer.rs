@@ -91,7 +91,7 @@ impl Trainer {
         let count = batches.len() as f64;
         let mut gradients = GradientsAccumulator::new();
         let mut losses = Vec::with_capacity(batches.len());
-        for batch in batches {
+        let mut pass = |batch: Batch| {
             let logits = self.model.forward(batch.images);
             let loss = self.loss.forward(logits, batch.labels) / count;
             losses.push(loss.clone().detach());
@@ -101,6 +101,11 @@ impl Trainer {
             };
             let new = GradientsParams::from_grads(loss.backward(), &self.model);
             gradients.accumulate(&self.model, new);
+        };
+        // Gradients of several batches are averaged once, as a sum.
+        match batches.len() {
+            1 => batches.for_each(pass),
+            _ => self.ddp.no_sync(|_| batches.for_each(&mut pass)),
         }
         let gradients = self.ddp.reduce_gradients(gradients.grads(), &self.model)?;
         self.update(lr, gradients);

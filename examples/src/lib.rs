@@ -9,6 +9,7 @@
 struct Readme;
 
 pub mod batch;
+pub mod device;
 pub mod digits;
 pub mod images;
 pub mod metrics;

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use clap::{Parser, ValueEnum, value_parser};
+use examples::device::DeviceKind;
 use examples::text::rate;
 
 /// Train a small vision transformer in f32, bf16, fp16 and fp8, and compare the results.
@@ -33,6 +34,9 @@ pub(crate) struct Args {
     /// Size of the embedding of a patch, a multiple of 4 (the number of heads)
     #[arg(long, value_name = "N", default_value = "32", value_parser = width)]
     pub(crate) width: usize,
+    /// Where to train; all but flex need the feature of that name
+    #[arg(long, value_enum, default_value_t = DeviceKind::Flex)]
+    pub(crate) device: DeviceKind,
     /// Stop after N steps, even if the schedule is longer
     #[arg(long, value_name = "N", value_parser = positive())]
     pub(crate) max_steps: Option<usize>,

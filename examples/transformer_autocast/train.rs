@@ -10,6 +10,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData, TensorReadError};
 use burn_amp::recipe::{CurrentScaling, DelayedScaling};
 use burn_amp::{Autocast, Fp8Error, LayerError, LossScalerConfig, LossScalerError};
 use examples::batch::{Batch, Batcher, Normalization};
+use examples::device::DeviceError;
 use examples::images::{Images, Split};
 use examples::progress::{Progress, StepStatus};
 use examples::schedule::WarmupCosine;
@@ -29,9 +30,11 @@ pub(crate) enum Error {
     LossScaler(#[from] LossScalerError),
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The device could not execute an op, for instance because it ran out of memory.
     #[error("the device failed: {0}")]
-    Device(#[from] TensorReadError),
+    Read(#[from] TensorReadError),
 }
 
 /// What all trainings share.
@@ -96,13 +99,12 @@ impl<'a> Training<'a> {
             Precision::Fp8Delayed => Some(Autocast::fp8(DelayedScaling::new())?),
         };
         // The training has a device of its own, which is removed at its end.
+        let plain = self.args.device.open(0)?;
         let lease = match autocast {
-            Some(autocast) => Some(autocast.lease(Device::flex())?),
+            Some(autocast) => Some(autocast.lease(plain.clone())?),
             None => None,
         };
-        let device = lease
-            .as_ref()
-            .map_or(Device::flex(), |lease| lease.device());
+        let device = lease.as_ref().map_or(plain, |lease| lease.device());
         let device = device.autodiff();
         let scaled = precision == Precision::Fp16;
         let mut scaler = LossScalerConfig::new().with_enabled(scaled).init()?;
