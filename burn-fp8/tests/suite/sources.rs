@@ -206,22 +206,30 @@ fn wgmma_is_native_on_hopper() {
     check(MatmulRoutine::Wgmma, "90a", "QGMMA.64x128x32");
 }
 
+/// The compiler takes minutes for all three, so each is a test of its own.
+fn check_tma(routine: MatmulRoutine, multicast: bool) {
+    if let Some(code) = check(routine, "90a", "QGMMA.64x128x32") {
+        assert!(code.contains("UTMALDG.2D"), "no TMA loads");
+        assert_eq!(code.contains("UTMALDG.2D.MULTICAST"), multicast);
+        // A cluster waits for its stores once, at the end.
+        let waits = code.matches("MEMBAR.ALL.GPU").count();
+        assert_eq!(waits, usize::from(multicast));
+    }
+}
+
 #[test]
 fn tma_loads_are_native_on_hopper() {
-    for (routine, multicast) in [
-        (MatmulRoutine::WgmmaTma, false),
-        (MatmulRoutine::WgmmaTma256, false),
-        (MatmulRoutine::WgmmaTmaMulticast, true),
-    ] {
-        let code = check(routine, "90a", "QGMMA.64x128x32");
-        if let Some(code) = code {
-            assert!(code.contains("UTMALDG.2D"), "no TMA loads");
-            assert_eq!(code.contains("UTMALDG.2D.MULTICAST"), multicast);
-            // A cluster waits for its stores once, at the end.
-            let waits = code.matches("MEMBAR.ALL.GPU").count();
-            assert_eq!(waits, usize::from(multicast));
-        }
-    }
+    check_tma(MatmulRoutine::WgmmaTma, false);
+}
+
+#[test]
+fn tma_loads_of_tall_tiles_are_native_on_hopper() {
+    check_tma(MatmulRoutine::WgmmaTma256, false);
+}
+
+#[test]
+fn tma_loads_of_clusters_are_native_on_hopper() {
+    check_tma(MatmulRoutine::WgmmaTmaMulticast, true);
 }
 
 /// Why there are two instructions: Hopper splits `mma.sync`, and no GPU before it has `wgmma`.
