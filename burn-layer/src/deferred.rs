@@ -33,7 +33,7 @@ impl<P: Clone> Deferred<P> {
     pub(crate) fn wait(&self) -> P {
         let value = self.0.value.get_or_init(|| {
             let wait = self.0.wait.lock().take();
-            wait.expect("a value that is there is not computed again")()
+            wait.expect("it is called once, unless it panicked")()
         });
         value.clone()
     }
