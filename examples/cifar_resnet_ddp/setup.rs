@@ -55,7 +55,7 @@ impl Setup {
     /// Checks and opens everything for a run on `ranks` ranks. All ranks of `group` call this. The launcher calls it with a group
     /// of its own, to find out whether the ranks can be started.
     pub(crate) fn new(args: &Args, ranks: usize, group: &ProcessGroup) -> Result<Self, Error> {
-        let device = args.device.open(group.local_rank())?;
+        let device = args.device.open(group)?;
         let data = match &args.data {
             Some(dir) => read_cifar10(dir)?,
             None => digits::bundled(),

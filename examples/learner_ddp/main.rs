@@ -110,7 +110,7 @@ fn loader(
 fn train(args: &Args, group: &ProcessGroup) -> Result<(), Box<dyn Error>> {
     // 1. A device on which ops run in bf16, and gradients are averaged while backward runs.
     let overlap = Overlap::new(group, DdpConfig::new())?;
-    let layers = Autocast::bf16().layers(args.device.open(group.local_rank())?)?;
+    let layers = Autocast::bf16().layers(args.device.open(group)?)?;
     let device = overlap.serve(layers)?.autodiff();
 
     // 2. Each rank's share of the data.

@@ -3,6 +3,9 @@
 use std::fmt;
 
 use burn::tensor::Device;
+#[cfg(feature = "cuda")]
+use burn::tensor::DeviceType;
+use burn_ddp::ProcessGroup;
 use clap::ValueEnum;
 use thiserror::Error;
 
@@ -10,9 +13,10 @@ use thiserror::Error;
 ///
 /// ```
 /// use burn::tensor::Device;
+/// use burn_ddp::ProcessGroup;
 /// use examples::device::DeviceKind;
 ///
-/// assert_eq!(DeviceKind::Flex.open(0)?, Device::flex());
+/// assert_eq!(DeviceKind::Flex.open(&ProcessGroup::single())?, Device::flex());
 /// # Ok::<(), examples::device::DeviceError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -43,21 +47,20 @@ pub enum DeviceError {
 }
 
 impl DeviceKind {
-    /// The device. With CUDA, rank `local_rank` of this machine gets the GPU of that number, modulo the number of GPUs.
+    /// The device of a rank. With CUDA it is the rank's own, see [`ProcessGroup::local_device`].
     ///
     /// # Errors
     /// If the device is not compiled in, or the machine has none.
-    pub fn open(self, local_rank: usize) -> Result<Device, DeviceError> {
-        // Unused if CUDA is not compiled in.
-        let _ = local_rank;
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+    pub fn open(self, group: &ProcessGroup) -> Result<Device, DeviceError> {
         match self {
             #[cfg(feature = "flex")]
             Self::Flex => Ok(Device::flex()),
             #[cfg(feature = "cuda")]
-            Self::Cuda => match Device::enumerate(burn::tensor::DeviceType::Cuda).len() {
-                0 => Err(DeviceError::NoDevice(self)),
-                gpus => Ok(Device::cuda(local_rank % gpus)),
-            },
+            Self::Cuda => {
+                let own = group.local_device(DeviceType::Cuda);
+                own.map_err(|_| DeviceError::NoDevice(self))
+            }
             #[cfg(feature = "wgpu")]
             Self::Wgpu => match Device::enumerate(burn::tensor::DeviceType::Wgpu).is_empty() {
                 true => Err(DeviceError::NoDevice(self)),
@@ -84,8 +87,11 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_says_what_to_do() {
+        let group = ProcessGroup::single();
         for kind in DeviceKind::value_variants() {
-            let Err(error) = kind.open(0) else { continue };
+            let Err(error) = kind.open(&group) else {
+                continue;
+            };
             let text = error.to_string();
             assert!(text.contains(&format!("`{kind}`")), "{text}");
             assert!(
@@ -95,7 +101,7 @@ mod tests {
         }
         #[cfg(not(feature = "cuda"))]
         assert!(matches!(
-            DeviceKind::Cuda.open(3),
+            DeviceKind::Cuda.open(&group),
             Err(DeviceError::NotCompiledIn(DeviceKind::Cuda))
         ));
     }

@@ -9,6 +9,7 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, TensorReadError};
 use burn_amp::recipe::{CurrentScaling, DelayedScaling};
 use burn_amp::{Autocast, Fp8Error, LayerError, LossScalerConfig, LossScalerError};
+use burn_ddp::ProcessGroup;
 use examples::batch::{Batch, Batcher, Normalization};
 use examples::device::DeviceError;
 use examples::images::{Images, Split};
@@ -99,7 +100,7 @@ impl<'a> Training<'a> {
             Precision::Fp8Delayed => Some(Autocast::fp8(DelayedScaling::new())?),
         };
         // The training has a device of its own, which is removed at its end.
-        let plain = self.args.device.open(0)?;
+        let plain = self.args.device.open(&ProcessGroup::single())?;
         let lease = match autocast {
             Some(autocast) => Some(autocast.lease(plain.clone())?),
             None => None,
