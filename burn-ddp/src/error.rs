@@ -154,7 +154,7 @@ pub enum DdpError {
     Device(String),
     /// The machine has no device of the kind that a rank is to use.
     #[error(
-        "no device of the kind {kind}: is its driver installed? (NVIDIA's GPUs: and does CUDA_VISIBLE_DEVICES leave one?)"
+        "no device of the kind {kind}: is its driver installed? (for NVIDIA's GPUs, also check CUDA_VISIBLE_DEVICES)"
     )]
     NoDevice {
         /// The kind, as Burn's `DeviceType` names it.

@@ -8,8 +8,7 @@ use crate::{Fp8Format, Granularity};
 pub enum Fp8Error {
     /// A scale that cannot be used: zero, negative, infinite or NaN.
     #[error(
-        "the scale is {scale}, but a scale multiplies every element before the cast, its inverse after, and both must be positive and finite; \
-         compute one with `Fp8Format::scale_for(amax)`"
+        "the scale is {scale}, but a scale and its inverse must be positive and finite: compute one with `Fp8Format::scale_for(amax)`"
     )]
     InvalidScale {
         /// The scale as given.

@@ -82,8 +82,9 @@ pub trait Layer: Debug + Send + Sync + 'static {
     }
 
     /// Called when the result of `op` is about to be computed again, because it was dropped as its [plan](Plan::recompute)
-    /// allowed. Also called for what waited for a sum and turns out to be needed by itself: a product that [waited for the sum over
-    /// its batch](Plan::over_batch), and, over a backend that fuses ops, the elements that a batch normalization sums by channel.
+    /// allowed. Also called for a result that was held back to be fused with a sum, and is then needed alone: a product that
+    /// [waited for the sum over its batch](Plan::over_batch), and, over a backend that fuses ops, the elements that a batch
+    /// normalization sums by channel.
     fn recomputed(&self, op: Op) {
         let _ = op;
     }

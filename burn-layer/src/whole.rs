@@ -41,8 +41,9 @@ pub(crate) fn tell() {
             log::warn!(
                 "burn-layer: Burn's own feature `fusion` is enabled (its default features do that together with `vision`, \
                  `linalg` or `signal`), so some ops, such as `relu`, reach layers in parts, which take more memory in mixed \
-                 precision. If the program uses none of these three, depend on `burn` without `fusion`, and enable that of \
-                 burn-layer, burn-amp or burn-ddp instead. If it uses one on a GPU, leave all as it is: it does not compile otherwise"
+                 precision. If the program uses none of these three, set `default-features = false` on `burn` with the list in the \
+                 README's Install, and enable `fusion` of burn-amp, burn-ddp or burn-layer. If it uses one on a GPU, leave all as it is: \
+                 it does not compile otherwise"
             );
         });
     }

@@ -38,7 +38,7 @@ pub enum LossScalerError {
     /// The scale was updated with a step that was unscaled before the scale was set.
     #[error(
         "the loss scale was set to {current} since step {step} was unscaled with {scale}: \
-         setting the scale stands in place of the update, do one of the two"
+         setting the scale replaces the update; do one or the other"
     )]
     SetSince {
         /// The number of the step.

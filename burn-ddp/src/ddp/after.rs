@@ -110,8 +110,8 @@ fn device<M: Module>(
     if !by_nccl && group.is_main() && group.world_size() > 1 && group.hides_gpu(&device) {
         log::warn!(
             "burn-ddp: {device:?} is a layered device over an NVIDIA GPU, such as autocast, so `Ddp::new` copies gradients \
-             through the host. For NCCL, put the layer of an `Overlap` on the device and use `Ddp::overlapped`, also to \
-             accumulate gradients. (The backend `host` silences this.)"
+             through the host. For NCCL, make the device by `Overlap::serve`, and use `Ddp::overlapped`, also to accumulate \
+             gradients. (The backend `host` silences this.)"
         );
     }
     Ok((by_nccl && is_plain(&*config.hook, trained)).then_some(device))

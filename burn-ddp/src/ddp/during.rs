@@ -59,7 +59,7 @@ impl During {
         match is_layered(&device) {
             true => Ok(device),
             false => Err(format!(
-                "the model's device, {device:?}, has no layers; serve it with `Overlap::layer`"
+                "the model's device, {device:?}, has no layers; make it by `Overlap::serve`"
             )),
         }
     }

@@ -29,8 +29,8 @@ fn resolve(text: &str, gpus: usize) -> Result<usize, DdpError> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
     match (text, gpus) {
         ("gpu", 0) => Err(DdpError::InvalidArgument(
-            "ranks for each GPU, but no NVIDIA GPU is there (/dev/nvidia0), or CUDA_VISIBLE_DEVICES hides it; \
-             give their number"
+            "`gpu` asks for a rank per NVIDIA GPU, and none is visible (no /dev/nvidia0 or other, or hidden by \
+             CUDA_VISIBLE_DEVICES); give a number"
                 .into(),
         )),
         ("cpu", _) | ("auto", 0) => Ok(cores()),
@@ -143,7 +143,7 @@ mod tests {
             );
         }
         let error = resolve("gpu", 0).unwrap_err().to_string();
-        assert!(error.contains("no NVIDIA GPU"), "{error}");
+        assert!(error.contains("none is visible"), "{error}");
         for text in ["", "-1", "gpus", "1.5"] {
             let error = resolve(text, 8).unwrap_err().to_string();
             assert!(

@@ -1,4 +1,4 @@
-//! A PTX emulator: it runs PTX on host memory, that which NVRTC makes of kernels in CUDA C++, and that of LLVM.
+//! A PTX emulator: it runs PTX from NVRTC or from LLVM on host memory.
 //!
 //! It is strict rather than fast. Instructions mean what NVIDIA's PTX ISA (8.8) says, not what the kernels expect. If the ISA
 //! leaves a result undefined (memory that nobody wrote, data that no barrier orders, registers of an instruction that is still in
