@@ -6,7 +6,8 @@ use std::sync::Once;
 /// Whether every op reaches the layers as the program calls it. With Burn's own feature `fusion`, which its default features enable
 /// together with `vision`, `linalg` and `signal`, some reach them as several smaller ops, because Burn's client has no other way
 /// to collect them: activation functions, softmaxes, norms, embeddings, `neg`, and gradients of transposed
-/// convolutions, among others.
+/// convolutions, among others. Programs run all the same. But parts cost a rounding in 16 bits (`gelu`), and burn-amp's
+/// `full_precision` does not reach the gradients of transposed convolutions' filters.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, activation};

@@ -101,6 +101,11 @@ impl Autocast {
     /// more than half the memory of one in f32, at the cost of a few more elementwise ops. [`Device::gradient_checkpointing`]
     /// does the same for more ops, and also in f32.
     ///
+    /// What gradient checkpointing runs a second time in backward follows the policy of the device, even where a
+    /// [region](crate::autocast()) ran it at first. So do the gradients of weights that are used transposed: they are made neither in
+    /// fp8 nor by a region's policy. If a matmul's last factor is computed again, the gradient of its first one is stored in f32,
+    /// because that may be a parameter.
+    ///
     /// ```
     /// use burn::tensor::{Device, Distribution, Tensor, activation::softmax};
     /// use burn_amp::Autocast;

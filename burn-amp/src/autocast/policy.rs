@@ -41,13 +41,14 @@ const TABLE: [Option<Rule>; Op::ALL.len()] = rules::table();
 /// | `sigmoid` | not listed; the loss that takes its logarithms (`binary_cross_entropy`) is an error | full | in 16 bits, a probability may round to 1; its complement then has no logarithm, and the gradient is NaN |
 /// | average pools | not listed | full, stored as input | PyTorch's kernels sum in f32 internally |
 /// | sums, differences, products, quotients with a scalar | not listed | full, stored as input; in f32 if a scalar that is added would vanish or overflow there | PyTorch's kernels use the scalar in f32 |
+/// | fills, paddings, clamps and comparisons with a constant | not listed; `masked_fill` by -1e9 is refused in fp16 | as stored; in f32 if the constant would be rounded to 0 (a clamp to `f32::MIN_POSITIVE`), 1 or -1 (a clamp to `1 - 1e-7` before an arc cosine). A constant beyond the range becomes its end: -1e9 is -65504 in fp16, and `f32::MIN` the lowest finite bf16 | a row that is masked entirely has a softmax without NaN, as in f32. Other constants are rounded: `clamp_max(0.3)` gives at most 0.30078 in bf16. In fp16 all numbers beyond 65504 are one: `lower_elem(-1e8)` does not find what was filled with -1e9, but `equal_elem(-1e9)` does |
 /// | `gelu` | not listed | bf16: as stored; fp16: full, stored as input | PyTorch's kernels compute in f32 internally; CubeCL's devices compute it by several ops in the dtype that they are given. In fp16, the cube of 41 overflows, and backward gives NaN. In bf16, `1 + erf(x)` cancels if `x` is far below 0; but with f32, `cargo bench --features cpu,fusion --bench traffic` counted a tenth more bytes for a step of a small vision transformer |
 /// | `leaky_relu`, `hypot`, `remainder`, `erf`, `acosh`, `asinh`, `atanh` | not listed | full, stored as input (as the wider one, if there are two) | the same; few models spend much time in them |
 /// | `max_dim` | not listed | full | softmax and attention subtract it, which PyTorch's kernels do in f32 |
 /// | `grid_sample_2d` | promote | promote; in training, Burn computes it by several ops, which round coordinates to a low grid's dtype | the device sees only these ops |
 /// | `softmin` | no such op | full | it is the softmax of the negation |
 /// | `ctc_loss` | not listed, and refuses half precision | full | it is a loss |
-/// | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input | the same result, by casts around a kernel that has one dtype |
+/// | `batch_norm` | not listed; mixed dtypes inside the kernel | full, stored as input; in training its parts, in f32 | the same result, by casts around a kernel that has one dtype |
 /// | `deform_conv2d` | torchvision: full | full | as in torchvision |
 /// | `linear` with a bias | low | low, both the product and its sum with the bias, by the rule of the product | Burn computes the layer by these two ops. A vector that a program itself adds to each row of a product looks the same |
 /// | softmax in training | full | each of its ops: `x - max(x)` by the rule of `softmax`, stored in f32; `exp`, `log` and the sum full; the quotient of two f32 tensors | Burn's autodiff has no softmax op. The values are the same; where `burn-layer` has kernels (CubeCL's devices that fuse ops), the gradient of the input is stored in the input's dtype, as PyTorch's is |
@@ -88,15 +89,17 @@ impl Policy {
         policy
     }
 
-    /// Apex's `O1`: fp16, with a rule for each op. The rules are those of [`fp16`](Self::fp16).
+    /// Apex's `O1`: fp16, with a rule for each op. The rules are those of [`fp16`](Self::fp16). Apex's preset includes dynamic
+    /// loss scaling, with a scale of at most 2^24; here, add a [`LossScaler`](crate::LossScaler).
     pub fn o1() -> Self {
         Self::builder(FloatDType::F16).name("O1").build()
     }
 
     /// Apex's `O2`: activations are kept in fp16 everywhere. Softmax and norms still compute in
     /// f32, but their results are stored low, which halves the memory of activations. Powers, exponentials, logarithms,
-    /// probabilities (`sigmoid`) and maxima along a dimension stay in f32. (In training, Burn computes softmax and norms by several ops. Sums and differences of a low tensor and one in f32
-    /// stay in f32.)
+    /// probabilities (`sigmoid`) and maxima along a dimension stay in f32. (In training, Burn computes softmax and norms by several
+    /// ops. Sums and differences of a low tensor and one in f32 stay in f32.) As with [`o1`](Self::o1), loss scaling is up to a
+    /// [`LossScaler`](crate::LossScaler).
     pub fn o2() -> Self {
         let builder = Self::builder(FloatDType::F16).name("O2");
         builder.low_outputs(true).build()

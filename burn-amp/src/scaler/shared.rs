@@ -62,7 +62,8 @@ use std::sync::Arc;
 ///
 /// Do not use it with Burn's own data parallel strategy, where several copies of the model each call
 /// `optimize`: their steps would adjust one scale several times. With burn-ddp's strategy, each rank has its
-/// own scaler, and all of them see the same averages.
+/// own scaler. Averages are the same on all ranks, so if `TrainStep::optimize` calls [`step`](Self::step), which gets the averages
+/// of the scaled gradients, all ranks step or skip together. With [`gradients`](Self::gradients) they may not: see there.
 #[derive(Clone, Debug)]
 pub struct SharedLossScaler(Arc<Mutex<Shared>>);
 
@@ -207,6 +208,11 @@ impl SharedLossScaler {
     ///
     /// With the `Learner`'s gradient accumulation, each loss is checked by itself, and one that
     /// overflows is missing from the sum. To skip the whole sum instead, call [`step`](Self::step) in `TrainStep::optimize`.
+    ///
+    /// Where several ranks average their gradients after backward, as with burn-ddp's `Ddp::new`, call `step` as well: here each
+    /// rank checks its own gradients before they are averaged. One that overflows passes none on, which counts as zeros, while the
+    /// others step, and its scale differs from theirs from then on. With burn-ddp's `Overlap` the gradients are averages when they
+    /// are checked, except in a step that averages after backward, such as the one after a skipped one.
     ///
     /// # Panics
     ///

@@ -46,9 +46,10 @@ impl Autocast {
     ///
     /// On devices without bf16, set another policy for the [`rest`](Self::rest).
     ///
-    /// What backward needs is kept as the program computed it, so fp8 saves no memory here. In a data-parallel run, each rank
-    /// scales inputs and gradients by its own amaxes, unless delayed scaling [shares](Self::amax_reducer) them; equal weights
-    /// have equal scales.
+    /// A step takes about the memory of one in bf16. Inputs, weights and gradients keep their casts beside them: a byte an element
+    /// more, or two where a tensor is cast in two ways or copied transposed for tensor cores. What a norm or `gelu` made for a
+    /// layer is freed once it is cast. In a data-parallel run, each rank scales inputs and gradients by its own amaxes, unless
+    /// delayed scaling [shares](Self::amax_reducer) them; equal weights have equal scales.
     ///
     /// # Errors
     ///
