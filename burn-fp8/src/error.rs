@@ -109,7 +109,12 @@ pub enum Fp8Error {
         /// Which of F32, BF16 and F16 the device supports.
         supported: Vec<String>,
     },
-    /// More elements than the kernels of a CubeCL device can count.
+    /// More elements than the kernels of a CubeCL device can count, which they do in 32 bits.
+    ///
+    /// A product may have 1,056,964,607 elements; twice as many if its columns are even and the device has a tensor-core routine; four
+    /// times as many by cuBLASLt, if their number is a multiple of 4. A side of it may have four times as many, and so may a tensor to
+    /// be cast, of f32 or narrower, whose elements (with one scale) or columns and blocks (with more) are multiples of 4. `scaled_matmul`
+    /// and the casts that return a `Result` return this error; layers and the other casts panic.
     #[error(
         "{what}, {shape:?}, has {elements} elements, but the fp8 kernels of the device count up to {most}; split it, such as by \
          rows, and compute the parts one after the other"

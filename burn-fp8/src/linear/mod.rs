@@ -62,6 +62,19 @@ use state::Fp8State;
 /// formats. An average of a model's parameters, such as an EMA, averages this state as well: its scales lie between those of the
 /// averaged steps.
 ///
+/// # Limits
+/// - An infinity is cast to the largest number of its format, and NaN stays NaN. So a layer hides an overflow of fp16 before it: the
+///   gradients of input and weight are finite, and a `LossScaler` of burn-amp sees it only in the gradient of a trained bias. Prefer
+///   bf16 beside fp8; with fp16, watch the scale.
+/// - f64 tensors are rounded to f32 before they are cast, and their products are computed in f32. Gradients of gradients are not
+///   available.
+/// - Burn's `MultiDevice` strategies fork the module every step, so the replicas' amaxes are lost. Its `DistributedDataParallel` forks
+///   it once: every replica scales by its own amaxes, and the model that comes back has those of the first. Use one process a device.
+/// - A mapper that casts a model to f16 leaves the state in f32, but rounds it to f16 on the way. A scale or an amax that f16 cannot
+///   hold stays as it was.
+/// - On burn-amp's autocast devices it needs burn-amp's feature `fp8`, which registers the ops there. Without it, a forward pass panics,
+///   or ends the device (`No custom-op handler registered`, in the log).
+///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
 /// use burn_fp8::Fp8LinearConfig;

@@ -20,6 +20,9 @@ use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
 /// The value of an element is its code's value divided by its scale. Nothing here is differentiable; for gradients, use modules
 /// such as [`Fp8Linear`](crate::Fp8Linear).
 ///
+/// On WebGPU, Burn's ops on `u8` are missing, such as a slice or a copy of the codes: there a tensor that was transposed, or cast with
+/// its transpose, can be neither read back nor reshaped. Casts and products work, but not in bf16, which WGSL does not have.
+///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};
 /// use burn_fp8::{Fp8Format, Fp8Tensor};
