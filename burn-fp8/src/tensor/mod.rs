@@ -21,7 +21,8 @@ use crate::{Fp8Cast, Fp8Error, Fp8Format, Fp8Ops, functions};
 /// such as [`Fp8Linear`](crate::Fp8Linear).
 ///
 /// On WebGPU, Burn's ops on `u8` are missing, such as a slice or a copy of the codes: there a tensor that was transposed, or cast with
-/// its transpose, can be neither read back nor reshaped. Casts and products work, but not in bf16, which WGSL does not have.
+/// its transpose, can be neither read back nor reshaped. Casts and products work, but not in bf16, which WGSL does not have. (Burn
+/// 0.22.1 itself refuses nothing, and its `cast` to bf16 gives wrong values there.)
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};
