@@ -18,6 +18,18 @@ pub use self::{error::NcclError, version::NcclVersion};
 /// All ranks must ask for the same backend. This is PyTorch's `backend` argument: `"nccl"` is [`Nccl`](Self::Nccl),
 /// `"gloo"` is [`Host`](Self::Host).
 ///
+/// With NCCL:
+///
+/// - **Faults.** The group's own connections stay the control plane: they compare each call, and the shapes of its tensors, before NCCL
+///   is entered, and report a dead rank at once. Every call keeps the time limit; a communicator that does not finish in time is
+///   aborted, and the error names the call. NCCL's own variables work as usual, except `NCCL_COMM_BLOCKING=1`, with which NCCL would
+///   wait without a limit.
+/// - **Streams.** NCCL has its own stream, which waits on the device until CubeCL's streams have made a call's tensors. The host waits
+///   for the end of each call (for asynchronous calls, a thread of the group does), so errors belong to the call in which they
+///   happened. If two communicators are busy at once (`SyncBatchNorm` during overlapped averaging), the GPU must be able to run kernels
+///   of both: leave `CUDA_DEVICE_MAX_CONNECTIONS` alone.
+/// - **Two ranks on one GPU**, for tests, take NCCL 2.30 or newer with `NCCL_MULTI_RANK_GPU_ENABLE=1`.
+///
 /// ```
 /// use burn_ddp::{Backend, ProcessGroup};
 ///

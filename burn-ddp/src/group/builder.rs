@@ -21,6 +21,15 @@ use crate::{
 ///     .init()?;
 /// # Ok::<(), burn_ddp::DdpError>(())
 /// ```
+///
+/// # Addresses
+///
+/// Ranks listen on the loopback address only if they are certain to be on one machine: at `file://`; if [`connect`](Self::connect) is
+/// given `tcp://localhost:…` or `tcp://127.…`; or if the master is literally one of these and the launcher says that there is one
+/// machine (`LOCAL_WORLD_SIZE` equal to `WORLD_SIZE`, Slurm's number of nodes, ...). Otherwise they listen on all addresses, so set a
+/// [secret](Self::secret): `MASTER_ADDR=localhost` may be set on rank 0 alone (Kubeflow's PyTorchJob), and Debian resolves a machine's
+/// own name to a loopback address. In these two cases a rank listens on all addresses of IPv4 and of IPv6, as the others may know
+/// it by either.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct GroupBuilder {
@@ -66,7 +75,9 @@ impl GroupBuilder {
     /// [`init`](Self::init) still tells jobs and steps of Slurm, Flux and Open MPI apart, by their ids.
     ///
     /// A secret keeps strangers out: each side proves that it knows the secret without sending it. Messages are
-    /// not encrypted.
+    /// not encrypted. On one machine, [`launch`](crate::launch) and `burn-ddp run` make a random secret; for several machines, set one.
+    /// Connections that send nothing are dropped when others need the room, and a rank whose connection is refused or cut tries
+    /// again until its time is over.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
@@ -75,6 +86,9 @@ impl GroupBuilder {
     /// The number of connections between any two ranks, over which large payloads are striped. Default: 1. More
     /// help if one connection does not saturate the network. The number must be the same on all ranks; a rank
     /// with a different one is [refused](DdpError::Refused).
+    ///
+    /// In each communicator, a rank has so many connections to every other rank, and each takes a file descriptor. If the soft limit is
+    /// too low for that, the rank raises it up to the hard limit; if that is too low as well, the error names `ulimit -n`.
     ///
     /// # Panics
     ///
