@@ -183,6 +183,13 @@ impl Preference {
             Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             &WORKSPACE,
         )?;
+        // Where the terms of a sum are shared out, the partial sums are added up in f32 too. By default they may be in the output's
+        // 16 bits.
+        let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(
+            Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            &scheme,
+        )?;
         for attribute in [
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
