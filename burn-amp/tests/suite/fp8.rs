@@ -240,13 +240,20 @@ fn a_filter_keeps_layers_out_forward_and_backward() {
     assert!(run(all.clone().multiple_of(2), [32, 10], "head"));
     assert!(!run(all.clone().min_size([33, 1]), [32, 16], "hidden"));
     assert!(!run(all.clone().min_size([1, 17]), [32, 16], "hidden"));
+    assert!(!run(all.clone().except_up_to([32, 16]), [32, 16], "hidden"));
+    assert!(run(all.clone().except_up_to([31, 99]), [32, 16], "hidden"));
+    assert!(run(all.clone().except_up_to([99, 15]), [32, 16], "hidden"));
     assert!(!run(all.clone().except_size([32, 16]), [32, 16], "hidden"));
     assert!(run(all.clone().except_size([16, 32]), [32, 16], "hidden"));
     assert!(!run(all.clone().except_name("model"), [32, 16], "hidden"));
     assert!(!run(all.clone().except_name("hidden"), [32, 16], "hidden"));
     assert!(run(all.clone().except_name("head"), [32, 16], "hidden"));
 
-    let filter = all.min_size([2, 3]).except_size([4, 5]).except_name("head");
+    let filter = all
+        .min_size([2, 3])
+        .except_up_to([4, 4])
+        .except_size([4, 5]);
+    let filter = filter.except_name("head");
     let written = serde_json::to_string(&filter).unwrap();
     assert_eq!(serde_json::from_str::<Fp8Filter>(&written).unwrap(), filter);
     assert!(filter.takes([16, 16], ["body"]) && !filter.takes([16, 16], ["body", "head"]));

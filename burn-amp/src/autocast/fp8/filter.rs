@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 ///
 /// | leave out | with |
 /// |---|---|
-/// | small layers, which gain nothing | [`min_size`](Self::min_size) |
+/// | small layers, which gain nothing | [`min_size`](Self::min_size), [`except_up_to`](Self::except_up_to) |
 /// | the first or last layer, by its sizes | [`except_size`](Self::except_size) |
 /// | a layer or block by name | [`except_name`](Self::except_name) and [`named`](crate::named) |
 /// | a part of the program | [`autocast(&Policy::bf16(), ..)`](crate::autocast), [`full_precision`](crate::full_precision) |
@@ -27,6 +27,7 @@ use std::num::NonZeroUsize;
 pub struct Fp8Filter {
     multiple_of: NonZeroUsize,
     min_size: [usize; 2],
+    except_up_to: Vec<[usize; 2]>,
     except_sizes: Vec<[usize; 2]>,
     except_names: Vec<String>,
 }
@@ -37,6 +38,7 @@ impl Fp8Filter {
         Self {
             multiple_of: const { NonZeroUsize::new(16).unwrap() },
             min_size: [1, 1],
+            except_up_to: Vec::new(),
             except_sizes: Vec::new(),
             except_names: Vec::new(),
         }
@@ -53,9 +55,16 @@ impl Fp8Filter {
         self
     }
 
-    /// Only layers with at least so many inputs and outputs.
+    /// Only layers with at least so many inputs and at least so many outputs.
     pub fn min_size(mut self, [inputs, outputs]: [usize; 2]) -> Self {
         self.min_size = [inputs, outputs];
+        self
+    }
+
+    /// No layers with at most so many inputs and at most so many outputs. `except_up_to([4096, 1024])` is what torchao's filter
+    /// for tensorwise scaling leaves out. Call it again for further rules.
+    pub fn except_up_to(mut self, [inputs, outputs]: [usize; 2]) -> Self {
+        self.except_up_to.push([inputs, outputs]);
         self
     }
 
@@ -76,7 +85,9 @@ impl Fp8Filter {
         let fits = |(size, min): (&usize, &usize)| {
             size.is_multiple_of(self.multiple_of.get()) && size >= min
         };
+        let small = |[inputs, outputs]: &[usize; 2]| size[0] <= *inputs && size[1] <= *outputs;
         size.iter().zip(&self.min_size).all(fits)
+            && !self.except_up_to.iter().any(small)
             && !self.except_sizes.contains(&size)
             && !names
                 .into_iter()
