@@ -27,6 +27,8 @@ pub struct LossScalerConfig {
     #[config(default = 2000)]
     pub growth_interval: u32,
     /// The scale never falls below this (Apex, DeepSpeed); one that is below already stays as it is. PyTorch has no minimum.
+    /// At the minimum, DeepSpeed ends a training with an error at an overflow; here the step is skipped, the log warns when many
+    /// are in a row, and [`LossScalerState::overflows_in_a_row`](super::LossScalerState::overflows_in_a_row) counts them.
     /// Without one, the scale can fall to zero, where every gradient is NaN.
     #[config(default = "None")]
     pub min_scale: Option<f64>,

@@ -262,6 +262,10 @@ impl LossScaler {
     fn warn_if_falling(&mut self, overflow: bool) {
         let falling =
             overflow && self.state.scale < 1.0 || self.state.overflows_in_a_row >= OVERFLOWS_WARNED;
+        if !overflow && self.state.scale >= 1.0 {
+            // What falls later is news again.
+            self.warned = false;
+        }
         if falling && !self.warned {
             self.warned = true;
             log::warn!(

@@ -134,4 +134,7 @@ fn a_scale_that_keeps_falling_warns_once() {
     let warned = warnings(&bounded, vec![true; 60]);
     assert_eq!(warned.len(), 1, "{warned:?}");
     assert!(warned[0].contains("the last 20 in a row"), "{warned:?}");
+    // Again, after a step that was clean.
+    let twice = [vec![true; 30], vec![false], vec![true; 30]].concat();
+    assert_eq!(warnings(&bounded, twice).len(), 2);
 }
