@@ -2,20 +2,47 @@
 
 use burn_backend::{DType, Shape};
 use burn_cubecl::{
+    CubeDevice,
     kernel::{into_contiguous, untile},
     ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
-use cubecl::{client::Client, prelude::*};
+use cubecl::{client::Client, ir::features::Plane, prelude::*};
 
 /// The most cubes of a kernel. With fewer, each takes several rows.
 const CUBES: usize = 1 << 15;
 
-/// The most units of a cube.
+/// The fewest and the most units of a cube on a GPU.
+const FEWEST: usize = 32;
 const UNITS: usize = 512;
 
 /// The bytes that a unit loads at a time.
 const BYTES: usize = 16;
+
+/// The most elements of a row that a unit keeps in its registers.
+const HELD: usize = 32;
+
+/// Up to so many elements, rows that end within loads are read one element at a time, by so few units that these need not wait for each
+/// other, and keep them.
+const SHORT: usize = 256;
+
+/// The units of a cube, for its kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Units {
+    pub(crate) count: usize,
+    /// How many of them read each other's registers: those of a plane, or 1.
+    plane: usize,
+}
+
+impl Units {
+    fn new(client: &Client, count: usize) -> Self {
+        let plane = plane_of(client).filter(|plane| count.is_multiple_of(*plane));
+        Self {
+            count,
+            plane: plane.unwrap_or(1),
+        }
+    }
+}
 
 /// How the rows of a tensor without gaps are read.
 pub(crate) struct Rows {
@@ -25,7 +52,9 @@ pub(crate) struct Rows {
     /// Elements of a load. Where these do not divide a row, it begins and ends within one.
     pub(crate) vector: usize,
     /// Units of a cube.
-    pub(crate) units: usize,
+    pub(crate) units: Units,
+    /// How elements are counted.
+    pub(crate) address: AddressType,
 }
 
 impl Rows {
@@ -33,9 +62,14 @@ impl Rows {
     pub(crate) fn of(client: &Client, shape: &Shape, size: usize) -> Self {
         let columns = shape.last().copied().unwrap_or(1);
         let rows = shape.num_elements() / columns.max(1);
-        Self::with_loads(client, [columns, rows], size, |vector| {
-            (columns * rows).is_multiple_of(vector) && vector <= columns
-        })
+        let on_processor = client.properties().hardware.num_cpu_cores.is_some();
+        let fits = |vector: usize| (columns * rows).is_multiple_of(vector) && vector <= columns;
+        let mut rows = Self::with_loads(client, [columns, rows], size, fits);
+        if rows.group() > 1 && columns <= SHORT && !on_processor {
+            rows.vector = 1;
+            rows.units = Units::new(client, FEWEST);
+        }
+        rows
     }
 
     /// The same, in loads that divide a row.
@@ -58,21 +92,23 @@ impl Rows {
             .filter(|vector| vector * size <= BYTES)
             .find(|&vector| fits(vector))
             .unwrap_or(1);
+        let hardware = &client.properties().hardware;
         // On processors, units that wait for each other cost more than they save.
-        let units = match client.properties().hardware.num_cpu_cores {
+        let count = match hardware.num_cpu_cores {
             Some(_) => 1,
             // Two loads for each, or more.
             None => {
-                let most = client.properties().hardware.max_units_per_cube as usize;
+                let most = hardware.max_units_per_cube as usize;
                 let units = columns.div_ceil(2 * vector).next_power_of_two();
-                units.clamp(32, UNITS.min(most))
+                units.clamp(FEWEST, UNITS.min(most))
             }
         };
         Self {
             columns,
             rows,
             vector,
-            units,
+            units: Units::new(client, count),
+            address: address(columns * rows),
         }
     }
 
@@ -82,8 +118,51 @@ impl Rows {
         (1..=self.vector).find(divides).unwrap_or(1)
     }
 
+    /// How many loads of a row a unit keeps: all of its own, or none if these are too many or rows are not of whole loads.
+    pub(crate) fn held(&self) -> usize {
+        let loads = (self.columns / self.vector).div_ceil(self.units.count);
+        match self.group() == 1 && loads * self.vector <= HELD {
+            true => loads,
+            false => 0,
+        }
+    }
+
     pub(crate) fn dim(&self) -> CubeDim {
-        CubeDim::new_1d(self.units as u32)
+        CubeDim::new_1d(self.units.count as u32)
+    }
+}
+
+/// The units of a plane, if all planes of the device have as many, and can exchange registers.
+fn plane_of(client: &Client) -> Option<usize> {
+    let properties = client.properties();
+    let hardware = &properties.hardware;
+    let exchanges = [Plane::Ops, Plane::Sync];
+    let same = hardware.plane_size_min == hardware.plane_size_max;
+    let plane = hardware.plane_size_max as usize;
+    let able = exchanges
+        .iter()
+        .all(|op| properties.features.plane.contains(*op));
+    (able && same && plane.is_power_of_two()).then_some(plane)
+}
+
+/// How kernels count so many elements, and somewhat further.
+pub(crate) fn address(elements: usize) -> AddressType {
+    #[cfg(test)]
+    if tests::WIDE.get() {
+        return AddressType::U64;
+    }
+    AddressType::from_len(2 * elements)
+}
+
+/// The most elements that kernels count on a device.
+pub(crate) fn most(device: &CubeDevice) -> usize {
+    match device
+        .client()
+        .properties()
+        .supports_address(AddressType::U64)
+    {
+        true => usize::MAX / 2,
+        false => u32::MAX as usize / 2,
     }
 }
 
@@ -116,30 +195,98 @@ pub(crate) fn of_rows(shape: &Shape) -> (Shape, DType) {
 pub(crate) fn of_cube(
     own: f32,
     shared: &mut Shared<[f32]>,
-    #[comptime] units: usize,
+    #[comptime] units: Units,
     #[comptime] maximum: bool,
 ) -> f32 {
-    if comptime!(units == 1) {
+    let own = of_plane(own, comptime!(units.plane), maximum);
+    let planes = comptime!(units.count / units.plane);
+    if comptime!(planes == 1) {
         own
     } else {
-        let unit = UNIT_POS as usize;
+        // Each plane has one number now.
+        let place = UNIT_POS as usize / comptime!(units.plane);
         // Other units may still be reading the previous result.
         sync_cube();
-        shared[unit] = own;
-        #[unroll]
-        for halving in 0..comptime!(units.ilog2()) {
-            let half = comptime!(units >> (halving + 1));
+        if UNIT_POS as usize % comptime!(units.plane) == 0 {
+            shared[place] = own;
+        }
+        if comptime!(units.plane > 1) {
             sync_cube();
-            if unit < half {
-                let (one, other) = (shared[unit], shared[unit + half]);
-                if comptime!(maximum) {
-                    shared[unit] = max_nan(one, other);
-                } else {
-                    shared[unit] = one + other;
+            let mut result = shared[0];
+            #[unroll]
+            for other in 1..planes {
+                result = combined(result, shared[other], maximum);
+            }
+            result
+        } else {
+            #[unroll]
+            for halving in 0..comptime!(planes.ilog2()) {
+                let half = comptime!(planes >> (halving + 1));
+                sync_cube();
+                if place < half {
+                    shared[place] = combined(shared[place], shared[place + half], maximum);
                 }
             }
+            sync_cube();
+            shared[0]
         }
-        sync_cube();
-        shared[0]
+    }
+}
+
+/// The sum, or the maximum, of what all units of a plane have. All of them must call this.
+#[cube]
+fn of_plane(own: f32, #[comptime] plane: usize, #[comptime] maximum: bool) -> f32 {
+    let mut result = own;
+    if comptime!(plane > 1) {
+        // CUDA's C++ backend exchanges between the units that run at the same time, which is all of them after this.
+        sync_plane();
+        #[unroll]
+        for halving in 0..comptime!(plane.ilog2()) {
+            let distance = comptime!(plane as u32 >> (halving + 1));
+            result = combined(result, plane_shuffle_xor(result, distance), maximum);
+        }
+    }
+    result
+}
+
+#[cube]
+fn combined(one: f32, other: f32, #[comptime] maximum: bool) -> f32 {
+    if comptime!(maximum) {
+        max_nan(one, other)
+    } else {
+        one + other
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        /// Whether kernels count in 64 bits whatever the size, because a test has no room for so many elements.
+        pub(super) static WIDE: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// What `body` returns, with kernels that count in 64 bits.
+    #[cfg(feature = "cpu")]
+    pub(crate) fn wide<R>(body: impl FnOnce() -> R) -> R {
+        WIDE.set(true);
+        let result = body();
+        WIDE.set(false);
+        result
+    }
+
+    #[test]
+    fn elements_are_counted_in_as_many_bits_as_they_need() {
+        let most = u32::MAX as usize / 2;
+        for (elements, expected) in [
+            (1, AddressType::U32),
+            (most, AddressType::U32),
+            (most + 1, AddressType::U64),
+        ] {
+            assert_eq!(address(elements), expected, "{elements}");
+        }
     }
 }

@@ -5,6 +5,8 @@ use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tenso
 use burn_cublaslt::{Matrices, Order};
 use cubecl::{client::Client, prelude::*, server::Handle};
 
+use crate::rowwise::address;
+
 /// Rows, or columns where elements of a column lie next to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lines {
@@ -58,6 +60,7 @@ pub(super) fn repacked(place: &Place, memory: Handle, from: Lines, to: Lines) ->
         &place.client,
         CubeCount::new_1d(cubes as u32),
         dim,
+        address(from.extent().max(all)),
         vector,
         from_all.into_buffer_arg(),
         output.clone().into_buffer_arg(),
@@ -74,7 +77,7 @@ pub(super) fn repacked(place: &Place, memory: Handle, from: Lines, to: Lines) ->
 /// The most cubes. With fewer, each unit takes several loads.
 const CUBES: usize = 1 << 15;
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn repacked_kernel<F: Numeric, N: Size>(
     from: &[F],
     output: &mut [Vector<F, N>],
@@ -108,6 +111,7 @@ fn repacked_kernel<F: Numeric, N: Size>(
 #[cfg(all(test, feature = "cpu"))]
 mod tests {
     use super::*;
+    use crate::rowwise::tests::wide;
     use burn_backend::{TensorData, ops::FloatTensorOps};
     use burn_cubecl::CubeBackend;
     use burn_std::reader::try_read_sync;
@@ -136,9 +140,11 @@ mod tests {
                 device: device.clone(),
                 dtype: DType::F32,
             };
-            let copy = repacked(&place, tensor.handle, from, to);
-            let found = try_read_sync(CubeBackend::float_into_data(copy));
-            let found = found.unwrap().unwrap().try_to_vec::<f32>().unwrap();
+            let memory = || tensor.handle.clone();
+            let copies = [
+                repacked(&place, memory(), from, to),
+                wide(|| repacked(&place, memory(), from, to)),
+            ];
             let expected = (0..to.lines * to.leading).map(|at| {
                 let (line, place) = (at / to.leading, at % to.leading);
                 let there = line < from.lines && place < from.length.min(to.length);
@@ -147,7 +153,12 @@ mod tests {
                     false => 0.0,
                 }
             });
-            assert_eq!(found, expected.collect::<Vec<_>>(), "{from:?}, {to:?}");
+            let expected: Vec<f32> = expected.collect();
+            for copy in copies {
+                let found = try_read_sync(CubeBackend::float_into_data(copy));
+                let found = found.unwrap().unwrap().try_to_vec::<f32>().unwrap();
+                assert_eq!(found, expected, "{from:?}, {to:?}");
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::gradient_dtype;
 use crate::{
     ops::NormBackward,
-    rowwise::{Rows, cubes, empty, of_cube, of_rows, plain},
+    rowwise::{Rows, Units, cubes, empty, of_cube, of_rows, plain},
 };
 
 /// See [`Normalizes::moments`](super::Normalizes::moments).
@@ -21,6 +21,7 @@ pub(super) fn moments(x: CubeTensor) -> [CubeTensor; 2] {
         &client,
         cubes(rows.rows),
         rows.dim(),
+        rows.address,
         rows.vector,
         x.into_buffer_arg(),
         means.into_buffer_arg(),
@@ -43,6 +44,7 @@ pub(super) fn mean_squares(x: CubeTensor) -> CubeTensor {
         &client,
         cubes(rows.rows),
         rows.dim(),
+        rows.address,
         rows.vector,
         x.into_buffer_arg(),
         output.clone().into_buffer_arg(),
@@ -80,6 +82,7 @@ pub(super) fn norm_backward(backward: NormBackward<CubeBackend>) -> CubeTensor {
         &client,
         cubes(rows.rows),
         rows.dim(),
+        rows.address,
         rows.vector,
         x.into_buffer_arg(),
         mean.map(|mean| mean.into_buffer_arg()).into(),
@@ -96,17 +99,17 @@ pub(super) fn norm_backward(backward: NormBackward<CubeBackend>) -> CubeTensor {
     output
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn moments_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     means: &mut [f32],
     variances: &mut [f32],
     rows: usize,
     columns: usize,
-    #[comptime] units: usize,
+    #[comptime] units: Units,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(units.count));
     let width = columns / N::value();
     let count = f32::cast_from(columns);
     let mut row = CUBE_POS;
@@ -120,7 +123,7 @@ fn moments_kernel<F: Float, N: Size>(
             for lane in 0..N::value() {
                 sum += values.extract(lane);
             }
-            at += units;
+            at += comptime!(units.count);
         }
         let mean = of_cube(sum, &mut shared, units, false) / count;
         let sum = squares_of_row::<F, N>(x, row, width, mean, &mut shared, units);
@@ -140,7 +143,7 @@ fn squares_of_row<F: Float, N: Size>(
     width: usize,
     around: f32,
     shared: &mut Shared<[f32]>,
-    #[comptime] units: usize,
+    #[comptime] units: Units,
 ) -> f32 {
     let end = (row + 1) * width;
     let mut sum = f32::new(0.0);
@@ -152,21 +155,21 @@ fn squares_of_row<F: Float, N: Size>(
             let distance = values.extract(lane) - around;
             sum += distance * distance;
         }
-        at += units;
+        at += comptime!(units.count);
     }
     of_cube(sum, shared, units, false)
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn mean_squares_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     output: &mut [f32],
     rows: usize,
     columns: usize,
-    #[comptime] units: usize,
+    #[comptime] units: Units,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(units.count));
     let width = columns / N::value();
     let mut row = CUBE_POS;
     while row < rows {
@@ -178,7 +181,7 @@ fn mean_squares_kernel<F: Float, N: Size>(
     }
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
     x: &[Vector<F, N>],
     means: ComptimeOption<&[f32]>,
@@ -189,16 +192,17 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
     output: &mut [Vector<O, N>],
     rows: usize,
     columns: usize,
-    #[comptime] units: usize,
+    #[comptime] units: Units,
     #[define(F, G, H, O)] _dtypes: [ElemType; 4],
 ) {
-    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(units.count));
     let width = columns / N::value();
     let count = f32::cast_from(columns);
     let mut row = CUBE_POS;
     while row < rows {
         let first = row * width;
-        let deviation = deviations[row];
+        // Dividing takes many times as long.
+        let inverse = f32::new(1.0) / deviations[row];
         let mean: ComptimeOption<f32> = means.as_ref().map(|means| means[row]);
         let centered = comptime!(mean.is_some());
         let mean: f32 = mean.unwrap_or(f32::new(0.0));
@@ -216,9 +220,9 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
             for lane in 0..N::value() {
                 let own = gradients.extract(lane);
                 sum += own;
-                projection += own * ((values.extract(lane) - mean) / deviation);
+                projection += own * ((values.extract(lane) - mean) * inverse);
             }
-            at += units;
+            at += comptime!(units.count);
         }
         let sum = if comptime!(centered) {
             of_cube(sum, &mut shared, units, false) / count
@@ -236,16 +240,16 @@ fn norm_backward_kernel<F: Float, G: Float, H: Float, O: Float, N: Size>(
             let mut result = Vector::<f32, N>::new(0.0f32);
             #[unroll]
             for lane in 0..N::value() {
-                let normalized = (values.extract(lane) - mean) / deviation;
+                let normalized = (values.extract(lane) - mean) * inverse;
                 let own = gradients.extract(lane) - sum - normalized * projection;
-                result.insert(lane, own / deviation);
+                result.insert(lane, own * inverse);
             }
             let sums: ComptimeOption<Vector<f32, N>> = added
                 .as_ref()
                 .map(|added| plus::<H, N>(result, added[first + at]));
             let result: Vector<f32, N> = sums.unwrap_or(result);
             output[first + at] = Vector::cast_from(result);
-            at += units;
+            at += comptime!(units.count);
         }
         row += CUBE_COUNT;
     }
@@ -259,4 +263,78 @@ fn times<N: Size>(values: Vector<f32, N>, by: Vector<f32, N>) -> Vector<f32, N> 
 #[cube]
 fn plus<H: Float, N: Size>(values: Vector<f32, N>, other: Vector<H, N>) -> Vector<f32, N> {
     values + Vector::<f32, N>::cast_from(other)
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use burn_backend::{DType, TensorData, ops::FloatTensorOps};
+    use burn_cubecl::CubeDevice;
+    use burn_std::reader::try_read_sync;
+
+    use super::*;
+    use crate::rowwise::tests::wide;
+
+    fn tensor(values: &[f64], shape: [usize; 2]) -> CubeTensor {
+        let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+        let data = TensorData::new(values, shape);
+        CubeBackend::float_from_data(data, &CubeDevice::Cpu(Default::default()))
+    }
+
+    fn assert_close(found: CubeTensor, expected: &[f64]) {
+        assert_eq!(found.dtype, DType::F32);
+        let found = try_read_sync(CubeBackend::float_into_data(found));
+        let found = found.unwrap().unwrap().try_to_vec::<f32>().unwrap();
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            let distance = (f64::from(*found) - expected).abs();
+            assert!(
+                distance < 1e-5 * expected.abs().max(1.0),
+                "{found} {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn kernels_count_in_64_bits() {
+        let (rows, columns) = (3, 12);
+        let number = |at: usize| (at * 37 % 23) as f64 / 4.0 - 2.0;
+        let x: Vec<f64> = (0..rows * columns).map(number).collect();
+        let gradients: Vec<f64> = (0..rows * columns).map(|at| number(at * at + 5)).collect();
+        let (mut means, mut variances, mut squares) = (vec![], vec![], vec![]);
+        let (mut deviations, mut backward) = (vec![], vec![]);
+        for row in 0..rows {
+            let [x, g] = [&x, &gradients].map(|all| &all[row * columns..][..columns]);
+            let of_row = |values: &[f64]| values.iter().sum::<f64>() / columns as f64;
+            let mean = of_row(x);
+            let distances: Vec<f64> = x.iter().map(|x| (x - mean).powi(2)).collect();
+            let variance = of_row(&distances);
+            let deviation = (variance + 1e-5).sqrt();
+            let n: Vec<f64> = x.iter().map(|x| (x - mean) / deviation).collect();
+            let products: Vec<f64> = n.iter().zip(g).map(|(n, g)| n * g).collect();
+            let (shift, projection) = (of_row(g), of_row(&products));
+            let gradient = |(n, g): (&f64, &f64)| (g - shift - n * projection) / deviation;
+            backward.extend(n.iter().zip(g).map(gradient));
+            squares.push(of_row(&x.iter().map(|x| x * x).collect::<Vec<_>>()));
+            means.push(mean);
+            variances.push(variance);
+            deviations.push(deviation);
+        }
+        let whole = |values: &[f64]| tensor(values, [rows, columns]);
+        let numbers = |values: &[f64]| tensor(values, [rows, 1]);
+        wide(|| {
+            let [found_means, found_variances] = moments(whole(&x));
+            assert_close(found_means, &means);
+            assert_close(found_variances, &variances);
+            assert_close(mean_squares(whole(&x)), &squares);
+            let found = norm_backward(NormBackward {
+                x: whole(&x),
+                mean: Some(numbers(&means)),
+                deviation: numbers(&deviations),
+                gradient: whole(&gradients),
+                scale: None,
+                added: None,
+            });
+            assert_close(found, &backward);
+        });
+    }
 }

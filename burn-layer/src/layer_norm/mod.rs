@@ -11,12 +11,16 @@ use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::{Cube, CubeBackend, CubeDevice, tensor::CubeTensor};
 use core::any::Any;
 
-use crate::ops::{LayerNorms, NormBackward};
+use crate::{
+    ops::{LayerNorms, NormBackward},
+    rowwise::most,
+};
 
 /// How layer normalizations are computed, if the device is one of CubeCL's.
 pub(crate) fn layer_norms_on<B: Backend>(device: &B::Device) -> Option<LayerNorms<B>> {
-    (device as &dyn Any).downcast_ref::<CubeDevice>()?;
+    let device = (device as &dyn Any).downcast_ref::<CubeDevice>()?;
     let layer_norms = LayerNorms::<Cube> {
+        most: most(device),
         moments: Cube::moments,
         mean_squares: Cube::mean_squares,
         backward: Cube::norm_backward,

@@ -7,12 +7,7 @@
 //! assumed of the numbers in the matrix and the factors.
 
 use super::call::Call;
-use crate::{
-    LayeredFloat,
-    ops::softmax::{MOST, Role},
-    recompute::Recomputed,
-    source::Later,
-};
+use crate::{LayeredFloat, ops::softmax::Role, recompute::Recomputed, source::Later};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
 use std::sync::Arc;
@@ -41,6 +36,8 @@ pub(super) use rotation;
 
 /// How a backend turns pairs by a kernel of its own.
 pub(crate) struct Rotations<B: Backend> {
+    /// The most elements of a tensor: kernels count them.
+    pub(crate) most: usize,
     pub(crate) turn: fn(Turn<B>) -> FloatTensor<B>,
 }
 
@@ -115,9 +112,12 @@ impl<B: BackendIr> Call<B> {
                 && matrix[last - 1..] == [rows, columns]
         };
         let stored = self.plan.compute.unwrap_or(x.storage_dtype());
-        let counted = (1..=MOST).contains(&(2 * pairs.num_elements()));
-        if is(2, 4) && counted && floats([x, y]) && self.plan.stored(stored) == stored {
-            self.rotations()?;
+        if is(2, 4) && floats([x, y]) && self.plan.stored(stored) == stored {
+            let most = self.rotations()?.most;
+            let counted = (1..=most).contains(&(2 * pairs.num_elements()));
+            if !counted {
+                return None;
+            }
             self.rotation = Some(Arc::new(Rotation::Products(Arc::new(Pairs {
                 x: x.alone(),
                 matrix: y.alone(),
@@ -200,7 +200,7 @@ impl<B: BackendIr> Call<B> {
         if dim + 1 != shape.num_dims() {
             return None;
         }
-        let Rotations::<B> { turn } = self.of_wide(x.storage_dtype())?.rotations()?;
+        let Rotations::<B> { turn, .. } = self.of_wide(x.storage_dtype())?.rotations()?;
         shape.as_mut_slice()[dim] = 1;
         let (pairs, factors, form) = (pairs.clone(), factors.clone(), shape.clone());
         let turned = move |dtype| {

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use crate::{
     ops::Turn,
-    rowwise::{cubes, empty, plain},
+    rowwise::{address, cubes, empty, plain},
 };
 
 /// The bytes that a unit reads of the input, or writes, at a time.
@@ -38,6 +38,7 @@ pub(super) fn turn(turn: Turn<CubeBackend>) -> CubeTensor {
         &client,
         cubes(vectors.div_ceil(dim.num_elems() as usize)),
         dim,
+        address(elements),
         vector,
         x.into_buffer_arg(),
         matrix.into_buffer_arg(),
@@ -52,7 +53,7 @@ pub(super) fn turn(turn: Turn<CubeBackend>) -> CubeTensor {
     output
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn turn_kernel<F: Float, O: Float, N: Size>(
     x: &[Vector<F, N>],
     matrix: &[f32],
@@ -102,5 +103,53 @@ fn turn_kernel<F: Float, O: Float, N: Size>(
         }
         output[at] = Vector::cast_from(turned);
         at += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use burn_backend::{DType, Shape, TensorData, ops::FloatTensorOps};
+    use burn_cubecl::CubeDevice;
+    use burn_std::reader::try_read_sync;
+
+    use super::*;
+    use crate::rowwise::tests::wide;
+
+    #[test]
+    fn the_kernel_counts_in_64_bits() {
+        let (texts, numbers) = (3, 8);
+        let number = |at: usize| (at * 37 % 23) as f32 / 4.0 - 2.0;
+        let tensor = |first: usize, shape: &[usize]| {
+            let count: usize = shape.iter().product();
+            let values: Vec<f32> = (first..first + count).map(number).collect();
+            let data = TensorData::new(values.clone(), Shape::from(shape));
+            let device = CubeDevice::Cpu(Default::default());
+            (values, CubeBackend::float_from_data(data, &device))
+        };
+        let (x, x_tensor) = tensor(0, &[texts, numbers]);
+        let (matrix, matrix_tensor) = tensor(3, &[2, 4]);
+        let (factors, factors_tensor) = tensor(7, &[1, numbers, 2]);
+        let expected = (0..texts * numbers).map(|at| {
+            let (pair, to) = (at / 2, at % 2);
+            let term = |from: usize, term: usize| {
+                let factor = factors[2 * (at % numbers) + term];
+                x[2 * pair + from] * matrix[4 * from + 2 * to + term] * factor
+            };
+            term(0, 0) + term(0, 1) + term(1, 0) + term(1, 1)
+        });
+        let turned = wide(|| {
+            turn(Turn {
+                x: x_tensor,
+                matrix: matrix_tensor,
+                factors: factors_tensor,
+                back: false,
+                form: (Shape::new([texts, numbers]), DType::F32),
+            })
+        });
+        let turned = try_read_sync(CubeBackend::float_into_data(turned));
+        let turned = turned.unwrap().unwrap().try_to_vec::<f32>().unwrap();
+        for (found, expected) in turned.into_iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+        }
     }
 }

@@ -7,12 +7,18 @@ use burn_backend::{Backend, tensor::FloatTensor};
 use burn_cubecl::{Cube, CubeBackend, CubeDevice, tensor::CubeTensor};
 use core::any::Any;
 
-use crate::ops::{Rotations, Turn};
+use crate::{
+    ops::{Rotations, Turn},
+    rowwise::most,
+};
 
 /// How pairs are turned, if the device is one of CubeCL's.
 pub(crate) fn rotations_on<B: Backend>(device: &B::Device) -> Option<Rotations<B>> {
-    (device as &dyn Any).downcast_ref::<CubeDevice>()?;
-    let rotations = Rotations::<Cube> { turn: Cube::turn };
+    let device = (device as &dyn Any).downcast_ref::<CubeDevice>()?;
+    let rotations = Rotations::<Cube> {
+        most: most(device),
+        turn: Cube::turn,
+    };
     (&rotations as &dyn Any).downcast_ref().copied()
 }
 

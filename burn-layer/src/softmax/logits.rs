@@ -40,9 +40,17 @@ impl Scaling {
         match scale {
             Scale::Nothing => (Self::Nothing, 1.0),
             Scale::By(factor) => (Self::By, factor),
+            // Dividing takes many times as long, and by a power of two the quotients are the same.
+            Scale::Over(factor) if is_power_of_two(factor) => (Self::By, factor.recip()),
             Scale::Over(factor) => (Self::Over, factor),
         }
     }
+}
+
+/// Whether a factor and its inverse are powers of two in f32's normal range.
+fn is_power_of_two(factor: f32) -> bool {
+    let mantissa = factor.to_bits() & 0x7F_FFFF;
+    factor.is_normal() && factor.recip().is_normal() && mantissa == 0
 }
 
 /// What a kernel is launched with.
@@ -212,4 +220,32 @@ fn select_lanes<M: Numeric, N: Size>(
         result.insert(lane, select(own, values.extract(lane), fill));
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quotient_is_a_product_where_the_two_are_the_same() {
+        let product = |factor| Scaling::of(Scale::Over(factor)).0 == Scaling::By;
+        for factor in [1.0, 8.0, 0.25, -2.0, f32::MIN_POSITIVE, 2f32.powi(126)] {
+            assert!(product(factor), "{factor}");
+            for x in [1.1, -3.7e-5, 6.02e23, f32::NAN, f32::INFINITY, 0.0] {
+                let (_, by) = Scaling::of(Scale::Over(factor));
+                assert_eq!((x * by).to_bits(), (x / factor).to_bits(), "{x} / {factor}");
+            }
+        }
+        for factor in [
+            3.0,
+            0.1,
+            0.0,
+            f32::INFINITY,
+            f32::NAN,
+            1e-40,
+            2f32.powi(127),
+        ] {
+            assert!(!product(factor), "{factor}");
+        }
+    }
 }

@@ -15,12 +15,16 @@ use burn_backend::{
 use burn_cubecl::{Cube, CubeBackend, CubeDevice, tensor::CubeTensor};
 use core::any::Any;
 
-use crate::ops::{Logits, SoftmaxBackward, Softmaxes};
+use crate::{
+    ops::{Logits, SoftmaxBackward, Softmaxes},
+    rowwise::most,
+};
 
 /// How softmaxes are computed, if the device is one of CubeCL's.
 pub(crate) fn softmaxes_on<B: Backend>(device: &B::Device) -> Option<Softmaxes<B>> {
-    (device as &dyn Any).downcast_ref::<CubeDevice>()?;
+    let device = (device as &dyn Any).downcast_ref::<CubeDevice>()?;
     let softmaxes = Softmaxes::<Cube> {
+        most: most(device),
         statistics: Cube::statistics,
         softmax: Cube::whole_softmax,
         forward: Cube::softmax_forward,

@@ -17,7 +17,7 @@ mod role;
 
 use super::{
     call::Call,
-    softmax::{MOST, widest},
+    softmax::widest,
     sum_of_rows::{in_f32, sum_of_rows_of},
 };
 use crate::{LayeredFloat, Op, recent::GiveUp};
@@ -72,6 +72,8 @@ pub(super) use layer_norm;
 /// How a backend computes layer and RMS normalizations by kernels of its own. A row is along the last dimension; a number of each row has
 /// a last dimension of 1, and is f32.
 pub(crate) struct LayerNorms<B: Backend> {
+    /// The most elements of a tensor: kernels count them.
+    pub(crate) most: usize,
     /// The mean and the variance of each row.
     pub(crate) moments: fn(FloatTensor<B>) -> [FloatTensor<B>; 2],
     /// The mean of the squares of each row.
@@ -132,7 +134,7 @@ impl<B: BackendIr> Call<B> {
         }
         let of_network = x.is_computed() && !x.is_gradient();
         let floats = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
-        let counted = (1..=MOST).contains(&shape.num_elements());
+        let counted = (1..=layer_norms.most).contains(&shape.num_elements());
         if !(of_network && floats && counted) || shape.num_dims() < 2 || shape[dim] < 2 {
             return None;
         }

@@ -95,6 +95,8 @@ pub(super) use softmax;
 /// How a backend computes softmaxes by kernels of its own. A row is along the last dimension; a number of each row has a last
 /// dimension of 1, and is f32.
 pub(crate) struct Softmaxes<B: Backend> {
+    /// The most elements of a tensor: kernels count them.
+    pub(crate) most: usize,
     /// The maximum of each row, and the sum of `exp(x - maximum)`.
     pub(crate) statistics: fn(Logits<B>) -> [FloatTensor<B>; 2],
     /// Both, and the softmax in that dtype.
@@ -133,9 +135,6 @@ impl<B: Backend> Clone for Softmaxes<B> {
 
 impl<B: Backend> Copy for Softmaxes<B> {}
 
-/// The most elements, which kernels count in 32 bits.
-pub(super) const MOST: usize = u32::MAX as usize / 2;
-
 impl<B: BackendIr> Call<B> {
     /// The kernels, if the op may be part of a softmax.
     fn softmaxes(&self, stored: DType) -> Option<Softmaxes<B>> {
@@ -163,7 +162,7 @@ impl<B: BackendIr> Call<B> {
         let of_network = x.is_computed() && !x.is_gradient();
         let floats = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
         let rows = dim + 1 == shape.num_dims() && shape[dim] > 1;
-        let counted = (1..=MOST).contains(&shape.num_elements());
+        let counted = (1..=softmaxes.most).contains(&shape.num_elements());
         if !(of_network && floats && rows && counted) {
             return None;
         }

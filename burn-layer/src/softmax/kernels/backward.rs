@@ -6,11 +6,11 @@ use cubecl::prelude::*;
 
 use super::{
     super::logits::{Numbers, Scaling, Source, filled, logits, rounded, scaled},
-    of_row, place_of, row_of,
+    exponentials, place_of,
 };
 use crate::{
     ops::SoftmaxBackward,
-    rowwise::{Rows, cubes, empty, of_cube, plain},
+    rowwise::{Rows, Units, cubes, empty, of_cube, plain},
 };
 
 /// See [`Rowwise::softmax_backward`](super::super::Rowwise::softmax_backward).
@@ -35,6 +35,7 @@ pub(in crate::softmax) fn softmax_backward(backward: SoftmaxBackward<CubeBackend
         &client,
         cubes(rows.rows / group),
         rows.dim(),
+        rows.address,
         rows.vector,
         of.x.into_buffer_arg(),
         of.mask.map(|mask| mask.into_buffer_arg()).into(),
@@ -48,7 +49,7 @@ pub(in crate::softmax) fn softmax_backward(backward: SoftmaxBackward<CubeBackend
         rows.columns,
         group,
         rows.units,
-        group == 1,
+        rows.held(),
         of.scaling,
         masked,
         end,
@@ -74,6 +75,7 @@ pub(in crate::softmax) fn gathered_backward(
         &client,
         cubes(vectors.div_ceil(dim.num_elems() as usize)),
         dim,
+        rows.address,
         rows.vector,
         x.into_buffer_arg(),
         maxima.into_buffer_arg(),
@@ -82,13 +84,15 @@ pub(in crate::softmax) fn gathered_backward(
         gradient.into_buffer_arg(),
         output.clone().into_buffer_arg(),
         vectors,
+        rows.rows,
         rows.columns,
+        rows.group() == 1,
         dtype,
     );
     output
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn softmax_backward_kernel<F: Float, M: Numeric, G: Float, N: Size>(
     x: &[Vector<F, N>],
     mask: ComptimeOption<&[Vector<M, N>]>,
@@ -101,75 +105,191 @@ fn softmax_backward_kernel<F: Float, M: Numeric, G: Float, N: Size>(
     rows: usize,
     columns: usize,
     #[comptime] group: usize,
-    #[comptime] units: usize,
-    #[comptime] whole: bool,
+    #[comptime] units: Units,
+    #[comptime] held: usize,
     #[comptime] scaling: Scaling,
     #[comptime] masked: bool,
     #[comptime] end: Scaling,
     #[define(F, M, G)] _types: [ElemType; 3],
 ) {
     let width = columns / N::value();
-    let mut shared = Shared::<[f32]>::new_slice(units);
-    let mut projections = Shared::<[f32]>::new_slice(group);
-    let mut first_row = CUBE_POS * group;
-    while first_row < rows {
-        // The sum of the softmax times its gradient, of each row.
-        for place in 0..group {
-            let row = first_row + place;
-            let (first, end) = (row * columns, (row + 1) * columns);
-            let maximum = maxima[row];
-            let mut sum = f32::new(0.0);
-            let mut at = first / N::value() + UNIT_POS as usize;
-            while at * N::value() < end {
-                let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(units.count));
+    if comptime!(held > 0) {
+        let mut row = CUBE_POS;
+        while row < rows {
+            gradient_of_row::<F, M, G, N>(
+                x,
+                &mask,
+                gradient,
+                maxima[row],
+                f32::new(1.0) / sums[row],
+                factor,
+                output,
+                row,
+                width,
+                numbers,
+                &mut shared,
+                units,
+                held,
+                scaling,
+                masked,
+                end,
+            );
+            row += CUBE_COUNT;
+        }
+    } else {
+        let mut own_maxima = Shared::<[f32]>::new_slice(group);
+        let mut inverses = Shared::<[f32]>::new_slice(group);
+        let mut projections = Shared::<[f32]>::new_slice(group);
+        let mut first_row = CUBE_POS * group;
+        while first_row < rows {
+            // The sum of the softmax times its gradient, of each row.
+            for place in 0..group {
+                let row = first_row + place;
+                let (first, last) = (row * columns, (row + 1) * columns);
+                let maximum = maxima[row];
+                let mut sum = f32::new(0.0);
+                let mut at = first / N::value() + UNIT_POS as usize;
+                while at * N::value() < last {
+                    let values = logits::<F, M, N>(x, &mask, at, row, width, numbers, scaling);
+                    let gradients = Vector::<f32, N>::cast_from(gradient[at]);
+                    #[unroll]
+                    for lane in 0..N::value() {
+                        let weight = (values.extract(lane) - maximum).exp();
+                        let more = sum + weight * gradients.extract(lane);
+                        if comptime!(group == 1) {
+                            sum = more;
+                        } else {
+                            let element = at * N::value() + lane;
+                            sum = select(element >= first && element < last, more, sum);
+                        }
+                    }
+                    at += comptime!(units.count);
+                }
+                let sum = of_cube(sum, &mut shared, units, false);
+                if UNIT_POS == 0 {
+                    let inverse = f32::new(1.0) / sums[row];
+                    own_maxima[place] = maximum;
+                    inverses[place] = inverse;
+                    projections[place] = sum * inverse;
+                }
+            }
+            if comptime!(units.count > 1) {
+                sync_cube();
+            }
+            let last = (first_row + group) * columns;
+            let mut at = first_row * columns / N::value() + UNIT_POS as usize;
+            while at * N::value() < last {
+                // A mask is read of the only row of a group.
+                let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
                 let gradients = Vector::<f32, N>::cast_from(gradient[at]);
+                let row = at * N::value() / columns;
+                let mut result = Vector::<f32, N>::new(0.0f32);
                 #[unroll]
                 for lane in 0..N::value() {
-                    let element = at * N::value() + lane;
-                    let weight = (values.extract(lane) - maximum).exp();
-                    let more = sum + weight * gradients.extract(lane);
-                    sum = of_row(element, first, end, more, sum, whole);
+                    let place = place_of(at * N::value() + lane, row, first_row, columns, group);
+                    let y = (values.extract(lane) - own_maxima[place]).exp() * inverses[place];
+                    result.insert(lane, y * (gradients.extract(lane) - projections[place]));
                 }
-                at += units;
+                output[at] = ended::<F, M, N>(
+                    result, &mask, at, first_row, width, factor, numbers, masked, end,
+                );
+                at += comptime!(units.count);
             }
-            let sum = of_cube(sum, &mut shared, units, false);
-            if UNIT_POS == 0 {
-                projections[place] = sum / sums[row];
+            first_row += CUBE_COUNT * group;
+            // What is known of the rows is read before it is written again.
+            if comptime!(units.count > 1) {
+                sync_cube();
             }
-        }
-        if comptime!(units > 1) {
-            sync_cube();
-        }
-        let last = (first_row + group) * columns;
-        let mut at = first_row * columns / N::value() + UNIT_POS as usize;
-        while at * N::value() < last {
-            // A mask is read of the only row of a group.
-            let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
-            let gradients = Vector::<f32, N>::cast_from(gradient[at]);
-            let mut result = Vector::<f32, N>::new(0.0f32);
-            #[unroll]
-            for lane in 0..N::value() {
-                let place = place_of(at * N::value() + lane, first_row, columns, group);
-                let row = first_row + place;
-                let y = (values.extract(lane) - maxima[row]).exp() / sums[row];
-                result.insert(lane, y * (gradients.extract(lane) - projections[place]));
-            }
-            let mut result = rounded::<F, N>(result);
-            if comptime!(masked) {
-                result = filled::<M, N>(result, &mask, at, first_row, width, 0.0f32, numbers);
-            }
-            output[at] = Vector::cast_from(scaled::<F, N>(result, factor, end));
-            at += units;
-        }
-        first_row += CUBE_COUNT * group;
-        // The projections are read before they are written again.
-        if comptime!(units > 1) {
-            sync_cube();
         }
     }
 }
 
-#[cube(launch)]
+/// Writes the gradient of a row of whole loads, which its units keep until the projection is known. `inverse` is that of its sum. All units of the cube must call this.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn gradient_of_row<F: Float, M: Numeric, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    mask: &ComptimeOption<&[Vector<M, N>]>,
+    gradient: &[Vector<G, N>],
+    maximum: f32,
+    inverse: f32,
+    factor: f32,
+    output: &mut [Vector<F, N>],
+    row: usize,
+    width: usize,
+    numbers: &Numbers,
+    shared: &mut Shared<[f32]>,
+    #[comptime] units: Units,
+    #[comptime] held: usize,
+    #[comptime] scaling: Scaling,
+    #[comptime] masked: bool,
+    #[comptime] end: Scaling,
+) {
+    let first = row * width;
+    let unit = UNIT_POS as usize;
+    let mut weights = Array::<Vector<f32, N>>::new(held);
+    let mut gradients = Array::<Vector<f32, N>>::new(held);
+    let mut sum = f32::new(0.0);
+    #[unroll]
+    for load in 0..held {
+        let at = unit + comptime!(load * units.count);
+        if at < width {
+            let values = logits::<F, M, N>(x, mask, first + at, row, width, numbers, scaling);
+            let weight = exponentials::<N>(values, maximum) * Vector::new(inverse);
+            let own = Vector::<f32, N>::cast_from(gradient[first + at]);
+            let products = weight * own;
+            #[unroll]
+            for lane in 0..N::value() {
+                sum += products.extract(lane);
+            }
+            weights[load] = weight;
+            gradients[load] = own;
+        }
+    }
+    let projection = Vector::<f32, N>::new(of_cube(sum, shared, units, false));
+    #[unroll]
+    for load in 0..held {
+        let at = unit + comptime!(load * units.count);
+        if at < width {
+            let result = weights[load] * (gradients[load] - projection);
+            output[first + at] = ended::<F, M, N>(
+                result,
+                mask,
+                first + at,
+                row,
+                width,
+                factor,
+                numbers,
+                masked,
+                end,
+            );
+        }
+    }
+}
+
+/// What backward does with the gradient of a softmax: it is rounded, masked and scaled as its forward was.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn ended<F: Float, M: Numeric, N: Size>(
+    gradient: Vector<f32, N>,
+    mask: &ComptimeOption<&[Vector<M, N>]>,
+    at: usize,
+    row: usize,
+    width: usize,
+    factor: f32,
+    numbers: &Numbers,
+    #[comptime] masked: bool,
+    #[comptime] end: Scaling,
+) -> Vector<F, N> {
+    let mut result = rounded::<F, N>(gradient);
+    if comptime!(masked) {
+        result = filled::<M, N>(result, mask, at, row, width, 0.0f32, numbers);
+    }
+    Vector::cast_from(scaled::<F, N>(result, factor, end))
+}
+
+#[cube(launch, address_type = "dynamic")]
 fn gathered_backward_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     maxima: &[f32],
@@ -178,22 +298,39 @@ fn gathered_backward_kernel<F: Float, N: Size>(
     gradient: &[f32],
     output: &mut [Vector<F, N>],
     vectors: usize,
+    rows: usize,
     columns: usize,
+    #[comptime] whole: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut at = ABSOLUTE_POS;
     while at < vectors {
         let values = Vector::<f32, N>::cast_from(x[at]);
         let mut result = Vector::<f32, N>::new(0.0f32);
-        let first_row = at * N::value() / columns;
+        // A load reaches into the next row at most, and not if rows are of whole loads.
+        let row = at * N::value() / columns;
+        let mut next = row;
+        if comptime!(!whole) {
+            next = min(row + 1, rows - 1);
+        }
+        let (own_maximum, next_maximum) = (maxima[row], maxima[next]);
+        let (own_factor, next_factor) = (factors[row], factors[next]);
+        let (own_gradient, next_gradient) = (gradient[row], gradient[next]);
+        let (own_index, next_index) = (indices[row], indices[next] + columns as i32);
         #[unroll]
         for lane in 0..N::value() {
-            let element = at * N::value() + lane;
-            let row = row_of(element, first_row, columns, false);
-            let column = (element - row * columns) as i32;
-            let spread = (values.extract(lane) - maxima[row]).exp() * factors[row];
-            let own = spread + gradient[row];
-            result.insert(lane, select(column == indices[row], own, spread));
+            // From the start of `row`.
+            let column = (at * N::value() - row * columns + lane) as i32;
+            let mut is_next = false;
+            if comptime!(!whole) {
+                is_next = column >= columns as i32;
+            }
+            let maximum = select(is_next, next_maximum, own_maximum);
+            let factor = select(is_next, next_factor, own_factor);
+            let spread = (values.extract(lane) - maximum).exp() * factor;
+            let own = spread + select(is_next, next_gradient, own_gradient);
+            let index = select(is_next, next_index, own_index);
+            result.insert(lane, select(column == index, own, spread));
         }
         output[at] = Vector::cast_from(result);
         at += CUBE_COUNT * CUBE_DIM as usize;

@@ -6,11 +6,11 @@ use cubecl::prelude::*;
 
 use super::{
     super::logits::{Numbers, Scaling, Source, logits},
-    of_row, place_of, row_of,
+    exponentials, largest_of, place_of, row_of,
 };
 use crate::{
     ops::Logits,
-    rowwise::{cubes, empty, of_cube, of_rows, plain},
+    rowwise::{Units, cubes, empty, of_cube, of_rows, plain},
 };
 
 /// See [`Rowwise::statistics`](super::super::Rowwise::statistics).
@@ -24,6 +24,7 @@ pub(in crate::softmax) fn statistics(of: Logits<CubeBackend>) -> [CubeTensor; 2]
         &client,
         cubes(rows.rows),
         rows.dim(),
+        rows.address,
         rows.vector,
         of.x.into_buffer_arg(),
         of.mask.map(|mask| mask.into_buffer_arg()).into(),
@@ -53,6 +54,7 @@ pub(in crate::softmax) fn whole_softmax(of: Logits<CubeBackend>, dtype: DType) -
         &client,
         cubes(rows.rows / group),
         rows.dim(),
+        rows.address,
         rows.vector,
         of.x.into_buffer_arg(),
         of.mask.map(|mask| mask.into_buffer_arg()).into(),
@@ -64,7 +66,7 @@ pub(in crate::softmax) fn whole_softmax(of: Logits<CubeBackend>, dtype: DType) -
         rows.columns,
         group,
         rows.units,
-        group == 1,
+        rows.held(),
         of.scaling,
         [x, mask, dtype_to_storage_type(dtype)],
     );
@@ -82,12 +84,12 @@ pub(in crate::softmax) fn softmax_forward(
     let rows = of.rows(of.x.dtype.size().max(dtype.size()));
     let output = empty(&of.x, (of.x.shape(), dtype));
     let (client, numbers, [x, mask]) = (of.client(), of.numbers(), of.types());
-    let vectors = rows.rows * rows.columns / rows.vector;
-    let dim = CubeDim::new(&client, vectors);
+    let group = rows.group();
     softmax_forward_kernel::launch(
         &client,
-        cubes(vectors.div_ceil(dim.num_elems() as usize)),
-        dim,
+        cubes(rows.rows / group),
+        rows.dim(),
+        rows.address,
         rows.vector,
         of.x.into_buffer_arg(),
         of.mask.map(|mask| mask.into_buffer_arg()).into(),
@@ -95,16 +97,17 @@ pub(in crate::softmax) fn softmax_forward(
         sums.into_buffer_arg(),
         output.clone().into_buffer_arg(),
         numbers,
-        vectors,
+        rows.rows,
         rows.columns,
-        rows.group() == 1,
+        group,
+        rows.units,
         of.scaling,
         [x, mask, dtype_to_storage_type(dtype)],
     );
     output
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn statistics_kernel<F: Float, M: Numeric, N: Size>(
     x: &[Vector<F, N>],
     mask: ComptimeOption<&[Vector<M, N>]>,
@@ -113,12 +116,12 @@ fn statistics_kernel<F: Float, M: Numeric, N: Size>(
     numbers: &Numbers,
     rows: usize,
     columns: usize,
-    #[comptime] units: usize,
+    #[comptime] units: Units,
     #[comptime] whole: bool,
     #[comptime] scaling: Scaling,
     #[define(F, M)] _types: [ElemType; 2],
 ) {
-    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(units.count));
     let mut row = CUBE_POS;
     while row < rows {
         let (maximum, sum) = statistics_of_row::<F, M, N>(
@@ -140,7 +143,8 @@ fn statistics_kernel<F: Float, M: Numeric, N: Size>(
     }
 }
 
-/// The maximum of a row, and the sum of `exp(x - maximum)`. All units of the cube must call this.
+/// The maximum of a row, and the sum of `exp(x - maximum)`, in one pass: the sum so far is scaled when the maximum grows. All units of
+/// the cube must call this.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn statistics_of_row<F: Float, M: Numeric, N: Size>(
@@ -150,42 +154,72 @@ fn statistics_of_row<F: Float, M: Numeric, N: Size>(
     columns: usize,
     numbers: &Numbers,
     shared: &mut Shared<[f32]>,
-    #[comptime] units: usize,
+    #[comptime] units: Units,
     #[comptime] whole: bool,
     #[comptime] scaling: Scaling,
 ) -> (f32, f32) {
     let width = columns / N::value();
     let (first, end) = (row * columns, (row + 1) * columns);
     // As Burn's own maxima: -inf of nothing else, and NaN of a row that has one. (WGSL has no infinity but this.)
-    let mut largest = f32::reinterpret(0xFF80_0000u32);
-    let mut at = first / N::value() + UNIT_POS as usize;
-    while at * N::value() < end {
-        let values = logits::<F, M, N>(x, mask, at, row, width, numbers, scaling);
-        #[unroll]
-        for lane in 0..N::value() {
-            let element = at * N::value() + lane;
-            let larger = max_nan(largest, values.extract(lane));
-            largest = of_row(element, first, end, larger, largest, whole);
-        }
-        at += units;
-    }
-    let maximum = of_cube(largest, shared, units, true);
+    let mut maximum = f32::reinterpret(0xFF80_0000u32);
     let mut sum = f32::new(0.0);
     let mut at = first / N::value() + UNIT_POS as usize;
     while at * N::value() < end {
         let values = logits::<F, M, N>(x, mask, at, row, width, numbers, scaling);
+        let values = of_row::<N>(values, at, first, end, whole);
+        let larger = largest_of::<N>(values, maximum);
+        sum *= (maximum - finite(larger)).exp();
+        let terms = exponentials::<N>(values, finite(larger));
+        #[unroll]
+        for lane in 0..N::value() {
+            sum += terms.extract(lane);
+        }
+        maximum = larger;
+        at += comptime!(units.count);
+    }
+    let own = maximum;
+    let maximum = of_cube(own, shared, units, true);
+    let sum = sum * (own - finite(maximum)).exp();
+    let sum = of_cube(sum, shared, units, false);
+    // As with `exp(x - maximum)`, infinities leave no sum.
+    (maximum, sum + (maximum - maximum))
+}
+
+/// The maximum, or 0 if there is nothing but -inf, which has no distance from itself.
+#[cube]
+fn finite(maximum: f32) -> f32 {
+    select(
+        maximum == f32::reinterpret(0xFF80_0000u32),
+        f32::new(0.0),
+        maximum,
+    )
+}
+
+/// A load with -inf for what is not of the row. Rows of `whole` loads have no such elements.
+#[cube]
+fn of_row<N: Size>(
+    values: Vector<f32, N>,
+    at: usize,
+    first: usize,
+    end: usize,
+    #[comptime] whole: bool,
+) -> Vector<f32, N> {
+    if comptime!(whole) {
+        values
+    } else {
+        let mut result = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for lane in 0..N::value() {
             let element = at * N::value() + lane;
-            let more = sum + (values.extract(lane) - maximum).exp();
-            sum = of_row(element, first, end, more, sum, whole);
+            let own = element >= first && element < end;
+            let nothing = f32::reinterpret(0xFF80_0000u32);
+            result.insert(lane, select(own, values.extract(lane), nothing));
         }
-        at += units;
+        result
     }
-    (maximum, of_cube(sum, shared, units, false))
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn softmax_kernel<F: Float, M: Numeric, O: Float, N: Size>(
     x: &[Vector<F, N>],
     mask: ComptimeOption<&[Vector<M, N>]>,
@@ -196,64 +230,143 @@ fn softmax_kernel<F: Float, M: Numeric, O: Float, N: Size>(
     rows: usize,
     columns: usize,
     #[comptime] group: usize,
-    #[comptime] units: usize,
-    #[comptime] whole: bool,
+    #[comptime] units: Units,
+    #[comptime] held: usize,
     #[comptime] scaling: Scaling,
     #[define(F, M, O)] _types: [ElemType; 3],
 ) {
-    let width = columns / N::value();
-    let mut shared = Shared::<[f32]>::new_slice(units);
-    let mut own_maxima = Shared::<[f32]>::new_slice(group);
-    let mut own_sums = Shared::<[f32]>::new_slice(group);
-    let mut first_row = CUBE_POS * group;
-    while first_row < rows {
-        for place in 0..group {
-            let row = first_row + place;
-            let (maximum, sum) = statistics_of_row::<F, M, N>(
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(units.count));
+    if comptime!(held > 0) {
+        let mut row = CUBE_POS;
+        while row < rows {
+            let (maximum, sum) = softmax_of_row::<F, M, O, N>(
                 x,
                 &mask,
+                output,
                 row,
                 columns,
                 numbers,
                 &mut shared,
                 units,
-                whole,
+                held,
                 scaling,
             );
             if UNIT_POS == 0 {
                 maxima[row] = maximum;
                 sums[row] = sum;
-                own_maxima[place] = maximum;
-                own_sums[place] = sum;
             }
+            row += CUBE_COUNT;
         }
-        if comptime!(units > 1) {
-            sync_cube();
-        }
-        let last = (first_row + group) * columns;
-        let mut at = first_row * columns / N::value() + UNIT_POS as usize;
-        while at * N::value() < last {
-            // A mask is read of the only row of a group.
-            let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
-            let mut result = Vector::<f32, N>::new(0.0f32);
-            #[unroll]
-            for lane in 0..N::value() {
-                let place = place_of(at * N::value() + lane, first_row, columns, group);
-                let e = (values.extract(lane) - own_maxima[place]).exp();
-                result.insert(lane, e / own_sums[place]);
+    } else {
+        let width = columns / N::value();
+        let mut own_maxima = Shared::<[f32]>::new_slice(group);
+        let mut own_inverses = Shared::<[f32]>::new_slice(group);
+        let mut first_row = CUBE_POS * group;
+        while first_row < rows {
+            for place in 0..group {
+                let row = first_row + place;
+                let (maximum, sum) = statistics_of_row::<F, M, N>(
+                    x,
+                    &mask,
+                    row,
+                    columns,
+                    numbers,
+                    &mut shared,
+                    units,
+                    comptime!(group == 1),
+                    scaling,
+                );
+                if UNIT_POS == 0 {
+                    maxima[row] = maximum;
+                    sums[row] = sum;
+                    own_maxima[place] = maximum;
+                    own_inverses[place] = f32::new(1.0) / sum;
+                }
             }
-            output[at] = Vector::cast_from(result);
-            at += units;
-        }
-        first_row += CUBE_COUNT * group;
-        // The statistics are read before they are written again.
-        if comptime!(units > 1) {
-            sync_cube();
+            if comptime!(units.count > 1) {
+                sync_cube();
+            }
+            let last = (first_row + group) * columns;
+            let mut at = first_row * columns / N::value() + UNIT_POS as usize;
+            while at * N::value() < last {
+                // A mask is read of the only row of a group.
+                let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
+                let row = at * N::value() / columns;
+                let mut result = Vector::<f32, N>::new(0.0f32);
+                #[unroll]
+                for lane in 0..N::value() {
+                    let place = place_of(at * N::value() + lane, row, first_row, columns, group);
+                    let e = (values.extract(lane) - own_maxima[place]).exp();
+                    result.insert(lane, e * own_inverses[place]);
+                }
+                output[at] = Vector::cast_from(result);
+                at += comptime!(units.count);
+            }
+            first_row += CUBE_COUNT * group;
+            // The statistics are read before they are written again.
+            if comptime!(units.count > 1) {
+                sync_cube();
+            }
         }
     }
 }
 
-#[cube(launch)]
+/// Writes the softmax of a row of whole loads, which its units keep until its sum is known. Returns its maximum and sum. All units of the
+/// cube must call this.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn softmax_of_row<F: Float, M: Numeric, O: Float, N: Size>(
+    x: &[Vector<F, N>],
+    mask: &ComptimeOption<&[Vector<M, N>]>,
+    output: &mut [Vector<O, N>],
+    row: usize,
+    columns: usize,
+    numbers: &Numbers,
+    shared: &mut Shared<[f32]>,
+    #[comptime] units: Units,
+    #[comptime] held: usize,
+    #[comptime] scaling: Scaling,
+) -> (f32, f32) {
+    let width = columns / N::value();
+    let first = row * width;
+    let unit = UNIT_POS as usize;
+    let mut own = Array::<Vector<f32, N>>::new(held);
+    let mut largest = f32::reinterpret(0xFF80_0000u32);
+    #[unroll]
+    for load in 0..held {
+        let at = unit + comptime!(load * units.count);
+        if at < width {
+            let values = logits::<F, M, N>(x, mask, first + at, row, width, numbers, scaling);
+            largest = largest_of::<N>(values, largest);
+            own[load] = values;
+        }
+    }
+    let maximum = of_cube(largest, shared, units, true);
+    let mut sum = f32::new(0.0);
+    #[unroll]
+    for load in 0..held {
+        if unit + comptime!(load * units.count) < width {
+            let terms = exponentials::<N>(own[load], maximum);
+            #[unroll]
+            for lane in 0..N::value() {
+                sum += terms.extract(lane);
+            }
+            own[load] = terms;
+        }
+    }
+    let sum = of_cube(sum, shared, units, false);
+    let inverse = Vector::<f32, N>::new(f32::new(1.0) / sum);
+    #[unroll]
+    for load in 0..held {
+        let at = unit + comptime!(load * units.count);
+        if at < width {
+            output[first + at] = Vector::cast_from(own[load] * inverse);
+        }
+    }
+    (maximum, sum)
+}
+
+#[cube(launch, address_type = "dynamic")]
 fn softmax_forward_kernel<F: Float, M: Numeric, O: Float, N: Size>(
     x: &[Vector<F, N>],
     mask: ComptimeOption<&[Vector<M, N>]>,
@@ -261,25 +374,38 @@ fn softmax_forward_kernel<F: Float, M: Numeric, O: Float, N: Size>(
     sums: &[f32],
     output: &mut [Vector<O, N>],
     numbers: &Numbers,
-    vectors: usize,
+    rows: usize,
     columns: usize,
-    #[comptime] whole: bool,
+    #[comptime] group: usize,
+    #[comptime] units: Units,
     #[comptime] scaling: Scaling,
     #[define(F, M, O)] _types: [ElemType; 3],
 ) {
     let width = columns / N::value();
-    let mut at = ABSOLUTE_POS;
-    while at < vectors {
-        let first_row = at * N::value() / columns;
-        let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
-        let mut result = Vector::<f32, N>::new(0.0f32);
-        #[unroll]
-        for lane in 0..N::value() {
-            let row = row_of(at * N::value() + lane, first_row, columns, whole);
-            let e = (values.extract(lane) - maxima[row]).exp();
-            result.insert(lane, e / sums[row]);
+    let mut first_row = CUBE_POS * group;
+    while first_row < rows {
+        let last = (first_row + group) * columns;
+        let inverse = f32::new(1.0) / sums[first_row];
+        let mut at = first_row * columns / N::value() + UNIT_POS as usize;
+        while at * N::value() < last {
+            // A mask is read of the only row of a group.
+            let values = logits::<F, M, N>(x, &mask, at, first_row, width, numbers, scaling);
+            let mut result = Vector::<f32, N>::new(0.0f32);
+            if comptime!(group == 1) {
+                result = exponentials::<N>(values, maxima[first_row]) * Vector::new(inverse);
+            } else {
+                // A load reaches into the next row at most.
+                let row = at * N::value() / columns;
+                #[unroll]
+                for lane in 0..N::value() {
+                    let row = row_of(at * N::value() + lane, row, columns);
+                    let e = (values.extract(lane) - maxima[row]).exp();
+                    result.insert(lane, e * (f32::new(1.0) / sums[row]));
+                }
+            }
+            output[at] = Vector::cast_from(result);
+            at += comptime!(units.count);
         }
-        output[at] = Vector::cast_from(result);
-        at += CUBE_COUNT * CUBE_DIM as usize;
+        first_row += CUBE_COUNT * group;
     }
 }
