@@ -62,7 +62,10 @@ impl After {
         let places = slots.map(|((gradient, signature), anywhere)| match anywhere {
             0 => Ok(None),
             // Read each gradient only when needed: full buckets travel meanwhile.
-            _ => Ok(Some(self.reducer.add(self.gradient(gradient, signature)?))),
+            _ => {
+                let gradient = self.gradient(gradient, signature)?;
+                Ok(Some(self.reducer.add(gradient, signature.shape.clone())))
+            }
         });
         let places: Vec<Option<Place>> = places.collect::<Result<_, DdpError>>()?;
         self.reducer.end();

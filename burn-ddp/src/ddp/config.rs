@@ -39,8 +39,8 @@ impl DdpConfig {
         }
     }
 
-    /// The size of a bucket in bytes. A gradient that is larger has its own bucket, and gradients of different
-    /// types are in different buckets.
+    /// The size of a bucket in bytes: it is sent with the gradient that fills it, as in PyTorch, and may be larger by
+    /// nearly that gradient. Gradients of different types are in different buckets.
     ///
     /// With an [`Overlap`](super::Overlap), buckets are filled in the order in which gradients arrive, anew in
     /// each step (PyTorch keeps the order of the first step). Without one, they are filled after backward, from
@@ -50,7 +50,7 @@ impl DdpConfig {
         self
     }
 
-    /// The size of the first bucket in bytes.
+    /// The size of the first bucket in bytes, which is sent early.
     pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
         self.first_bucket_bytes = bytes;
         self

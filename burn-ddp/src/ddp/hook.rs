@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 
 use super::{Values, parameters::Signature};
 use crate::{DdpError, ProcessGroup, ReduceOp};
@@ -15,8 +15,8 @@ pub struct GradientBucket {
     pub index: usize,
     /// The gradients, concatenated.
     pub values: Values,
-    /// The number of elements of each gradient.
-    pub lens: Vec<usize>,
+    /// The shape of each gradient.
+    pub shapes: Vec<Shape>,
 }
 
 /// Averages buckets of gradients over the ranks: PyTorch's communication hooks, for compression or anything

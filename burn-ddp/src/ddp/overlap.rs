@@ -163,7 +163,7 @@ fn take_in(reducer: Option<&Arc<Reducer>>, tensor: FloatView<'_>, op: ReduceOper
         return gradient.unchanged(shape, dtype);
     };
     let (zeros, on_device) = (gradient.zeros(), gradient.is_on_device());
-    let place = reducer.add(gradient);
+    let place = reducer.add(gradient, shape.clone());
     // The gradient may outlive the reducer, but the reducer has then waited for the average.
     let reducer = Arc::downgrade(reducer);
     let average = move || {

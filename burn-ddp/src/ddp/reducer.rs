@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use burn_std::id::StreamId;
 
 use super::{
@@ -60,6 +60,7 @@ pub(super) struct Taken {
 /// A bucket that is being filled.
 struct Open {
     gradients: Vec<Gradient>,
+    shapes: Vec<Shape>,
     len: usize,
     dtype: DType,
     averages: Arc<Averages>,
@@ -196,8 +197,8 @@ impl Reducer {
         self.state.lock().expect("no panic under lock")
     }
 
-    /// Adds a gradient to the open bucket of its type. Sends the bucket when it is full.
-    pub(super) fn add(&self, gradient: Gradient) -> Place {
+    /// Adds a gradient of some shape to the open bucket of its type. Sends the bucket when it is full.
+    pub(super) fn add(&self, gradient: Gradient, shape: Shape) -> Place {
         let (len, dtype) = (gradient.len(), gradient.dtype());
         let mut state = self.state();
         if state.open.is_empty() && state.ended.is_some() || state.began.is_none() {
@@ -208,18 +209,12 @@ impl Reducer {
         state.taken.gradients += 1;
         state.taken.elements += len;
         let limit = self.config.bucket_limit(state.sent.is_empty());
-        let mut position = state.open.iter().position(|open| open.dtype == dtype);
-        if let Some(at) = position
-            && (state.open[at].len + len) * dtype.size() > limit
-        {
-            let open = state.open.remove(at);
-            self.send(&mut state, open);
-            position = None;
-        }
+        let position = state.open.iter().position(|open| open.dtype == dtype);
         let position = position.unwrap_or(state.open.len());
         if position == state.open.len() {
             state.open.push(Open {
                 gradients: Vec::new(),
+                shapes: Vec::new(),
                 len: 0,
                 dtype,
                 averages: Arc::default(),
@@ -233,6 +228,7 @@ impl Reducer {
         };
         open.len += len;
         open.gradients.push(gradient);
+        open.shapes.push(shape);
         if open.len * dtype.size() >= limit {
             let open = state.open.remove(position);
             self.send(&mut state, open);
@@ -273,7 +269,6 @@ impl Reducer {
             finished: finished.clone(),
         });
         let index = state.sent.len() - 1;
-        let lens = open.gradients.iter().map(Gradient::len).collect();
         let then = move || {
             finished.get_or_init(Instant::now);
         };
@@ -282,7 +277,7 @@ impl Reducer {
                 let bucket = GradientBucket {
                     index,
                     values,
-                    lens,
+                    shapes: open.shapes,
                 };
                 let pending = self.averager.start(bucket, then);
                 Box::new(|| pending.wait().map(Gradient::Host))

@@ -87,7 +87,7 @@ fn types_that_alternate_have_a_bucket_each() {
     let dtype = |slot: usize| [FloatDType::BF16, FloatDType::F32, FloatDType::F64][slot % 3];
     let slots: Vec<(usize, FloatDType)> = (0..30).map(|slot| (5, dtype(slot))).collect();
     // 10 gradients of each type: 100, 200 and 400 bytes.
-    for (bytes, buckets) in [(400, 3), (200, 4), (100, 8), (1, 30)] {
+    for (bytes, buckets) in [(400, 3), (200, 4), (100, 7), (1, 30)] {
         locally(2, |group| {
             let rank = group.rank();
             let mut rounds = Rounds::new(&group, &slots, sizes(bytes, bytes));
@@ -132,6 +132,25 @@ fn by_default_the_first_bucket_has_1_mib_and_the_others_have_25() {
         let expected = [mib, 25 * mib, 25 * mib, 1 << 16];
         assert_eq!(*noting.0.lock().unwrap(), expected);
     });
+}
+
+/// As `compute_bucket_assignment_by_size` of PyTorch's reducer: a gradient is added, and then a bucket that has its size is closed.
+#[test]
+fn a_bucket_is_sent_with_the_gradient_that_fills_it() {
+    // With a first bucket of 2 elements, and others of 6.
+    for (lens, expected) in [
+        (&[1, 3, 4, 4, 2][..], &[4, 8, 2][..]),
+        (&[9, 5, 9, 6, 1], &[9, 14, 6, 1]),
+        (&[1], &[1]),
+    ] {
+        locally(2, |group| {
+            let noting = Noting::default();
+            let mut rounds = Rounds::new(&group, &floats(lens), sizes(8, 24).hook(noting.clone()));
+            let own = lens.iter().map(|&len| Some(Values::F32(vec![1.0; len])));
+            rounds.average(own.collect()).unwrap();
+            assert_eq!(*noting.0.lock().unwrap(), expected);
+        });
+    }
 }
 
 #[test]

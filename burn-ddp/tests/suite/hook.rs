@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use burn::{
     nn::LinearConfig,
     optim::{GradientsParams, SgdConfig},
-    tensor::{DType, Tensor},
+    tensor::{DType, Device, Shape, Tensor},
 };
 use burn_ddp::{
     Average, CommHook, Compression, Ddp, DdpConfig, DdpError, GradientBucket, ProcessGroup,
@@ -30,8 +30,8 @@ fn round(rounds: &mut Rounds, gradients: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, D
     Ok(values.collect())
 }
 
-/// The buckets' numbers, and the lengths of the gradients in them.
-type Notes = Arc<Mutex<Vec<(usize, Vec<usize>)>>>;
+/// The buckets' numbers, and the shapes of the gradients in them.
+type Notes = Arc<Mutex<Vec<(usize, Vec<Shape>)>>>;
 
 /// The sum, and a note of what came by.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ struct Noted(Notes);
 
 impl CommHook for Noted {
     fn average(&self, group: &ProcessGroup, bucket: GradientBucket) -> Result<Values, DdpError> {
-        self.0.lock().unwrap().push((bucket.index, bucket.lens));
+        self.0.lock().unwrap().push((bucket.index, bucket.shapes));
         let mut values = bucket.values;
         values.all_reduce(group, ReduceOp::Sum)?;
         Ok(values)
@@ -64,12 +64,29 @@ fn a_hook_gets_every_bucket_in_order_and_decides_what_comes_back() {
                 assert!(sum.iter().all(|it| *it == (30 + 3 * (slot + step)) as f32));
             }
         }
-        // 8 bytes hold 2 numbers, 24 hold 6, and 7 have a bucket of their own.
-        let step = [(0, vec![2]), (1, vec![4, 2]), (2, vec![7]), (3, vec![1])];
-        let expected: Vec<_> = step.iter().chain(&step).cloned().collect();
+        // 2 numbers fill a bucket of 8 bytes, and 6 fill one of 24.
+        let step: [(usize, &[usize]); 4] = [(0, &[2]), (1, &[4, 2]), (2, &[7]), (3, &[1])];
+        let expected =
+            step.map(|(index, lens)| (index, lens.iter().map(|&len| Shape::new([len])).collect()));
+        let expected: Vec<(usize, Vec<Shape>)> = [expected.clone(), expected].concat();
         let noted = notes.lock().unwrap();
         assert_eq!(*noted, expected);
     });
+}
+
+#[test]
+fn a_hook_sees_the_shapes_of_parameters() {
+    let device = Device::flex().autodiff();
+    let model = LinearConfig::new(2, 3).init(&device);
+    let notes = Notes::default();
+    let config = DdpConfig::new().hook(Noted(notes.clone()));
+    let mut ddp = Ddp::new(&ProcessGroup::single(), config, &model).unwrap();
+    let loss = model.forward(Tensor::<2>::ones([1, 2], &device)).sum();
+    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+    ddp.reduce_gradients(gradients, &model).unwrap();
+    // The last parameter comes first.
+    let shapes = vec![Shape::new([3]), Shape::new([2, 3])];
+    assert_eq!(*notes.lock().unwrap(), [(0, shapes)]);
 }
 
 /// Halves gradients, whatever the number of ranks.
@@ -153,7 +170,7 @@ fn compression_rounds_once_on_the_way_and_once_after() {
         let bucket = GradientBucket {
             index: 0,
             values,
-            lens: vec![1],
+            shapes: vec![Shape::new([1])],
         };
         let plain = Average.average(&group, bucket.clone()).unwrap();
         assert_eq!(plain, Values::F64(vec![(1.0 + (1.0 + 1.0 / 3.0)) / 2.0]));
