@@ -1,14 +1,18 @@
 //! Equal fp8 scales on all ranks.
 
-use std::error::Error;
+use std::{
+    error::Error,
+    fmt::{self, Debug},
+    sync::Arc,
+};
 
 use burn::{module::Module, tensor::Tensor};
 use burn_fp8::{recipe::AmaxReducer, share_amaxes};
 
-use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp};
+use crate::{DdpError, ProcessGroup, ReduceOp, TensorOp, group::WeakGroup};
 
-/// Takes the maximum of amaxes over all ranks: give a [duplicate](ProcessGroup::duplicate) of the group to the
-/// fp8 layers of a model.
+/// Takes the maximum of amaxes over all ranks. For the fp8 layers of a model or device, [`ProcessGroup::amax_reducer`] makes a reducer
+/// that does not keep the group.
 ///
 /// Amaxes travel like other tensors ([`collective`](ProcessGroup::collective)): by NCCL they stay on their
 /// device. NCCL may drop a NaN of one rank in favor of another rank's number, as in Transformer Engine, while
@@ -35,6 +39,53 @@ impl AmaxReducer for ProcessGroup {
             return Ok(amaxes);
         }
         Ok(self.collective(TensorOp::AllReduce(ReduceOp::Max), amaxes)?)
+    }
+}
+
+/// Amaxes over the ranks of a group that the program may have dropped.
+struct Amaxes(WeakGroup);
+
+impl Debug for Amaxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Amaxes").field(&self.0.upgrade()).finish()
+    }
+}
+
+impl AmaxReducer for Amaxes {
+    fn max(&self, amaxes: Tensor<1>) -> Result<Tensor<1>, Box<dyn Error + Send + Sync>> {
+        let group = self.0.upgrade();
+        let group = group.ok_or("the process group of these amaxes has been dropped")?;
+        group.max(amaxes)
+    }
+}
+
+impl ProcessGroup {
+    /// A reducer with a communicator of its own, for `Autocast::amax_reducer` of burn-amp and for fp8 layers. All ranks call this.
+    ///
+    /// It does not keep the group. A device with layers may live as long as the process, and a rank whose group does so too counts as
+    /// dead when its process ends. Once the program has dropped its last handle of the group, the reducer fails.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_ddp::ProcessGroup;
+    ///
+    /// let group = ProcessGroup::init_or_single()?;
+    /// let reducer = group.amax_reducer()?; // Autocast::fp8(DelayedScaling::new())?.amax_reducer(reducer)
+    /// let amaxes = || Tensor::<1>::from_data([1.0, 2.5], &Device::flex());
+    /// assert_eq!(reducer.max(amaxes())?.into_data().as_slice::<f32>()?, [1.0, 2.5]);
+    /// drop(group);
+    /// assert!(reducer.max(amaxes()).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`duplicate`](Self::duplicate).
+    pub fn amax_reducer(&self) -> Result<Arc<dyn AmaxReducer>, DdpError> {
+        let own = self.duplicate()?;
+        let reducer = Arc::new(Amaxes(own.downgrade()));
+        self.keep(own);
+        Ok(reducer)
     }
 }
 

@@ -20,6 +20,7 @@ mod local;
 mod nccl;
 mod sampler;
 pub mod simulate;
+mod stall;
 mod sync_batch_norm;
 mod tcp;
 #[cfg(feature = "train")]

@@ -36,7 +36,7 @@ pub struct LocalGroup;
 
 impl LocalGroup {
     /// One group handle for each of `world_size` ranks, in rank order; give each to its own thread. The time limit
-    /// of calls is `BURN_DDP_TIMEOUT` (seconds), or 5 minutes; [`ProcessGroup::with_timeout`] sets another.
+    /// of calls is `BURN_DDP_TIMEOUT` (seconds), or 10 minutes; [`ProcessGroup::with_timeout`] sets another.
     ///
     /// # Panics
     ///

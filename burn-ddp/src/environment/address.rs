@@ -17,6 +17,10 @@ pub(crate) fn parse_url(url: &str) -> Result<Option<Place>, DdpError> {
         "file" => Err(wrong("the path is not absolute")),
         "tcp" => {
             let (host, port) = rest.rsplit_once(':').ok_or_else(|| wrong("no port"))?;
+            if let Some((_, query)) = port.split_once('?') {
+                let problem = "PyTorch's `?rank=` and `&world_size=` are arguments of `ProcessGroup::connect` here: leave out";
+                return Err(wrong(&format!("{problem} `?{query}`")));
+            }
             let host = host.trim_start_matches('[').trim_end_matches(']');
             if host.is_empty() {
                 return Err(wrong("no host"));
@@ -94,6 +98,9 @@ mod tests {
         ] {
             assert!(matches!(parse_url(url), Err(DdpError::Url { .. })), "{url}");
         }
+        let of_pytorch = parse_url("tcp://h:80?rank=0&world_size=2").unwrap_err();
+        let text = of_pytorch.to_string();
+        assert!(text.contains("leave out `?rank=0&world_size=2`"), "{text}");
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub(crate) const TIMEOUT: &str = "BURN_DDP_TIMEOUT";
 pub(crate) const BACKEND: &str = "BURN_DDP_BACKEND";
 /// Set by [`launch`](crate::launch): the process that a rank must not outlive.
 pub(crate) const PARENT: &str = "BURN_DDP_PARENT";
+/// The namespace in which the launcher has that number.
+pub(crate) const PARENT_NAMESPACE: &str = "BURN_DDP_PARENT_NAMESPACE";
 /// Set by [`launch`](crate::launch): the folder in which a rank notes why it fails.
 pub(crate) const BLAME: &str = "BURN_DDP_BLAME";
 /// Set by [`launch`](crate::launch): how often the job was restarted.
@@ -300,6 +302,11 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
 
     pub(crate) fn parent(&self) -> Result<Option<usize>, DdpError> {
         self.number(PARENT)
+    }
+
+    /// The PID namespace in which the launcher has its number.
+    pub(crate) fn parent_namespace(&self) -> Option<String> {
+        (self.get)(PARENT_NAMESPACE)
     }
 
     /// The folder in which a rank notes for its launcher why it fails.

@@ -53,7 +53,8 @@ impl GroupBuilder {
         }
     }
 
-    /// The time limit of each call. Default: `BURN_DDP_TIMEOUT` (seconds), or 5 minutes.
+    /// The time limit of each call. Default: `BURN_DDP_TIMEOUT` (seconds), or 10 minutes, as for NCCL in PyTorch. When a fifth
+    /// of it is over, the log warns and names the ranks that are waited for.
     ///
     /// # Panics
     ///
@@ -123,7 +124,7 @@ impl GroupBuilder {
         let environment = environment::process();
         let ranks = environment.ranks()?;
         if let Some(parent) = environment.parent()? {
-            launch::die_with(parent)?;
+            launch::die_with(parent, environment.parent_namespace())?;
         }
         let secret = self.secret.clone();
         let settings = Self {

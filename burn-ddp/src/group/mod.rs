@@ -22,6 +22,8 @@ mod refuse;
 mod run;
 mod subgroup;
 mod tensors;
+#[cfg(feature = "fp8")]
+mod weak;
 
 pub use self::{
     builder::{GroupBuilder, is_distributed_env},
@@ -29,6 +31,8 @@ pub use self::{
     tensors::TensorOp,
 };
 
+#[cfg(feature = "fp8")]
+pub(crate) use self::weak::WeakGroup;
 use self::{alone::Alone, order::Order, owner::Owner, plane::Plane, run::Sequences};
 pub(crate) use self::{
     pending::{Worker, describe},
@@ -37,7 +41,7 @@ pub(crate) use self::{
 use crate::{Backend, DdpError, transport::Transport};
 
 /// The default time limit of a call.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The ranks of a job, and this process's place among them.
 ///
@@ -87,6 +91,9 @@ pub(crate) struct Inner {
     /// How tensors travel, once the ranks have agreed on it.
     plane: Mutex<Option<Result<Plane, DdpError>>>,
     counters: Counters,
+    /// Groups that end with this one.
+    #[cfg(feature = "fp8")]
+    kept: Mutex<Vec<ProcessGroup>>,
 }
 
 /// Settings that all communicators of a rank share.
@@ -221,6 +228,8 @@ impl ProcessGroup {
             submitting: Mutex::default(),
             plane: Mutex::default(),
             counters: Counters::default(),
+            #[cfg(feature = "fp8")]
+            kept: Mutex::default(),
         });
         Self {
             timeout: inner.settings.timeout,

@@ -299,6 +299,7 @@ fn start(
             .env("LOCAL_WORLD_SIZE", ranks.to_string())
             .env(environment::RESTARTS, restarts.to_string())
             .env(environment::PARENT, std::process::id().to_string())
+            .env(environment::PARENT_NAMESPACE, parent::namespace())
             .env(environment::BLAME, &blame)
             .env_remove("TORCHELASTIC_USE_AGENT_STORE");
         match &options.master {

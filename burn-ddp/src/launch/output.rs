@@ -17,9 +17,18 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// The largest number of bytes that a pipe can hold when the ranks have ended. Later bytes are not from the ranks.
 const PIPE: u64 = 1 << 20;
 
-/// Says something on stderr. Not logged, because the `burn-ddp` command has no logger. Whoever reads stderr may close it.
+/// How long a message is waited for.
+const SAYING: Duration = Duration::from_millis(100);
+
+/// Says something on stderr. Not logged, because the `burn-ddp` command has no logger. Whoever reads stderr may close it, or not read
+/// on, which must not keep the launcher from its ranks.
 pub(super) fn say(what: &str) {
-    let _ = writeln!(io::stderr(), "burn-ddp: {what}");
+    let line = format!("burn-ddp: {what}\n");
+    let start = Instant::now();
+    let saying = thread::spawn(move || io::stderr().write_all(line.as_bytes()));
+    while !saying.is_finished() && start.elapsed() < SAYING {
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// One pipe of a rank, and the thread that copies it.

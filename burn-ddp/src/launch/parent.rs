@@ -1,6 +1,6 @@
 //! Makes ranks end with their launcher.
 
-use std::{sync::Once, thread, time::Duration};
+use std::{fs, sync::Once, thread, time::Duration};
 
 use nix::{
     errno::Errno,
@@ -13,8 +13,24 @@ use crate::{DdpError, environment};
 /// How often a rank checks its launcher, where the system does not report the launcher's end.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Makes this process end when its launcher ends.
-pub(crate) fn die_with(parent: usize) -> Result<(), DdpError> {
+/// What tells the namespace of this process's number from others, in which processes have other numbers. Empty where there are none.
+pub(super) fn namespace() -> String {
+    let link = fs::read_link("/proc/self/ns/pid");
+    link.map_or_else(
+        |_| String::new(),
+        |link| link.to_string_lossy().into_owned(),
+    )
+}
+
+/// Makes this process end when its launcher ends, which has the number `parent` in a namespace. A process in another one (of a
+/// container, say) cannot see it.
+pub(crate) fn die_with(parent: usize, of: Option<String>) -> Result<(), DdpError> {
+    if of.is_some_and(|of| of != namespace()) {
+        log::debug!(
+            "burn-ddp: the launcher is in another PID namespace, so this rank does not end with it"
+        );
+        return Ok(());
+    }
     let pid = Pid::from_raw(parent as i32);
     let is_parent = getppid() == pid;
     #[cfg(target_os = "linux")]
@@ -66,4 +82,20 @@ fn watch(launcher: Pid, is_parent: bool) -> Result<(), DdpError> {
         result = started.map(drop);
     });
     result.map_err(|error| DdpError::io("starting a thread that watches the launcher", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_in_another_namespace_is_not_looked_for() {
+        // No process has this number.
+        let nobody = i32::MAX as usize;
+        die_with(nobody, Some("pid:[1]".into())).unwrap();
+        for own in [None, Some(namespace())] {
+            let error = die_with(nobody, own).unwrap_err();
+            assert!(error.to_string().contains("has ended"), "{error}");
+        }
+    }
 }

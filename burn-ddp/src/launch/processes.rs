@@ -170,7 +170,7 @@ impl Processes {
             }
             thread::sleep(LOOK);
         }
-        self.finish_output(signals);
+        self.finish_output(signals, grace);
         let blamed_by = |rank| blame::blamed_by(rank, self.folder.path());
         failures.first(blamed_by).map_or(Ok(()), |(rank, status)| {
             Err(DdpError::RankFailed {
@@ -247,16 +247,18 @@ impl Processes {
         }
     }
 
-    /// Waits for the last output, unless a signal asks this process to end.
-    fn finish_output(&mut self, signals: &mut Signals) {
+    /// Waits for the last output, unless a signal asks this process to end. If one has before, this waits for `grace`.
+    fn finish_output(&mut self, signals: &mut Signals, grace: Duration) {
         let mut outputs: Vec<_> = self.output.drain(..).map(Output::finish).collect();
+        let end = self.interrupted.map(|_| Instant::now() + grace);
         loop {
             outputs.retain_mut(|output| output.is_coming());
             let interrupted = signals.pending().into_iter().any(ends);
             if interrupted {
                 self.interrupted.get_or_insert_with(Instant::now);
             }
-            if outputs.is_empty() || interrupted {
+            let is_late = end.is_some_and(|end| Instant::now() >= end);
+            if outputs.is_empty() || interrupted || is_late {
                 return;
             }
             thread::sleep(LOOK);

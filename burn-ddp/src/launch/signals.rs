@@ -51,8 +51,8 @@ extern "C" fn note(number: c_int) {
 }
 
 fn set(signal: Signal, action: &SigAction) -> io::Result<SigAction> {
-    // SAFETY: the action is one that the process had, the system's default, or `note`, which only adds to atomic numbers,
-    // as a signal handler may.
+    // SAFETY: the action is one that the process had, the system's default, or `note` (or that of the test), which only adds
+    // to atomic numbers, as a signal handler may.
     Ok(unsafe { sigaction(signal, action) }?)
 }
 
@@ -88,6 +88,10 @@ impl Signals {
                     // nothing would let a program go on that Ctrl-Z has stopped.
                     Ok(old) if may_be_ignored(signal) && is_ignored(&old) => {
                         // This action was set a moment ago, so that setting it again works.
+                        let _ = set(signal, &old);
+                    }
+                    // The program's own handler learns of its children from it.
+                    Ok(old) if signal == Signal::SIGCHLD && keeps_exit_codes(&old) => {
                         let _ = set(signal, &old);
                     }
                     Ok(old) => before.actions.push((signal, old)),
@@ -142,11 +146,43 @@ fn is_ignored(action: &SigAction) -> bool {
     matches!(action.handler(), SigHandler::SigIgn)
 }
 
+fn keeps_exit_codes(action: &SigAction) -> bool {
+    !is_ignored(action) && !action.flags().contains(SaFlags::SA_NOCLDWAIT)
+}
+
 fn is_ours(signal: Signal, action: &SigAction) -> bool {
     let ours: extern "C" fn(c_int) = note;
     match action.handler() {
         SigHandler::SigDfl => signal == Signal::SIGCHLD,
         SigHandler::Handler(handler) => ptr::fn_addr_eq(handler, ours),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    static CHILDREN: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn count(_: c_int) {
+        CHILDREN.fetch_add(1, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn the_programs_own_handler_hears_of_its_children() {
+        let own = SigAction::new(
+            SigHandler::Handler(count),
+            SaFlags::SA_RESTART,
+            SigSet::empty(),
+        );
+        let before = set(Signal::SIGCHLD, &own).unwrap();
+        let watch = Signals::watch().unwrap();
+        assert!(Command::new("true").status().unwrap().success());
+        assert!(CHILDREN.load(Ordering::SeqCst) > 0);
+        drop(watch);
+        set(Signal::SIGCHLD, &before).unwrap();
     }
 }

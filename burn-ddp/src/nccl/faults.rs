@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{DdpError, collective::Collective};
+use crate::{DdpError, collective::Collective, stall::Stall};
 
 /// How often to check for ranks that send no sign of life.
 const LOOK: Duration = Duration::from_millis(500);
@@ -16,7 +16,7 @@ pub(super) fn faults<'a>(
     call: &'a Collective<'_>,
     waited_for: &'a [usize],
 ) -> impl Fn() -> Option<DdpError> + 'a {
-    let looked = Cell::new(Instant::now());
+    let (looked, stall) = (Cell::new(Instant::now()), Stall::new());
     move || {
         let fault = call.transport.fault();
         if fault.is_some() || looked.get().elapsed() < LOOK {
@@ -24,7 +24,11 @@ pub(super) fn faults<'a>(
         }
         looked.set(Instant::now());
         let (transport, deadline) = (call.transport, call.deadline);
-        transport.silent(&call.call, waited_for, deadline)
+        let fault = transport.silent(&call.call, waited_for, deadline);
+        if fault.is_none() {
+            stall.look(transport, &call.call, waited_for, deadline);
+        }
+        fault
     }
 }
 

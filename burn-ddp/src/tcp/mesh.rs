@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Call, CallKind, DdpError,
+    stall::Stall,
     transport::{Deadline, Incoming, Outgoing, Transport},
 };
 
@@ -130,7 +131,7 @@ impl Transport for Mesh {
         let mut receivers = receivers(&self.lanes, incoming, call);
         let mut scratch = self.scratch.lock().expect("no panic under lock");
         let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut scratch);
-        let (mut faulty, mut quiet) = (None, false);
+        let (mut faulty, mut quiet, stall) = (None, false, Stall::new());
         loop {
             let mut moved = false;
             // Receiving first frees the peers' buffers.
@@ -171,6 +172,7 @@ impl Transport for Mesh {
                 if let Some(fault) = fault {
                     return Err(fault);
                 }
+                stall.look(self, call, &waited_for, deadline);
             }
             if moved {
                 continue;

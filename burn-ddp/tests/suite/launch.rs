@@ -4,6 +4,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     path::Path,
     process::{Command, Output, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -11,7 +12,10 @@ use burn_ddp::{
     DdpError, ProcessGroup, ReduceOp,
     launch::{self, LaunchOptions},
 };
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use crate::suite::{
     faults::free_port,
@@ -69,7 +73,7 @@ pub(crate) fn played(scenario: &str) -> bool {
                 launch::spawn("sh", 1, options).unwrap_err();
             }
             println!("STEP");
-            std::thread::sleep(Duration::from_secs(60));
+            thread::sleep(Duration::from_secs(60));
             return true;
         }
         "init or single" => {
@@ -248,7 +252,7 @@ fn wait_for_end(pids: &[i32]) {
             start.elapsed() < Duration::from_secs(10),
             "a rank outlived its launcher"
         );
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -272,13 +276,38 @@ fn a_slow_reader_misses_nothing() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(2500));
+    thread::sleep(Duration::from_millis(2500));
     let mut text = String::new();
     let mut output = launcher.stdout.take().unwrap();
     output.read_to_string(&mut text).unwrap();
     assert!(launcher.wait().unwrap().success());
     assert_eq!(text.lines().count(), 1000);
     assert!(text.lines().all(|line| line.len() == 4 + 99));
+}
+
+#[test]
+fn a_reader_who_stops_reading_is_not_in_the_way_of_signals() {
+    let folder = tempfile::tempdir().unwrap();
+    let note = folder.path().join("pid");
+    // Fills the pipe, and then has the launcher say that the rank was stopped.
+    let script = "echo $$ > \"$NOTE\"; head -c 300000 /dev/zero | tr '\\0' '\\n' >&2 & sleep 1; kill -STOP $$";
+    let mut launcher = Command::new(env!("CARGO_BIN_EXE_burn-ddp"))
+        .args(["run", "-n", "1", "--", "sh", "-c", script])
+        .env("NOTE", &note)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_millis(2500));
+    kill(Pid::from_raw(launcher.id() as i32), Signal::SIGTERM).unwrap();
+    let pid = std::fs::read_to_string(note).unwrap();
+    let rank = Pid::from_raw(pid.trim().parse().unwrap());
+    let start = Instant::now();
+    while kill(rank, None).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(15), "it was not told");
+        thread::sleep(Duration::from_millis(50));
+    }
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
 }
 
 #[test]
@@ -377,7 +406,7 @@ fn a_name_stands_for_the_number_of_ranks() {
     let output = run("gpu");
     assert!(!output.status.success());
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("CUDA_VISIBLE_DEVICES hides it"), "{error}");
+    assert!(error.contains("hidden by CUDA_VISIBLE_DEVICES"), "{error}");
 }
 
 /// What `burn-ddp run` prints with these arguments.
