@@ -23,7 +23,8 @@ struct Saved<B: Backend> {
     gamma: FloatTensor<B>,
     mean: FloatTensor<B>,
     variance: FloatTensor<B>,
-    /// The model and its handle may be gone when backward runs.
+    /// The model and its handle may be gone when backward runs. It is none of the program's handles, for a panic before backward is
+    /// noticed when those are dropped.
     group: ProcessGroup,
     epsilon: f64,
 }
@@ -84,7 +85,7 @@ impl<B: SyncBatchNormOps, C: CheckpointStrategy> SyncBatchNormOps for Autodiff<B
                     gamma,
                     mean: mean.clone(),
                     variance: variance.clone(),
-                    group,
+                    group: group.for_a_call(),
                     epsilon,
                 };
                 prep.finish(saved, output)

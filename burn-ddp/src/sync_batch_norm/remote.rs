@@ -151,7 +151,10 @@ fn submit(
     let outputs = outputs.map(|(like, dtype)| {
         TensorIr::uninit(client.create_empty_handle(), like.shape.clone(), dtype)
     });
-    let scalars = vec![ScalarIr::UInt(hold(group)), ScalarIr::Float(epsilon)];
+    let scalars = vec![
+        ScalarIr::UInt(hold(group.for_a_call())),
+        ScalarIr::Float(epsilon),
+    ];
     let desc = CustomOpIr::with_scalars(name, inputs, &outputs, scalars);
     let [first, second, third] = client.register(desc).outputs();
     (first, second, third)

@@ -214,7 +214,7 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
             File::create(&note)?.sync_all()?;
             sync_folder(&self.folder)?;
             finish(&self.folder, epoch)?;
-            for (part, epoch) in to_delete {
+            for &(part, epoch) in &to_delete {
                 if_there(fs::remove_file(self.folder.join(name(part, epoch))))?;
             }
             Ok(())
@@ -222,6 +222,8 @@ impl<R: Checkpoint> Checkpointer<R> for AtomicCheckpointer {
         let finished = finish();
         if finished.is_err() {
             writing.failed.insert(epoch);
+            // What is gone already does not matter.
+            writing.to_delete.extend(to_delete);
         }
         finished.map_err(CheckpointerError::IOError)
     }

@@ -1,7 +1,5 @@
 //! Fp8 layers of unmodified models, on ranks whose devices share amaxes by a group.
 
-use std::sync::Arc;
-
 use burn::{
     nn::LinearConfig,
     tensor::{Device, Tensor, TensorData},
@@ -90,8 +88,8 @@ fn expected(ranks: core::ops::Range<usize>) -> [(Vec<f32>, f32); 3] {
 fn scales_are_of_the_largest_amaxes_of_all_ranks() {
     let autocast = || Autocast::fp8(DelayedScaling::new().with_amax_history_len(3)).unwrap();
     let shared = over_tcp(RANKS, 1, |group: ProcessGroup| {
-        let rank = group.rank();
-        train(autocast().amax_reducer(Arc::new(group)), rank)
+        let reducer = group.amax_reducer().unwrap();
+        train(autocast().amax_reducer(reducer), group.rank())
     });
     for state in &shared {
         assert_eq!(state, &shared[0]);

@@ -10,7 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_ddp::{CallKind, DdpError, ProcessGroup, ReduceOp};
+use burn::{
+    nn::BatchNormConfig,
+    tensor::{Device, Tensor},
+};
+use burn_ddp::{CallKind, DdpError, ProcessGroup, ReduceOp, SyncBatchNorm};
 use nix::sys::signal::Signal;
 
 use crate::suite::ranks::{impatiently, locally, meeting_place, over_tcp, start, start_one};
@@ -57,6 +61,41 @@ fn a_killed_rank_ends_the_others_at_once() {
             "{:?}",
             start.elapsed()
         );
+    }
+}
+
+#[test]
+fn a_late_rank_is_named_before_the_limit_ends_the_job() {
+    let (_folder, url) = meeting_place();
+    // It is 5 s late, and a fifth of the limit is 3.
+    let ranks = start("late", 2, &url, 15.0);
+    let outputs: Vec<String> = ranks.into_iter().map(|rank| rank.succeed(60)).collect();
+    let warnings = |output: &str| -> Vec<String> {
+        let lines = output.lines().filter(|line| line.contains("LOG WARN"));
+        lines.map(String::from).collect()
+    };
+    let [warning] = &warnings(&outputs[0])[..] else {
+        panic!("{}", outputs[0]);
+    };
+    for said in [
+        "barrier",
+        "ranks [1]",
+        "of 15s",
+        "not in this call yet",
+        "BURN_DDP_TIMEOUT",
+    ] {
+        assert!(warning.contains(said), "{warning}");
+    }
+    assert_eq!(warnings(&outputs[1]), [""; 0]);
+}
+
+/// As a served device does that has one.
+#[test]
+fn an_amax_reducer_that_is_never_dropped_is_no_death() {
+    let (_folder, url) = meeting_place();
+    for rank in start("amaxes kept", 2, &url, 30.0) {
+        let output = rank.succeed(60);
+        assert!(output.contains("RESULT ok"), "{output}");
     }
 }
 
@@ -220,6 +259,30 @@ fn a_rank_that_panics_while_a_call_is_under_way_is_named() {
     for told in [over_tcp(2, 1, body), locally(2, body)] {
         assert_eq!(told[0].as_deref(), Some("rank 1 aborted: it panicked"));
     }
+}
+
+/// Nor is what forward keeps for backward.
+#[test]
+fn a_rank_that_panics_before_backward_is_named() {
+    let body = |group: ProcessGroup| {
+        let device = Device::flex().autodiff();
+        let norm = SyncBatchNorm::new(&BatchNormConfig::new(2).init(&device), &group);
+        let output = norm.forward(Tensor::<2>::ones([4, 2], &device));
+        let told = match group.rank() {
+            1 => {
+                let panicking = catch_unwind(AssertUnwindSafe(move || {
+                    let _both = (norm, group);
+                    panic!("on purpose");
+                }));
+                panicking.err().map(|_| String::new())
+            }
+            _ => Some(group.barrier().unwrap_err().to_string()),
+        };
+        drop(output);
+        told
+    };
+    let told = impatiently(2, body);
+    assert_eq!(told[0].as_deref(), Some("rank 1 aborted: it panicked"));
 }
 
 #[test]

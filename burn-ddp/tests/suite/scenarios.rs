@@ -251,6 +251,24 @@ fn scenario_named(name: &str) -> Option<Scenario> {
         "nccl for ever" => crate::suite::nccl::for_ever,
         #[cfg(feature = "cuda")]
         "nccl threads" => crate::suite::nccl::threads,
+        // For ever. Rank 1 ends first, and rank 0 must not hear of a death.
+        "amaxes kept" => |group| {
+            std::mem::forget(group.amax_reducer()?);
+            group.barrier()?;
+            if group.rank() == 0 {
+                thread::sleep(Duration::from_secs(1));
+            }
+            group.fault().map_or(Ok(String::new()), Err)
+        },
+        // Rank 1 is late, but comes.
+        "late" => |group| {
+            if group.rank() == 1 {
+                thread::sleep(Duration::from_secs(5));
+            }
+            group.barrier()?;
+            group.barrier()?;
+            Ok(String::new())
+        },
         "panic" => |group| {
             if group.rank() == 1 {
                 panic!("on purpose");

@@ -104,7 +104,7 @@ impl Autocast {
     }
 
     /// Shares the scales of `DelayedScaling` over the ranks of a data-parallel run: the histories get the largest of all ranks'
-    /// amaxes. `burn-ddp`'s `ProcessGroup` is such a reducer; give the device a duplicate of its own.
+    /// amaxes. `ProcessGroup::amax_reducer` of `burn-ddp` makes such a reducer.
     ///
     /// The reducer is called once per layer and backward pass (or once per use, if the layer is used several times), on the
     /// thread on which the device runs its ops. That thread waits for the other ranks, so all of them have to run the same

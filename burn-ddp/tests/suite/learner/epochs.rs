@@ -147,6 +147,25 @@ fn a_full_disk_leaves_no_half_of_an_epoch() {
 }
 
 #[test]
+fn what_an_epoch_that_failed_should_have_deleted_goes_with_the_next() {
+    let (folder, epochs) = with_an_epoch();
+    let [model, optimizer, scheduler] = parts(&epochs);
+    model.save(2, record(2)).unwrap();
+    delete(&model, 1).unwrap();
+    optimizer.save(2, record(2)).unwrap();
+    // Nothing can be noted there.
+    let note = folder.path().join(".whole-2");
+    fs::create_dir(&note).unwrap();
+    scheduler.save(2, record(2)).unwrap_err();
+    fs::remove_dir(note).unwrap();
+    assert!(folder.path().join("model-1.bpk").exists());
+    for part in parts(&epochs) {
+        part.save(3, record(3)).unwrap();
+    }
+    assert!(!folder.path().join("model-1.bpk").exists());
+}
+
+#[test]
 fn an_epoch_is_there_with_all_its_files_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
