@@ -269,13 +269,24 @@ pub(crate) mod tests {
         pub(super) static WIDE: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// What `body` returns, with kernels that count in 64 bits.
-    #[cfg(feature = "cpu")]
-    pub(crate) fn wide<R>(body: impl FnOnce() -> R) -> R {
-        WIDE.set(true);
-        let result = body();
-        WIDE.set(false);
-        result
+    /// Calls `body` with each device whose kernels can be tried, which count in 32 bits, and then in 64.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    pub(crate) fn on_devices(body: impl Fn(&CubeDevice)) {
+        let mut devices = Vec::new();
+        #[cfg(feature = "cpu")]
+        devices.push(CubeDevice::Cpu(Default::default()));
+        #[cfg(feature = "cuda")]
+        if burn::tensor::Device::enumerate(burn::tensor::DeviceType::Cuda).is_empty() {
+            println!("SKIPPED: there is no CUDA device");
+        } else {
+            devices.push(CubeDevice::Cuda(Default::default()));
+        }
+        for device in &devices {
+            body(device);
+            WIDE.set(true);
+            body(device);
+            WIDE.set(false);
+        }
     }
 
     #[test]

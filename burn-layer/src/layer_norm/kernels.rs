@@ -265,19 +265,18 @@ fn plus<H: Float, N: Size>(values: Vector<f32, N>, other: Vector<H, N>) -> Vecto
     values + Vector::<f32, N>::cast_from(other)
 }
 
-#[cfg(all(test, feature = "cpu"))]
+#[cfg(all(test, any(feature = "cpu", feature = "cuda")))]
 mod tests {
     use burn_backend::{DType, TensorData, ops::FloatTensorOps};
     use burn_cubecl::CubeDevice;
     use burn_std::reader::try_read_sync;
 
     use super::*;
-    use crate::rowwise::tests::wide;
+    use crate::rowwise::tests::on_devices;
 
-    fn tensor(values: &[f64], shape: [usize; 2]) -> CubeTensor {
+    fn tensor(values: &[f64], shape: [usize; 2], device: &CubeDevice) -> CubeTensor {
         let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
-        let data = TensorData::new(values, shape);
-        CubeBackend::float_from_data(data, &CubeDevice::Cpu(Default::default()))
+        CubeBackend::float_from_data(TensorData::new(values, shape), device)
     }
 
     fn assert_close(found: CubeTensor, expected: &[f64]) {
@@ -295,8 +294,12 @@ mod tests {
     }
 
     #[test]
-    fn kernels_count_in_64_bits() {
-        let (rows, columns) = (3, 12);
+    fn kernels_compute_what_the_formulas_say() {
+        [12, 7, 1024].into_iter().for_each(check);
+    }
+
+    fn check(columns: usize) {
+        let rows = 3;
         let number = |at: usize| (at * 37 % 23) as f64 / 4.0 - 2.0;
         let x: Vec<f64> = (0..rows * columns).map(number).collect();
         let gradients: Vec<f64> = (0..rows * columns).map(|at| number(at * at + 5)).collect();
@@ -319,9 +322,9 @@ mod tests {
             variances.push(variance);
             deviations.push(deviation);
         }
-        let whole = |values: &[f64]| tensor(values, [rows, columns]);
-        let numbers = |values: &[f64]| tensor(values, [rows, 1]);
-        wide(|| {
+        on_devices(|device| {
+            let whole = |values: &[f64]| tensor(values, [rows, columns], device);
+            let numbers = |values: &[f64]| tensor(values, [rows, 1], device);
             let [found_means, found_variances] = moments(whole(&x));
             assert_close(found_means, &means);
             assert_close(found_variances, &variances);

@@ -106,29 +106,22 @@ fn turn_kernel<F: Float, O: Float, N: Size>(
     }
 }
 
-#[cfg(all(test, feature = "cpu"))]
+#[cfg(all(test, any(feature = "cpu", feature = "cuda")))]
 mod tests {
     use burn_backend::{DType, Shape, TensorData, ops::FloatTensorOps};
-    use burn_cubecl::CubeDevice;
     use burn_std::reader::try_read_sync;
 
     use super::*;
-    use crate::rowwise::tests::wide;
+    use crate::rowwise::tests::on_devices;
 
     #[test]
-    fn the_kernel_counts_in_64_bits() {
+    fn the_kernel_computes_what_the_formula_says() {
         let (texts, numbers) = (3, 8);
         let number = |at: usize| (at * 37 % 23) as f32 / 4.0 - 2.0;
-        let tensor = |first: usize, shape: &[usize]| {
-            let count: usize = shape.iter().product();
-            let values: Vec<f32> = (first..first + count).map(number).collect();
-            let data = TensorData::new(values.clone(), Shape::from(shape));
-            let device = CubeDevice::Cpu(Default::default());
-            (values, CubeBackend::float_from_data(data, &device))
-        };
-        let (x, x_tensor) = tensor(0, &[texts, numbers]);
-        let (matrix, matrix_tensor) = tensor(3, &[2, 4]);
-        let (factors, factors_tensor) = tensor(7, &[1, numbers, 2]);
+        let numbered = |range: core::ops::Range<usize>| range.map(number).collect::<Vec<f32>>();
+        let x = numbered(0..texts * numbers);
+        let matrix = numbered(3..11);
+        let factors = numbered(7..7 + 2 * numbers);
         let expected = (0..texts * numbers).map(|at| {
             let (pair, to) = (at / 2, at % 2);
             let term = |from: usize, term: usize| {
@@ -137,19 +130,24 @@ mod tests {
             };
             term(0, 0) + term(0, 1) + term(1, 0) + term(1, 1)
         });
-        let turned = wide(|| {
-            turn(Turn {
-                x: x_tensor,
-                matrix: matrix_tensor,
-                factors: factors_tensor,
+        let expected: Vec<f32> = expected.collect();
+        on_devices(|device| {
+            let tensor = |values: &[f32], shape: &[usize]| {
+                let data = TensorData::new(values.to_vec(), Shape::from(shape));
+                CubeBackend::float_from_data(data, device)
+            };
+            let turned = turn(Turn {
+                x: tensor(&x, &[texts, numbers]),
+                matrix: tensor(&matrix, &[2, 4]),
+                factors: tensor(&factors, &[1, numbers, 2]),
                 back: false,
                 form: (Shape::new([texts, numbers]), DType::F32),
-            })
+            });
+            let turned = try_read_sync(CubeBackend::float_into_data(turned));
+            let turned = turned.unwrap().unwrap().try_to_vec::<f32>().unwrap();
+            for (found, expected) in turned.iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+            }
         });
-        let turned = try_read_sync(CubeBackend::float_into_data(turned));
-        let turned = turned.unwrap().unwrap().try_to_vec::<f32>().unwrap();
-        for (found, expected) in turned.into_iter().zip(expected) {
-            assert!((found - expected).abs() < 1e-4, "{found} {expected}");
-        }
     }
 }

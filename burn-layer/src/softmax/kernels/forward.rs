@@ -160,8 +160,8 @@ fn statistics_of_row<F: Float, M: Numeric, N: Size>(
 ) -> (f32, f32) {
     let width = columns / N::value();
     let (first, end) = (row * columns, (row + 1) * columns);
-    // As Burn's own maxima: -inf of nothing else, and NaN of a row that has one. (WGSL has no infinity but this.)
-    let mut maximum = f32::reinterpret(0xFF80_0000u32);
+    // As Burn's own maxima: -inf of nothing else, and NaN of a row that has one.
+    let mut maximum = least();
     let mut sum = f32::new(0.0);
     let mut at = first / N::value() + UNIT_POS as usize;
     while at * N::value() < end {
@@ -185,14 +185,16 @@ fn statistics_of_row<F: Float, M: Numeric, N: Size>(
     (maximum, sum + (maximum - maximum))
 }
 
+/// -inf. (WGSL has no infinity but this.)
+#[cube]
+fn least() -> f32 {
+    f32::reinterpret(0xFF80_0000u32)
+}
+
 /// The maximum, or 0 if there is nothing but -inf, which has no distance from itself.
 #[cube]
 fn finite(maximum: f32) -> f32 {
-    select(
-        maximum == f32::reinterpret(0xFF80_0000u32),
-        f32::new(0.0),
-        maximum,
-    )
+    select(maximum == least(), f32::new(0.0), maximum)
 }
 
 /// A load with -inf for what is not of the row. Rows of `whole` loads have no such elements.
@@ -212,8 +214,7 @@ fn of_row<N: Size>(
         for lane in 0..N::value() {
             let element = at * N::value() + lane;
             let own = element >= first && element < end;
-            let nothing = f32::reinterpret(0xFF80_0000u32);
-            result.insert(lane, select(own, values.extract(lane), nothing));
+            result.insert(lane, select(own, values.extract(lane), least()));
         }
         result
     }
@@ -331,7 +332,7 @@ fn softmax_of_row<F: Float, M: Numeric, O: Float, N: Size>(
     let first = row * width;
     let unit = UNIT_POS as usize;
     let mut own = Array::<Vector<f32, N>>::new(held);
-    let mut largest = f32::reinterpret(0xFF80_0000u32);
+    let mut largest = least();
     #[unroll]
     for load in 0..held {
         let at = unit + comptime!(load * units.count);

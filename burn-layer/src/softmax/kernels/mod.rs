@@ -46,7 +46,7 @@ pub(super) fn exponentials<N: Size>(values: Vector<f32, N>, maximum: f32) -> Vec
     (values - Vector::new(maximum)).exp()
 }
 
-#[cfg(all(test, feature = "cpu"))]
+#[cfg(all(test, any(feature = "cpu", feature = "cuda")))]
 mod tests {
     use burn_backend::{
         DType, TensorData,
@@ -58,15 +58,15 @@ mod tests {
     use super::*;
     use crate::{
         ops::{Logits, Scale, SoftmaxBackward},
-        rowwise::tests::wide,
+        rowwise::tests::on_devices,
     };
 
     const ROWS: usize = 8;
 
-    fn tensor(values: &[f64], columns: usize) -> CubeTensor {
+    fn tensor(values: &[f64], columns: usize, device: &CubeDevice) -> CubeTensor {
         let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
         let data = TensorData::new(values, [ROWS, columns]);
-        CubeBackend::float_from_data(data, &CubeDevice::Cpu(Default::default()))
+        CubeBackend::float_from_data(data, device)
     }
 
     fn assert_close(found: CubeTensor, expected: &[f64]) {
@@ -82,12 +82,14 @@ mod tests {
         }
     }
 
-    /// Of rows that units keep, and of rows that end within a load.
+    /// Of rows that units keep, with some for each plane, and of rows that end within a load.
     #[test]
-    fn kernels_count_in_64_bits() {
-        for columns in [16, 7] {
+    fn kernels_compute_what_the_formulas_say() {
+        for columns in [16, 7, 197, 1024, 1030] {
             let number = |at: usize| (at * 37 % 23) as f64 / 4.0 - 2.0;
-            let x: Vec<f64> = (0..ROWS * columns).map(number).collect();
+            let mut x: Vec<f64> = (0..ROWS * columns).map(number).collect();
+            // A row that begins with nothing.
+            x[columns..columns + 5].fill(f64::NEG_INFINITY);
             let gradients: Vec<f64> = (0..ROWS * columns).map(|at| number(at * at + 5)).collect();
             let (mut maxima, mut sums, mut softmax) = (vec![], vec![], vec![]);
             let (mut backward, mut gathered) = (vec![], vec![]);
@@ -106,15 +108,14 @@ mod tests {
                 sums.push(sum);
                 softmax.extend(y);
             }
-            let of = || Logits {
-                x: tensor(&x, columns),
-                scale: Scale::Nothing,
-                mask: None,
-            };
-            let numbers = |values: &[f64]| tensor(values, 1);
             let indices: Vec<i32> = (0..ROWS).map(|row| index(row) as i32).collect();
-            let indices = TensorData::new(indices, [ROWS, 1]);
-            wide(|| {
+            on_devices(|device| {
+                let of = || Logits {
+                    x: tensor(&x, columns, device),
+                    scale: Scale::Nothing,
+                    mask: None,
+                };
+                let numbers = |values: &[f64]| tensor(values, 1, device);
                 let [found_maxima, found_sums] = statistics(of());
                 assert_close(found_maxima, &maxima);
                 assert_close(found_sums, &sums);
@@ -128,14 +129,14 @@ mod tests {
                     of: of(),
                     maxima: numbers(&maxima),
                     sums: numbers(&sums),
-                    gradient: tensor(&gradients, columns),
+                    gradient: tensor(&gradients, columns, device),
                     masked: false,
                     scale: Scale::Nothing,
                 });
                 assert_close(found, &backward);
-                let of = [tensor(&x, columns), numbers(&maxima), numbers(&[0.5; ROWS])];
-                let device = CubeDevice::Cpu(Default::default());
-                let indices = CubeBackend::int_from_data(indices, &device);
+                let of = [of().x, numbers(&maxima), numbers(&[0.5; ROWS])];
+                let indices = TensorData::new(indices.clone(), [ROWS, 1]);
+                let indices = CubeBackend::int_from_data(indices, device);
                 let found = gathered_backward(of, indices, numbers(&[-1.5; ROWS]));
                 assert_close(found, &gathered);
             });
