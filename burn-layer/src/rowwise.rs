@@ -207,7 +207,7 @@ pub(crate) fn of_cube(
         let place = UNIT_POS as usize / comptime!(units.plane);
         // Other units may still be reading the previous result.
         sync_cube();
-        if UNIT_POS as usize % comptime!(units.plane) == 0 {
+        if UNIT_POS as usize == place * comptime!(units.plane) {
             shared[place] = own;
         }
         if comptime!(units.plane > 1) {

@@ -182,7 +182,7 @@ fn statistics_of_row<F: Float, M: Numeric, N: Size>(
     let sum = sum * (own - finite(maximum)).exp();
     let sum = of_cube(sum, shared, units, false);
     // As with `exp(x - maximum)`, infinities leave no sum.
-    (maximum, sum + (maximum - maximum))
+    (maximum, sum + maximum * 0.0)
 }
 
 /// -inf. (WGSL has no infinity but this.)
