@@ -31,6 +31,7 @@ mod suite {
     mod nccl;
     mod net;
     mod network;
+    mod output;
     mod overflow;
     mod overlapped;
     mod quantized;

@@ -262,6 +262,13 @@ fn combined(one: f32, other: f32, #[comptime] maximum: bool) -> f32 {
 pub(crate) mod tests {
     use std::cell::Cell;
 
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    use burn_backend::{TensorData, ops::FloatTensorOps};
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    use burn_cubecl::CubeBackend;
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    use burn_std::reader::try_read_sync;
+
     use super::*;
 
     thread_local! {
@@ -286,6 +293,28 @@ pub(crate) mod tests {
             WIDE.set(true);
             body(device);
             WIDE.set(false);
+        }
+    }
+
+    /// Numbers in f32.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    pub(crate) fn tensor(values: &[f64], shape: [usize; 2], device: &CubeDevice) -> CubeTensor {
+        let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+        CubeBackend::float_from_data(TensorData::new(values, shape), device)
+    }
+
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    pub(crate) fn assert_close(found: CubeTensor, expected: &[f64]) {
+        assert_eq!(found.dtype, DType::F32);
+        let found = try_read_sync(CubeBackend::float_into_data(found));
+        let found = found.unwrap().unwrap().try_to_vec::<f32>().unwrap();
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            let distance = (f64::from(*found) - expected).abs();
+            assert!(
+                distance < 1e-5 * expected.abs().max(1.0),
+                "{found} {expected}"
+            );
         }
     }
 

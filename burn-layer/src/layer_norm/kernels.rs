@@ -267,31 +267,8 @@ fn plus<H: Float, N: Size>(values: Vector<f32, N>, other: Vector<H, N>) -> Vecto
 
 #[cfg(all(test, any(feature = "cpu", feature = "cuda")))]
 mod tests {
-    use burn_backend::{DType, TensorData, ops::FloatTensorOps};
-    use burn_cubecl::CubeDevice;
-    use burn_std::reader::try_read_sync;
-
     use super::*;
-    use crate::rowwise::tests::on_devices;
-
-    fn tensor(values: &[f64], shape: [usize; 2], device: &CubeDevice) -> CubeTensor {
-        let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
-        CubeBackend::float_from_data(TensorData::new(values, shape), device)
-    }
-
-    fn assert_close(found: CubeTensor, expected: &[f64]) {
-        assert_eq!(found.dtype, DType::F32);
-        let found = try_read_sync(CubeBackend::float_into_data(found));
-        let found = found.unwrap().unwrap().try_to_vec::<f32>().unwrap();
-        assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().zip(expected) {
-            let distance = (f64::from(*found) - expected).abs();
-            assert!(
-                distance < 1e-5 * expected.abs().max(1.0),
-                "{found} {expected}"
-            );
-        }
-    }
+    use crate::rowwise::tests::{assert_close, on_devices, tensor};
 
     #[test]
     fn kernels_compute_what_the_formulas_say() {

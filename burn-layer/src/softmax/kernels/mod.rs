@@ -48,38 +48,19 @@ pub(super) fn exponentials<N: Size>(values: Vector<f32, N>, maximum: f32) -> Vec
 
 #[cfg(all(test, any(feature = "cpu", feature = "cuda")))]
 mod tests {
-    use burn_backend::{
-        DType, TensorData,
-        ops::{FloatTensorOps, IntTensorOps},
-    };
+    use burn_backend::{DType, TensorData, ops::IntTensorOps};
     use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
-    use burn_std::reader::try_read_sync;
 
     use super::*;
     use crate::{
         ops::{Logits, Scale, SoftmaxBackward},
-        rowwise::tests::on_devices,
+        rowwise::tests::{self as rowwise, assert_close, on_devices},
     };
 
     const ROWS: usize = 8;
 
     fn tensor(values: &[f64], columns: usize, device: &CubeDevice) -> CubeTensor {
-        let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
-        let data = TensorData::new(values, [ROWS, columns]);
-        CubeBackend::float_from_data(data, device)
-    }
-
-    fn assert_close(found: CubeTensor, expected: &[f64]) {
-        let found = try_read_sync(CubeBackend::float_into_data(found));
-        let found = found.unwrap().unwrap().try_to_vec::<f32>().unwrap();
-        assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().zip(expected) {
-            let distance = (f64::from(*found) - expected).abs();
-            assert!(
-                distance < 1e-5 * expected.abs().max(1.0),
-                "{found} {expected}"
-            );
-        }
+        rowwise::tensor(values, [ROWS, columns], device)
     }
 
     /// Of rows that units keep, with some for each plane, and of rows that end within a load.
