@@ -23,7 +23,7 @@ const BYTES: usize = 16;
 const HELD: usize = 32;
 
 /// Up to so many elements, rows that end within loads are read one element at a time, by so few units that these need not wait for each
-/// other, and keep them.
+/// other (where they are a plane), and keep them.
 const SHORT: usize = 256;
 
 /// The units of a cube, for its kernel.
