@@ -11,26 +11,27 @@
 //! Of an input in bf16, forward reads 2 bytes an element and writes 2; backward reads 2 of the input and 2 of the gradient, and writes 2.
 //! A cross-entropy over indices, such as a language model's, reads 2 in forward and 2 in backward, and writes 2.
 
+mod attention;
+mod gathered;
 mod logits;
 mod role;
 mod statistics;
 
 use super::call::Call;
 use crate::{
-    LayerSet, LayeredDevice, LayeredFloat, LayeredTensor, Op, deferred::Deferred, recent::GiveUp,
+    LayerSet, LayeredDevice, LayeredFloat, Op, deferred::Deferred, recent::GiveUp,
     recompute::Recomputed, source::Later,
 };
 use burn_backend::{
     Backend, DType, FloatDType, IntDType, Shape, TensorMetadata,
-    tensor::{BoolTensor, FloatTensor, IndexingUpdateOp, IntTensor},
+    tensor::{FloatTensor, IntTensor},
 };
 use burn_ir::BackendIr;
 #[cfg(feature = "cubecl")]
 pub(crate) use logits::Mask;
-use logits::Scores;
 pub(crate) use logits::{Logits, Scale};
 pub(crate) use role::Role;
-use role::{Exponents, Gradient, Picked, Step, scores};
+use role::{Exponents, Step, scores};
 use statistics::{Statistics, Unjoined};
 use std::sync::Arc;
 
@@ -261,77 +262,6 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// Notes that scores of attention are scaled, or scales their gradient in the kernel that computes it.
-    pub(super) fn scales(&mut self, x: &LayeredFloat<B>, number: f64) -> Option<LayeredFloat<B>> {
-        let scale = Scale::of(self.op, number);
-        if self.scales_scores() && self.makes_scores(x) {
-            self.role = Some(Arc::new(Role::Scores(Arc::new(Scores::new(x, scale)))));
-            return None;
-        }
-        let (gradient, masked) = match x.role().map(|role| &**role)? {
-            Role::OfMasked(gradient) => (gradient, true),
-            Role::OfScores(gradient) => (gradient, false),
-            _ => return None,
-        };
-        let is_masked = gradient.of.scores()?.is_masked();
-        let dtype = x.storage_dtype();
-        let stored = self.plan.stored(dtype);
-        let softmaxes = self.layer().softmaxes()?;
-        let fits = stored == dtype || stored == DType::F32;
-        if is_masked != masked || !fits || self.watched || self.plan.own {
-            return None;
-        }
-        let tensor = gradient.backward(softmaxes, masked, scale);
-        if stored == dtype {
-            return Some(self.ends(&gradient.of, tensor));
-        }
-        // The products that take it want it as it is.
-        Some(self.widened(tensor, x.dtype(), stored))
-    }
-
-    /// Notes that scores of attention are masked, or masks their gradient in the kernel that computes it.
-    pub(super) fn masks(
-        &mut self,
-        x: &LayeredFloat<B>,
-        mask: &LayeredTensor<BoolTensor<B>>,
-        fill: f64,
-    ) -> Option<LayeredFloat<B>> {
-        if let Some(Role::OfScores(gradient)) = x.role().map(|role| &**role) {
-            let scores = gradient.of.scores()?;
-            let dtype = x.storage_dtype();
-            let stored = self.plan.stored(dtype);
-            let softmaxes = self.layer().softmaxes()?;
-            let plain = stored == dtype && !self.watched && !self.plan.own;
-            if !(scores.is_masked_by(mask) && fill == 0.0 && plain) {
-                return None;
-            }
-            self.role = Some(Arc::new(Role::OfMasked(gradient.clone())));
-            return Some(self.of_scores(softmaxes, gradient.clone(), true));
-        }
-        if !self.makes_scores(x) {
-            return None;
-        }
-        let masked = match scores(x) {
-            Some(scores) => scores.masked(mask, fill),
-            None => self.scores_of(x)?.masked(mask, fill),
-        };
-        self.role = Some(Arc::new(Role::Scores(Arc::new(masked?))));
-        None
-    }
-
-    /// The gradient of scores, which waits for what is done with it.
-    fn of_scores(
-        &self,
-        softmaxes: Softmaxes<B>,
-        gradient: Arc<Gradient<B>>,
-        masked: bool,
-    ) -> LayeredFloat<B> {
-        let x = gradient.of.x.clone();
-        let form = (x.shape(), x.storage_dtype());
-        let value = Deferred::new(move || gradient.backward(softmaxes, masked, Scale::Nothing));
-        self.waiting(Later::Deferred(value), &x, form)
-    }
-
     /// The gradient of a softmax's input, which is given up if it can be computed again.
     fn ends(&mut self, of: &Exponents<B>, gradient: FloatTensor<B>) -> LayeredFloat<B> {
         if let Some(value) = of.x.value() {
@@ -373,61 +303,6 @@ impl<B: BackendIr> Call<B> {
         }
     }
 
-    /// The logarithms of a softmax at indices.
-    pub(super) fn gathers(
-        &mut self,
-        x: &LayeredFloat<B>,
-        dim: usize,
-        indices: &LayeredTensor<IntTensor<B>>,
-    ) -> Option<LayeredFloat<B>> {
-        let Some(Role::LogSoftmax(of)) = x.role().map(|role| &**role) else {
-            return None;
-        };
-        self.softmaxes(x.storage_dtype())?;
-        if !is_of_rows(&indices.shape(), &x.shape()) || dim + 1 != x.shape().num_dims() {
-            return None;
-        }
-        let indices = indices.clone().into_storage();
-        let picked = B::float_gather(dim, of.x.clone().into_storage(), indices);
-        let picked = match picked.dtype() {
-            DType::F32 => picked,
-            _ => B::float_cast(picked, FloatDType::F32),
-        };
-        let [maxima, sums] = of.statistics.get();
-        let shifted = B::float_sub(picked, maxima);
-        let picked = B::float_sub(shifted, B::float_log(sums));
-        Some(self.float(picked))
-    }
-
-    /// The gradient of what was gathered, at one index of each row: it waits.
-    pub(super) fn scatters(
-        &mut self,
-        [x, value]: [&LayeredFloat<B>; 2],
-        dim: usize,
-        indices: &LayeredTensor<IntTensor<B>>,
-        update: IndexingUpdateOp,
-    ) -> Option<LayeredFloat<B>> {
-        let zeros = x.role().is_some_and(|role| matches!(**role, Role::Zeros));
-        self.softmaxes(x.storage_dtype())?;
-        let rows = is_of_rows(&indices.shape(), &x.shape()) && indices.shape() == value.shape();
-        let adds = matches!(update, IndexingUpdateOp::Add);
-        if !(zeros && rows && adds) || dim + 1 != x.shape().num_dims() {
-            return None;
-        }
-        let indices = indices.clone().into_storage();
-        self.role = Some(Arc::new(Role::Picked(Arc::new(Picked {
-            gradient: value.alone(),
-            indices: indices.clone(),
-            shape: x.shape(),
-        }))));
-        let run = move |mut tensors: Vec<FloatTensor<B>>| {
-            let value = tensors.remove(1);
-            B::float_scatter(dim, tensors.remove(0), indices.clone(), value, update)
-        };
-        self.again(&[x, value], Box::new(run));
-        self.later()
-    }
-
     /// Zeros or ones of backward, which wait.
     pub(super) fn fills(
         &mut self,
@@ -451,21 +326,6 @@ impl<B: BackendIr> Call<B> {
         let (form, base) = ((shape.clone(), stored), device.base().clone());
         let tensor = LayeredFloat::later(Later::Deferred(value), form, base, stored, layer);
         Some(self.known(tensor, shape.clone()))
-    }
-}
-
-impl<B: BackendIr> Gradient<B> {
-    /// The gradient of the softmax's input, which is 0 where that was `masked`, and scaled.
-    fn backward(&self, softmaxes: Softmaxes<B>, masked: bool, scale: Scale) -> FloatTensor<B> {
-        let [maxima, sums] = self.of.statistics.get();
-        (softmaxes.backward)(SoftmaxBackward {
-            of: self.of.logits(),
-            maxima,
-            sums,
-            gradient: self.gradient.clone().into_computed(),
-            masked,
-            scale,
-        })
     }
 }
 

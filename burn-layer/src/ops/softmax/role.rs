@@ -1,7 +1,8 @@
 //! [`Role`]: what a tensor is to a softmax.
 
 use super::{
-    Logits, Scores, is_of_rows,
+    Logits, Scale, SoftmaxBackward, Softmaxes, is_of_rows,
+    logits::Scores,
     statistics::{Statistics, logits},
 };
 use crate::{LayeredFloat, Op};
@@ -122,6 +123,26 @@ impl<B: Backend> Exponents<B> {
     /// The softmax in that dtype, by a kernel of its own.
     pub(super) fn by_kernel(&self, dtype: DType) -> FloatTensor<B> {
         self.statistics.softmax(&self.x, dtype)
+    }
+}
+
+impl<B: BackendIr> Gradient<B> {
+    /// The gradient of the softmax's input, which is 0 where that was `masked`, and scaled.
+    pub(super) fn backward(
+        &self,
+        softmaxes: Softmaxes<B>,
+        masked: bool,
+        scale: Scale,
+    ) -> FloatTensor<B> {
+        let [maxima, sums] = self.of.statistics.get();
+        (softmaxes.backward)(SoftmaxBackward {
+            of: self.of.logits(),
+            maxima,
+            sums,
+            gradient: self.gradient.clone().into_computed(),
+            masked,
+            scale,
+        })
     }
 }
 
