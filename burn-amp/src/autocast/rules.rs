@@ -1,7 +1,7 @@
 //! The table: which [`Rule`] each float op of Burn runs under.
 //!
 //! It is written to be read beside PyTorch's lists for CUDA (`aten/src/ATen/autocast_mode.cpp`), which are the same for fp16 and
-//! bf16; `tests/suite/pytorch_lists.rs` compares them, op by op and both ways. For an op that both have, the rule is PyTorch's.
+//! bf16; `tests/suite/pytorch_lists` compares them, op by op and both ways. For an op that both have, the rule is PyTorch's.
 //! The docs of [`Policy`](super::Policy) list the ops that are not in its lists, or differ.
 //!
 //! A weight may also be used in a plain product, whose backward is a plain product again. The one
