@@ -1,20 +1,21 @@
 //! Checkpoints: written by rank 0, all or nothing, and read by all ranks alike.
 
+mod agree;
 mod disk;
+mod saved;
 mod states;
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    slice, thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use burn::tensor::Bytes;
-use serde::{Deserialize, Serialize};
-
-use self::disk::{flush, in_words};
+#[cfg(feature = "train")]
+pub(crate) use self::agree::seen_by_all;
 pub(crate) use self::disk::{if_there, make_folder, sync_folder};
+pub use self::saved::{Best, Checkpoint};
+use self::{disk::flush, saved::choose};
 use crate::{DdpError, ProcessGroup};
 
 /// The file that describes a checkpoint, next to the program's files.
@@ -25,71 +26,6 @@ const UNFINISHED: &str = ".unfinished-";
 const REPLACED: &str = ".replaced-";
 /// How long the other ranks wait while rank 0 writes, if no limit is set.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3600);
-/// How long a rank looks for a checkpoint that rank 0 sees.
-const SHOWN_WITHIN: Duration = Duration::from_secs(3);
-
-/// Whether the best metric is the lowest or the highest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Best {
-    /// The lowest, as for a loss.
-    Lowest,
-    /// The highest, as for an accuracy.
-    Highest,
-}
-
-/// A checkpoint on disk.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Checkpoint {
-    /// The step after which it was saved.
-    pub step: u64,
-    /// The metric by which checkpoints are compared. `None` if there is none, or it was not finite.
-    pub metric: Option<f64>,
-    /// Its number among the checkpoints that were written to its folder, from 1: the highest is the
-    /// [latest](Checkpoints::latest). 0 if the description does not contain a number.
-    #[serde(default)]
-    pub number: u64,
-    /// The folder with the program's files.
-    #[serde(skip)]
-    pub folder: PathBuf,
-}
-
-impl Checkpoint {
-    /// A file of the checkpoint, in memory. Load optimizers from it: from a file by name, Burn reads a state when its parameter
-    /// first has a gradient, and by then rank 0 may have removed the checkpoint.
-    ///
-    /// ```
-    /// use burn::optim::AdamConfig;
-    /// use burn_ddp::{Checkpoints, ProcessGroup};
-    /// use std::io;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path();
-    /// let checkpoints = Checkpoints::new(path, &ProcessGroup::single())?;
-    /// let optimizer = AdamConfig::new().init();
-    /// checkpoints.save(1, None, |folder| optimizer.save(folder.join("optimizer.bpk")).map_err(io::Error::other))?;
-    /// if let Some(last) = checkpoints.latest()? {
-    ///     let resumed = AdamConfig::new().init().from_bytes(last.read("optimizer.bpk")?)?;
-    ///     # let _ = resumed;
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`DdpError::Checkpoint`] when the file cannot be read.
-    pub fn read(&self, file: impl AsRef<Path>) -> Result<Bytes, DdpError> {
-        let path = self.folder.join(file);
-        match fs::read(&path) {
-            Ok(bytes) => Ok(Bytes::from_bytes_vec(bytes)),
-            Err(error) => Err(DdpError::Checkpoint {
-                path,
-                problem: error.to_string(),
-            }),
-        }
-    }
-}
 
 /// A folder of checkpoints, each in its own subfolder.
 ///
@@ -275,36 +211,6 @@ impl Checkpoints {
         sync_folder(&self.folder)
     }
 
-    /// All checkpoints, in the order in which they were written.
-    fn list(&self) -> io::Result<Vec<Checkpoint>> {
-        let mut all = Vec::new();
-        for entry in fs::read_dir(&self.folder)? {
-            let entry = entry?;
-            // The folder may contain other files.
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let replaced = name.strip_prefix(REPLACED);
-            let step = replaced.unwrap_or(&name);
-            let step = step.strip_prefix(PREFIX).unwrap_or_default();
-            if step.is_empty() || step.bytes().any(|byte| !byte.is_ascii_digit()) {
-                continue;
-            }
-            if replaced.is_some_and(|name| self.folder.join(name).exists()) {
-                continue;
-            }
-            match if_there(describe(entry.path())) {
-                // Without a description, it is not one of our checkpoints.
-                Ok(checkpoint) => all.extend(checkpoint),
-                Err(error) => {
-                    let folder = entry.path();
-                    log::warn!("burn-ddp: {} is no checkpoint: {error}", folder.display());
-                }
-            }
-        }
-        all.sort_by_key(|checkpoint| (checkpoint.number, checkpoint.step));
-        Ok(all)
-    }
-
     /// Cleans up what a killed run has left.
     fn tidy(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
@@ -345,117 +251,5 @@ impl Checkpoints {
         let discarded = self.folder.join(format!("{UNFINISHED}discarded-{name}"));
         fs::rename(checkpoint, &discarded)?;
         fs::remove_dir_all(discarded)
-    }
-
-    /// Runs `body` on rank 0. If it fails, all ranks return the error.
-    fn on_main(&self, body: impl FnOnce() -> io::Result<()>) -> Result<(), DdpError> {
-        let problem = match self.group.is_main() {
-            true => body().err().map(|error| in_words(&error)),
-            false => None,
-        };
-        let problem = problem.unwrap_or_default();
-        let problem = self.group.broadcast_bytes(problem.as_bytes(), 0)?;
-        match problem.is_empty() {
-            true => Ok(()),
-            false => Err(self.failed(&problem)),
-        }
-    }
-
-    /// Chooses a checkpoint on rank 0, for all ranks.
-    fn agree(
-        &self,
-        choose: impl FnOnce(Vec<Checkpoint>) -> Option<Checkpoint>,
-    ) -> Result<Option<Checkpoint>, DdpError> {
-        let mut text = Vec::new();
-        self.on_main(|| {
-            let chosen = choose(self.list()?);
-            text = serde_json::to_vec(&chosen.as_ref().map(|it| (it, &it.folder)))?;
-            Ok(())
-        })?;
-        let text = self.group.broadcast_bytes(&text, 0)?;
-        let chosen: Option<(Checkpoint, PathBuf)> = serde_json::from_slice(&text)
-            .map_err(|error| self.failed(error.to_string().as_bytes()))?;
-        if let Some((_, folder)) = &chosen {
-            seen_by_all(&self.group, slice::from_ref(folder))?;
-        }
-        Ok(chosen.map(|(checkpoint, folder)| Checkpoint {
-            folder,
-            ..checkpoint
-        }))
-    }
-
-    fn failed(&self, problem: &[u8]) -> DdpError {
-        DdpError::Checkpoint {
-            path: self.folder.clone(),
-            problem: String::from_utf8_lossy(problem).into_owned(),
-        }
-    }
-}
-
-/// An error on all ranks, if some do not see a file or folder that rank 0 sees under one of these names.
-pub(crate) fn seen_by_all(group: &ProcessGroup, names: &[PathBuf]) -> Result<(), DdpError> {
-    let sees = || names.iter().any(|name| name.exists());
-    // A network's file system may show what is new a little later.
-    let start = Instant::now();
-    while !sees() && start.elapsed() < SHOWN_WITHIN {
-        thread::sleep(Duration::from_millis(50));
-    }
-    let seen = group.all_gather(&[u8::from(sees())])?;
-    match seen.iter().position(|&seen| seen == 0) {
-        None => Ok(()),
-        Some(rank) => Err(DdpError::Checkpoint {
-            path: names[0].clone(),
-            problem: format!(
-                "rank {rank} does not see it; keep checkpoints in a folder that the machines of all ranks share"
-            ),
-        }),
-    }
-}
-
-/// Reads the description of the checkpoint in a folder.
-fn describe(folder: PathBuf) -> io::Result<Checkpoint> {
-    let text = fs::read(folder.join(DESCRIPTION))?;
-    let checkpoint: Checkpoint = serde_json::from_slice(&text)?;
-    Ok(Checkpoint {
-        folder,
-        ..checkpoint
-    })
-}
-
-/// The best of the checkpoints that have a metric other than NaN; of equal ones, the last written.
-fn choose(all: &[Checkpoint], best: Best) -> Option<&Checkpoint> {
-    let comparable = all
-        .iter()
-        .filter_map(|it| Some((it, it.metric.filter(|metric| !metric.is_nan())?)));
-    let value = |metric: f64| match best {
-        Best::Highest => metric,
-        Best::Lowest => -metric,
-    };
-    comparable
-        .max_by(|a, b| value(a.1).total_cmp(&value(b.1)))
-        .map(|(checkpoint, _)| checkpoint)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::LocalGroup;
-
-    /// As where each machine has a disk of its own under this name.
-    #[test]
-    fn what_one_rank_does_not_see_is_everyones_error() {
-        let (shared, hidden) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (shared, hidden) = (shared.path().to_owned(), hidden.path().join("nowhere"));
-        thread::scope(|scope| {
-            let (shared, hidden) = (&shared, &hidden);
-            for group in LocalGroup::new(2) {
-                scope.spawn(move || {
-                    seen_by_all(&group, &[hidden.clone(), shared.clone()]).unwrap();
-                    let own = [shared, hidden][group.rank()].clone();
-                    let error = seen_by_all(&group, &[own]).unwrap_err().to_string();
-                    assert!(error.contains("rank 1 does not see it"), "{error}");
-                });
-            }
-        });
     }
 }
