@@ -1,6 +1,24 @@
 //! Tests of registering at the master.
 
-use super::*;
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Place,
+    register::{Attempt, register, register_at_one},
+    table::{Endpoint, Table, tell},
+};
+use crate::{
+    DdpError,
+    tcp::{
+        acceptor::Acceptor,
+        handshake::{self, HANDSHAKE, Identity, Key, Purpose},
+    },
+    transport::Deadline,
+};
 
 fn own(rank: usize) -> Identity {
     Identity {
