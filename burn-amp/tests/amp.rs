@@ -17,6 +17,7 @@ mod suite {
     mod fp8_products;
     mod fp8_programs;
     mod fp8_random;
+    mod fp8_rounds;
     mod fp8_state;
     mod gates;
     mod gradients;

@@ -2,6 +2,7 @@
 
 use super::{
     linear::{Role, format_of},
+    round::Next,
     state::{Bits, CastState, TensorState},
 };
 use burn::{
@@ -9,7 +10,7 @@ use burn::{
         Backend, TensorMetadata, get_or_init_device_settings,
         tensor::{BoolTensor, Device, FloatTensor},
     },
-    tensor::{Slice, TensorData},
+    tensor::TensorData,
 };
 use burn_backend::ExecutionError;
 use burn_fp8::{Fp8Format, Fp8Ops, Operand, recipe::DelayedScaling};
@@ -28,7 +29,12 @@ pub(super) struct Histories<B: Backend> {
     /// Whether the backward that runs goes without the inputs of forward: the weight is not trained, or gradient checkpointing
     /// computes them again.
     without_inputs: bool,
+    /// What comes after the layer in backward, as far as known.
+    pub(super) next: Next,
 }
+
+/// Amaxes of a layer's tensors.
+pub(super) type Amaxes<B> = Vec<(Role, FloatTensor<B>)>;
 
 /// Where the scale of a cast came from.
 #[derive(Debug, Clone)]
@@ -83,6 +89,7 @@ impl<B: Backend + Fp8Ops> Histories<B> {
             ran: Vec::new(),
             needs_input: false,
             without_inputs: false,
+            next: Next::default(),
         }
     }
 
@@ -105,15 +112,21 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         self.ran.push(Arc::downgrade(alive));
     }
 
+    /// Whether the layer has run forward since its last product of backward.
+    pub(super) fn begins_backward(&self) -> bool {
+        let alive = self.ran.iter().any(is_alive);
+        alive || !self.ran.is_empty() && !self.needs_input
+    }
+
     /// Called when one of the layer's products of backward is about to run. If it is the first since forward, the previous
     /// backward is over, and the amaxes of its gradients are added to the history.
     pub(super) fn in_backward(&mut self, recipe: &DelayedScaling) {
+        let begins = self.begins_backward();
         let ran = std::mem::take(&mut self.ran);
-        let alive = ran.iter().any(is_alive);
-        if !alive && (ran.is_empty() || self.needs_input) {
+        if !begins {
             return;
         }
-        self.without_inputs = !alive;
+        self.without_inputs = !ran.iter().any(is_alive);
         for (role, history) in &mut self.of {
             history.end_backward(*role, recipe);
         }
@@ -174,29 +187,25 @@ impl<B: Backend + Fp8Ops> Histories<B> {
         Some(Operand::cast_with(tensor, scale, format).0)
     }
 
-    /// Adds the waiting amaxes to the histories, now that there is a step. `max`, if given, turns this rank's amaxes into the
-    /// largest of all ranks.
-    pub(super) fn learn(
-        &mut self,
-        recipe: &DelayedScaling,
-        max: Option<impl FnOnce(FloatTensor<B>) -> FloatTensor<B>>,
-    ) {
+    /// Takes the amaxes that wait, now that there is a step.
+    pub(super) fn waiting(&mut self) -> Amaxes<B> {
         let without_inputs = self.without_inputs;
         let waiting = self.of.iter_mut().filter_map(|(role, history)| {
             // What waits of a weight may be from before it was loaded.
             let amax = history.waiting(without_inputs || *role != Role::Input)?;
             history.waiting.clear();
-            Some((*role, history, amax))
+            Some((*role, amax))
         });
-        let mut waiting: Vec<_> = waiting.collect();
-        if let (Some(max), false) = (max, waiting.is_empty()) {
-            let own = waiting.iter().map(|(.., amax)| amax.clone()).collect();
-            let all = max(B::float_cat(own, 0));
-            for (place, (.., amax)) in waiting.iter_mut().enumerate() {
-                *amax = B::float_slice(all.clone(), &[Slice::from(place..place + 1)]);
-            }
-        }
-        for (role, history, amax) in waiting {
+        waiting.collect()
+    }
+
+    /// Adds what [`waiting`](Self::waiting) took to the histories, or the largest of all ranks instead.
+    pub(super) fn learn(&mut self, amaxes: Amaxes<B>, recipe: &DelayedScaling) {
+        for (role, amax) in amaxes {
+            let mut histories = self.of.iter_mut();
+            let (_, history) = histories
+                .find(|(of, _)| *of == role)
+                .expect("the amax waited in a history");
             match role {
                 Role::Input | Role::Weight => history.learn(amax, role, recipe),
                 Role::Gradient => {

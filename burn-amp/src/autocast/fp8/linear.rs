@@ -55,7 +55,7 @@ struct Made<B: Backend> {
 }
 
 /// The histories of a layer, with delayed scaling.
-type Layer<B> = Arc<Mutex<Histories<B>>>;
+pub(super) type Layer<B> = Arc<Mutex<Histories<B>>>;
 
 impl Fp8 {
     /// Computes one of the products, in the dtype that the plan stores it in.
@@ -95,8 +95,8 @@ impl Fp8 {
                         layers.push(layer);
                     }
                 });
-                let input = self.cast(first, Input, input, &layer, false);
-                let weight = self.cast(second, Weight, weight, &layer, false);
+                let input = self.cast(first, Input, input, &layer, false, lift);
+                let weight = self.cast(second, Weight, weight, &layer, false, lift);
                 let output = input.matmul_fast(weight, bias, dtype);
                 (output, with_last(left, size[1]))
             }
@@ -112,9 +112,9 @@ impl Fp8 {
                 gradient.kept.with(|GradientOf(layer)| {
                     *layer = Some((size, descent.downgrade()));
                 });
-                self.in_backward(&layer);
-                let gradient = self.cast(gradient, Gradient, left, &layer, false);
-                let weight = self.cast(weight, Weight, right, &layer, false);
+                self.in_backward(&layer, lift);
+                let gradient = self.cast(gradient, Gradient, left, &layer, false, lift);
+                let weight = self.cast(weight, Weight, right, &layer, false, lift);
                 self.learn(&layer, lift);
                 (gradient.matmul(weight.transpose(), bias, dtype), shape)
             }
@@ -152,11 +152,11 @@ impl Fp8 {
                 let layers = layers.filter_map(|weight| self.layer(run, size, &device, weight));
                 let layers: Vec<_> = layers.collect();
                 needs_input(&layers, true);
-                self.in_backward(&layers);
+                self.in_backward(&layers, lift);
                 // If there are several layers, the gradient does not tell which one it belongs to, and is cast by its own amax.
                 let layer = layers.first().filter(|_| layers.len() == 1).cloned();
-                let input = self.cast(input, Input, left, &layer, batch);
-                let gradient = self.cast(second, Gradient, right, &layer, batch);
+                let input = self.cast(input, Input, left, &layer, batch, lift);
+                let gradient = self.cast(second, Gradient, right, &layer, batch, lift);
                 self.learn(&layers, lift);
                 (input.transpose().matmul(gradient, bias, dtype), shape)
             }
@@ -186,11 +186,19 @@ impl Fp8 {
     }
 
     /// Called when one of the products of these layers' backward is about to run.
-    fn in_backward<'a, B: Backend + Fp8Ops>(&self, layers: impl IntoIterator<Item = &'a Layer<B>>) {
-        if let Fp8Recipe::Delayed(recipe) = &self.settings.recipe {
-            for layer in layers {
-                layer.lock().in_backward(recipe);
+    fn in_backward<'a, B: Backend + Fp8Ops>(
+        &self,
+        layers: impl IntoIterator<Item = &'a Layer<B>>,
+        lift: Lift<B>,
+    ) {
+        let Fp8Recipe::Delayed(recipe) = &self.settings.recipe else {
+            return;
+        };
+        for layer in layers {
+            if self.shares() && layer.lock().begins_backward() {
+                self.round(lift).before_backward(layer, self);
             }
+            layer.lock().in_backward(recipe);
         }
     }
 
@@ -204,20 +212,12 @@ impl Fp8 {
         let Fp8Recipe::Delayed(recipe) = &self.settings.recipe else {
             return;
         };
-        let max = self.settings.reducer.as_ref().map(|reducer| {
-            |own: FloatTensor<B>| {
-                if self.failure.get().is_some() {
-                    return own;
-                }
-                reducer.max(own.clone(), &lift).unwrap_or_else(|error| {
-                    log::error!("Autocast::fp8: amaxes are not shared any more: {error}");
-                    let _ = self.failure.set(error);
-                    own
-                })
-            }
-        });
         for layer in layers {
-            layer.lock().learn(recipe, max.as_ref());
+            let amaxes = layer.lock().waiting();
+            match self.shares() {
+                true => self.round(lift).add(layer, amaxes, self),
+                false => layer.lock().learn(amaxes, recipe),
+            }
         }
     }
 
@@ -230,6 +230,7 @@ impl Fp8 {
         granularity: Granularity,
         layer: &Option<Layer<B>>,
         batch: bool,
+        lift: Lift<B>,
     ) -> Operand<B> {
         let recipe = &self.settings.recipe;
         let format = format_of(recipe.format(), role);
@@ -246,6 +247,9 @@ impl Fp8 {
                     let alive = Arc::new(());
                     let (operand, scaled) = match (recipe, layer) {
                         (Fp8Recipe::Delayed(recipe), Some(layer)) => {
+                            if self.shares() && role != Role::Gradient {
+                                self.round(lift).end(self);
+                            }
                             let (operand, scaled) = layer.lock().cast(matrix, recipe, role, &alive);
                             (operand, Some(scaled))
                         }

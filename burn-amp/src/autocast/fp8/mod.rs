@@ -8,6 +8,7 @@ mod history;
 mod linear;
 mod product;
 mod ranks;
+mod round;
 mod settings;
 mod state;
 
@@ -31,6 +32,7 @@ use burn_layer::{Inputs, Layers, Op, Ran, Run};
 use parking_lot::Mutex;
 use product::Product;
 use ranks::{Lift, Reducer};
+use round::Rounds;
 use state::Registry;
 use std::sync::{Arc, OnceLock};
 
@@ -79,6 +81,7 @@ impl Fp8Settings {
 pub(super) struct Fp8 {
     settings: Fp8Settings,
     registry: Mutex<Registry>,
+    rounds: Rounds,
     /// If sharing the amaxes of the ranks has failed: the reason. They are not shared any more then.
     failure: OnceLock<String>,
 }
@@ -88,6 +91,7 @@ impl From<Fp8Settings> for Fp8 {
         Self {
             settings,
             registry: Mutex::default(),
+            rounds: Rounds::default(),
             failure: OnceLock::new(),
         }
     }

@@ -18,19 +18,26 @@ impl PartialEq for Reducer {
 }
 
 /// Converts the tensors of a backend to Burn's and back.
-#[derive(Clone, Copy)]
 pub(super) struct Lift<B: Backend> {
     pub(super) up: fn(FloatTensor<B>) -> Tensor<1>,
     /// `None` for a tensor of another backend.
     pub(super) down: fn(Tensor<1>) -> Option<FloatTensor<B>>,
 }
 
+impl<B: Backend> Clone for Lift<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Lift<B> {}
+
 impl Reducer {
     /// The largest amaxes of all ranks, or what went wrong.
     pub(super) fn max<B: Backend>(
         &self,
         own: FloatTensor<B>,
-        lift: &Lift<B>,
+        lift: Lift<B>,
     ) -> Result<FloatTensor<B>, String> {
         let asked = (lift.up)(own);
         let (device, shape) = (asked.device(), asked.shape());

@@ -106,10 +106,17 @@ impl Autocast {
     /// Shares the scales of `DelayedScaling` over the ranks of a data-parallel run: the histories get the largest of all ranks'
     /// amaxes. `ProcessGroup::amax_reducer` of `burn-ddp` makes such a reducer.
     ///
-    /// The reducer is called once per layer and backward pass (or once per use, if the layer is used several times), on the
-    /// thread on which the device runs its ops. That thread waits for the other ranks, so all of them have to run the same
-    /// layers in the same order, each with rows in its part of the batch. A pass without a backward, as in evaluation, makes no
-    /// call. The scales of the first step are each rank's own, and so are those of all steps with other recipes. If the reducer
+    /// The reducer is called on the thread on which the device runs its ops: in the first backward pass once per layer, after that
+    /// once per backward pass, with the amaxes of all layers. That thread waits for the other ranks, so all of them have to run the
+    /// same layers in the same order, each with rows in its part of the batch. A pass without a backward, as in evaluation, makes
+    /// no call.
+    ///
+    /// The call comes with the layer that has been the last one in backward. If a backward pass ends before it, because only a part
+    /// of the model is trained, the call comes in the next forward pass or [`fp8_state`](crate::AutocastDevice::fp8_state) (once;
+    /// from then on that part has a call of its own). So after the first such pass, one rank must not evaluate or save while others
+    /// wait for it.
+    ///
+    /// The scales of the first step are each rank's own, and so are those of all steps with other recipes. If the reducer
     /// fails, or returns a tensor of another shape or device, the log says so, each rank goes on with its own amaxes, and
     /// [`AutocastDevice::fp8_state`](crate::AutocastDevice::fp8_state) is an error from then on. Without [`Autocast::fp8`] the
     /// log says that the reducer changes nothing.

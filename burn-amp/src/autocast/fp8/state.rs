@@ -190,6 +190,7 @@ impl Fp8 {
         let Fp8Recipe::Delayed(recipe) = &self.settings.recipe else {
             return Ok(Fp8State::default());
         };
+        self.rounds.share(self);
         if let Some(error) = self.failure.get() {
             let reason = format!("the amaxes of the ranks could not be shared: {error}");
             return Err(ExecutionError::generic(reason));
