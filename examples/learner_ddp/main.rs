@@ -4,6 +4,7 @@
 //! was interrupted goes on from its last epoch.
 
 use std::error::Error;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -36,16 +37,16 @@ use examples::resnet::{ResNet, ResNetConfig};
 struct Args {
     /// Number of ranks to start, unless torchrun, mpirun, Slurm or `burn-ddp run` starts them
     #[arg(long, value_name = "N", default_value = "2")]
-    ranks: usize,
+    ranks: NonZeroUsize,
     /// Passes over the training images
     #[arg(long, value_name = "N", default_value = "6")]
-    epochs: usize,
+    epochs: NonZeroUsize,
     /// Channels of the first stage
     #[arg(long, value_name = "N", default_value = "8")]
-    width: usize,
+    width: NonZeroUsize,
     /// Images in a batch, over all ranks
     #[arg(long, value_name = "N", default_value = "64")]
-    batch_size: usize,
+    batch_size: NonZeroUsize,
     /// Where to compute; all but flex need the feature of that name
     #[arg(long, value_enum, default_value_t = DeviceKind::Flex)]
     device: DeviceKind,
@@ -103,7 +104,7 @@ fn loader(
 ) -> Arc<DistributedLoader<usize, Batch>> {
     let numbers = InMemDataset::new((0..digits.images.len()).collect());
     let loader = DistributedLoader::new(numbers, digits, sampler);
-    Arc::new(loader.batch_size(args.batch_size.div_ceil(group.world_size())))
+    Arc::new(loader.batch_size(args.batch_size.get().div_ceil(group.world_size())))
 }
 
 /// What each rank runs.
@@ -127,7 +128,10 @@ fn train(args: &Args, group: &ProcessGroup) -> Result<(), Box<dyn Error>> {
     };
     let (images, held_out) = (digits(split.train), digits(split.test));
     let sampler = DistributedSampler::new(images.images.len(), rank, ranks).shuffle(true);
-    let steps = sampler.len().div_ceil(args.batch_size.div_ceil(ranks)) * args.epochs;
+    let steps = sampler
+        .len()
+        .div_ceil(args.batch_size.get().div_ceil(ranks))
+        * args.epochs.get();
     let evaluation = DistributedSampler::evaluation(held_out.images.len(), rank, ranks);
 
     // 3. Checkpoints that are whole whenever the program is killed.
@@ -143,7 +147,7 @@ fn train(args: &Args, group: &ProcessGroup) -> Result<(), Box<dyn Error>> {
         checkpoints.optimizer(),
         checkpoints.scheduler(),
     )
-    .num_epochs(args.epochs)
+    .num_epochs(args.epochs.get())
     .summary();
     let training = match checkpoints.last() {
         Some(epoch) => training.checkpoint(epoch),
@@ -151,7 +155,7 @@ fn train(args: &Args, group: &ProcessGroup) -> Result<(), Box<dyn Error>> {
     };
 
     // 4. Statistics of the batches of all ranks.
-    let network = ResNetConfig::new(8, args.width).init(&device);
+    let network = ResNetConfig::new(8, args.width.get()).init(&device);
     let network = network.with_sync_batch_norm(&group.duplicate()?);
     let momentum = MomentumConfig::new().with_momentum(0.9);
     let learner = Learner::new(
@@ -172,7 +176,7 @@ fn train(args: &Args, group: &ProcessGroup) -> Result<(), Box<dyn Error>> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
-    launch::run(args.ranks, LaunchOptions::new(), |group| {
+    launch::run(args.ranks.get(), LaunchOptions::new(), |group| {
         train(&args, &group)
     })
 }

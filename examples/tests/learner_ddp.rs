@@ -50,3 +50,14 @@ fn the_learner_trains_on_two_ranks_and_resumes() {
     assert!(printed.contains("Accuracy"), "{printed}");
     assert!(folder.path().join("experiment.log").exists());
 }
+
+#[test]
+fn nothing_may_be_0() {
+    for option in ["--ranks", "--epochs", "--width", "--batch-size"] {
+        let mut command = Command::new(program("learner_ddp"));
+        let output = command.args([option, "0"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(option), "{message}");
+    }
+}
