@@ -3,7 +3,9 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{amax::largest_of_cube, buffer, codec::magnitude_bits, scale::bounded};
+use super::{
+    amax::largest_of_cube, buffer, codec::magnitude_bits, matmul::know_factor, scale::bounded,
+};
 use crate::recipe::{AmaxCompute, ScaleUpdate};
 
 /// See [`Fp8Ops::fp8_update_scale`](crate::Fp8Ops::fp8_update_scale).
@@ -15,7 +17,7 @@ pub(crate) fn update_scale(
 ) -> (CubeTensor, CubeTensor) {
     let length = history.shape().num_elements();
     let new_history = buffer::empty_floats(&history, history.shape(), DType::F32);
-    let new_scale = buffer::empty_floats(&history, Shape::new([1]), DType::F32);
+    let both = buffer::empty_floats(&history, Shape::new([2]), DType::F32);
     let client = history.client.clone();
     // On a CPU, a single unit is faster than units that wait for each other.
     let dim = match client.properties().hardware.num_cpu_cores {
@@ -30,15 +32,22 @@ pub(crate) fn update_scale(
         buffer::scalar(scale),
         buffer::scalar(amax),
         buffer::whole(&new_history),
-        buffer::whole(&new_scale),
+        buffer::whole(&both),
         update.scaled_max(),
         dim.num_elems() as usize,
         update.algorithm == AmaxCompute::Max,
     );
+    let one = |handle| {
+        let (client, device) = (both.client.clone(), both.device.clone());
+        CubeTensor::new_contiguous(client, device, Shape::new([1]), handle, DType::F32)
+    };
+    let word = size_of::<f32>() as u64;
+    let new_scale = one(both.handle.clone().offset_end(word));
+    know_factor(&new_scale, || one(both.handle.clone().offset_start(word)));
     (new_history, new_scale)
 }
 
-/// A single cube, whose units roll the history together.
+/// A single cube, whose units roll the history together. It computes the new scale, and its inverse.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments)]
 fn update_kernel(
@@ -46,7 +55,7 @@ fn update_kernel(
     scale: &[f32],
     amax: &[f32],
     new_history: &mut [f32],
-    new_scale: &mut [f32],
+    both: &mut [f32],
     scaled_max: f32,
     #[comptime] units: usize,
     #[comptime] max: bool,
@@ -81,11 +90,12 @@ fn update_kernel(
         largest = amax_bits(amax);
     }
     if UNIT_POS == 0 {
+        let mut new_scale = scale[0];
         if used && largest > 0u32 && largest < 0x7F80_0000u32 {
-            new_scale[0] = bounded(scaled_max / f32::reinterpret(largest));
-        } else {
-            new_scale[0] = scale[0];
+            new_scale = bounded(scaled_max / f32::reinterpret(largest));
         }
+        both[0] = new_scale;
+        both[1] = 1.0f32 / new_scale;
     }
 }
 
@@ -125,7 +135,7 @@ mod tests {
                             .map(|slot| ((slot * 5 + step) % 7) as f32)
                             .collect();
                         history[0] = 0.0;
-                        let (new_history, new_scale) = (client.empty(4 * length), client.empty(4));
+                        let (new_history, both) = (client.empty(4 * length), client.empty(8));
                         update_kernel::launch(
                             &client,
                             CubeCount::new_single(),
@@ -134,7 +144,7 @@ mod tests {
                             buffer::raw(buffer(&[2.0]), 1),
                             buffer::raw(buffer(&[amax]), 1),
                             buffer::raw(new_history.clone(), length),
-                            buffer::raw(new_scale.clone(), 1),
+                            buffer::raw(both.clone(), 2),
                             update.scaled_max(),
                             units as usize,
                             algorithm == AmaxCompute::Max,
@@ -142,7 +152,7 @@ mod tests {
                         let scale = update.apply_host(&mut history, 2.0, amax);
                         let case = (units, length, algorithm, amax);
                         assert_eq!(bits(&read(new_history)), bits(&history), "{case:?}");
-                        assert_eq!(bits(&read(new_scale)), bits(&[scale]), "{case:?}");
+                        assert_eq!(bits(&read(both)), bits(&[scale, 1.0 / scale]), "{case:?}");
                     }
                 }
             }

@@ -16,7 +16,7 @@ use cubecl::client::Client;
 
 use super::{buffer, scale_grid::Scales, tiles};
 use crate::{Bias, MatmulSpec, portable::matmul_shape};
-pub(super) use cublaslt::forget_factors;
+pub(super) use cublaslt::{forget_factors, know_factor};
 use key::Key;
 pub(crate) use outline::check_product;
 use outline::{Outline, Size};

@@ -17,8 +17,7 @@ use crate::kernels::buffer;
 /// kernels instead of one.
 pub(super) fn factors(lhs_scale: &CubeTensor, rhs_scale: &CubeTensor) -> [CubeTensor; 2] {
     let scales = [lhs_scale, rhs_scale];
-    // What a graph records is computed when the graph runs, with the scales that are there then; and in a dry run nothing is.
-    if lhs_scale.client.is_capturing() || launch_mode().is_skipped() {
+    if !is_computed_now(lhs_scale) {
         return inverses(scales);
     }
     let known = {
@@ -36,14 +35,26 @@ pub(super) fn factors(lhs_scale: &CubeTensor, rhs_scale: &CubeTensor) -> [CubeTe
     factors
 }
 
+/// The factor of a scale, which what computed the scale has computed, too.
+pub(super) fn know(scale: &CubeTensor, factor: &CubeTensor) {
+    if is_computed_now(scale) {
+        KNOWN.lock().keep(scale, factor);
+    }
+}
+
+/// What a graph records is computed when the graph runs, with the scales that are there then; and in a dry run nothing is.
+fn is_computed_now(scale: &CubeTensor) -> bool {
+    !scale.client.is_capturing() && !launch_mode().is_skipped()
+}
+
 /// Has no factor be known from now on. A graph that is recorded now may write scales each time it runs, in the same memory.
 pub(in crate::kernels) fn forget() {
     KNOWN.lock().forget();
 }
 
-/// The number of factors that are known at most: those of the inputs, weights and gradients of 160 layers. A factor holds two
-/// allocations of a word.
-const MOST: usize = 480;
+/// The number of factors that are known at most: those of the inputs, weights and gradients of 680 layers, of two steps. A factor
+/// holds two small allocations.
+const MOST: usize = 4096;
 
 static KNOWN: Mutex<Factors> = Mutex::new(Factors::new());
 
@@ -93,9 +104,7 @@ impl Factors {
         self.uses += 1;
         let place = place(scale);
         if self.by_scale.len() >= MOST && !self.by_scale.contains_key(&place) {
-            let least = self.by_scale.iter().min_by_key(|(_, known)| known.used);
-            let least = *least.expect("it is full").0;
-            self.by_scale.remove(&least);
+            self.forget_half();
         }
         let known = Factor {
             factor: factor.clone(),
@@ -103,6 +112,15 @@ impl Factors {
             _holds: [scale.clone(), scale.clone()],
         };
         self.by_scale.insert(place, known);
+    }
+
+    /// Forgets those that were not used for the longest time. Half of them at once, so that a full table costs next to nothing.
+    fn forget_half(&mut self) {
+        let mut uses: Vec<_> = self.by_scale.values().map(|known| known.used).collect();
+        let half = uses.len() / 2;
+        let (_, oldest, _) = uses.select_nth_unstable(half);
+        let oldest = *oldest;
+        self.by_scale.retain(|_, known| known.used >= oldest);
     }
 }
 
@@ -231,17 +249,28 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_factor_is_forgotten() {
+    fn the_least_recently_used_factors_are_forgotten() {
         let mut known = Factors::new();
         let scales: Vec<_> = (0..=MOST).map(|index| scale(index as f32)).collect();
         for scale in &scales[..MOST] {
             known.keep(scale, scale);
         }
+        // In use again, unlike those after it.
         assert!(known.of(&scales[0]).is_some());
         known.keep(&scales[MOST], &scales[MOST]);
-        assert_eq!(known.by_scale.len(), MOST);
         let is_known = scales.iter().map(|scale| known.of(scale).is_some());
         let forgotten: Vec<_> = is_known.enumerate().filter(|(_, known)| !known).collect();
-        assert_eq!(forgotten, [(1, false)]);
+        let oldest: Vec<_> = (1..=MOST / 2).map(|index| (index, false)).collect();
+        assert_eq!(forgotten, oldest);
+    }
+
+    /// Those of a step that updates scales, of which products ask next.
+    #[test]
+    fn a_factor_that_came_with_its_scale_is_not_computed() {
+        let (a, b) = (scale(4.0), scale(2.0));
+        let [own, other] = [0.75, 0.625].map(scale);
+        know(&a, &own);
+        know(&b, &other);
+        assert_eq!(factors(&a, &b).map(value), [0.75, 0.625]);
     }
 }

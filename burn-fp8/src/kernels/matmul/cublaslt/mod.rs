@@ -42,6 +42,14 @@ fn library(device: &CubeDevice) -> Option<Arc<Library>> {
     burn_cublaslt::library(device).filter(|library| library.has_fp8())
 }
 
+/// Tells products by cuBLASLt, if they are multiplied so on the scale's device, the inverse of a scale, which they need not compute
+/// then.
+pub(in crate::kernels) fn know_factor(scale: &CubeTensor, factor: impl FnOnce() -> CubeTensor) {
+    if library(&scale.device).is_some() {
+        factors::know(scale, &factor());
+    }
+}
+
 /// See [`MatmulRoutine::CublasLt`](super::MatmulRoutine::CublasLt).
 pub(super) struct CublasLt;
 
