@@ -89,6 +89,24 @@ fn rows(tensor: CubeTensor) -> CubeTensor {
 
 /// The product by cuBLASLt; `None` if kernels have to compute it.
 fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<CubeTensor> {
+    let [lhs, rhs] = [x, y].map(|factor| View::of(&factor.meta));
+    if lhs.shape.len() < 2 {
+        return None;
+    }
+    let shape = product_shape(&x.shape(), &y.shape());
+    if rhs.is_interleaved(&shape) || !lhs.turned().is_interleaved(&shape) {
+        return in_order_of_rhs(library, x, y);
+    }
+    // The gradient of attention's keys, in the order of the queries: the transposition of a product by these.
+    let mut axes: Vec<_> = (0..shape.num_dims()).collect();
+    axes[shape.num_dims() - 2..].reverse();
+    let turned = |factor: CubeTensor| permute(factor, &axes);
+    let [lhs, rhs] = [y, x].map(|factor| turned(factor.clone()));
+    in_order_of_rhs(library, &lhs, &rhs).map(turned)
+}
+
+/// The same, of which the output lies in the order of the right factor.
+fn in_order_of_rhs(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<CubeTensor> {
     let element = match (x.dtype, y.dtype) {
         (DType::BF16, DType::BF16) => Element::BF16,
         (DType::F16, DType::F16) => Element::F16,
@@ -108,9 +126,13 @@ fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<
             planned(&factors, true)?.ok()?
         }
     };
-    let Plan { product, offsets } = plan;
+    let Plan {
+        product,
+        offsets,
+        output: lies,
+    } = plan;
     let [x, y] = factors;
-    let shape = product_shape(&x.shape(), &y.shape());
+    let shape = Shape::from(lies.shape);
     let padded = Padded::of(&product).filter(|_| offsets.len() == 1);
     if let Some(padded) = padded.filter(|padded| !library.has_refused(&padded.product)) {
         return by_library_padded(library, [x, y], (&product, padded), shape);
@@ -120,7 +142,8 @@ fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<
     }
     let handle = x.client.empty(shape.num_elements() * element.size());
     let (client, device) = (x.client.clone(), x.device.clone());
-    let output = CubeTensor::new_contiguous(client, device, shape, handle, x.dtype);
+    let layout = Metadata::new(shape, lies.strides);
+    let output = CubeTensor::new(client, handle, layout, device, x.dtype);
     let operands = Operands {
         client: &output.client,
         lhs: x.handle,

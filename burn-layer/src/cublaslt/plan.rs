@@ -1,6 +1,7 @@
 //! How the product of two tensors is given to cuBLASLt: as products of matrices at equal distances, once or several times.
 
 use burn_cublaslt::{Element, Matrices, Order, Product};
+use std::cmp::Reverse;
 
 /// The most times that the library is called for one product of tensors, unless copies of both would not make it fewer. With more,
 /// copying costs less.
@@ -19,6 +20,8 @@ pub(super) struct Plan {
     pub(super) product: Product,
     /// In bytes, from where both factors and the output begin, for each call.
     pub(super) offsets: Vec<[u64; 3]>,
+    /// How the output lies, without gaps.
+    pub(super) output: View,
 }
 
 /// A dimension of a batch, with the distances between the matrices of both factors and the output.
@@ -55,27 +58,31 @@ pub(super) fn plan(
         return Some(Err(sides.map(|side| side.is_none())));
     };
 
+    let batch = (0..row).map(|dim| match x.shape[dim] {
+        1 => y.shape[dim],
+        size => size,
+    });
+    let shape: Vec<_> = batch.chain([m, n]).collect();
+    if shape.contains(&0) {
+        return None;
+    }
+    let lies = View::like(y, shape);
+    let mut output = Matrices {
+        leading: lies.strides[row],
+        ..Matrices::by_rows(element, m, n)
+    };
     // From the last dimension of the batch to the first.
     let mut batches: Vec<Batch> = Vec::new();
-    let mut output = Matrices::by_rows(element, m, n);
-    let mut distance = m * n;
     for dim in (0..row).rev() {
-        let size = match x.shape[dim] {
-            1 => y.shape[dim],
-            size => size,
-        };
-        if size == 0 {
-            return None;
-        }
+        let size = lies.shape[dim];
         let stride = |side: &View| match side.shape[dim] {
             1 => 0,
             _ => side.strides[dim],
         };
         let batch = Batch {
             size,
-            strides: [stride(x), stride(y), distance],
+            strides: [stride(x), stride(y), lies.strides[dim]],
         };
-        distance *= size;
         match batches.last_mut() {
             _ if size == 1 => {}
             Some(inner) if batch.continues(inner) => inner.size *= size,
@@ -126,10 +133,57 @@ pub(super) fn plan(
         alignment,
         ..Product::new(lhs, rhs, output)
     };
-    Some(Ok(Plan { product, offsets }))
+    Some(Ok(Plan {
+        product,
+        offsets,
+        output: lies,
+    }))
 }
 
 impl View {
+    /// An output of that shape, without gaps. If the right factor `y` is [interleaved](Self::is_interleaved), the output is too.
+    fn like(y: &Self, shape: Vec<usize>) -> Self {
+        let mut order: Vec<usize> = (0..shape.len()).collect();
+        if y.is_interleaved(&shape) {
+            order = y.order();
+        }
+        let mut strides = vec![0; shape.len()];
+        let mut distance = 1;
+        for dim in order.into_iter().rev() {
+            strides[dim] = distance;
+            distance *= shape[dim];
+        }
+        Self { shape, strides }
+    }
+
+    /// Whether the rows of this batch of matrices lie in between those of others, and the batch is as large as that of `output`. So do those
+    /// of attention's heads, of which a linear layer computes all for one position at once. What is computed of them is for
+    /// such a layer again: it takes the rows of an output that lies in the same way as they are.
+    pub(super) fn is_interleaved(&self, output: &[usize]) -> bool {
+        let row = self.shape.len() - 2;
+        let by_rows = self.shape[row] > 1 && self.strides[row + 1] == 1;
+        let repeats = (0..=row).any(|dim| self.strides[dim] == 0);
+        let between = |dim: usize| self.shape[dim] > 1 && self.strides[dim] < self.strides[row];
+        by_rows && !repeats && self.shape[..row] == output[..row] && (0..row).any(between)
+    }
+
+    /// The dimensions as they lie, the last one innermost. Where one of size 1 lies makes no difference.
+    fn order(&self) -> Vec<usize> {
+        let last = self.shape.len() - 1;
+        let mut order: Vec<usize> = (0..=last).collect();
+        order[..last].sort_by_key(|&dim| Reverse(self.strides[dim]));
+        order
+    }
+
+    /// The transpositions of all matrices.
+    pub(super) fn turned(&self) -> Self {
+        let mut turned = self.clone();
+        let last = turned.shape.len() - 1;
+        turned.shape.swap(last - 1, last);
+        turned.strides.swap(last - 1, last);
+        turned
+    }
+
     /// All rows of a batch as one matrix, if they are at equal distances.
     pub(super) fn rows(&self) -> Option<Self> {
         let row = self.shape.len().checked_sub(2)?;
@@ -250,7 +304,7 @@ mod tests {
 
     /// What cuBLASLt computes, by its documentation, of matrices that lie by columns: `D = op(A) op(B)`, with our right side as A and
     /// our left side as B.
-    fn by_documentation(plan: &Plan, x: &View, y: &View, size: usize) -> Vec<f64> {
+    fn by_documentation(plan: &Plan, x: &View, y: &View) -> Vec<f64> {
         let Product {
             lhs,
             rhs,
@@ -259,7 +313,7 @@ mod tests {
             ..
         } = plan.product;
         let (xs, ys) = (memory(x), memory(y));
-        let mut all = vec![f64::NAN; size];
+        let mut all = vec![f64::NAN; plan.output.shape.iter().product()];
         let op = |matrices: &Matrices, memory: &[f64], start: usize, row: usize, column: usize| {
             match matrices.order {
                 // `CUBLAS_OP_N`, of the transpose.
@@ -282,7 +336,16 @@ mod tests {
                 }
             }
         }
-        all
+        let View { shape, strides } = &plan.output;
+        let elements = (0..all.len()).map(|mut rest| {
+            let mut place = 0;
+            for (size, stride) in shape.iter().zip(strides).rev() {
+                place += rest % size * stride;
+                rest /= size;
+            }
+            all[place]
+        });
+        elements.collect()
     }
 
     #[test]
@@ -327,6 +390,21 @@ mod tests {
                 4,
                 5,
             ),
+            // Values of attention, in a batch of which the heads or the texts are more.
+            case(
+                plain(&[2, 3, 5, 4]),
+                lies(&[2, 3, 4, 8], &[0, 2, 1, 3]),
+                2,
+                3,
+                5,
+            ),
+            case(
+                plain(&[4, 3, 5, 4]),
+                lies(&[4, 3, 4, 8], &[0, 2, 1, 3]),
+                3,
+                4,
+                5,
+            ),
             // Broadcasting.
             case(plain(&[1, 3, 4]), plain(&[6, 4, 5]), 1, 6, 3),
             case(plain(&[2, 1, 3, 4]), plain(&[1, 3, 4, 5]), 2, 3, 3),
@@ -339,11 +417,7 @@ mod tests {
             let found = plan(&x, &y, Element::BF16, false).unwrap().unwrap();
             let expected = by_definition(&x, &y);
             let name = format!("{x:?} by {y:?}: {found:?}");
-            assert_eq!(
-                by_documentation(&found, &x, &y, expected.len()),
-                expected,
-                "{name}"
-            );
+            assert_eq!(by_documentation(&found, &x, &y), expected, "{name}");
             assert_eq!(found.offsets.len(), calls, "{name}");
             assert_eq!(
                 [found.product.batches, found.product.lhs.rows],
@@ -351,6 +425,46 @@ mod tests {
                 "{name}"
             );
         }
+    }
+
+    /// As attention's values do: the rows of all heads, for each position, next to each other. Otherwise without regard to the factors.
+    #[test]
+    fn the_output_lies_as_the_rows_of_the_right_factor() {
+        let strides = |x: (&[usize], &[usize]), y: (&[usize], &[usize])| {
+            let [x, y] = [x, y].map(|(shape, order)| view(&(shape.to_vec(), order.to_vec())));
+            let found = plan(&x, &y, Element::BF16, false).unwrap().unwrap();
+            found.output.strides
+        };
+        let plain: &[usize] = &[0, 1, 2, 3];
+        // Weights of 5 positions by 4, and values of 3 heads, of 8 each.
+        let (weights, values): (&[usize], &[usize]) = (&[2, 3, 5, 4], &[2, 3, 4, 8]);
+        let (heads, turned): (&[usize], &[usize]) = (&[0, 2, 1, 3], &[0, 3, 1, 2]);
+        assert_eq!(strides((weights, plain), (values, heads)), [120, 8, 24, 1]);
+        assert_eq!(strides((weights, turned), (values, heads)), [120, 8, 24, 1]);
+        assert_eq!(strides((weights, plain), (values, plain)), [120, 40, 8, 1]);
+        // Scores, of queries and keys.
+        let (queries, keys): (&[usize], &[usize]) = (&[2, 3, 5, 8], &[2, 3, 8, 4]);
+        assert_eq!(strides((queries, heads), (keys, turned)), [60, 20, 4, 1]);
+        // By values that all heads share, and by heads that lie one after the other, before the texts.
+        let shared: &[usize] = &[2, 1, 4, 8];
+        assert_eq!(strides((weights, plain), (shared, heads)), [120, 40, 8, 1]);
+        let (before, outer): (&[usize], &[usize]) = (&[1, 0, 2, 3], &[3, 5, 4, 8]);
+        let others: &[usize] = &[3, 5, 6, 4];
+        assert_eq!(strides((others, plain), (outer, before)), [240, 48, 8, 1]);
+    }
+
+    #[test]
+    fn transpositions_are_views_of_the_same_memory() {
+        let it = view(&(vec![2, 3, 4, 8], vec![0, 2, 1, 3]));
+        let turned = it.turned();
+        assert_eq!(turned.shape, [2, 3, 8, 4]);
+        for (row, column) in (0..4).flat_map(|row| (0..8).map(move |column| (row, column))) {
+            let memory = memory(&it);
+            let own = element(&it, &memory, &[1, 2], row, column);
+            assert_eq!(element(&turned, &memory, &[1, 2], column, row), own);
+        }
+        assert!(it.is_interleaved(&[2, 3, 5, 8]) && !turned.is_interleaved(&[2, 3, 5, 4]));
+        assert!(!it.is_interleaved(&[1, 3, 5, 8]));
     }
 
     #[test]

@@ -320,7 +320,7 @@ impl<B: BackendIr> Call<B> {
         };
         let tensor = match self.plan.store {
             Some(dtype) if self.widens_gradient(ran_in, dtype) => {
-                let tensor = match self.makes_weight_gradient() {
+                let tensor = match self.is_alone_in_kernel(&tensor) {
                     true => alone_in_kernel::<B>(tensor),
                     false => tensor,
                 };
@@ -334,7 +334,7 @@ impl<B: BackendIr> Call<B> {
             }
             _ => tensor,
         };
-        let tensor = match self.makes_weight_gradient() || self.makes_input_gradient() {
+        let tensor = match self.is_alone_in_kernel(&tensor) {
             true => alone_in_kernel::<B>(tensor),
             false => tensor,
         };

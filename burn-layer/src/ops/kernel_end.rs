@@ -34,6 +34,16 @@ impl<B: BackendIr> Call<B> {
             && self.layer().is_fused()
     }
 
+    /// Whether a [view](alone_in_kernel) ends the kernel of the result, which is such a gradient. A library computes a product in a kernel that
+    /// does not go on; and what it computes of attention's heads may lie as these do, so that a view would copy it.
+    pub(super) fn is_alone_in_kernel(&self, result: &FloatTensor<B>) -> bool {
+        let (shape, low) = (result.shape(), result.dtype().size() == 2);
+        let batch = || shape.iter().rev().skip(2).product::<usize>() > 1;
+        let library = || self.op == Op::float_matmul && self.layer().library::<B>().is_some();
+        (self.makes_weight_gradient() || self.makes_input_gradient())
+            && !(low && batch() && library())
+    }
+
     /// Whether the op is a sum or mean, in f32, of what is stored in 16 bits or was computed in them, on a backend that fuses ops.
     pub(super) fn sums_cast(&self) -> bool {
         let low = |inputs: &Inputs| {
