@@ -10,7 +10,7 @@ use std::{
 
 use ptx_machine::{Argument, Global, Kernel, Launch, TensorMap};
 
-use crate::model::REAL_MEMORY;
+use crate::model::MEMORY;
 
 /// What is wrong, by the numbers of `CUresult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Gpu {
         match size {
             0 => Err(Error::InvalidValue),
             // Addresses of buffers are 4 GiB apart.
-            _ if size >= 1 << 32 || self.used() + size > REAL_MEMORY => Err(Error::OutOfMemory),
+            _ if size >= 1 << 32 || self.used() + size > MEMORY => Err(Error::OutOfMemory),
             _ => {
                 let address = self.memory.allocate(size);
                 self.sizes.insert(address, size);

@@ -40,12 +40,10 @@ const MODELS: [(&str, Model); 3] = [
     ),
 ];
 
-/// The memory and the processors that the GPU says to have. CubeCL measures what a device can do by work for all of them, so a GPU is
-/// small here.
-pub(crate) const MEMORY: usize = 32 << 20;
-/// The memory that it has, of which the host gives what is used. Pools of CubeCL's, of which every stream has its own, take more than
-/// they need.
-pub(crate) const REAL_MEMORY: usize = 1 << 30;
+/// The memory of the GPU, of which the host gives what is used. Pools of CubeCL's, of which every stream has its own, take more than they
+/// need, and no more at once than a part of the memory; cuBLASLt's workspace is 32 MiB.
+pub(crate) const MEMORY: usize = 1 << 30;
+/// CubeCL measures what a device can do by work for all processors, so there are few here.
 const PROCESSORS: i32 = 2;
 
 impl Model {
