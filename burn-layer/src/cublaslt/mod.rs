@@ -89,30 +89,29 @@ fn rows(tensor: CubeTensor) -> CubeTensor {
 
 /// The product by cuBLASLt; `None` if kernels have to compute it.
 fn by_library(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<CubeTensor> {
-    let [lhs, rhs] = [x, y].map(|factor| View::of(&factor.meta));
+    let [x, y] = [x, y].map(|factor| untile(factor.clone()));
+    let [lhs, rhs] = [&x, &y].map(|factor| View::of(&factor.meta));
     if lhs.shape.len() < 2 {
         return None;
     }
     let shape = product_shape(&x.shape(), &y.shape());
     if rhs.is_interleaved(&shape) || !lhs.turned().is_interleaved(&shape) {
-        return in_order_of_rhs(library, x, y);
+        return in_order_of_rhs(library, [x, y]);
     }
     // The gradient of attention's keys, in the order of the queries: the transposition of a product by these.
     let mut axes: Vec<_> = (0..shape.num_dims()).collect();
     axes[shape.num_dims() - 2..].reverse();
     let turned = |factor: CubeTensor| permute(factor, &axes);
-    let [lhs, rhs] = [y, x].map(|factor| turned(factor.clone()));
-    in_order_of_rhs(library, &lhs, &rhs).map(turned)
+    in_order_of_rhs(library, [y, x].map(turned)).map(turned)
 }
 
 /// The same, of which the output lies in the order of the right factor.
-fn in_order_of_rhs(library: &Arc<Library>, x: &CubeTensor, y: &CubeTensor) -> Option<CubeTensor> {
-    let element = match (x.dtype, y.dtype) {
+fn in_order_of_rhs(library: &Arc<Library>, mut factors: [CubeTensor; 2]) -> Option<CubeTensor> {
+    let element = match (factors[0].dtype, factors[1].dtype) {
         (DType::BF16, DType::BF16) => Element::BF16,
         (DType::F16, DType::F16) => Element::F16,
         _ => return None,
     };
-    let mut factors = [x, y].map(|factor| untile(factor.clone()));
     let planned = |factors: &[CubeTensor; 2], copied| {
         let [x, y] = factors.each_ref().map(|factor| View::of(&factor.meta));
         plan(&x, &y, element, copied)

@@ -26,6 +26,27 @@ fn attention_is_as_on_the_plain_device() {
     check_network(attention, 16.0);
 }
 
+/// Of heads whose rows lie in between each other, as linear layers compute them and take them.
+fn attention_of_heads(device: &Device) -> Vec<Vec<f64>> {
+    let leaf = |step| {
+        let data = TensorData::new(numbers(96, step), [2, 6, 8]);
+        Tensor::<3>::from_data(data, device).require_grad()
+    };
+    let heads = |x: &Tensor<3>| x.clone().reshape([2, 6, 2, 4]).swap_dims(1, 2);
+    let [q, k, v] = [7, 5, 3].map(leaf);
+    let scores = heads(&q).matmul(heads(&k).swap_dims(2, 3)) / 2.0;
+    let rows = softmax(scores, 3).matmul(heads(&v)).swap_dims(1, 2);
+    let rows = rows.reshape([2, 6, 8]);
+    let gradients = rows.clone().square().mean().backward();
+    let of = |leaf: &Tensor<3>| values(leaf.grad(&gradients).unwrap());
+    vec![values(rows), of(&q), of(&k), of(&v)]
+}
+
+#[test]
+fn attention_of_heads_is_as_on_the_plain_device() {
+    check_network(attention_of_heads, 16.0);
+}
+
 /// How scores of attention, which are a product, become a softmax's input.
 #[derive(Clone, Copy, Debug)]
 struct Scaled {
