@@ -33,12 +33,15 @@ pub(super) enum Next {
     Nothing,
 }
 
+/// A layer, whose model may be gone.
+type WeakLayer<B> = Weak<Mutex<Histories<B>>>;
+
 /// The amaxes that the layers of a backward have learned since the ranks' last call.
 pub(super) struct Round<B: Backend> {
     lift: Lift<B>,
-    due: Vec<(Weak<Mutex<Histories<B>>>, Amaxes<B>)>,
+    due: Vec<(WeakLayer<B>, Amaxes<B>)>,
     /// The last layer of the backward so far.
-    last: Option<Weak<Mutex<Histories<B>>>>,
+    last: Option<WeakLayer<B>>,
 }
 
 impl<B: Backend + Fp8Ops> Round<B> {
@@ -141,8 +144,9 @@ impl Fp8 {
         lift: Lift<B>,
     ) -> MappedMutexGuard<'_, Round<B>> {
         MutexGuard::map(self.rounds.0.lock(), |rounds| {
-            let is = |round: &Box<dyn AnyRound>| (&**round as &dyn Any).is::<Round<B>>();
-            let place = rounds.iter().position(is).unwrap_or_else(|| {
+            let mut known = rounds.iter().map(|round| &**round as &dyn Any);
+            let place = known.position(|round| round.is::<Round<B>>());
+            let place = place.unwrap_or_else(|| {
                 rounds.push(Box::new(Round {
                     lift,
                     due: Vec::new(),
