@@ -106,10 +106,10 @@ impl Autocast {
     /// Shares the scales of `DelayedScaling` over the ranks of a data-parallel run: the histories get the largest of all ranks'
     /// amaxes. `ProcessGroup::amax_reducer` of `burn-ddp` makes such a reducer.
     ///
-    /// The reducer is called on the thread on which the device runs its ops: in the first backward pass once per layer, after that
-    /// once per backward pass, with the amaxes of all layers. That thread waits for the other ranks, so all of them have to run the
-    /// same layers in the same order, each with rows in its part of the batch. A pass without a backward, as in evaluation, makes
-    /// no call.
+    /// The reducer is called on the thread on which the device runs its ops: in the first backward pass once per layer (or once per
+    /// use, if the layer is used several times), after that once per backward pass, with the amaxes of all layers (or once per use
+    /// of the last one). That thread waits for the other ranks, so all of them have to run the same layers in the same order, each
+    /// with rows in its part of the batch. A pass without a backward, as in evaluation, makes no call.
     ///
     /// The call comes with the layer that has been the last one in backward. If a backward pass ends before it, because only a part
     /// of the model is trained, the call comes in the next forward pass or [`fp8_state`](crate::AutocastDevice::fp8_state) (once;
