@@ -68,7 +68,7 @@ fn network<N: Norm + Send + 'static>(
     norm: impl Fn(BatchNorm) -> N,
 ) -> Box<dyn Fn() + Send> {
     let device = device.clone().autodiff();
-    let image = Tensor::<4>::random([4, 16, 16, 16], Distribution::Default, &device);
+    let image = Tensor::<4>::random([1, 16, 16, 16], Distribution::Default, &device);
     let layers = [(); 4].map(|_| {
         let conv = Conv2dConfig::new([16, 16], [1, 1]).with_bias(false);
         let norm = norm(BatchNormConfig::new(16).init(&device));
@@ -155,7 +155,7 @@ fn linear_layers_write_once() {
     let Some(log) = log() else { return };
     let network = |precision: Precision| {
         let device = precision.device(cpu()).autodiff();
-        let x = Tensor::<3>::random([8, 32, 32], Distribution::Default, &device);
+        let x = Tensor::<3>::random([4, 32, 32], Distribution::Default, &device);
         let layers = [(); 4].map(|_| {
             let norm = LayerNormConfig::new(32).init(&device);
             (norm, LinearConfig::new(32, 32).init(&device))
@@ -329,7 +329,7 @@ fn rotations_read_their_input_and_write_little() {
     let Some(log) = log() else { return };
     let network = |precision: Precision| {
         let device = precision.device(cpu()).autodiff();
-        let random = || Tensor::<3>::random([16, 32, 32], Distribution::Default, &device);
+        let random = || Tensor::<3>::random([4, 32, 32], Distribution::Default, &device);
         let [x, weight] = [random(), random()].map(|leaf| leaf.require_grad());
         let encoding = RotaryEncodingConfig::new(32, 32).init(&device);
         device.sync().unwrap();
