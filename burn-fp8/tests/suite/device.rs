@@ -1,5 +1,8 @@
 //! The devices that the tests run on.
 
+#[cfg(feature = "cpu")]
+#[path = "../../../burn-layer/tests/suite/cpu.rs"]
+mod cpu;
 #[path = "../../../burn-layer/tests/suite/cuda.rs"]
 mod cuda;
 #[path = "../../../burn-layer/tests/suite/wgpu.rs"]
@@ -11,7 +14,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 pub(crate) fn devices() -> Vec<Device> {
     let mut devices = vec![Device::flex()];
     #[cfg(feature = "cpu")]
-    devices.push(Device::cpu());
+    devices.push(cpu::cpu());
     devices.extend(cuda::cuda());
     devices.extend(wgpu::wgpu());
     devices

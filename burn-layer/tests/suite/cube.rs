@@ -1,5 +1,8 @@
 //! CubeCL's devices, for the tests of the crates above.
 
+#[cfg(feature = "cpu")]
+#[path = "cpu.rs"]
+mod cpu;
 #[path = "cuda.rs"]
 mod cuda;
 #[path = "wgpu.rs"]
@@ -15,6 +18,6 @@ pub(crate) fn cube_devices() -> Vec<Device> {
     #[allow(unused_mut)]
     let mut devices: Vec<Device> = wgpu().into_iter().chain(cuda()).collect();
     #[cfg(feature = "cpu")]
-    devices.push(Device::cpu());
+    devices.push(cpu::cpu());
     devices
 }

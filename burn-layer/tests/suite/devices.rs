@@ -1,5 +1,8 @@
 //! The plain devices that the tests run on.
 
+#[cfg(feature = "cpu")]
+#[path = "cpu.rs"]
+mod cpu;
 #[path = "cuda.rs"]
 mod cuda;
 #[path = "wgpu.rs"]
@@ -22,7 +25,7 @@ pub(crate) fn devices_and_cpu() -> Vec<Device> {
     #[allow(unused_mut)]
     let mut devices = devices();
     #[cfg(feature = "cpu")]
-    devices.push(Device::cpu());
+    devices.push(cpu::cpu());
     devices
 }
 
