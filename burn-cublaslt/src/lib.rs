@@ -3,8 +3,12 @@
 
 #[cfg(all(feature = "cubecl", not(feature = "cuda")))]
 mod absent;
+#[cfg(any(test, feature = "cuda"))]
+mod agreement;
 #[cfg(feature = "cuda")]
 mod algorithms;
+#[cfg(any(test, feature = "cuda"))]
+mod arrays;
 #[cfg(any(all(test, feature = "cpu"), feature = "cuda"))]
 mod capture;
 mod error;

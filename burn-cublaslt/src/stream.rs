@@ -14,6 +14,14 @@ use crate::capture;
 
 type Server = <CudaRuntime as Runtime>::Server;
 
+/// The stream that work is enqueued on.
+#[derive(Clone, Copy)]
+pub(crate) struct Stream {
+    pub(crate) raw: CUstream,
+    /// Whether a graph records it: nothing runs before the graph does, and then again with each replay.
+    pub(crate) is_recorded: bool,
+}
+
 /// Makes the device's thread call `work` after everything that was submitted before, with the addresses of `inputs` and `output`,
 /// and the stream that `output` was made on. Returns before that.
 ///
@@ -27,7 +35,7 @@ pub(crate) fn enqueue(
     client: &Client,
     inputs: Vec<Handle>,
     output: Handle,
-    work: impl FnOnce(&[u64], u64, CUstream) -> Result<(), String> + Send + 'static,
+    work: impl FnOnce(&[u64], u64, Stream) -> Result<(), String> + Send + 'static,
 ) {
     // As with a launch, this is decided on the calling thread. The device's thread does not know.
     if dry_run::launch_mode().is_skipped() {
@@ -55,8 +63,11 @@ pub(crate) fn enqueue(
             let mut streams = server.write_streams().resolve(stream, used)?;
             let current = streams.current();
             capture::touch(&mut current.capturing, inputs.iter().chain([&output]));
-            let raw = current.sys;
-            work(&addresses, target, raw).map_err(|reason| ServerError::Generic {
+            let stream = Stream {
+                raw: current.sys,
+                is_recorded: current.capturing.is_recording(),
+            };
+            work(&addresses, target, stream).map_err(|reason| ServerError::Generic {
                 reason,
                 backtrace: Default::default(),
             })

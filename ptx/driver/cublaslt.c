@@ -16,6 +16,7 @@ struct layout {
   uint64_t rows, columns;
   int64_t leading, stride;
   int32_t batches;
+  uint32_t apart;
 };
 struct description {
   int32_t transposed[2];
@@ -58,6 +59,13 @@ static void store(void *to, int type, float value) {
   else memcpy(to, &value, 4);
 }
 
+/* Where a matrix of a batch is: at a distance from the first, or where an array of addresses says. 0 if there is no such array. */
+static uint64_t address(uint64_t from, const struct layout *of, int batch) {
+  uint64_t found = 0;
+  if (!of->apart) return from + batch * of->stride * size_of(of->type);
+  return cuMemcpyDtoH_v2(&found, from + 8 * batch, 8) ? 0 : found;
+}
+
 /* A matrix, column by column, without what lies between columns. */
 static float *read_matrix(uint64_t from, const struct layout *of) {
   size_t size = size_of(of->type);
@@ -82,6 +90,7 @@ int cublasLtMatmul(void *handle, const struct description *product, const float 
   uint64_t columns = turned_b ? b_layout->rows : b_layout->columns;
   if (inner != (turned_b ? b_layout->columns : b_layout->rows) || rows != d_layout->rows || columns != d_layout->columns) return INVALID_VALUE;
   if (a_layout->batches != d_layout->batches || b_layout->batches != d_layout->batches) return INVALID_VALUE;
+  if (a_layout->apart != d_layout->apart || b_layout->apart != d_layout->apart) return INVALID_VALUE;
   if (*beta != 0 || (type != F32 && type != F16 && type != BF16)) return NOT_SUPPORTED;
   float factor = *alpha;
   for (int side = 0; side < 2; side++) {
@@ -91,15 +100,15 @@ int cublasLtMatmul(void *handle, const struct description *product, const float 
   }
   float *bias = NULL;
   if (product->bias && product->epilogue == 4) {
-    struct layout row = {product->bias_type, rows, 1, rows, 0, 1};
+    struct layout row = {product->bias_type, rows, 1, rows, 0, 1, 0};
     if (!(bias = read_matrix(product->bias, &row))) return EXECUTION_FAILED;
   } else if (product->epilogue > 1) return NOT_SUPPORTED;
   size_t size = size_of(type);
   char *column = malloc(rows * size + 1);
   int failed = !column;
   for (int batch = 0; !failed && batch < d_layout->batches; batch++) {
-    float *left = read_matrix(a + batch * a_layout->stride * size_of(a_layout->type), a_layout);
-    float *right = read_matrix(b + batch * b_layout->stride * size_of(b_layout->type), b_layout);
+    float *left = read_matrix(address(a, a_layout, batch), a_layout);
+    float *right = read_matrix(address(b, b_layout, batch), b_layout);
     failed = !left || !right;
     for (uint64_t j = 0; !failed && j < columns; j++) {
       for (uint64_t i = 0; i < rows; i++) {
@@ -108,7 +117,7 @@ int cublasLtMatmul(void *handle, const struct description *product, const float 
           sum += left[turned_a ? i * a_layout->rows + k : k * a_layout->rows + i] * right[turned_b ? k * b_layout->rows + j : j * b_layout->rows + k];
         store(column + i * size, type, factor * sum + (bias ? bias[i] : 0));
       }
-      failed = cuMemcpyHtoD_v2(d + (batch * d_layout->stride + j * d_layout->leading) * size, column, rows * size);
+      failed = cuMemcpyHtoD_v2(address(d, d_layout, batch) + j * d_layout->leading * size, column, rows * size);
     }
     free(left);
     free(right);
@@ -122,7 +131,7 @@ int cublasLtCreate(void **handle) { return (*handle = malloc(1)) ? SUCCESS : EXE
 int cublasLtDestroy(void *handle) { free(handle); return SUCCESS; }
 int cublasLtMatrixLayoutCreate(struct layout **layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
   if (!(*layout = malloc(sizeof **layout))) return EXECUTION_FAILED;
-  **layout = (struct layout){type, rows, columns, leading, 0, 1};
+  **layout = (struct layout){type, rows, columns, leading, 0, 1, 0};
   return leading < (int64_t)rows ? INVALID_VALUE : SUCCESS;
 }
 int cublasLtMatrixLayoutDestroy(struct layout *layout) { free(layout); return SUCCESS; }
@@ -135,6 +144,7 @@ int cublasLtMatrixLayoutSetAttribute(struct layout *layout, int attribute, const
   switch (attribute) {
     case 5: return set(&layout->batches, sizeof layout->batches, value, size);
     case 6: return set(&layout->stride, sizeof layout->stride, value, size);
+    case 8: return set(&layout->apart, sizeof layout->apart, value, size);
     default: return NOT_SUPPORTED;
   }
 }

@@ -13,7 +13,8 @@ use cudarc::{
 use parking_lot::Mutex;
 
 use super::{
-    problem::{Addresses, Described, Preference, Problem, WORKSPACE},
+    apart::Apart,
+    problem::{Addresses, Batches, Described, Preference, Problem, WORKSPACE},
     text,
 };
 use crate::{Product, algorithms::Algorithms};
@@ -29,6 +30,8 @@ pub struct Library {
     has_fp8: bool,
     /// What the heuristics advise.
     algorithms: Mutex<Algorithms<sys::cublasLtMatmulAlgo_t>>,
+    /// The same for products whose matrices are [apart](Batches::Apart), by the product of all.
+    pub(super) apart: Mutex<Algorithms<Apart>>,
 }
 
 // SAFETY: cuBLASLt's handles may be used from any thread, and from several at a time (its documentation, "Thread Safety").
@@ -68,13 +71,17 @@ impl Library {
     /// The algorithm that the heuristics advise for a product. They are asked once for each kind that is kept.
     pub(crate) fn algorithm(&self, product: &Product) -> Result<sys::cublasLtMatmulAlgo_t, String> {
         let mut algorithms = self.algorithms.lock();
-        algorithms.get(product, || self.advice(product))
+        algorithms.get(product, || self.advice(product, Batches::Strided))
     }
 
-    fn advice(&self, product: &Product) -> Result<sys::cublasLtMatmulAlgo_t, String> {
+    pub(super) fn advice(
+        &self,
+        product: &Product,
+        batches: Batches,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, String> {
         // The heuristics are for the thread's current device.
         self.context.bind_to_thread().map_err(text)?;
-        let problem = Problem::new(product, &Described::somewhere(product))?;
+        let problem = Problem::new(product, &Described::somewhere(product), batches)?;
         let preference = Preference::new(product.alignment)?;
         // SAFETY: all descriptors are alive. The heuristics read the descriptors, and no device memory.
         let found = unsafe {
@@ -97,7 +104,7 @@ impl Library {
     ///
     /// The stream must belong to the library's device, which must be the thread's current device. The addresses must be on that
     /// device too. From when the stream reaches this product until it is done, they must hold the tensors that the problem
-    /// describes.
+    /// describes, or the addresses of these.
     pub(super) unsafe fn enqueue(
         &self,
         problem: &Problem,
@@ -143,6 +150,7 @@ impl Library {
             has_fp8: context.compute_capability().map_err(text)? >= FP8,
             context,
             algorithms: Mutex::default(),
+            apart: Mutex::default(),
         })
     }
 }

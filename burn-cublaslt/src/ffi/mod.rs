@@ -1,7 +1,10 @@
 //! The bindings to cuBLASLt. All unsafe code of the crate is in here.
 
+mod apart;
+mod clock;
 mod library;
 mod problem;
+mod sample;
 mod submit;
 
 use std::fmt::Display;

@@ -10,7 +10,7 @@ pub(super) const WORKSPACE: usize = 32 << 20;
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
-/// The device addresses of a product's tensors.
+/// The device addresses of a product's tensors, or of the arrays of [`Batches::Apart`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
     pub(super) lhs: u64,
@@ -38,6 +38,15 @@ impl Described {
     }
 }
 
+/// Where the matrices of a batch are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Batches {
+    /// At equal distances.
+    Strided,
+    /// Anywhere. An array on the device has the address of each: `CUBLASLT_BATCH_MODE_POINTER_ARRAY`.
+    Apart,
+}
+
 /// What is computed, and the layout of the matrices. cuBLASLt stores matrices by columns. So it is asked for the transpose
 /// `Dᵀ = Bᵀ Aᵀ`: our right side is its first operand, our left side its second, and its result by columns is ours by rows.
 pub(super) struct Problem {
@@ -48,7 +57,11 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(product: &Product, described: &Described) -> Result<Self, String> {
+    pub(super) fn new(
+        product: &Product,
+        described: &Described,
+        batches: Batches,
+    ) -> Result<Self, String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let description = Description::new()?;
         for (side, attribute) in [
@@ -73,7 +86,7 @@ impl Problem {
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
         }
-        let layout = |matrices| Layout::new(matrices, product.batches);
+        let layout = |matrices| Layout::new(matrices, product.batches, batches);
         Ok(Self {
             description,
             a: layout(&product.rhs)?,
@@ -97,7 +110,7 @@ fn element(element: Element) -> sys::cudaDataType {
 pub(super) struct Layout(pub(super) sys::cublasLtMatrixLayout_t);
 
 impl Layout {
-    fn new(matrices: &Matrices, batches: usize) -> Result<Self, String> {
+    fn new(matrices: &Matrices, count: usize, batches: Batches) -> Result<Self, String> {
         let (rows, columns) = match matrices.order {
             Order::Rows => (matrices.columns, matrices.rows),
             Order::Columns => (matrices.rows, matrices.columns),
@@ -106,17 +119,18 @@ impl Layout {
         let leading = matrices.leading as i64;
         let layout = result::create_matrix_layout(element, rows as u64, columns as u64, leading);
         let layout = layout.map(Self).map_err(text)?;
-        if batches > 1 {
+        if count > 1 {
             use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
-            layout.set(
-                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                &(batches as i32),
-            )?;
+            let count = count as i32;
+            layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count)?;
+            if batches == Batches::Apart {
+                let mode = sys::cublasLtBatchMode_t::CUBLASLT_BATCH_MODE_POINTER_ARRAY as u32;
+                layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_MODE, &mode)?;
+                return Ok(layout);
+            }
             let stride = matrices.stride as i64;
-            layout.set(
-                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                &stride,
-            )?;
+            let distance = Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+            layout.set(distance, &stride)?;
         }
         Ok(layout)
     }

@@ -4,6 +4,8 @@ mod fused;
 mod padded;
 mod plan;
 mod repacked;
+#[cfg(all(test, feature = "cuda"))]
+mod tests;
 
 use burn_backend::{
     Backend, DType, Shape, TensorMetadata, calculate_matmul_output, tensor::FloatTensor,
