@@ -1,5 +1,7 @@
 //! A product in cuBLASLt's terms.
 
+use std::{ffi::c_void, ptr};
+
 use cudarc::cublaslt::{result, sys};
 
 use super::text;
@@ -9,6 +11,10 @@ use crate::{Element, Matrices, Order, Product};
 pub(super) const WORKSPACE: usize = 32 << 20;
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
+/// `CUBLASLT_MATRIX_LAYOUT_BATCH_MODE`, and its `CUBLASLT_BATCH_MODE_POINTER_ARRAY`. Bindings to cuBLASLt before CUDA 12.9 have no name for
+/// these, and bindings are made for the toolkit of the machine that builds.
+const BATCH_MODE: u32 = 8;
+const POINTER_ARRAY: u32 = 1;
 
 /// The device addresses of a product's tensors, or of the arrays of [`Batches::Apart`].
 #[derive(Clone, Copy, Debug)]
@@ -124,8 +130,7 @@ impl Layout {
             let count = count as i32;
             layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count)?;
             if batches == Batches::Apart {
-                let mode = sys::cublasLtBatchMode_t::CUBLASLT_BATCH_MODE_POINTER_ARRAY as u32;
-                layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_MODE, &mode)?;
+                layout.set_by_number(BATCH_MODE, &POINTER_ARRAY)?;
                 return Ok(layout);
             }
             let stride = matrices.stride as i64;
@@ -145,6 +150,29 @@ impl Layout {
         // SAFETY: the layout is alive. The value is read during the call, and no further than its size.
         let set = unsafe { result::set_matrix_layout_attribute(self.0, attribute, value, size) };
         set.map_err(|error| format!("{attribute:?}: {error}"))
+    }
+
+    /// The same for an attribute by its number. A library that does not have it says so.
+    fn set_by_number<T: Copy>(&self, attribute: u32, value: &T) -> Result<(), String> {
+        type Set =
+            unsafe extern "C" fn(sys::cublasLtMatrixLayout_t, u32, *const c_void, usize) -> u32;
+        // SAFETY: the function is of this type: an enum of C is a number of 32 bits. The library stays loaded.
+        let set = unsafe { sys::culib().get::<Set>(b"cublasLtMatrixLayoutSetAttribute\0") };
+        let set = set.map_err(text)?;
+        // SAFETY: as above.
+        match unsafe {
+            set(
+                self.0,
+                attribute,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        } {
+            0 => Ok(()),
+            status => Err(format!(
+                "attribute {attribute} of a layout: status {status}"
+            )),
+        }
     }
 }
 
