@@ -1,6 +1,7 @@
 //! Products of attention's heads, which lie in between each other, on an NVIDIA GPU with the library.
 
 use super::*;
+use crate::rowwise::tests::on_devices;
 use burn_backend::{TensorData, ops::FloatTensorOps};
 use burn_std::bf16;
 use burn_std::reader::try_read_sync;
@@ -63,23 +64,23 @@ fn read(tensor: CubeTensor) -> Vec<f32> {
 /// The first time, the library computes them in both ways that it has, and later in the faster one.
 #[test]
 fn kernels_multiply_heads_however_they_lie() {
-    let device = CubeDevice::Cuda(Default::default());
-    let there = !burn::tensor::Device::enumerate(burn::tensor::DeviceType::Cuda).is_empty();
-    let Some(library) = there.then(|| library(&device)).flatten() else {
-        println!("SKIPPED: there is no CUDA device with cuBLASLt");
-        return;
-    };
-    // Tokens, then heads, as a linear layer computes them.
-    let as_rows = [0, 2, 1, 3];
-    for _ in 0..3 {
-        let [queries, keys] = [1, 2].map(|seed| tensor(seed, COLUMNS, as_rows, &device));
-        let keys = permute(keys, &[0, 1, 3, 2]);
-        let scores = by_library(&library, &queries, &keys).expect("it has an algorithm");
-        assert_eq!(read(scores), expected(COLUMNS, TOKENS, true));
+    on_devices(|device| {
+        let Some(library) = library(device) else {
+            println!("SKIPPED: {device:?} has no cuBLASLt");
+            return;
+        };
+        // Tokens, then heads, as a linear layer computes them.
+        let as_rows = [0, 2, 1, 3];
+        for _ in 0..3 {
+            let [queries, keys] = [1, 2].map(|seed| tensor(seed, COLUMNS, as_rows, device));
+            let keys = permute(keys, &[0, 1, 3, 2]);
+            let scores = by_library(&library, &queries, &keys).expect("it has an algorithm");
+            assert_eq!(read(scores), expected(COLUMNS, TOKENS, true));
 
-        let weights = tensor(1, TOKENS, [0, 1, 2, 3], &device);
-        let values = tensor(2, COLUMNS, as_rows, &device);
-        let output = by_library(&library, &weights, &values).expect("it has an algorithm");
-        assert_eq!(read(output), expected(TOKENS, COLUMNS, false));
-    }
+            let weights = tensor(1, TOKENS, [0, 1, 2, 3], device);
+            let values = tensor(2, COLUMNS, as_rows, device);
+            let output = by_library(&library, &weights, &values).expect("it has an algorithm");
+            assert_eq!(read(output), expected(TOKENS, COLUMNS, false));
+        }
+    });
 }
