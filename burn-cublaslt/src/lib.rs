@@ -18,7 +18,7 @@ mod ffi;
 mod operands;
 mod product;
 #[cfg(feature = "cuda")]
-mod stream;
+pub mod stream;
 
 #[cfg(feature = "cubecl")]
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Runs work of another library on CubeCL's own stream, in order with CubeCL's kernels.
+//! Runs work of another library on CubeCL's own stream, in order with CubeCL's kernels. `burn-cudnn` does this too.
 
 use cubecl::{
     client::Client,
@@ -16,10 +16,11 @@ type Server = <CudaRuntime as Runtime>::Server;
 
 /// The stream that work is enqueued on.
 #[derive(Clone, Copy)]
-pub(crate) struct Stream {
-    pub(crate) raw: CUstream,
+pub struct Stream {
+    /// CUDA's handle, of the thread's current device.
+    pub raw: CUstream,
     /// Whether a graph records it: nothing runs before the graph does, and then again with each replay.
-    pub(crate) is_recorded: bool,
+    pub is_recorded: bool,
 }
 
 /// Makes the device's thread call `work` after everything that was submitted before, with the addresses of `inputs` and `output`,
@@ -31,7 +32,7 @@ pub(crate) struct Stream {
 /// called, just as no kernel runs.
 ///
 /// An error of `work` becomes the output's: whoever reads the output gets it.
-pub(crate) fn enqueue(
+pub fn enqueue(
     client: &Client,
     inputs: Vec<Handle>,
     output: Handle,
@@ -73,7 +74,7 @@ pub(crate) fn enqueue(
             })
         });
         if let ScopedOutcome::Failed(error) = outcome {
-            log::error!("burn-cublaslt: a product failed: {error}");
+            log::error!("work of another library failed on CubeCL's stream: {error}");
         }
     });
 }

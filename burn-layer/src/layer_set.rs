@@ -1,16 +1,10 @@
 //! The layers of one device.
 
 use crate::{
-    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run,
-    ends::Ends,
-    float::Copied,
-    ops::{LayerNorms, Multiply, Rotations, Softmaxes},
-    recent::Recent,
-    recompute::Recomputed,
-    scopes::Scopes,
-    seen::Seen,
+    Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, ends::Ends, float::Copied,
+    mechanisms::Mechanisms, recent::Recent, recompute::Recomputed, scopes::Scopes, seen::Seen,
 };
-use burn_backend::{Backend, DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
+use burn_backend::{DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
 use burn_std::id::StreamId;
 use core::{
     any::Any,
@@ -50,14 +44,8 @@ pub(crate) struct LayerSet {
     fused: AtomicBool,
     /// Whether the backend underneath computes on NVIDIA GPUs, where some of its kernels are slow, or do not run.
     cuda: AtomicBool,
-    /// How softmaxes are computed where the backend underneath has kernels for them, a [`Softmaxes`].
-    softmaxes: OnceLock<Box<dyn Any + Send + Sync>>,
-    /// How layer normalizations are computed where the backend underneath has kernels for them, [`LayerNorms`].
-    layer_norms: OnceLock<Box<dyn Any + Send + Sync>>,
-    /// How pairs are turned where the backend underneath has a kernel for that, [`Rotations`].
-    rotations: OnceLock<Box<dyn Any + Send + Sync>>,
-    /// How the library multiplies that does so instead of the backend underneath, a [`Multiply`].
-    library: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// What computes some ops in place of the backend underneath.
+    pub(crate) mechanisms: Mechanisms,
     /// The dtype of 16 bits that a tensor in f32 was cast to last.
     low: Mutex<Option<DType>>,
     /// Whether a layer ran ops itself.
@@ -90,10 +78,7 @@ impl LayerSet {
             backward: Mutex::default(),
             fused: AtomicBool::new(false),
             cuda: AtomicBool::new(false),
-            softmaxes: OnceLock::new(),
-            layer_norms: OnceLock::new(),
-            rotations: OnceLock::new(),
-            library: OnceLock::new(),
+            mechanisms: Mechanisms::default(),
             low: Mutex::default(),
             owns: AtomicBool::new(false),
             ends: Ends::default(),
@@ -140,50 +125,6 @@ impl LayerSet {
 
     pub(crate) fn is_on_cuda(&self) -> bool {
         self.cuda.load(Ordering::Relaxed)
-    }
-
-    /// Records that the backend underneath has kernels for softmaxes.
-    #[cfg(feature = "cubecl")]
-    pub(crate) fn set_softmaxes<B: Backend>(&self, softmaxes: Softmaxes<B>) {
-        self.softmaxes.get_or_init(|| Box::new(softmaxes));
-    }
-
-    /// The kernels for softmaxes, if there are any, and `B` is the backend underneath.
-    pub(crate) fn softmaxes<B: Backend>(&self) -> Option<Softmaxes<B>> {
-        self.softmaxes.get()?.downcast_ref().copied()
-    }
-
-    /// Records that the backend underneath has kernels for layer normalizations.
-    #[cfg(feature = "cubecl")]
-    pub(crate) fn set_layer_norms<B: Backend>(&self, layer_norms: LayerNorms<B>) {
-        self.layer_norms.get_or_init(|| Box::new(layer_norms));
-    }
-
-    /// The kernels for layer normalizations, if there are any, and `B` is the backend underneath.
-    pub(crate) fn layer_norms<B: Backend>(&self) -> Option<LayerNorms<B>> {
-        self.layer_norms.get()?.downcast_ref().copied()
-    }
-
-    /// Records that the backend underneath has a kernel for rotations.
-    #[cfg(feature = "cubecl")]
-    pub(crate) fn set_rotations<B: Backend>(&self, rotations: Rotations<B>) {
-        self.rotations.get_or_init(|| Box::new(rotations));
-    }
-
-    /// The kernel for rotations, if there is one, and `B` is the backend underneath.
-    pub(crate) fn rotations<B: Backend>(&self) -> Option<Rotations<B>> {
-        self.rotations.get()?.downcast_ref().copied()
-    }
-
-    /// Records that a library computes products in 16 bits.
-    #[cfg(any(feature = "cubecl", test))]
-    pub(crate) fn set_library<B: Backend>(&self, multiply: Multiply<B>) {
-        self.library.get_or_init(|| Box::new(multiply));
-    }
-
-    /// The library's product in 16 bits, if there is a library, and `B` the backend underneath.
-    pub(crate) fn library<B: Backend>(&self) -> Option<Multiply<B>> {
-        self.library.get()?.downcast_ref().copied()
     }
 
     pub(crate) fn hold(&self) {

@@ -5,6 +5,8 @@ mod backend;
 mod channels;
 #[cfg(feature = "cubecl")]
 mod cublaslt;
+#[cfg(feature = "cubecl")]
+mod cudnn;
 mod custom_op;
 mod deferred;
 mod device;
@@ -25,6 +27,7 @@ mod layer_norm;
 mod layer_set;
 mod layers;
 mod lease;
+mod mechanisms;
 mod messenger;
 mod on_stream;
 mod op;

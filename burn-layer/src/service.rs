@@ -124,21 +124,7 @@ impl Service {
             layers.set_on_cuda();
         }
         #[cfg(feature = "cubecl")]
-        if let Some(multiply) = crate::cublaslt::multiplies_on::<B>(device.base()) {
-            layers.set_library::<B>(multiply);
-        }
-        #[cfg(feature = "cubecl")]
-        if let Some(softmaxes) = crate::softmax::softmaxes_on::<B>(device.base()) {
-            layers.set_softmaxes::<B>(softmaxes);
-        }
-        #[cfg(feature = "cubecl")]
-        if let Some(layer_norms) = crate::layer_norm::layer_norms_on::<B>(device.base()) {
-            layers.set_layer_norms::<B>(layer_norms);
-        }
-        #[cfg(feature = "cubecl")]
-        if let Some(rotations) = crate::rotation::rotations_on::<B>(device.base()) {
-            layers.set_rotations::<B>(rotations);
-        }
+        add_mechanisms::<B>(&layers, device.base());
         let token = token();
         let authorizer = TokenAuthorizer::new(token.as_str()).expect("the token is not empty");
         // Not `serve`, which would install a log subscriber and signal handlers of its own.
@@ -182,6 +168,27 @@ impl Service {
             vacant().push_back(self);
         }
         None
+    }
+}
+
+/// Adds the kernels and libraries that the backend underneath can do with.
+#[cfg(feature = "cubecl")]
+fn add_mechanisms<B: BackendIr>(layers: &LayerSet, device: &B::Device) {
+    let mechanisms = &layers.mechanisms;
+    if let Some(multiply) = crate::cublaslt::multiplies_on::<B>(device) {
+        mechanisms.add(multiply);
+    }
+    if let Some(convolutions) = crate::cudnn::convolves_on::<B>(device) {
+        mechanisms.add(convolutions);
+    }
+    if let Some(softmaxes) = crate::softmax::softmaxes_on::<B>(device) {
+        mechanisms.add(softmaxes);
+    }
+    if let Some(layer_norms) = crate::layer_norm::layer_norms_on::<B>(device) {
+        mechanisms.add(layer_norms);
+    }
+    if let Some(rotations) = crate::rotation::rotations_on::<B>(device) {
+        mechanisms.add(rotations);
     }
 }
 

@@ -7,7 +7,7 @@
 use super::{
     call::Call,
     kernel_end::alone_in_kernel,
-    product::{is_shaped, product},
+    product::{Multiply, is_shaped, product},
 };
 use crate::{
     Inputs, LayerSet, LayeredFloat, Op, Run, recent::GiveUp, recompute::Recomputed, source::Later,
@@ -189,7 +189,8 @@ pub(super) fn over_rows<B: Backend>(
     let (shape, last) = (dy.shape(), dy.shape().num_dims() - 1);
     let (k, n) = (x.shape()[x.shape().num_dims() - 1], shape[last]);
     if let Some(library) = layers
-        .library::<B>()
+        .mechanisms
+        .get::<Multiply<B>>()
         .filter(|_| is_shaped::<B>(layers, &x, &dy))
     {
         // It cuts products itself.

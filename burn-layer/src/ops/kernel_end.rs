@@ -1,6 +1,6 @@
 //! Where kernels of a backend that fuses ops end, and where they go on.
 
-use super::call::Call;
+use super::{call::Call, product::Multiply};
 use crate::{Inputs, Op};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
@@ -39,7 +39,9 @@ impl<B: BackendIr> Call<B> {
     pub(super) fn is_alone_in_kernel(&self, result: &FloatTensor<B>) -> bool {
         let (shape, low) = (result.shape(), result.dtype().size() == 2);
         let batch = || shape.iter().rev().skip(2).product::<usize>() > 1;
-        let library = || self.op == Op::float_matmul && self.layer().library::<B>().is_some();
+        let library = || {
+            self.op == Op::float_matmul && self.layer().mechanisms.get::<Multiply<B>>().is_some()
+        };
         (self.makes_weight_gradient() || self.makes_input_gradient())
             && !(low && batch() && library())
     }

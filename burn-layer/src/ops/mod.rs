@@ -27,6 +27,8 @@ pub(crate) mod table;
 mod transaction;
 mod view;
 
+#[cfg(feature = "cubecl")]
+pub(crate) use convolution::{Convolution, Convolutions, Wanted};
 pub(crate) use layer_norm::LayerNorms;
 #[cfg(feature = "cubecl")]
 pub(crate) use layer_norm::NormBackward;

@@ -51,7 +51,7 @@ pub(super) fn product<B: Backend>(
     if !is_shaped::<B>(layers, &x, &y) {
         return end(B::float_matmul(x, y));
     }
-    match layers.library::<B>() {
+    match layers.mechanisms.get::<Multiply<B>>() {
         Some(library) => end((library.product)(x, y)),
         None => Way::of(&x.shape(), &y.shape(), transposed).multiply::<B>(x, y, end),
     }

@@ -94,7 +94,7 @@ impl<B: BackendIr> Call<B> {
     fn rotations(&self) -> Option<Rotations<B>> {
         let layer = self.layer.as_deref().filter(|layer| layer.is_fused())?;
         let plain = !self.watched && !self.plan.own;
-        plain.then(|| layer.rotations())?
+        plain.then(|| layer.mechanisms.get())?
     }
 
     /// Notes that pairs are multiplied by a matrix, or turns a gradient back.
@@ -200,7 +200,7 @@ impl<B: BackendIr> Call<B> {
         if dim + 1 != shape.num_dims() {
             return None;
         }
-        let Rotations::<B> { turn, .. } = self.of_wide(x.storage_dtype())?.rotations()?;
+        let Rotations::<B> { turn, .. } = self.of_wide(x.storage_dtype())?.mechanisms.get()?;
         shape.as_mut_slice()[dim] = 1;
         let (pairs, factors, form) = (pairs.clone(), factors.clone(), shape.clone());
         let turned = move |dtype| {

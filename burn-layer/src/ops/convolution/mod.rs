@@ -7,20 +7,27 @@
 //!
 //! Convolutions in groups are not among them. Transposed convolutions are left as they are.
 //!
-//! Where a [library](crate::cublaslt) computes products, it computes all convolutions by 1 x 1: two thirds of a ResNet's.
+//! Where a [library](crate::cublaslt) computes products, it computes all convolutions by 1 x 1: two thirds of a ResNet's. Another
+//! [library](crate::cudnn) computes the rest, where it is installed.
 //!
 //! Where patches are so large that TMA does not take their strides, convolutions are [products of patches](patches) in all dtypes.
 
 mod forward;
+mod library;
 mod patches;
 mod weight_backward;
 mod x_backward;
 
 pub(super) use forward::forward;
+#[cfg(any(feature = "cubecl", test))]
+pub(crate) use library::{Convolution, Convolutions, Wanted};
 pub(super) use weight_backward::weight_backward;
 pub(super) use x_backward::x_backward;
 
-use super::product::{is_shaped, is_tall};
+use super::{
+    Multiply,
+    product::{is_shaped, is_tall},
+};
 use crate::LayerSet;
 use burn_backend::{
     Backend, Shape, Slice, TensorMetadata,
@@ -64,7 +71,7 @@ impl<const N: usize> Sizes<N> {
         }
         let shaped = is_shaped::<B>(layers, x, weight);
         let sizes = Self {
-            by_library: shaped && layers.library::<B>().is_some(),
+            by_library: shaped && layers.mechanisms.get::<Multiply<B>>().is_some(),
             ..Self::new(&x.shape(), &weight.shape(), options)
         };
         // In f32, none is tried as a product whose tiles are too large.

@@ -162,7 +162,7 @@ fn pointwise_convolutions_are_products() {
 #[test]
 fn a_library_computes_pointwise_convolutions() {
     let layers = layers();
-    layers.set_library::<Flex>(crate::ops::Multiply {
+    layers.mechanisms.add(crate::ops::Multiply::<Flex> {
         product: Flex::float_matmul,
         over_rows: |x, y| {
             let product = Flex::float_matmul(Flex::float_swap_dims(x, 0, 1), y);
@@ -407,5 +407,74 @@ fn convolutions_of_large_patches_are_products() {
             let expected = Flex::conv2d_weight_backward(x_, weight_, grad_, options_);
             assert_eq!(data(found), data(expected), "{dtype:?}");
         }
+    }
+}
+
+/// What a library is asked for, and the backend's own are not, where it says that it can.
+#[test]
+fn a_library_computes_what_is_no_product() {
+    fn is_small(of: &super::library::Convolution, _: &FlexDevice) -> bool {
+        of.x[0] < 9
+    }
+    let layers = layers();
+    layers.mechanisms.add(Convolutions::<Flex> {
+        can: is_small,
+        compute: |inputs, of| {
+            let shape = of.shape();
+            let computed = of.by_backend::<Flex>(inputs);
+            assert_eq!(computed.shape(), shape);
+            computed
+        },
+    });
+    let three = options::<2>(2, (1, 1), 1);
+    let depthwise = ConvOptions::new([1; 2], [1; 2], [1; 2], 6);
+    for (images, weight, options) in [
+        (4, [8, 6, 3, 3], three.clone()),
+        (4, [6, 1, 3, 3], depthwise.clone()),
+        // More than it can.
+        (9, [8, 6, 3, 3], three),
+        (9, [6, 1, 3, 3], depthwise),
+    ] {
+        let can = images < 9;
+        let (x, weight) = (tensor(&[images, 6, 7, 5], 3), tensor(&weight, 5));
+        let bias = Some(tensor(&[weight.shape()[0]], 4));
+        let arguments = || (x.clone(), weight.clone(), options.clone());
+        let (x_, weight_, options_) = arguments();
+        let expected = Flex::conv2d(x_, weight_, bias.clone(), options_);
+        let grad = tensor(&expected.shape(), 2);
+        let (x_, weight_, options_) = arguments();
+        let convolve = if can { not_forward } else { Flex::conv2d };
+        let found = forward::<Flex, 2>(&layers, x_, weight_, bias, options_, convolve);
+        assert_eq!(data(found), data(expected));
+
+        let (x_, weight_, options_) = arguments();
+        let expected = Flex::conv2d_x_backward(x_, weight_, grad.clone(), options_);
+        let (x_, weight_, options_) = arguments();
+        let backward = if can {
+            not_backward
+        } else {
+            Flex::conv2d_x_backward
+        };
+        let found = x_backward::<Flex, 2>(
+            &layers,
+            x_,
+            weight_,
+            grad.clone(),
+            options_,
+            backward,
+            Flex::conv2d,
+        );
+        assert_eq!(data(found), data(expected));
+
+        let (x_, weight_, options_) = arguments();
+        let expected = Flex::conv2d_weight_backward(x_, weight_, grad.clone(), options_);
+        let (x_, weight_, options_) = arguments();
+        let backward = if can {
+            not_backward
+        } else {
+            Flex::conv2d_weight_backward
+        };
+        let found = weight_backward::<Flex, 2>(&layers, x_, weight_, grad, options_, backward);
+        assert_eq!(data(found), data(expected));
     }
 }

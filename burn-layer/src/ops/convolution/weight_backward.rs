@@ -1,10 +1,15 @@
 //! The gradient of a convolution's weight.
 
-use super::{Backward, Sizes, is_tall, rows};
+use super::{
+    Backward, Sizes, is_tall,
+    library::{Wanted, by_library},
+    rows,
+};
 use crate::{LayerSet, ops::batch::over_rows};
 use burn_backend::{Backend, Slice, TensorMetadata, ops::ConvOptions, tensor::FloatTensor};
 
-/// The gradient of the weight, as a product, or of some output channels after the other, if the backend would try a tall product.
+/// The gradient of the weight, as a product, or by a library, or of some output channels after the other, if the backend would try a tall
+/// product.
 pub(in crate::ops) fn weight_backward<B: Backend, const N: usize>(
     layers: &LayerSet,
     x: FloatTensor<B>,
@@ -13,25 +18,43 @@ pub(in crate::ops) fn weight_backward<B: Backend, const N: usize>(
     options: ConvOptions<N>,
     backward: Backward<B, N>,
 ) -> FloatTensor<B> {
-    let Some(sizes) = Sizes::of::<B>(layers, &x, &weight, &options) else {
-        return backward(x, weight, grad, options);
-    };
-    if sizes.has_large_patches() {
-        return sizes.patch_weight_backward::<B>(layers, x, weight.shape(), grad);
+    let sizes = Sizes::of::<B>(layers, &x, &weight, &options);
+    if let Some(sizes) = &sizes {
+        if sizes.has_large_patches() {
+            return sizes.patch_weight_backward::<B>(layers, x, weight.shape(), grad);
+        }
+        let one_pixel = sizes.output.iter().product::<usize>() == 1;
+        let (outs, weights) = (sizes.outs, sizes.weights());
+        if sizes.is_product(is_tall(outs, weights) || one_pixel && is_tall(weights, outs)) {
+            let (shape, images) = (weight.shape(), sizes.images);
+            let (grad, x) = (rows::<B>(grad), sizes.read::<B>(x));
+            let product = over_rows::<B>(layers, grad, x, images, None);
+            return B::float_reshape(product, shape);
+        }
     }
-    let (outs, weights) = (sizes.outs, sizes.weights());
-    let one_pixel = sizes.output.iter().product::<usize>() == 1;
-    let tall = is_tall(outs, weights);
-    if sizes.is_product(tall || one_pixel && is_tall(weights, outs)) {
-        let (shape, images) = (weight.shape(), sizes.images);
-        let (grad, x) = (rows::<B>(grad), sizes.read::<B>(x));
-        let product = over_rows::<B>(layers, grad, x, images, None);
-        return B::float_reshape(product, shape);
+    let shapes = [x.shape(), weight.shape()];
+    let inputs = [&x, &grad];
+    if let Some(grad) = by_library::<B, N>(layers, Wanted::WeightGradient, inputs, shapes, &options)
+    {
+        return grad;
     }
-    if !tall {
-        return backward(x, weight, grad, options);
+    match sizes {
+        Some(sizes) if is_tall(sizes.outs, sizes.weights()) => {
+            let channels = 4 * sizes.weights() - 1;
+            in_parts::<B, N>(channels, [x, weight, grad], options, backward)
+        }
+        _ => backward(x, weight, grad, options),
     }
-    let channels = 4 * weights - 1;
+}
+
+/// The gradient of so many output channels after the other.
+fn in_parts<B: Backend, const N: usize>(
+    channels: usize,
+    [x, weight, grad]: [FloatTensor<B>; 3],
+    options: ConvOptions<N>,
+    backward: Backward<B, N>,
+) -> FloatTensor<B> {
+    let outs = weight.shape()[0];
     let parts = (0..outs).step_by(channels).map(|first| {
         let part = first..outs.min(first + channels);
         let of = |tensor: &FloatTensor<B>, dim| {

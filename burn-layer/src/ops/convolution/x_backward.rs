@@ -1,12 +1,17 @@
 //! The gradient of a convolution's input.
 
-use super::{Backward, Convolve, Sizes, forward, images, is_tall, matrix, rows};
+use super::{
+    Backward, Convolve, Sizes, forward, images, is_tall,
+    library::{Wanted, by_library},
+    matrix, rows,
+};
 use crate::{LayerSet, ops::product::product};
 use burn_backend::{Backend, Shape, Slice, TensorMetadata, ops::ConvOptions, tensor::FloatTensor};
 use core::array::from_fn;
 
-/// The gradient of the input, as a product if it is a library's, and as a product or a convolution if the backend would try a tall
-/// product. A convolution that is both strided and dilated is left to the backend.
+/// The gradient of the input, as a product if it is one by a library; otherwise by a library, if there is one, and without one as a
+/// product or a convolution if the backend would try a tall product. A convolution that is both strided and dilated is left to the
+/// backend then.
 pub(in crate::ops) fn x_backward<B: Backend, const N: usize>(
     layers: &LayerSet,
     x: FloatTensor<B>,
@@ -24,8 +29,16 @@ pub(in crate::ops) fn x_backward<B: Backend, const N: usize>(
         let (pixels, weights) = (sizes.pixels(), sizes.weights());
         is_tall(pixels, weights) || is_tall(weights, pixels)
     });
+    if let Some(sizes) = sizes.as_ref().filter(|sizes| sizes.is_product(tall)) {
+        return pointwise::<B, N>(layers, sizes, x, weight, grad);
+    }
+    let shapes = [x.shape(), weight.shape()];
+    let inputs = [&weight, &grad];
+    if let Some(grad) = by_library::<B, N>(layers, Wanted::InputGradient, inputs, shapes, &options)
+    {
+        return grad;
+    }
     match sizes {
-        Some(sizes) if sizes.is_product(tall) => pointwise::<B, N>(layers, &sizes, x, weight, grad),
         Some(sizes) if tall && (!sizes.is_strided() || options.dilation == [1; N]) => {
             Phases::new(&sizes).x_backward::<B>(layers, &sizes, weight, grad, convolve)
         }

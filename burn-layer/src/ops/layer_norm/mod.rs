@@ -108,14 +108,14 @@ impl<B: Backend> Copy for LayerNorms<B> {}
 impl<B: BackendIr> Call<B> {
     /// The kernels, if the op may be part of a layer normalization.
     fn layer_norms(&self, stored: DType) -> Option<LayerNorms<B>> {
-        self.of_wide(stored)?.layer_norms()
+        self.of_wide(stored)?.mechanisms.get()
     }
 
     /// The same for an op on an input alone, which may also be computed as that is stored, in the 16 bits of a product.
     fn layer_norms_of_input(&self, stored: DType) -> Option<LayerNorms<B>> {
         let layer = self.layer.as_deref().filter(|layer| layer.is_fused())?;
         match self.is_plain(stored) {
-            true => layer.layer_norms(),
+            true => layer.mechanisms.get(),
             false => self.layer_norms(stored),
         }
     }

@@ -31,7 +31,7 @@ impl<B: BackendIr> Call<B> {
         let is_masked = gradient.of.scores()?.is_masked();
         let dtype = x.storage_dtype();
         let stored = self.plan.stored(dtype);
-        let softmaxes = self.layer().softmaxes()?;
+        let softmaxes = self.layer().mechanisms.get::<Softmaxes<B>>()?;
         let fits = stored == dtype || stored == DType::F32;
         if is_masked != masked || !fits || self.watched || self.plan.own {
             return None;
@@ -55,7 +55,7 @@ impl<B: BackendIr> Call<B> {
             let scores = gradient.of.scores()?;
             let dtype = x.storage_dtype();
             let stored = self.plan.stored(dtype);
-            let softmaxes = self.layer().softmaxes()?;
+            let softmaxes = self.layer().mechanisms.get::<Softmaxes<B>>()?;
             let plain = stored == dtype && !self.watched && !self.plan.own;
             if !(scores.is_masked_by(mask) && fill == 0.0 && plain) {
                 return None;

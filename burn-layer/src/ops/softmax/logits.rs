@@ -1,6 +1,6 @@
 //! [`Scores`]: products of attention that are scaled and masked before they are a softmax's input.
 
-use super::super::call::Call;
+use super::{super::call::Call, Softmaxes};
 use crate::{LayeredFloat, LayeredTensor, Op, float::Part};
 use burn_backend::{
     Backend, DType, TensorMetadata,
@@ -114,7 +114,7 @@ impl<B: BackendIr> Call<B> {
             && !self.plan.own
             && layer.is_fused()
             && !layer.is_in_backward()
-            && layer.softmaxes::<B>().is_some()
+            && layer.mechanisms.get::<Softmaxes<B>>().is_some()
     }
 
     /// The scores that a product is, before anything is done with it.

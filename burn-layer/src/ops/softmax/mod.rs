@@ -139,7 +139,7 @@ impl<B: Backend> Copy for Softmaxes<B> {}
 impl<B: BackendIr> Call<B> {
     /// The kernels, if the op may be part of a softmax.
     fn softmaxes(&self, stored: DType) -> Option<Softmaxes<B>> {
-        self.of_wide(stored)?.softmaxes()
+        self.of_wide(stored)?.mechanisms.get()
     }
 
     /// The layers, if the op may be part of something that has kernels of its own: it computes in f32, on a backend that fuses ops.
