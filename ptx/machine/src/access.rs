@@ -23,7 +23,10 @@ pub(super) enum Writer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Written {
     pub(super) number: usize,
-    pub(super) time: Turn,
+    pub(super) turn: Turn,
+    /// For those that learn of it through barriers in shared memory: its warp in the cluster, and the time.
+    pub(super) warp: usize,
+    pub(super) time: u64,
     /// The number of the thread's own fences.
     pub(super) fences: u32,
 }
@@ -47,9 +50,11 @@ pub(super) struct Cell {
     pub(super) leaving: u32,
     /// The finished asynchronous reads, the last one of each warpgroup.
     pub(super) left: Vec<Left>,
+    /// The last read of each warp, in a kernel with barriers in shared memory.
+    pub(super) reads: Vec<Left>,
 }
 
-/// A finished asynchronous read: the first warp of its warpgroup, the number of block barriers, and when it ended.
+/// A finished read: its warp in the cluster, or the first one of its warpgroup, the number of block barriers, and when it ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Left {
     pub(super) warp: usize,
@@ -57,9 +62,14 @@ pub(super) struct Left {
     pub(super) time: u64,
 }
 
-/// For each other warp, the time up to which a thread knows what that warp did, through barriers in shared memory at which the
-/// warp arrived.
+/// For each warp, the time up to which a thread knows what that warp did, through barriers in shared memory at which the warp
+/// arrived.
 pub(super) type Heard = HashMap<usize, u64>;
+
+/// Whether a thread that has heard so much knows of what a warp did then.
+pub(super) fn has_heard(heard: &Heard, warp: usize, time: u64) -> bool {
+    heard.get(&warp).is_some_and(|heard| *heard >= time)
+}
 
 /// The thread that writes, with the number of its warp in the cluster, and what it knows of other warps.
 pub(super) struct Author<'a> {
@@ -71,10 +81,8 @@ pub(super) struct Author<'a> {
 impl Author<'_> {
     /// Whether each warp of the warpgroup is the writer's own or has told it of the read.
     pub(super) fn knows_of(&self, read: &Left) -> bool {
-        (read.warp..read.warp + 4).all(|warp| {
-            let heard = self.heard.get(&warp);
-            warp == self.warp || heard.is_some_and(|time| *time >= read.time)
-        })
+        (read.warp..read.warp + 4)
+            .all(|warp| warp == self.warp || has_heard(self.heard, warp, read.time))
     }
 }
 
@@ -100,6 +108,7 @@ impl Reader {
 /// The reader, and what it knows.
 pub(super) struct Observer<'a> {
     pub(super) reader: Reader,
+    pub(super) heard: &'a Heard,
     /// The last phase of a barrier in shared memory that the reader has seen completed.
     pub(super) seen: &'a dyn Fn(u64) -> Option<u32>,
     /// For a read by the asynchronous proxy: the number of fences that each thread has run.

@@ -170,7 +170,7 @@ impl Block<'_> {
             Operation::Expect { to, place, bytes } => {
                 let address = self.address(thread, place)?;
                 let bytes = self.value(thread, *bytes)?;
-                let (warp, time) = (self.first_warp + thread / WARP, self.shared.time);
+                let (warp, time) = self.arrives(thread);
                 let barrier = self.usable(address, thread)?;
                 let phase = barrier.phase;
                 barrier.bytes += bytes as i64;
@@ -182,7 +182,7 @@ impl Block<'_> {
             Operation::Arrive { to, place, count } => {
                 let address = self.address(thread, place)?;
                 let count = count.map_or(Ok(1), |count| self.value(thread, count))? as u32;
-                let (warp, time) = (self.first_warp + thread / WARP, self.shared.time);
+                let (warp, time) = self.arrives(thread);
                 let barrier = self.usable(address, thread)?;
                 let phase = barrier.phase;
                 barrier.arrive(count, warp, time)?;
@@ -211,6 +211,7 @@ impl Block<'_> {
                 if !done {
                     // Data arrive only after a poll.
                     self.arrive_one(address)?;
+                    self.land_one(address)?;
                     self.threads[thread].polls += 1;
                     if self.threads[thread].polls > MOST_POLLS {
                         return Err(format!("phase {phase} never completes"));
@@ -230,6 +231,28 @@ impl Block<'_> {
             }
         }
         Ok(Flow::Next)
+    }
+
+    /// The warp of a thread that arrives at a barrier, and the time: what it does from now on, it does later.
+    pub(super) fn arrives(&mut self, thread: usize) -> (usize, u64) {
+        let time = self.shared.time;
+        self.shared.time += 1;
+        (self.first_warp + thread / WARP, time)
+    }
+
+    /// A thread will arrive at a barrier when its copies have, which the barrier waits for besides, unless it counts with that.
+    pub(super) fn expect_copies(&mut self, address: u64, thread: usize, more: bool) -> Result<()> {
+        let barrier = self.usable(address, thread)?;
+        barrier.pending += u32::from(more);
+        Ok(())
+    }
+
+    /// The copies of a thread have arrived.
+    pub(super) fn complete_copies(&mut self, address: u64, thread: usize) -> Result<()> {
+        let (warp, time) = self.arrives(thread);
+        let barrier = self.mbarriers.0.get_mut(&address);
+        let barrier = barrier.ok_or("the barrier that waits for copies is no more")?;
+        barrier.arrive(1, warp, time)
     }
 
     fn usable(&mut self, address: u64, thread: usize) -> Result<&mut Mbarrier> {

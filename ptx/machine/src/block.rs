@@ -6,6 +6,7 @@ use super::{
     Kernel, Result, TensorMap,
     barrier::Mbarriers,
     cluster::Message,
+    copy::Handed,
     decode::{Operation, Place, Special, Value},
     global::Global,
     shared::Shared,
@@ -34,6 +35,7 @@ pub(super) struct Block<'a> {
     pub(super) threads: Vec<Thread>,
     pub(super) mbarriers: Mbarriers,
     pub(super) loads: Loads,
+    pub(super) handed: Handed,
     pub(super) warpgroups: Warpgroups,
     /// What it has told other blocks of its cluster, by their numbers.
     pub(super) told: Vec<(usize, Message)>,
@@ -85,10 +87,11 @@ impl<'a> Block<'a> {
             parameters,
             maps,
             global,
-            shared: Shared::new(shared, kernel.grain, count as usize),
+            shared: Shared::new(shared, kernel.grain, count as usize, first_warp),
             threads: threads.collect(),
             mbarriers: Mbarriers::default(),
             loads: Loads::default(),
+            handed: Handed::default(),
             warpgroups: Warpgroups::default(),
             told: Vec::new(),
             timer: 0,
@@ -127,6 +130,11 @@ impl<'a> Block<'a> {
     fn end(&self) -> Result<()> {
         if self.loads.any() {
             return Err("the block ends while the TMA writes its shared memory".into());
+        }
+        if self.handed.any() {
+            return Err(
+                "the block ends while copies that a barrier waits for are on their way".into(),
+            );
         }
         if self.warpgroups.any() {
             return Err("the block ends before wgmma.wait_group".into());

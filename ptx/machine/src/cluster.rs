@@ -3,7 +3,7 @@
 use super::{
     Result,
     access::Heard,
-    block::{Block, Flow, WARP},
+    block::{Block, Flow},
     decode::{Function, Operands, Place},
     thread::{State, WINDOW},
     tma::Tile,
@@ -171,7 +171,7 @@ impl Block<'_> {
                 let block = block
                     .checked_sub(1)
                     .map_or(self.number, |number| number as usize);
-                let (warp, time) = (self.first_warp + thread / WARP, self.shared.time);
+                let (warp, time) = self.arrives(thread);
                 let message = Message::Arrive {
                     address,
                     warp,

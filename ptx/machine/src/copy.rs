@@ -1,4 +1,5 @@
-//! `cp.async`: copies of up to 16 bytes from global to shared memory, which arrive when a thread waits for their group.
+//! `cp.async`: copies of up to 16 bytes from global to shared memory, which arrive when a thread waits for their group, or for the
+//! barrier that they were handed to.
 
 use super::{
     Result,
@@ -18,6 +19,11 @@ pub(super) enum Operation {
     Commit,
     /// Waits until no more than this number of groups is pending.
     Wait(usize),
+    /// Has the thread arrive at a barrier when all its copies have. The barrier waits for one arrival more, or has been told of it.
+    Arrive {
+        barrier: Place,
+        more: bool,
+    },
 }
 
 /// The copies of a thread: committed groups, and copies that are not in a group yet.
@@ -25,6 +31,16 @@ pub(super) enum Operation {
 pub(super) struct Copies {
     groups: Vec<Vec<Copy>>,
     open: Vec<Copy>,
+}
+
+/// The copies that barriers wait for, each with the barrier and the thread.
+#[derive(Debug, Default)]
+pub(super) struct Handed(Vec<(u64, usize, Vec<Copy>)>);
+
+impl Handed {
+    pub(super) fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
 }
 
 #[derive(Debug)]
@@ -56,6 +72,18 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Operation> {
         }
         "cp.async.commit_group" => Operation::Commit,
         "cp.async.wait_all" => Operation::Wait(0),
+        "cp.async.mbarrier.arrive.shared.b64" | "cp.async.mbarrier.arrive.shared::cta.b64" => {
+            let barrier = operands.place(0);
+            Operation::Arrive {
+                barrier,
+                more: true,
+            }
+        }
+        "cp.async.mbarrier.arrive.noinc.shared.b64"
+        | "cp.async.mbarrier.arrive.noinc.shared::cta.b64" => {
+            let (barrier, more) = (operands.place(0), false);
+            Operation::Arrive { barrier, more }
+        }
         "cp.async.wait_group" => Operation::Wait(operands.constant(0) as usize),
         _ => return None,
     })
@@ -103,15 +131,37 @@ impl Block<'_> {
                     self.land(thread, &copy)?;
                 }
             }
+            Operation::Arrive { barrier, more } => {
+                let barrier = self.address(thread, barrier)?;
+                self.expect_copies(barrier, thread, *more)?;
+                let Copies { groups, open } = std::mem::take(&mut self.threads[thread].copies);
+                let all = groups.into_iter().flatten().chain(open).collect();
+                self.handed.0.push((barrier, thread, all));
+            }
         }
         Ok(())
     }
 
+    /// Delivers what one of the threads has handed to a barrier: the last one, because no order is promised.
+    pub(super) fn land_one(&mut self, barrier: u64) -> Result<()> {
+        let handed = &mut self.handed.0;
+        let Some(index) = handed.iter().rposition(|(for_, ..)| *for_ == barrier) else {
+            return Ok(());
+        };
+        let (_, thread, copies) = handed.remove(index);
+        for copy in &copies {
+            self.land(thread, copy)?;
+        }
+        self.complete_copies(barrier, thread)
+    }
+
     fn land(&mut self, thread: usize, copy: &Copy) -> Result<()> {
         let mut bytes = [0; 16];
-        self.global
-            .borrow_mut()
-            .read(copy.from, &mut bytes[..copy.size], false)?;
+        // A copy of nothing but zeros may name any address.
+        if copy.size > 0 {
+            let bytes = &mut bytes[..copy.size];
+            self.global.borrow_mut().read(copy.from, bytes, false)?;
+        }
         let fences = self.threads[thread].proxy_fences;
         let writer = Writer::Thread(self.shared.written(thread, fences));
         self.shared.land(copy.to, &bytes[..copy.bytes], writer)

@@ -1,14 +1,14 @@
 //! Shared memory, with the last writer and reader of each of its cells.
 //!
 //! A cell is as large as the smallest piece that the kernel reads or writes. Barriers of the block order threads, those of a warp the
-//! threads of that warp: what one thread wrote (or read) since the last barrier, no other thread may read (or write). What `wgmma` read
-//! may also be written by a thread that knows, through barriers in shared memory, that the read is over.
+//! threads of that warp: what one thread wrote (or read) since the last barrier, no other thread may read (or write), unless it knows
+//! through barriers in shared memory that the write (or read) is over.
 
 use std::ops::Range;
 
 use super::{
     Result,
-    access::{Author, Cell, Left, Observer, Reader, Turn, Writer, Written},
+    access::{Author, Cell, Left, Observer, Reader, Turn, Writer, Written, has_heard},
     block::WARP,
     thread::SHARED_BASE,
 };
@@ -23,12 +23,16 @@ pub(super) struct Shared {
     pub(super) turn: u32,
     /// The number of barriers of each warp so far.
     warp_turns: Vec<u32>,
-    /// The number of times that asynchronous reads have ended.
+    /// The first warp's number in the cluster.
+    first_warp: usize,
+    /// The number of times that asynchronous reads have ended, or a warp has arrived at a barrier in shared memory.
     pub(super) time: u64,
+    /// Whether there has been such a barrier.
+    has_barriers: bool,
 }
 
 impl Shared {
-    pub(super) fn new(bytes: usize, grain: usize, threads: usize) -> Self {
+    pub(super) fn new(bytes: usize, grain: usize, threads: usize, first_warp: usize) -> Self {
         let never = Turn {
             block: u32::MAX,
             warp: 0,
@@ -40,6 +44,7 @@ impl Shared {
             arriving: 0,
             leaving: 0,
             left: Vec::new(),
+            reads: Vec::new(),
         };
         let bytes = bytes.next_multiple_of(4);
         Self {
@@ -48,7 +53,9 @@ impl Shared {
             grain,
             turn: 0,
             warp_turns: vec![0; threads.div_ceil(WARP)],
+            first_warp,
             time: 0,
+            has_barriers: false,
         }
     }
 
@@ -69,7 +76,9 @@ impl Shared {
     pub(super) fn written(&self, number: usize, fences: u32) -> Written {
         Written {
             number,
-            time: self.now(number),
+            turn: self.now(number),
+            warp: self.first_warp + number / WARP,
+            time: self.time,
             fences,
         }
     }
@@ -123,7 +132,8 @@ impl Shared {
             Writer::Barrier => return Err(format!("{} is read, where a barrier is", at())),
             Writer::Thread(written) | Writer::Atomics(written) => {
                 let number = written.number;
-                if !self.is_ordered(written.time, Reader::Thread(number), thread) {
+                let ordered = self.is_ordered(written.turn, Reader::Thread(number), thread);
+                if !ordered && !has_heard(observer.heard, written.warp, written.time) {
                     return Err(format!(
                         "{} is read, and no barrier orders that after its write by thread {number}",
                         at()
@@ -152,6 +162,9 @@ impl Shared {
         // An asynchronous read is recorded when it is released.
         if observer.fences.is_none() {
             let now = self.now(thread);
+            if self.has_barriers {
+                self.record_read(index, thread);
+            }
             let cell = &mut self.cells[index];
             let (known, new) = (cell.reader, observer.reader);
             cell.reader = match (known.warp(), new.warp()) {
@@ -162,6 +175,18 @@ impl Shared {
             cell.read = now;
         }
         Ok(())
+    }
+
+    /// Records a read for those that learn of it through barriers in shared memory.
+    fn record_read(&mut self, index: usize, thread: usize) {
+        let read = Left {
+            warp: self.first_warp + thread / WARP,
+            turn: self.turn,
+            time: self.time,
+        };
+        let reads = &mut self.cells[index].reads;
+        reads.retain(|known| known.turn == read.turn && known.warp != read.warp);
+        reads.push(read);
     }
 
     /// Checks that nothing else uses a cell that is about to be written.
@@ -178,7 +203,10 @@ impl Shared {
                 at()
             ));
         }
-        if !ordered(cell.read, cell.reader) {
+        let heard = |read: &Left| has_heard(author.heard, read.warp, read.time);
+        // Of the reads since the last barrier of the block, all are recorded or none.
+        let all_heard = || !cell.reads.is_empty() && cell.reads.iter().all(heard);
+        if !ordered(cell.read, cell.reader) && !all_heard() {
             return Err(format!(
                 "{} is written, and no barrier orders that after {:?} read it",
                 at(),
@@ -196,7 +224,8 @@ impl Shared {
         match cell.writer {
             Writer::Barrier => Err(format!("{} is written, where a barrier is", at())),
             Writer::Thread(written) | Writer::Atomics(written)
-                if !ordered(written.time, Reader::Thread(written.number)) =>
+                if !ordered(written.turn, Reader::Thread(written.number))
+                    && !has_heard(author.heard, written.warp, written.time) =>
             {
                 Err(format!(
                     "{} is written by two threads without a barrier between",
@@ -222,7 +251,7 @@ impl Shared {
             match self.cells[cell].writer {
                 Writer::Thread(other)
                     if same
-                        && other.time.block == self.turn
+                        && other.turn.block == self.turn
                         && self.cells[cell].arriving + self.cells[cell].leaving == 0 => {}
                 _ => {
                     self.check_write(cell, Some(author.thread), author)?;
@@ -321,6 +350,7 @@ impl Shared {
     }
 
     pub(super) fn make_barrier(&mut self, address: u64, author: &Author) -> Result<()> {
+        self.has_barriers = true;
         for cell in self.place(address, 8)?.1 {
             self.check_write(cell, Some(author.thread), author)?;
             self.cells[cell].writer = Writer::Barrier;

@@ -197,9 +197,10 @@ impl Block<'_> {
     }
 
     pub(super) fn load_shared(&mut self, thread: usize, address: u64, bytes: usize) -> Result<u64> {
-        let seen = &self.threads[thread].seen;
+        let (seen, heard) = (&self.threads[thread].seen, &self.threads[thread].heard);
         let observer = Observer {
             reader: Reader::Thread(thread),
+            heard,
             seen: &|barrier| seen.get(&barrier).copied(),
             fences: None,
         };

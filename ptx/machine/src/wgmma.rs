@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 
 use super::{
     Result,
-    access::{Observer, Reader},
+    access::{Heard, Observer, Reader},
     block::{Block, WARP},
     decode::{Operands, Value},
     fp8::Fp8,
@@ -200,6 +200,7 @@ impl Block<'_> {
         let seen = |barrier| common.get(&barrier).copied();
         let observer = Observer {
             reader: Reader::Several,
+            heard: &Heard::new(),
             seen: &seen,
             fences: Some(&|thread| threads[thread].proxy_fences),
         };

@@ -5,6 +5,7 @@
 mod arithmetic;
 mod floats;
 mod matrices;
+mod mbarriers;
 mod tiles;
 mod warps;
 mod wgmma;
