@@ -33,7 +33,7 @@ mod wmma;
 
 pub use fp8::Fp8;
 pub use global::Global;
-pub use tma::TensorMap;
+pub use tma::{TensorMap, Window};
 
 use std::cell::RefCell;
 

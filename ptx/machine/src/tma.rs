@@ -10,7 +10,8 @@ use super::{
     thread::PARAMETER_WINDOW,
 };
 
-/// The arguments of `cuTensorMapEncodeTiled`: dimensions from the innermost on, and zeros for everything outside.
+/// The arguments of `cuTensorMapEncodeTiled`, or of `cuTensorMapEncodeIm2col`: dimensions from the innermost on, and zeros for everything
+/// outside.
 #[derive(Clone, Debug)]
 pub struct TensorMap {
     /// Where the tensor starts in global memory.
@@ -21,22 +22,48 @@ pub struct TensorMap {
     pub sizes: Vec<u64>,
     /// The distances between neighbors of all dimensions but the innermost, in bytes.
     pub pitches: Vec<u64>,
-    /// The tile.
+    /// The tile; the channels and the pixels if there is a window.
     pub tile: Vec<u32>,
+    /// Where the pixels are, from a first one on, if the tile is none of a tensor's elements side by side.
+    pub window: Option<Window>,
     /// The bytes of a row of the swizzle: 32, 64 or 128, or 0 for none.
     pub swizzle: u64,
 }
 
+/// The pixels that a window begins at, one after the other: of a tensor of images, whose first dimension are channels.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// For each spatial dimension, the first pixel.
+    pub lower: Vec<i32>,
+    /// And what is added to its size for the end.
+    pub upper: Vec<i32>,
+    /// From one pixel to the next.
+    pub steps: Vec<u32>,
+}
+
 impl TensorMap {
-    /// Checks what `cuTensorMapEncodeTiled` requires.
+    /// Checks what `cuTensorMapEncodeTiled`, or `cuTensorMapEncodeIm2col`, requires.
     pub fn check(&self) -> Result<()> {
         let rank = self.sizes.len();
-        let ranks =
-            (1..=5).contains(&rank) && self.pitches.len() + 1 == rank && self.tile.len() == rank;
+        let tile = match &self.window {
+            None => self.tile.len() == rank,
+            Some(window) => {
+                let dims = [&window.lower, &window.upper].map(Vec::len);
+                let spatial = (3..=5).contains(&rank).then(|| rank - 2);
+                let dims = spatial.is_some_and(|spatial| dims == [spatial; 2]);
+                let steps = window.steps.iter().all(|step| (1..=8).contains(step));
+                dims && steps && window.steps.len() + 2 == rank && self.tile.len() == 2
+            }
+        };
+        let ranks = (1..=5).contains(&rank) && self.pitches.len() + 1 == rank && tile;
         let pitch = |pitch: &u64| pitch.is_multiple_of(16) && *pitch < 1 << 40;
         let aligned = self.address.is_multiple_of(16) && self.pitches.iter().all(pitch);
         let sizes = self.sizes.iter().all(|size| (1..=1 << 32).contains(size));
-        let tile = self.tile.iter().all(|size| (1..=256).contains(size));
+        let most = if self.window.is_some() { 1024 } else { 256 };
+        let rows = self.tile.get(1).is_none_or(|rows| *rows <= most);
+        let others = self.tile.iter().enumerate().filter(|(at, _)| *at != 1);
+        let tile = rows && self.tile.iter().all(|size| *size > 0);
+        let tile = tile && others.into_iter().all(|(_, size)| *size <= 256);
         // A row of a tile has at most the bytes of the swizzle.
         let row = if ranks { self.row() } else { 0 };
         let row = row.is_multiple_of(16) && (self.swizzle == 0 || row <= self.swizzle);
@@ -48,7 +75,7 @@ impl TensorMap {
         let apart = self.pitches.first().is_none_or(|pitch| *pitch >= width);
         match ranks && aligned && sizes && tile && row && apart {
             true => Ok(()),
-            false => Err(format!("cuTensorMapEncodeTiled refuses {self:?}")),
+            false => Err(format!("a tensor map that is refused: {self:?}")),
         }
     }
 
@@ -63,12 +90,14 @@ impl TensorMap {
     }
 }
 
-/// `[to], [map, {column, row}], [barrier]`, and for multicast the blocks of the cluster that receive the tile, as bits.
+/// `[to], [map, {column, row}], [barrier]`, for a window the offset in it, and for multicast the blocks of the cluster that receive the
+/// tile, as bits.
 pub(super) struct Load {
     to: Place,
     map: Place,
     coordinates: Vec<Value>,
     barrier: Place,
+    offset: Vec<Value>,
     blocks: Option<Value>,
 }
 
@@ -81,6 +110,8 @@ pub(super) struct Tile {
     map: usize,
     /// The first element, innermost dimension first.
     first: [i32; 5],
+    /// From each pixel of a window.
+    offset: [u16; 3],
     to: u64,
     barrier: u64,
 }
@@ -94,19 +125,27 @@ impl Loads {
 pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Load> {
     let (rank, kind) = opcode
         .strip_prefix("cp.async.bulk.tensor.")?
-        .split_once("d.shared::cluster.global.tile.mbarrier::complete_tx::bytes")?;
-    let blocks = match kind {
+        .split_once("d.shared::cluster.global.")?;
+    let (is_window, kind) = match kind.strip_prefix("im2col.") {
+        Some(kind) => (true, kind),
+        None => (false, kind.strip_prefix("tile.")?),
+    };
+    let blocks = match kind.strip_prefix("mbarrier::complete_tx::bytes")? {
         "" => None,
-        ".multicast::cluster" => Some(operands.value(3)),
+        ".multicast::cluster" => Some(operands.value(3 + usize::from(is_window))),
         _ => return None,
     };
     let (map, coordinates) = operands.tensor(1);
     assert_eq!(Ok(coordinates.len()), rank.parse(), "{}", operands.text());
+    let offset = is_window.then(|| operands.values(3)).unwrap_or_default();
+    let spatial = if is_window { coordinates.len() - 2 } else { 0 };
+    assert_eq!(offset.len(), spatial, "{}", operands.text());
     Some(Load {
         to: operands.place(0),
         map,
         coordinates,
         barrier: operands.place(2),
+        offset,
         blocks,
     })
 }
@@ -127,11 +166,18 @@ impl Block<'_> {
         if self.maps[map].sizes.len() != load.coordinates.len() {
             return Err("the tensor has another rank".into());
         }
+        if self.maps[map].window.is_some() == load.offset.is_empty() {
+            return Err("the tensor map is for other instructions".into());
+        }
         let to = self.address(thread, &load.to)?;
         let barrier = self.address(thread, &load.barrier)?;
         let mut first = [0; 5];
         for (first, value) in first.iter_mut().zip(&load.coordinates) {
             *first = self.value(thread, *value)? as u32 as i32;
+        }
+        let mut offset = [0; 3];
+        for (offset, value) in offset.iter_mut().zip(&load.offset) {
+            *offset = self.value(thread, *value)? as u16;
         }
         // The swizzle repeats every 8 rows. Tiles that begin elsewhere would be legal, but would be read differently.
         if !to.is_multiple_of((8 * swizzle).max(128)) {
@@ -140,6 +186,7 @@ impl Block<'_> {
         let tile = Tile {
             map,
             first,
+            offset,
             to,
             barrier,
         };
@@ -200,14 +247,14 @@ impl Block<'_> {
         let map = self.maps[tile.map].clone();
         let writer = Writer::Tma { barrier, phase };
         let (row, element) = (map.row(), map.element as u64);
-        let rows = map.tile[1..].iter().product::<u32>();
-        for number in 0..rows {
-            // Where the row is: along each dimension but the innermost, and from the tensor's start.
-            let (mut rest, mut inside, mut start) = (number, true, 0);
-            for dimension in 1..map.tile.len() {
-                let along =
-                    i64::from(tile.first[dimension]) + i64::from(rest % map.tile[dimension]);
-                rest /= map.tile[dimension];
+        let rows = match &map.window {
+            Some(window) => pixels(&map, window, &tile),
+            None => lines(&map, &tile),
+        };
+        for (number, at) in rows.iter().enumerate() {
+            // Whether the row is inside, and where, from the tensor's start.
+            let (mut inside, mut start) = (true, 0);
+            for (dimension, &along) in (1..).zip(at) {
                 inside &= along >= 0 && (along as u64) < map.sizes[dimension];
                 start += along * map.pitches[dimension - 1] as i64;
             }
@@ -222,13 +269,57 @@ impl Block<'_> {
                         self.global.borrow_mut().read(address, piece, false)?;
                     }
                 }
-                let place = tile.to + u64::from(number) * row + 16 * chunk;
+                let place = tile.to + number as u64 * row + 16 * chunk;
                 self.shared
                     .land(swizzled_by(map.swizzle, place), &bytes, writer)?;
             }
         }
         self.complete_bytes(barrier, map.bytes())
     }
+}
+
+/// For each row of a tile, where it is along each dimension but the innermost.
+fn lines(map: &TensorMap, tile: &Tile) -> Vec<Vec<i64>> {
+    let row = |number: u32| {
+        let mut rest = number;
+        let along = |dimension: usize| {
+            let size = map.tile[dimension];
+            let along = i64::from(tile.first[dimension]) + i64::from(rest % size);
+            rest /= size;
+            along
+        };
+        (1..map.tile.len()).map(along).collect()
+    };
+    (0..map.tile[1..].iter().product()).map(row).collect()
+}
+
+/// The same for the pixels of a window: from the first on, line after line, and image after image.
+fn pixels(map: &TensorMap, window: &Window, tile: &Tile) -> Vec<Vec<i64>> {
+    let spatial = window.steps.len();
+    let mut pixel: Vec<i64> = tile.first[1..2 + spatial]
+        .iter()
+        .map(|&at| at.into())
+        .collect();
+    let mut rows = Vec::new();
+    for _ in 0..map.tile[1] {
+        let mut row = pixel.clone();
+        for (at, offset) in row.iter_mut().zip(&tile.offset[..spatial]) {
+            *at += i64::from(*offset);
+        }
+        rows.push(row);
+        for dim in 0..=spatial {
+            if dim == spatial {
+                pixel[dim] += 1;
+                break;
+            }
+            pixel[dim] += i64::from(window.steps[dim]);
+            if pixel[dim] < map.sizes[dim + 1] as i64 + i64::from(window.upper[dim]) {
+                break;
+            }
+            pixel[dim] = window.lower[dim].into();
+        }
+    }
+    rows
 }
 
 /// A swizzle by its row's bytes: in an address, the number of the 16-byte chunk in the row is combined with that of the row of 128

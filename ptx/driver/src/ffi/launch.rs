@@ -5,7 +5,7 @@ use std::{
     slice::from_raw_parts,
 };
 
-use ptx_machine::TensorMap;
+use ptx_machine::{TensorMap, Window};
 
 use super::{Status, give, status};
 use crate::gpu::{Error, Given, Gpu};
@@ -107,6 +107,11 @@ unsafe extern "C" fn cuLaunchKernel(
     }))
 }
 
+/// The bytes of an element, by the number of `CUtensorMapDataType`: u8, u16, u32, i32, u64, i64, f16, f32, f64, bf16, and f32 in three more
+/// ways.
+const BYTES: [usize; 13] = [1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4];
+const SWIZZLES: [u64; 4] = [0, 32, 64, 128];
+
 /// Without interleaving, steps between elements, and NaN outside of a tensor: such maps are refused.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)]
@@ -124,9 +129,6 @@ unsafe extern "C" fn cuTensorMapEncodeTiled(
     _promotion: u32,
     fill: u32,
 ) -> Status {
-    // By the number of `CUtensorMapDataType`: u8, u16, u32, i32, u64, i64, f16, f32, f64, bf16, and f32 in three more ways.
-    const BYTES: [usize; 13] = [1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4];
-    const SWIZZLES: [u64; 4] = [0, 32, 64, 128];
     let element = BYTES.get(kind as usize).copied();
     let swizzle = SWIZZLES.get(swizzle as usize).copied();
     let (Some(element), Some(swizzle), 1..=5, 0, 0) = (element, swizzle, rank, interleave, fill)
@@ -143,20 +145,79 @@ unsafe extern "C" fn cuTensorMapEncodeTiled(
             from_raw_parts(steps, rank),
         )
     };
-    let made = TensorMap {
+    let made = steps.iter().all(|step| *step == 1).then_some(TensorMap {
         address,
         element,
         sizes,
         pitches,
         tile,
+        window: None,
         swizzle,
-    };
-    let handle = match made.check() {
-        Ok(()) if steps.iter().all(|step| *step == 1) => {
-            Gpu::get().map(|mut gpu| gpu.add_tensor_map(made))
-        }
-        _ => Err(Error::InvalidValue),
-    };
+    });
     // SAFETY: as `cuda.h` requires of the caller: a map has 128 bytes.
-    unsafe { give(map, handle) }
+    unsafe { give(map, added(made)) }
+}
+
+/// The same of windows, whose steps are those of the pixels.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn cuTensorMapEncodeIm2col(
+    map: *mut u64,
+    kind: u32,
+    rank: u32,
+    address: u64,
+    sizes: *const u64,
+    strides: *const u64,
+    lower: *const i32,
+    upper: *const i32,
+    channels: u32,
+    pixels: u32,
+    steps: *const u32,
+    interleave: u32,
+    swizzle: u32,
+    _promotion: u32,
+    fill: u32,
+) -> Status {
+    let element = BYTES.get(kind as usize).copied();
+    let swizzle = SWIZZLES.get(swizzle as usize).copied();
+    let (Some(element), Some(swizzle), 3..=5, 0, 0) = (element, swizzle, rank, interleave, fill)
+    else {
+        return Error::InvalidValue as Status;
+    };
+    let rank = rank as usize;
+    // SAFETY: as `cuda.h` requires of the caller, there is one of each for a dimension, but a stride less, and corners for all but the
+    // channels and the images.
+    let (sizes, pitches, lower, upper, steps) = unsafe {
+        (
+            from_raw_parts(sizes, rank).to_vec(),
+            from_raw_parts(strides, rank - 1).to_vec(),
+            from_raw_parts(lower, rank - 2).to_vec(),
+            from_raw_parts(upper, rank - 2).to_vec(),
+            from_raw_parts(steps, rank),
+        )
+    };
+    let whole = steps[0] == 1 && steps[rank - 1] == 1;
+    let made = whole.then_some(TensorMap {
+        address,
+        element,
+        sizes,
+        pitches,
+        tile: vec![channels, pixels],
+        window: Some(Window {
+            lower,
+            upper,
+            steps: steps[1..rank - 1].to_vec(),
+        }),
+        swizzle,
+    });
+    // SAFETY: as `cuda.h` requires of the caller: a map has 128 bytes.
+    unsafe { give(map, added(made)) }
+}
+
+/// The handle of a map, if it is one that may be.
+fn added(map: Option<TensorMap>) -> Result<u64, Error> {
+    match map.filter(|map| map.check().is_ok()) {
+        Some(map) => Gpu::get().map(|mut gpu| gpu.add_tensor_map(map)),
+        None => Err(Error::InvalidValue),
+    }
 }

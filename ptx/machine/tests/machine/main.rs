@@ -38,6 +38,7 @@ fn rows() -> TensorMap {
         sizes: vec![128, 7],
         pitches: vec![128],
         tile: vec![128, 8],
+        window: None,
         swizzle: 128,
     }
 }

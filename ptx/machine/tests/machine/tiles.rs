@@ -1,12 +1,12 @@
 //! Tiles that the TMA loads, for a block or for a cluster.
 
-use ptx_machine::{Global, TensorMap};
+use ptx_machine::{Global, TensorMap, Window};
 
 use super::{STORE, fails, launch_in, needs, run, run_cluster};
 
 /// Loads a tile of so many bytes from `first` on. Each thread then stores a word of it, and words lie so many bytes apart.
 fn load(bytes: u32, first: &[i64], apart: u32) -> String {
-    let registers = ["%r5", "%r6", "%r10"].into_iter().zip(first);
+    let registers = ["%r5", "%r6", "%r10", "%r11"].into_iter().zip(first);
     let coordinates: Vec<_> = registers.clone().map(|(register, _)| register).collect();
     let set: String = registers
         .map(|(register, first)| format!("mov.u32 {register}, {first}; "))
@@ -88,6 +88,7 @@ fn tiles_have_more_than_two_dimensions() {
         sizes: vec![width, height, depth],
         pitches: vec![48, 192],
         tile: vec![8, 2, 3],
+        window: None,
         swizzle: 0,
     };
     for first in [[0, 0, 0], [4, 2, -1], [12, -1, 2], [-3, 1, 1]] {
@@ -104,6 +105,62 @@ fn tiles_have_more_than_two_dimensions() {
             let half = (2 * x + 48 * y + 192 * z) / 2;
             let expected = if inside && half % 2 == 0 { half / 2 } else { 0 };
             assert_eq!(i64::from(bits), expected, "{first:?}: {place}");
+        }
+    }
+}
+
+/// Of images of 5 by 4 pixels with 4 channels: the pixels that a 3 x 2 kernel's windows begin at, with a stride of 2 along the lines, and
+/// padding of 1.
+#[test]
+fn windows_go_on_from_line_to_line() {
+    let [channels, width, height, images] = [4, 5, 4, 3];
+    let window = Window {
+        lower: vec![-1, -1],
+        upper: vec![-1, 0],
+        steps: vec![2, 1],
+    };
+    let map = TensorMap {
+        address: 0,
+        element: 4,
+        sizes: vec![channels, width, height, images],
+        pitches: vec![16, 80, 320],
+        tile: vec![4, 12],
+        window: Some(window),
+        swizzle: 0,
+    };
+    let mut pixels = Vec::new();
+    for image in 0..4 {
+        for y in -1..4 {
+            // Along a line they end before 5 - 1.
+            pixels.extend([-1, 1, 3].map(|x| [x, y, image]));
+        }
+    }
+    for (first, offset) in [
+        ([-1, -1, 0], [0, 0]),
+        ([1, 2, 0], [2, 1]),
+        ([3, 3, 1], [1, 0]),
+        ([-1, 0, 2], [2, 1]),
+    ] {
+        let [x, y, image] = first;
+        let tile = load(12 * 16, &[0, x, y, image], 4);
+        let [right, down] = offset;
+        let body = tile.replace(".tile.", ".im2col.").replace(
+            "[%r2];\n         asked",
+            "[%r2], {%h0, %h1};\n         asked",
+        );
+        let body = format!(".reg .b16 %h<2>; mov.u16 %h0, {right}; mov.u16 %h1, {down}; {body}");
+        let found = launch_in(Global::default(), &map, &body, "", 48, 1).unwrap();
+        let start = pixels.iter().position(|pixel| *pixel == first).unwrap();
+        for (place, word) in (0..48).zip(&found) {
+            let [x, y, image] = pixels[start + place / 4];
+            let (x, y) = (x + right, y + down);
+            let inside = (0..5).contains(&x) && (0..4).contains(&y) && image < 3;
+            let number = place as i64 % 4 + 4 * x + 20 * y + 80 * image;
+            assert_eq!(
+                i64::from(*word),
+                if inside { number } else { 0 },
+                "{first:?}: {place}"
+            );
         }
     }
 }
