@@ -172,7 +172,7 @@ fn the_launcher_and_the_fixtures_have_the_same_root() {
 fn a_pack_brings_what_pytorch_lacks() {
     let brings = ["cuda/include/crt/mma.h", "cuda/include/cccl/cuda/barrier"];
     let looks = "cd \"$CUDA_PATH/include\" && ls crt/mma.h cccl/cuda/barrier cuda_fp8.h &&
-        cd \"${LD_LIBRARY_PATH%%:*}\" && ls libcublasLt.so libnvrtc-builtins.so.13.0 &&
+        cd \"${LD_LIBRARY_PATH%%:*}\" && ls libcublasLt.so libcudnn.so libnvrtc-builtins.so.13.0 &&
         echo 'test result: ok. 1 passed; 0 failed'";
     let Some(machine) = Machine::with_build("cpp", &brings, &[("test-amp", looks)]) else {
         return;
@@ -194,6 +194,7 @@ fn a_pack_brings_what_pytorch_lacks() {
     ] {
         write_empty(&site.join("nvidia/cu13/lib").join(library));
     }
+    write_empty(&site.join("nvidia/cudnn/lib/libcudnn.so.9"));
     let variables = [("PYTHONPATH", site.to_str().unwrap())];
     assert!(machine.run_with(&variables, &[]).status.success());
     assert_eq!(machine.program("test-amp")["passed"], 1);
