@@ -2,6 +2,8 @@
 #![deny(missing_docs)]
 
 mod backend;
+#[cfg(feature = "cubecl")]
+mod batch_norm;
 mod channels;
 #[cfg(feature = "cubecl")]
 mod cublaslt;

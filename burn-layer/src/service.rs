@@ -187,6 +187,9 @@ fn add_mechanisms<B: BackendIr>(layers: &LayerSet, device: &B::Device) {
     if let Some(layer_norms) = crate::layer_norm::layer_norms_on::<B>(device) {
         mechanisms.add(layer_norms);
     }
+    if let Some(batch_norms) = crate::batch_norm::batch_norms_on::<B>(device) {
+        mechanisms.add(batch_norms);
+    }
     if let Some(rotations) = crate::rotation::rotations_on::<B>(device) {
         mechanisms.add(rotations);
     }

@@ -22,6 +22,9 @@ const WORKSPACE: i64 = 1 << 30;
 /// The most engines that are asked about.
 const ENGINES: usize = 64;
 
+/// The most notes that an engine has. There are ten kinds in cuDNN 9.28.
+const NOTES: usize = 64;
+
 /// What engines may not do: add up in less than f32, and compute something else when they are asked again.
 const UNWANTED: [Note; 2] = [
     Note(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION as u32),
@@ -155,8 +158,7 @@ fn planned(
     let engine = Descriptor::new(functions, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
     let engines = config.get_parts(Name::CUDNN_ATTR_ENGINECFG_ENGINE, vec![engine])?;
     for engine in &engines {
-        let most = 4 * UNWANTED.len() * ENGINES;
-        let notes = engine.get::<Note>(Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, most)?;
+        let notes = engine.get::<Note>(Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, NOTES)?;
         if UNWANTED.iter().any(|unwanted| notes.contains(unwanted)) {
             return Err("its engines add up in 16 bits, or in no fixed order".into());
         }

@@ -28,6 +28,8 @@ mod transaction;
 mod view;
 
 #[cfg(feature = "cubecl")]
+pub(crate) use batch_norm::BatchNorms;
+#[cfg(feature = "cubecl")]
 pub(crate) use convolution::{Convolution, Convolutions, Wanted};
 pub(crate) use layer_norm::LayerNorms;
 #[cfg(feature = "cubecl")]

@@ -7,17 +7,17 @@
 //! computing them is part of its kernel. Where they are needed by themselves, the kernel that needs them computes them.
 //!
 //! Of an input in bf16, forward then reads 2 + 2 bytes an element for the mean and the variance, and backward 2 + 4 for the two
-//! sums, as much as these tensors have.
+//! sums, as much as these tensors have. Where there are [kernels](crate::batch_norm), forward reads 2 for both.
+
+mod elements;
 
 use super::call::Call;
 use crate::{
-    LayeredFloat, Op,
-    channels::{by_channel, sum_by_channel},
-    recompute::Recomputed,
-    source::Later,
+    LayeredFloat, Op, channels::by_channel, float::Origin, recompute::Recomputed, source::Later,
 };
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
+use elements::{Centered, Elements, Normalized};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -81,6 +81,22 @@ pub(crate) enum Norm<B: Backend> {
     Unscaled(DType),
 }
 
+/// How a backend computes batch normalizations by kernels of its own.
+pub(crate) struct BatchNorms<B: Backend> {
+    /// The most elements of a tensor: kernels count them.
+    pub(crate) most: usize,
+    /// The mean and the variance of each channel of `[batch, channels, ..]`: `[1, channels, 1, ..]`, in f32.
+    pub(crate) moments: fn(FloatTensor<B>) -> [FloatTensor<B>; 2],
+}
+
+impl<B: Backend> Clone for BatchNorms<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for BatchNorms<B> {}
+
 #[derive(Clone)]
 pub(crate) struct Statistic<B: Backend> {
     /// `[1, channels, 1, ..]`.
@@ -88,31 +104,8 @@ pub(crate) struct Statistic<B: Backend> {
     /// `[channels]`, where it was viewed as soon as it was there. A view taken later would be of the kernel that the statistic is
     /// used in, and running statistics, which are computed from it, would tie that to theirs.
     flat: Option<FloatTensor<B>>,
-}
-
-/// Elements of `[batch, channels, ..]`, as they are computed. A number of each channel is `[1, channels, 1, ..]`.
-#[derive(Clone)]
-pub(crate) enum Elements<B: Backend> {
-    /// A tensor as it is.
-    Of(LayeredFloat<B>),
-    Centered(Arc<Centered<B>>),
-    /// The square of a centered tensor.
-    Squared(Arc<Centered<B>>),
-    Normalized(Arc<Normalized<B>>),
-    /// A tensor times a normalized one.
-    Product(LayeredFloat<B>, Arc<Normalized<B>>),
-}
-
-/// A centered tensor times a number of each channel.
-pub(crate) struct Normalized<B: Backend> {
-    centered: Arc<Centered<B>>,
-    scale: LayeredFloat<B>,
-}
-
-/// A tensor minus a number of each channel.
-pub(crate) struct Centered<B: Backend> {
-    x: LayeredFloat<B>,
-    mean: LayeredFloat<B>,
+    /// If this is a mean, the variance of the same tensor, where a kernel computed both.
+    variance: Option<(Origin, FloatTensor<B>)>,
 }
 
 impl<B: BackendIr> Norm<B> {
@@ -149,7 +142,10 @@ impl<B: BackendIr> Call<B> {
         let elements = match x.norm() {
             Some(Norm::Elements(elements)) => elements.clone(),
             // Not what the program loads.
-            None if x.is_computed() || x.is_gradient() => Elements::Of(x.alone()),
+            None if x.is_computed() || x.is_gradient() => {
+                let origin = (!x.is_gradient()).then(|| x.origin());
+                Elements::Of(x.alone(), origin)
+            }
             _ => return,
         };
         self.norm = Some(Arc::new(Norm::Swapped(elements)));
@@ -207,14 +203,17 @@ impl<B: BackendIr> Call<B> {
             {
                 Some(Arc::new(Norm::Unscaled(*dtype)))
             }
-            (None, Some(Norm::Statistic(_)))
+            (None, Some(Norm::Statistic(mean)))
                 if is_by_channel(&x.shape(), &y.shape())
                     && self.computes_f32(x.storage_dtype())
                     && (x.is_computed() || x.is_gradient()) =>
             {
+                let known = mean.variance.as_ref();
+                let known = known.filter(|(of, _)| of.as_ptr() as usize == x.identity());
                 let centered = Elements::Centered(Arc::new(Centered {
                     x: x.alone(),
                     mean: y.clone(),
+                    variance: known.map(|(_, variance)| variance.clone()),
                 }));
                 Some(Arc::new(Norm::Elements(centered)))
             }
@@ -277,7 +276,13 @@ impl<B: BackendIr> Call<B> {
         }
         let samples = x.shape()[1];
         let sum_there = sum.lock().clone();
+        let mut variance = None;
         let tensor = match (self.op, sum_there) {
+            (Op::float_mean_dim, None) if let Some(known) = elements.variance() => known,
+            (Op::float_mean_dim, None) if let Some((mean, other)) = self.moments(elements) => {
+                variance = Some(other);
+                mean
+            }
             (Op::float_mean_dim, Some(sum)) => B::float_div_scalar(sum, (samples as f64).into()),
             (Op::float_mean_dim, None) => elements.sum(1.0 / samples as f64),
             (_, Some(sum)) => sum,
@@ -293,9 +298,28 @@ impl<B: BackendIr> Call<B> {
         let statistic = Statistic {
             along: tensor,
             flat,
+            variance,
         };
         self.norm = Some(Arc::new(Norm::Statistic(statistic.clone())));
         Some(self.views(statistic, x, Shape::new([channels, 1])))
+    }
+
+    /// The mean and the variance of each channel of an input by one kernel, if there is one for it.
+    fn moments(
+        &self,
+        elements: &Elements<B>,
+    ) -> Option<(FloatTensor<B>, (Origin, FloatTensor<B>))> {
+        let Elements::Of(x, Some(origin)) = elements else {
+            return None;
+        };
+        let BatchNorms::<B> { most, moments } = self.layer().mechanisms.get()?;
+        let dtype = x.storage_dtype();
+        let floats = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+        if !floats || x.shape().num_elements() > most {
+            return None;
+        }
+        let [mean, variance] = moments(x.clone().into_storage());
+        Some((mean, (origin.clone(), variance)))
     }
 
     /// Normalizes by statistics, in the dtypes of the plan. `None` if it is left to the backend.
@@ -331,51 +355,4 @@ impl<B: BackendIr> Call<B> {
 /// Whether `other` is `[1, channels, 1, ..]`, to be broadcast along `shape`.
 fn is_by_channel(shape: &Shape, other: &Shape) -> bool {
     *other == by_channel(shape)
-}
-
-impl<B: BackendIr> Elements<B> {
-    /// The sum by channel, `[1, channels, 1, ..]`, of all elements times `by`, in f32.
-    fn sum(&self, by: f64) -> FloatTensor<B> {
-        let sum = sum_by_channel::<B>(self.wide(), by);
-        match self {
-            Self::Normalized(normalized) | Self::Product(_, normalized) => {
-                B::float_mul(sum, wide(&normalized.scale))
-            }
-            _ => sum,
-        }
-    }
-
-    /// The elements in f32, less a factor of each channel.
-    fn wide(&self) -> FloatTensor<B> {
-        match self {
-            Self::Of(x) => wide(x),
-            Self::Centered(centered) => centered.wide(),
-            Self::Normalized(normalized) => normalized.centered.wide(),
-            Self::Squared(centered) => {
-                let centered = centered.wide();
-                B::float_mul(centered.clone(), centered)
-            }
-            Self::Product(factor, normalized) => {
-                let centered = normalized.centered.wide();
-                B::float_mul(wide(factor), centered)
-            }
-        }
-    }
-}
-
-impl<B: BackendIr> Centered<B> {
-    /// In f32.
-    fn wide(&self) -> FloatTensor<B> {
-        B::float_sub(wide(&self.x), wide(&self.mean))
-    }
-}
-
-/// A tensor in f32. A statistic is as it was computed, because a view would end the kernel.
-fn wide<B: BackendIr>(tensor: &LayeredFloat<B>) -> FloatTensor<B> {
-    match tensor.norm() {
-        Some(Norm::Statistic(statistic)) if statistic.along.shape() == tensor.shape() => {
-            statistic.along.clone()
-        }
-        _ => tensor.in_dtype(Some(DType::F32)),
-    }
 }

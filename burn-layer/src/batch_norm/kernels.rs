@@ -1,0 +1,276 @@
+//! The kernels. A cube takes the channels of a tile, and the pixels of a part.
+
+use burn_backend::{DType, Shape, TensorMetadata, cubecl::dtype_to_storage_type};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::{client::Client, prelude::*};
+
+use crate::rowwise::{Rows, address, empty};
+
+/// The units of a cube on a GPU.
+const UNITS: usize = 256;
+
+/// How many of these are side by side, at most, along the channels.
+const SIDE: usize = 32;
+
+/// The cubes that keep a large GPU busy.
+const CUBES: usize = 1024;
+
+/// The fewest pixels that each unit takes.
+const PIXELS: usize = 4;
+
+/// How pixels and channels are shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tile {
+    /// Units side by side, each of which takes a load of channels.
+    across: usize,
+    /// Units that take one pixel after the other in turn.
+    down: usize,
+}
+
+/// The cubes of a tensor.
+struct Parts {
+    tile: Tile,
+    /// The number of tiles of channels, and of parts of pixels.
+    tiles: usize,
+    parts: usize,
+    /// The pixels of a part. The last one may have fewer.
+    pixels: usize,
+}
+
+impl Parts {
+    fn new(client: &Client, [pixels, width]: [usize; 2]) -> Self {
+        let units = match client.properties().hardware.num_cpu_cores {
+            // On processors, units that wait for each other cost more than they save.
+            Some(_) => 1,
+            None => UNITS.min(client.properties().hardware.max_units_per_cube as usize),
+        };
+        let across = width.next_power_of_two().min(SIDE).min(units);
+        let tile = Tile {
+            across,
+            down: (units / across).next_power_of_two(),
+        };
+        let tiles = width.div_ceil(across);
+        let most = (CUBES / tiles).max(1);
+        let pixels_of_part = pixels.div_ceil(most).max(PIXELS * tile.down);
+        Self {
+            tile,
+            tiles,
+            parts: pixels.div_ceil(pixels_of_part),
+            pixels: pixels_of_part,
+        }
+    }
+}
+
+/// The mean and the variance of each channel of `[batch, .., channels]` without gaps: `[1, channels, 1, ..]`.
+pub(super) fn moments(x: CubeTensor) -> [CubeTensor; 2] {
+    let shape = x.shape();
+    let channels = shape.last().copied().unwrap_or(1);
+    let pixels = shape.num_elements() / channels.max(1);
+    let rows = Shape::new([pixels, channels]);
+    let vector = Rows::of_whole_loads(&x.client, &rows, x.dtype.size()).vector;
+    let width = channels / vector;
+    let Parts {
+        tile,
+        tiles,
+        parts,
+        pixels: of_part,
+    } = Parts::new(&x.client, [pixels, width]);
+    let of_parts = (Shape::new([parts, channels]), DType::F32);
+    let partial = [(); 2].map(|()| empty(&x, of_parts.clone()));
+    let mut of_channels = vec![1; shape.num_dims()];
+    of_channels[1] = channels;
+    let form = (Shape::from(of_channels), DType::F32);
+    let outputs = [(); 2].map(|()| empty(&x, form.clone()));
+    let client = x.client.clone();
+    let dtype = dtype_to_storage_type(x.dtype);
+    let dim = CubeDim::new_1d((tile.across * tile.down) as u32);
+    let address = address(pixels * channels);
+    let [means, squares] = partial
+        .each_ref()
+        .map(|part| part.clone().into_buffer_arg());
+    part_kernel::launch(
+        &client,
+        CubeCount::new_1d((tiles * parts) as u32),
+        dim,
+        address,
+        vector,
+        x.into_buffer_arg(),
+        means,
+        squares,
+        pixels,
+        width,
+        of_part,
+        tile,
+        dtype,
+    );
+    let [means, squares] = partial.map(|part| part.into_buffer_arg());
+    let [mean, variance] = outputs
+        .each_ref()
+        .map(|output| output.clone().into_buffer_arg());
+    whole_kernel::launch(
+        &client,
+        CubeCount::new_1d(tiles as u32),
+        dim,
+        address,
+        vector,
+        means,
+        squares,
+        mean,
+        variance,
+        pixels,
+        width,
+        of_part,
+        tile,
+    );
+    outputs
+}
+
+/// The mean of each channel of a part's pixels, and the sum of the squares of the distances from it.
+#[cube(launch, address_type = "dynamic")]
+fn part_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    means: &mut [Vector<f32, N>],
+    squares: &mut [Vector<f32, N>],
+    pixels: usize,
+    width: usize,
+    of_part: usize,
+    #[comptime] tile: Tile,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(tile.across * tile.down));
+    let across = comptime!(tile.across);
+    let tiles = width.div_ceil(across);
+    let column = CUBE_POS % tiles * across + UNIT_POS as usize % across;
+    let down = UNIT_POS as usize / across;
+    let part = CUBE_POS / tiles;
+    let first = part * of_part;
+    let end = min(first + of_part, pixels);
+    let mut origin = Vector::<f32, N>::new(0.0f32);
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    let mut square = Vector::<f32, N>::new(0.0f32);
+    if column < width {
+        origin = Vector::<f32, N>::cast_from(x[first * width + column]);
+        let mut pixel = first + down;
+        while pixel < end {
+            let distance = Vector::<f32, N>::cast_from(x[pixel * width + column]) - origin;
+            sum += distance;
+            square += distance * distance;
+            pixel += comptime!(tile.down);
+        }
+    }
+    let sum = of_column::<N>(sum, &mut shared, tile);
+    let square = of_column::<N>(square, &mut shared, tile);
+    if column < width && down == 0 {
+        let inverse = f32::new(1.0) / f32::cast_from(end - first);
+        let mean = sum * Vector::new(inverse);
+        means[part * width + column] = origin + mean;
+        squares[part * width + column] = square - sum * mean;
+    }
+}
+
+/// The mean and the variance of each channel, of those of its parts.
+#[cube(launch, address_type = "dynamic")]
+fn whole_kernel<N: Size>(
+    means: &[Vector<f32, N>],
+    squares: &[Vector<f32, N>],
+    mean: &mut [Vector<f32, N>],
+    variance: &mut [Vector<f32, N>],
+    pixels: usize,
+    width: usize,
+    of_part: usize,
+    #[comptime] tile: Tile,
+) {
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(tile.across * tile.down));
+    let across = comptime!(tile.across);
+    let column = CUBE_POS * across + UNIT_POS as usize % across;
+    let down = UNIT_POS as usize / across;
+    let parts = pixels.div_ceil(of_part);
+    let inverse = f32::new(1.0) / f32::cast_from(pixels);
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    if column < width {
+        let mut part = down;
+        while part < parts {
+            let count = f32::cast_from(min(of_part, pixels - part * of_part));
+            sum += means[part * width + column] * Vector::new(count * inverse);
+            part += comptime!(tile.down);
+        }
+    }
+    let center = of_column::<N>(sum, &mut shared, tile);
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    if column < width {
+        let mut part = down;
+        while part < parts {
+            let count = f32::cast_from(min(of_part, pixels - part * of_part));
+            let distance = means[part * width + column] - center;
+            sum += squares[part * width + column] + distance * distance * Vector::new(count);
+            part += comptime!(tile.down);
+        }
+    }
+    let square = of_column::<N>(sum, &mut shared, tile);
+    if column < width && down == 0 {
+        mean[column] = center;
+        variance[column] = square * Vector::new(inverse);
+    }
+}
+
+/// The sum of what the units below each other have, for all of them. All units of the cube must call this.
+#[cube]
+fn of_column<N: Size>(
+    own: Vector<f32, N>,
+    shared: &mut Shared<[Vector<f32, N>]>,
+    #[comptime] tile: Tile,
+) -> Vector<f32, N> {
+    if comptime!(tile.down == 1) {
+        own
+    } else {
+        let across = comptime!(tile.across);
+        let place = UNIT_POS as usize;
+        // Other units may still be reading the previous sum.
+        sync_cube();
+        shared[place] = own;
+        #[unroll]
+        for halving in 0..comptime!(tile.down.ilog2()) {
+            let half = comptime!(tile.across * (tile.down >> (halving + 1)));
+            sync_cube();
+            if place < half {
+                shared[place] = shared[place] + shared[place + half];
+            }
+        }
+        sync_cube();
+        shared[place % across]
+    }
+}
+
+#[cfg(all(test, any(feature = "cpu", feature = "cuda")))]
+mod tests {
+    use super::*;
+    use crate::rowwise::tests::{assert_close, on_devices, tensor};
+
+    /// Of channels that are whole loads or not, in tiles that are full or not, of one pixel, fewer than a cube has units, and many.
+    #[test]
+    fn kernels_compute_moments() {
+        for [pixels, channels] in [[1, 16], [7, 3], [37, 24], [600, 8], [300, 140], [70, 300]] {
+            // Far from zero, with a first pixel like the others.
+            let number = |at: usize| {
+                let channel = at % channels;
+                (channel * 11 % 7) as f64 * 40.0 + (at * 37 % 23) as f64 / 4.0
+            };
+            let x: Vec<f64> = (0..pixels * channels).map(number).collect();
+            let of_channel = |of: &dyn Fn(f64) -> f64, channel: usize| {
+                let all = x.iter().skip(channel).step_by(channels);
+                all.map(|&x| of(x)).sum::<f64>() / pixels as f64
+            };
+            let means: Vec<f64> = (0..channels)
+                .map(|channel| of_channel(&|x| x, channel))
+                .collect();
+            let variance = |channel: usize| of_channel(&|x| (x - means[channel]).powi(2), channel);
+            let variances: Vec<f64> = (0..channels).map(variance).collect();
+            on_devices(|device| {
+                let [mean, variance] = moments(tensor(&x, [pixels, channels], device));
+                assert_eq!(mean.shape().as_slice(), [1, channels]);
+                assert_close(mean, &means);
+                assert_close(variance, &variances);
+            });
+        }
+    }
+}
