@@ -2,7 +2,8 @@
 
 use crate::{
     Cast, FloatView, Inputs, Layer, Made, Op, Plan, Ran, Reduced, Run, ends::Ends, float::Copied,
-    mechanisms::Mechanisms, recent::Recent, recompute::Recomputed, scopes::Scopes, seen::Seen,
+    mechanisms::Mechanisms, ops::LastProduct, recent::Recent, recompute::Recomputed,
+    scopes::Scopes, seen::Seen,
 };
 use burn_backend::{DType, DeviceId, DeviceSettings, distributed::ReduceOperation};
 use burn_std::id::StreamId;
@@ -46,6 +47,8 @@ pub(crate) struct LayerSet {
     cuda: AtomicBool,
     /// What computes some ops in place of the backend underneath.
     pub(crate) mechanisms: Mechanisms,
+    /// What a batch normalization's backward sums.
+    pub(crate) last_product: LastProduct,
     /// The dtype of 16 bits that a tensor in f32 was cast to last.
     low: Mutex<Option<DType>>,
     /// Whether a layer ran ops itself.
@@ -79,6 +82,7 @@ impl LayerSet {
             fused: AtomicBool::new(false),
             cuda: AtomicBool::new(false),
             mechanisms: Mechanisms::default(),
+            last_product: LastProduct::default(),
             low: Mutex::default(),
             owns: AtomicBool::new(false),
             ends: Ends::default(),

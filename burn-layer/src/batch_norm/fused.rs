@@ -19,4 +19,19 @@ impl<B: FusionBackend + NormalizesChannels> NormalizesChannels for Fusion<B> {
             register::<B, 2>(desc, handles, moments);
         })
     }
+
+    fn channel_sums(
+        [a, b]: [FloatTensor<Self>; 2],
+        center: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 2] {
+        let (client, form) = (a.client.clone(), (by_channel(&a.shape()), DType::F32));
+        let inputs = [a, b, center].map(|input| input.into_ir());
+        let outputs = [form.clone(), form];
+        let name = "burn_layer::channel_sums";
+        submit::<B, 2>(name, client, &inputs, outputs, |desc, handles| {
+            let ([a, b, center], [_, _]) = desc.as_fixed();
+            let [a, b, center] = [a, b, center].map(|input| handles.get_float_tensor::<B>(input));
+            register::<B, 2>(desc, handles, B::channel_sums([a, b], center));
+        })
+    }
 }

@@ -4,7 +4,7 @@ use burn_backend::{DType, Shape, TensorMetadata, cubecl::dtype_to_storage_type};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{client::Client, prelude::*};
 
-use crate::rowwise::{Rows, address, empty};
+use crate::rowwise::{Rows, address, empty, plain};
 
 /// The units of a cube on a GPU.
 const UNITS: usize = 256;
@@ -61,73 +61,146 @@ impl Parts {
     }
 }
 
+/// How the pixels of tensors lie, and where numbers of their channels go.
+struct Pixels {
+    pixels: usize,
+    /// Elements of a load, and loads of a pixel.
+    vector: usize,
+    width: usize,
+    parts: Parts,
+    /// Two numbers of each channel of a part, and of all.
+    partial: [CubeTensor; 2],
+    outputs: [CubeTensor; 2],
+}
+
+impl Pixels {
+    /// Those of `[batch, .., channels]` without gaps, of elements of so many bytes.
+    fn of(x: &CubeTensor, size: usize) -> Self {
+        let shape = x.shape();
+        let channels = shape.last().copied().unwrap_or(1);
+        let pixels = shape.num_elements() / channels.max(1);
+        let rows = Shape::new([pixels, channels]);
+        let vector = Rows::of_whole_loads(&x.client, &rows, size).vector;
+        let width = channels / vector;
+        let parts = Parts::new(&x.client, [pixels, width]);
+        let mut of_channels = vec![1; shape.num_dims()];
+        of_channels[1] = channels;
+        let numbers = |shape: Shape| [(); 2].map(|()| empty(x, (shape.clone(), DType::F32)));
+        Self {
+            pixels,
+            vector,
+            width,
+            partial: numbers(Shape::new([parts.parts, channels])),
+            outputs: numbers(Shape::from(of_channels)),
+            parts,
+        }
+    }
+
+    fn dim(&self) -> CubeDim {
+        let Tile { across, down } = self.parts.tile;
+        CubeDim::new_1d((across * down) as u32)
+    }
+
+    /// A cube for each tile of each part, and one for each tile.
+    fn cubes(&self) -> [CubeCount; 2] {
+        let Parts { tiles, parts, .. } = self.parts;
+        [tiles * parts, tiles].map(|cubes| CubeCount::new_1d(cubes as u32))
+    }
+
+    fn address(&self) -> AddressType {
+        address(self.pixels * self.width * self.vector)
+    }
+}
+
 /// The mean and the variance of each channel of `[batch, .., channels]` without gaps: `[1, channels, 1, ..]`.
 pub(super) fn moments(x: CubeTensor) -> [CubeTensor; 2] {
-    let shape = x.shape();
-    let channels = shape.last().copied().unwrap_or(1);
-    let pixels = shape.num_elements() / channels.max(1);
-    let rows = Shape::new([pixels, channels]);
-    let vector = Rows::of_whole_loads(&x.client, &rows, x.dtype.size()).vector;
-    let width = channels / vector;
-    let Parts {
-        tile,
-        tiles,
-        parts,
-        pixels: of_part,
-    } = Parts::new(&x.client, [pixels, width]);
-    let of_parts = (Shape::new([parts, channels]), DType::F32);
-    let partial = [(); 2].map(|()| empty(&x, of_parts.clone()));
-    let mut of_channels = vec![1; shape.num_dims()];
-    of_channels[1] = channels;
-    let form = (Shape::from(of_channels), DType::F32);
-    let outputs = [(); 2].map(|()| empty(&x, form.clone()));
+    let of = Pixels::of(&x, x.dtype.size());
+    let [of_parts, of_all] = of.cubes();
     let client = x.client.clone();
     let dtype = dtype_to_storage_type(x.dtype);
-    let dim = CubeDim::new_1d((tile.across * tile.down) as u32);
-    let address = address(pixels * channels);
-    let [means, squares] = partial
-        .each_ref()
-        .map(|part| part.clone().into_buffer_arg());
-    part_kernel::launch(
+    let [means, squares] = of.partial.clone().map(CubeTensor::into_buffer_arg);
+    part_moments_kernel::launch(
         &client,
-        CubeCount::new_1d((tiles * parts) as u32),
-        dim,
-        address,
-        vector,
+        of_parts,
+        of.dim(),
+        of.address(),
+        of.vector,
         x.into_buffer_arg(),
         means,
         squares,
-        pixels,
-        width,
-        of_part,
-        tile,
+        of.pixels,
+        of.width,
+        of.parts.pixels,
+        of.parts.tile,
         dtype,
     );
-    let [means, squares] = partial.map(|part| part.into_buffer_arg());
-    let [mean, variance] = outputs
-        .each_ref()
-        .map(|output| output.clone().into_buffer_arg());
-    whole_kernel::launch(
+    let [means, squares] = of.partial.clone().map(CubeTensor::into_buffer_arg);
+    let [mean, variance] = of.outputs.clone().map(CubeTensor::into_buffer_arg);
+    moments_kernel::launch(
         &client,
-        CubeCount::new_1d(tiles as u32),
-        dim,
-        address,
-        vector,
+        of_all,
+        of.dim(),
+        of.address(),
+        of.vector,
         means,
         squares,
         mean,
         variance,
-        pixels,
-        width,
-        of_part,
-        tile,
+        of.pixels,
+        of.width,
+        of.parts.pixels,
+        of.parts.tile,
     );
-    outputs
+    of.outputs
+}
+
+/// The sums by channel of a tensor, and of its product with another one less a number of each channel, in the same form.
+pub(super) fn sums([a, b]: [CubeTensor; 2], center: CubeTensor) -> [CubeTensor; 2] {
+    let size = a.dtype.size().max(b.dtype.size());
+    let of = Pixels::of(&a, size);
+    let [of_parts, of_all] = of.cubes();
+    let client = a.client.clone();
+    let dtypes = [a.dtype, b.dtype].map(dtype_to_storage_type);
+    let [sums, products] = of.partial.clone().map(CubeTensor::into_buffer_arg);
+    part_sums_kernel::launch(
+        &client,
+        of_parts,
+        of.dim(),
+        of.address(),
+        of.vector,
+        a.into_buffer_arg(),
+        b.into_buffer_arg(),
+        plain(center).into_buffer_arg(),
+        sums,
+        products,
+        of.pixels,
+        of.width,
+        of.parts.pixels,
+        of.parts.tile,
+        dtypes,
+    );
+    let [sums, products] = of.partial.clone().map(CubeTensor::into_buffer_arg);
+    let [sum, product] = of.outputs.clone().map(CubeTensor::into_buffer_arg);
+    sums_kernel::launch(
+        &client,
+        of_all,
+        of.dim(),
+        of.address(),
+        of.vector,
+        sums,
+        products,
+        sum,
+        product,
+        of.parts.parts,
+        of.width,
+        of.parts.tile,
+    );
+    of.outputs
 }
 
 /// The mean of each channel of a part's pixels, and the sum of the squares of the distances from it.
 #[cube(launch, address_type = "dynamic")]
-fn part_kernel<F: Float, N: Size>(
+fn part_moments_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     means: &mut [Vector<f32, N>],
     squares: &mut [Vector<f32, N>],
@@ -170,7 +243,7 @@ fn part_kernel<F: Float, N: Size>(
 
 /// The mean and the variance of each channel, of those of its parts.
 #[cube(launch, address_type = "dynamic")]
-fn whole_kernel<N: Size>(
+fn moments_kernel<N: Size>(
     means: &[Vector<f32, N>],
     squares: &[Vector<f32, N>],
     mean: &mut [Vector<f32, N>],
@@ -213,6 +286,82 @@ fn whole_kernel<N: Size>(
     }
 }
 
+/// The sums of a part's pixels by channel.
+#[cube(launch, address_type = "dynamic")]
+fn part_sums_kernel<F: Float, G: Float, N: Size>(
+    a: &[Vector<F, N>],
+    b: &[Vector<G, N>],
+    center: &[Vector<f32, N>],
+    sums: &mut [Vector<f32, N>],
+    products: &mut [Vector<f32, N>],
+    pixels: usize,
+    width: usize,
+    of_part: usize,
+    #[comptime] tile: Tile,
+    #[define(F, G)] _dtypes: [ElemType; 2],
+) {
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(tile.across * tile.down));
+    let across = comptime!(tile.across);
+    let tiles = width.div_ceil(across);
+    let column = CUBE_POS % tiles * across + UNIT_POS as usize % across;
+    let down = UNIT_POS as usize / across;
+    let part = CUBE_POS / tiles;
+    let first = part * of_part;
+    let end = min(first + of_part, pixels);
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    let mut product = Vector::<f32, N>::new(0.0f32);
+    if column < width {
+        let center = center[column];
+        let mut pixel = first + down;
+        while pixel < end {
+            let at = pixel * width + column;
+            let value = Vector::<f32, N>::cast_from(a[at]);
+            sum += value;
+            product += value * (Vector::<f32, N>::cast_from(b[at]) - center);
+            pixel += comptime!(tile.down);
+        }
+    }
+    let sum = of_column::<N>(sum, &mut shared, tile);
+    let product = of_column::<N>(product, &mut shared, tile);
+    if column < width && down == 0 {
+        sums[part * width + column] = sum;
+        products[part * width + column] = product;
+    }
+}
+
+/// The sums of all parts.
+#[cube(launch, address_type = "dynamic")]
+fn sums_kernel<N: Size>(
+    sums: &[Vector<f32, N>],
+    products: &[Vector<f32, N>],
+    sum: &mut [Vector<f32, N>],
+    product: &mut [Vector<f32, N>],
+    parts: usize,
+    width: usize,
+    #[comptime] tile: Tile,
+) {
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(tile.across * tile.down));
+    let across = comptime!(tile.across);
+    let column = CUBE_POS * across + UNIT_POS as usize % across;
+    let down = UNIT_POS as usize / across;
+    let mut own = Vector::<f32, N>::new(0.0f32);
+    let mut own_product = Vector::<f32, N>::new(0.0f32);
+    if column < width {
+        let mut part = down;
+        while part < parts {
+            own += sums[part * width + column];
+            own_product += products[part * width + column];
+            part += comptime!(tile.down);
+        }
+    }
+    let own = of_column::<N>(own, &mut shared, tile);
+    let own_product = of_column::<N>(own_product, &mut shared, tile);
+    if column < width && down == 0 {
+        sum[column] = own;
+        product[column] = own_product;
+    }
+}
+
 /// The sum of what the units below each other have, for all of them. All units of the cube must call this.
 #[cube]
 fn of_column<N: Size>(
@@ -244,14 +393,11 @@ fn of_column<N: Size>(
 #[cfg(all(test, any(feature = "cpu", feature = "cuda")))]
 mod tests {
     use super::*;
-    use crate::rowwise::{
-        plain,
-        tests::{assert_close, on_devices, tensor},
-    };
+    use crate::rowwise::tests::{assert_close, on_devices, tensor};
 
     /// Of channels that are whole loads or not, in tiles that are full or not, of one pixel, fewer than a cube has units, and many.
     #[test]
-    fn kernels_compute_moments() {
+    fn kernels_compute_moments_and_sums() {
         for [pixels, channels] in [[1, 16], [7, 3], [37, 24], [600, 8], [300, 140], [70, 300]] {
             // Far from zero, with a first pixel like the others.
             let number = |at: usize| {
@@ -268,12 +414,25 @@ mod tests {
                 .collect();
             let variance = |channel: usize| of_channel(&|x| (x - means[channel]).powi(2), channel);
             let variances: Vec<f64> = (0..channels).map(variance).collect();
+            let other = |at: usize| (at * 29 % 13) as f64 / 8.0 - 0.75;
+            let other: Vec<f64> = (0..x.len()).map(other).collect();
+            let centers: Vec<f64> = means.iter().map(|mean| mean.round()).collect();
+            let (mut sums, mut products) = (vec![0.0; channels], vec![0.0; channels]);
+            for (at, (x, other)) in x.iter().zip(&other).enumerate() {
+                sums[at % channels] += other;
+                products[at % channels] += other * (x - centers[at % channels]);
+            }
             on_devices(|device| {
-                let x = plain(tensor(&x, [pixels, channels], device));
-                let [mean, variance] = moments(x);
+                let on_device = |values: &[f64]| plain(tensor(values, [pixels, channels], device));
+                let [mean, variance] = moments(on_device(&x));
                 assert_eq!(mean.shape().as_slice(), [1, channels]);
                 assert_close(mean, &means);
                 assert_close(variance, &variances);
+                let centers = tensor(&centers, [1, channels], device);
+                let [sum, product] = super::sums([on_device(&other), on_device(&x)], centers);
+                assert_close(sum, &sums);
+                assert_eq!(product.shape().as_slice(), [1, channels]);
+                assert_close(product, &products);
             });
         }
     }

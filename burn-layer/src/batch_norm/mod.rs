@@ -2,7 +2,8 @@
 //!
 //! The mean and the variance of each channel are computed in one pass over the input, as convolutions leave it: with the channels last in
 //! memory. A cube takes some channels of some pixels, and adds up their distances from the first pixel's, and the squares of these. What
-//! the cubes of a channel have is put together by the formula of Chan, Golub and LeVeque (1979).
+//! the cubes of a channel have is put together by the formula of Chan, Golub and LeVeque (1979). Backward computes its two sums in one pass
+//! as well.
 
 mod fused;
 mod kernels;
@@ -21,6 +22,7 @@ pub(crate) fn batch_norms_on<B: Backend>(device: &B::Device) -> Option<BatchNorm
     let batch_norms = BatchNorms::<Cube> {
         most: most(device),
         moments: Cube::channel_moments,
+        sums: Cube::channel_sums,
     };
     (&batch_norms as &dyn Any).downcast_ref().copied()
 }
@@ -29,23 +31,47 @@ pub(crate) fn batch_norms_on<B: Backend>(device: &B::Device) -> Option<BatchNorm
 trait NormalizesChannels: Backend {
     /// The mean and the variance of each channel of `[batch, channels, ..]`: `[1, channels, 1, ..]`, in f32.
     fn channel_moments(x: FloatTensor<Self>) -> [FloatTensor<Self>; 2];
+
+    /// The sums by channel of `tensors[0]`, and of `tensors[0] (tensors[1] - center)`, in the same form.
+    fn channel_sums(
+        tensors: [FloatTensor<Self>; 2],
+        center: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 2];
 }
 
 impl NormalizesChannels for CubeBackend {
     fn channel_moments(x: CubeTensor) -> [CubeTensor; 2] {
-        let x = untile(x);
-        let mut axes: Vec<usize> = (0..x.shape().num_dims()).collect();
-        axes[1..].rotate_left(1);
-        let pixels = permute(x.clone(), &axes);
-        match pixels.is_contiguous() {
-            true => kernels::moments(pixels),
-            false => as_they_lie(x),
+        match pixels(&x) {
+            Some(pixels) => kernels::moments(pixels),
+            None => moments_as_it_lies(x),
+        }
+    }
+
+    fn channel_sums([a, b]: [CubeTensor; 2], center: CubeTensor) -> [CubeTensor; 2] {
+        match (pixels(&a), pixels(&b)) {
+            (Some(a), Some(b)) => kernels::sums([a, b], center),
+            _ => sums_as_they_lie([a, b], center),
         }
     }
 }
 
-/// The same of a tensor whose channels are not last in memory, by Burn's kernels.
-fn as_they_lie(x: CubeTensor) -> [CubeTensor; 2] {
+/// The view `[batch, .., channels]`, if that is how the tensor lies in memory.
+fn pixels(tensor: &CubeTensor) -> Option<CubeTensor> {
+    let mut axes: Vec<usize> = (0..tensor.shape().num_dims()).collect();
+    axes[1..].rotate_left(1);
+    let pixels = permute(untile(tensor.clone()), &axes);
+    pixels.is_contiguous().then_some(pixels)
+}
+
+/// The sums of tensors of which the channels of one are not last in memory, by Burn's kernels.
+fn sums_as_they_lie([a, b]: [CubeTensor; 2], center: CubeTensor) -> [CubeTensor; 2] {
+    let [a, b] = [a, b].map(|tensor| CubeBackend::float_cast(tensor, DType::F32.into()));
+    let product = CubeBackend::float_mul(a.clone(), CubeBackend::float_sub(b, center));
+    [a, product].map(|elements| sum_by_channel::<CubeBackend>(elements, 1.0))
+}
+
+/// The moments of a tensor whose channels are not last in memory, by Burn's kernels.
+fn moments_as_it_lies(x: CubeTensor) -> [CubeTensor; 2] {
     let x = CubeBackend::float_cast(x, DType::F32.into());
     let samples = x.shape().num_elements() / x.shape()[1];
     let by = 1.0 / samples as f64;

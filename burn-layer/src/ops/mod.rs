@@ -29,6 +29,7 @@ mod view;
 
 #[cfg(feature = "cubecl")]
 pub(crate) use batch_norm::BatchNorms;
+pub(crate) use batch_norm::LastProduct;
 #[cfg(feature = "cubecl")]
 pub(crate) use convolution::{Convolution, Convolutions, Wanted};
 pub(crate) use layer_norm::LayerNorms;

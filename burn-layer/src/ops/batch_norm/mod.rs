@@ -7,7 +7,7 @@
 //! computing them is part of its kernel. Where they are needed by themselves, the kernel that needs them computes them.
 //!
 //! Of an input in bf16, forward then reads 2 + 2 bytes an element for the mean and the variance, and backward 2 + 4 for the two
-//! sums, as much as these tensors have. Where there are [kernels](crate::batch_norm), forward reads 2 for both.
+//! sums, as much as these tensors have. Where there are [kernels](crate::batch_norm), forward reads 2 for both, and backward 4.
 
 mod elements;
 
@@ -17,9 +17,10 @@ use crate::{
 };
 use burn_backend::{Backend, DType, Shape, TensorMetadata, tensor::FloatTensor};
 use burn_ir::BackendIr;
-use elements::{Centered, Elements, Normalized};
+use core::any::Any;
+use elements::{Centered, Elements, Normalized, Plain, Product};
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Recognizes the ops of a batch normalization, and computes its sums.
 macro_rules! batch_norm {
@@ -87,6 +88,27 @@ pub(crate) struct BatchNorms<B: Backend> {
     pub(crate) most: usize,
     /// The mean and the variance of each channel of `[batch, channels, ..]`: `[1, channels, 1, ..]`, in f32.
     pub(crate) moments: fn(FloatTensor<B>) -> [FloatTensor<B>; 2],
+    /// The sums, in the same form, of the first tensor, and of its product with the second one less a number of each channel.
+    pub(crate) sums: fn([FloatTensor<B>; 2], FloatTensor<B>) -> [FloatTensor<B>; 2],
+}
+
+/// The product of a gradient and a normalized tensor that was made last, whose sums a kernel computes with those of the gradient.
+#[derive(Default)]
+pub(crate) struct LastProduct(Mutex<Option<(Origin, Weak<dyn Any + Send + Sync>)>>);
+
+impl LastProduct {
+    fn set<B: BackendIr>(&self, gradient: Origin, product: &Arc<Product<B>>) {
+        let product: Arc<dyn Any + Send + Sync> = product.clone();
+        *self.0.lock() = Some((gradient, Arc::downgrade(&product)));
+    }
+
+    /// The product of that gradient.
+    fn of<B: BackendIr>(&self, gradient: &Origin) -> Option<Arc<Product<B>>> {
+        let last = self.0.lock();
+        let (of, product) = last.as_ref()?;
+        let product = product.upgrade().filter(|_| of.ptr_eq(gradient))?;
+        product.downcast().ok()
+    }
 }
 
 impl<B: Backend> Clone for BatchNorms<B> {
@@ -142,10 +164,11 @@ impl<B: BackendIr> Call<B> {
         let elements = match x.norm() {
             Some(Norm::Elements(elements)) => elements.clone(),
             // Not what the program loads.
-            None if x.is_computed() || x.is_gradient() => {
-                let origin = (!x.is_gradient()).then(|| x.origin());
-                Elements::Of(x.alone(), origin)
-            }
+            None if x.is_computed() || x.is_gradient() => Elements::Of(Plain {
+                x: x.alone(),
+                origin: x.origin(),
+                is_gradient: x.is_gradient(),
+            }),
             _ => return,
         };
         self.norm = Some(Arc::new(Norm::Swapped(elements)));
@@ -255,7 +278,11 @@ impl<B: BackendIr> Call<B> {
             (None, Some(Norm::Elements(Elements::Normalized(normalized))))
                 if x.shape() == y.shape() =>
             {
-                Elements::Product(x.alone(), normalized.clone())
+                let product = Arc::new(Product::new(x.alone(), normalized.clone()));
+                if x.is_gradient() {
+                    self.layer().last_product.set(x.origin(), &product);
+                }
+                Elements::Product(product)
             }
             _ => return,
         };
@@ -287,7 +314,8 @@ impl<B: BackendIr> Call<B> {
             (Op::float_mean_dim, None) => elements.sum(1.0 / samples as f64),
             (_, Some(sum)) => sum,
             (_, None) => {
-                let tensor = elements.sum(1.0);
+                let known = self.sum_of_product(elements);
+                let tensor = known.unwrap_or_else(|| elements.sum(1.0));
                 *sum.lock() = Some(tensor.clone());
                 tensor
             }
@@ -309,17 +337,41 @@ impl<B: BackendIr> Call<B> {
         &self,
         elements: &Elements<B>,
     ) -> Option<(FloatTensor<B>, (Origin, FloatTensor<B>))> {
-        let Elements::Of(x, Some(origin)) = elements else {
+        let Elements::Of(Plain {
+            x,
+            origin,
+            is_gradient: false,
+        }) = elements
+        else {
             return None;
         };
-        let BatchNorms::<B> { most, moments } = self.layer().mechanisms.get()?;
-        let dtype = x.storage_dtype();
-        let floats = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
-        if !floats || x.shape().num_elements() > most {
-            return None;
-        }
-        let [mean, variance] = moments(x.clone().into_storage());
+        let kernels = self.batch_norms([x])?;
+        let [mean, variance] = (kernels.moments)(x.clone().into_storage());
         Some((mean, (origin.clone(), variance)))
+    }
+
+    /// The sum by channel of a gradient that is also multiplied by a normalized tensor, or of that product, by one kernel for both.
+    fn sum_of_product(&self, elements: &Elements<B>) -> Option<FloatTensor<B>> {
+        let (product, which) = match elements {
+            Elements::Of(plain) => (self.layer().last_product.of(&plain.origin)?, 0),
+            Elements::Product(product) => (product.clone(), 1),
+            _ => return None,
+        };
+        let kernels = self.batch_norms([&product.factor, &product.normalized.centered.x])?;
+        Some(product.sums(kernels)[which].clone())
+    }
+
+    /// The kernels, if they take these tensors.
+    fn batch_norms<const N: usize>(&self, tensors: [&LayeredFloat<B>; N]) -> Option<BatchNorms<B>> {
+        let kernels: BatchNorms<B> = self.layer().mechanisms.get()?;
+        let takes = |tensor: &LayeredFloat<B>| {
+            let floats = matches!(
+                tensor.storage_dtype(),
+                DType::F32 | DType::BF16 | DType::F16
+            );
+            floats && tensor.shape().num_elements() <= kernels.most
+        };
+        tensors.into_iter().all(takes).then_some(kernels)
     }
 
     /// Normalizes by statistics, in the dtypes of the plan. `None` if it is left to the backend.
