@@ -8,7 +8,7 @@
 //! Convolutions in groups are not among them. Transposed convolutions are left as they are.
 //!
 //! Where a [library](crate::cublaslt) computes products, it computes all convolutions by 1 x 1: two thirds of a ResNet's. Another
-//! [library](crate::cudnn) computes the rest, where it is installed.
+//! [library](crate::cudnn) computes the rest, where it is installed, and those by 1 x 1 that skip pixels.
 //!
 //! Where patches are so large that TMA does not take their strides, convolutions are [products of patches](patches) in all dtypes.
 

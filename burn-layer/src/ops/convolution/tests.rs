@@ -427,10 +427,12 @@ fn a_library_computes_what_is_no_product() {
         },
     });
     let three = options::<2>(2, (1, 1), 1);
+    let skipping = options::<2>(2, (0, 0), 1);
     let depthwise = ConvOptions::new([1; 2], [1; 2], [1; 2], 6);
     for (images, weight, options) in [
         (4, [8, 6, 3, 3], three.clone()),
         (4, [6, 1, 3, 3], depthwise.clone()),
+        (4, [8, 6, 1, 1], skipping),
         // More than it can.
         (9, [8, 6, 3, 3], three),
         (9, [6, 1, 3, 3], depthwise),

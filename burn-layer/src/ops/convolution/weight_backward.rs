@@ -6,7 +6,7 @@ use super::{
     rows,
 };
 use crate::{LayerSet, ops::batch::over_rows};
-use burn_backend::{Backend, Slice, TensorMetadata, ops::ConvOptions, tensor::FloatTensor};
+use burn_backend::{Backend, Shape, Slice, TensorMetadata, ops::ConvOptions, tensor::FloatTensor};
 
 /// The gradient of the weight, as a product, or by a library, or of some output channels after the other, if the backend would try a tall
 /// product.
@@ -19,18 +19,19 @@ pub(in crate::ops) fn weight_backward<B: Backend, const N: usize>(
     backward: Backward<B, N>,
 ) -> FloatTensor<B> {
     let sizes = Sizes::of::<B>(layers, &x, &weight, &options);
-    if let Some(sizes) = &sizes {
-        if sizes.has_large_patches() {
-            return sizes.patch_weight_backward::<B>(layers, x, weight.shape(), grad);
-        }
+    let is_product = |sizes: &Sizes<N>| {
         let one_pixel = sizes.output.iter().product::<usize>() == 1;
         let (outs, weights) = (sizes.outs, sizes.weights());
-        if sizes.is_product(is_tall(outs, weights) || one_pixel && is_tall(weights, outs)) {
-            let (shape, images) = (weight.shape(), sizes.images);
-            let (grad, x) = (rows::<B>(grad), sizes.read::<B>(x));
-            let product = over_rows::<B>(layers, grad, x, images, None);
-            return B::float_reshape(product, shape);
+        sizes.is_product(is_tall(outs, weights) || one_pixel && is_tall(weights, outs))
+    };
+    match &sizes {
+        Some(sizes) if sizes.has_large_patches() => {
+            return sizes.patch_weight_backward::<B>(layers, x, weight.shape(), grad);
         }
+        Some(sizes) if is_product(sizes) && !sizes.is_strided() => {
+            return pointwise::<B, N>(layers, sizes, x, weight.shape(), grad);
+        }
+        _ => {}
     }
     let shapes = [x.shape(), weight.shape()];
     let inputs = [&x, &grad];
@@ -39,12 +40,27 @@ pub(in crate::ops) fn weight_backward<B: Backend, const N: usize>(
         return grad;
     }
     match sizes {
+        Some(sizes) if is_product(&sizes) => {
+            pointwise::<B, N>(layers, &sizes, x, weight.shape(), grad)
+        }
         Some(sizes) if is_tall(sizes.outs, sizes.weights()) => {
             let channels = 4 * sizes.weights() - 1;
             in_parts::<B, N>(channels, [x, weight, grad], options, backward)
         }
         _ => backward(x, weight, grad, options),
     }
+}
+
+fn pointwise<B: Backend, const N: usize>(
+    layers: &LayerSet,
+    sizes: &Sizes<N>,
+    x: FloatTensor<B>,
+    weight: Shape,
+    grad: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let (grad, x) = (rows::<B>(grad), sizes.read::<B>(x));
+    let product = over_rows::<B>(layers, grad, x, sizes.images, None);
+    B::float_reshape(product, weight)
 }
 
 /// The gradient of so many output channels after the other.

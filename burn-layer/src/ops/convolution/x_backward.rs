@@ -29,7 +29,8 @@ pub(in crate::ops) fn x_backward<B: Backend, const N: usize>(
         let (pixels, weights) = (sizes.pixels(), sizes.weights());
         is_tall(pixels, weights) || is_tall(weights, pixels)
     });
-    if let Some(sizes) = sizes.as_ref().filter(|sizes| sizes.is_product(tall)) {
+    let product = sizes.as_ref().filter(|sizes| sizes.is_product(tall));
+    if let Some(sizes) = product.filter(|sizes| !sizes.is_strided()) {
         return pointwise::<B, N>(layers, sizes, x, weight, grad);
     }
     let shapes = [x.shape(), weight.shape()];
@@ -39,6 +40,7 @@ pub(in crate::ops) fn x_backward<B: Backend, const N: usize>(
         return grad;
     }
     match sizes {
+        Some(sizes) if sizes.is_product(tall) => pointwise::<B, N>(layers, &sizes, x, weight, grad),
         Some(sizes) if tall && (!sizes.is_strided() || options.dilation == [1; N]) => {
             Phases::new(&sizes).x_backward::<B>(layers, &sizes, weight, grad, convolve)
         }
