@@ -8,13 +8,16 @@
 mod fused;
 mod kernels;
 
-use burn_backend::{Backend, DType, TensorMetadata, ops::FloatTensorOps, tensor::FloatTensor};
+use burn_backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::{
     Cube, CubeBackend, CubeDevice, kernel::untile, ops::permute, tensor::CubeTensor,
 };
 use core::any::Any;
 
-use crate::{channels::sum_by_channel, ops::BatchNorms, rowwise::most};
+use crate::{
+    ops::BatchNorms,
+    rowwise::{most, plain},
+};
 
 /// How batch normalizations are computed, if the device is one of CubeCL's.
 pub(crate) fn batch_norms_on<B: Backend>(device: &B::Device) -> Option<BatchNorms<B>> {
@@ -41,42 +44,17 @@ trait NormalizesChannels: Backend {
 
 impl NormalizesChannels for CubeBackend {
     fn channel_moments(x: CubeTensor) -> [CubeTensor; 2] {
-        match pixels(&x) {
-            Some(pixels) => kernels::moments(pixels),
-            None => moments_as_it_lies(x),
-        }
+        kernels::moments(pixels(x))
     }
 
-    fn channel_sums([a, b]: [CubeTensor; 2], center: CubeTensor) -> [CubeTensor; 2] {
-        match (pixels(&a), pixels(&b)) {
-            (Some(a), Some(b)) => kernels::sums([a, b], center),
-            _ => sums_as_they_lie([a, b], center),
-        }
+    fn channel_sums(tensors: [CubeTensor; 2], center: CubeTensor) -> [CubeTensor; 2] {
+        kernels::sums(tensors.map(pixels), center)
     }
 }
 
-/// The view `[batch, .., channels]`, if that is how the tensor lies in memory.
-fn pixels(tensor: &CubeTensor) -> Option<CubeTensor> {
+/// `[batch, .., channels]` without gaps. A convolution's output is a view of this; others are copied.
+fn pixels(tensor: CubeTensor) -> CubeTensor {
     let mut axes: Vec<usize> = (0..tensor.shape().num_dims()).collect();
     axes[1..].rotate_left(1);
-    let pixels = permute(untile(tensor.clone()), &axes);
-    pixels.is_contiguous().then_some(pixels)
-}
-
-/// The sums of tensors of which the channels of one are not last in memory, by Burn's kernels.
-fn sums_as_they_lie([a, b]: [CubeTensor; 2], center: CubeTensor) -> [CubeTensor; 2] {
-    let [a, b] = [a, b].map(|tensor| CubeBackend::float_cast(tensor, DType::F32.into()));
-    let product = CubeBackend::float_mul(a.clone(), CubeBackend::float_sub(b, center));
-    [a, product].map(|elements| sum_by_channel::<CubeBackend>(elements, 1.0))
-}
-
-/// The moments of a tensor whose channels are not last in memory, by Burn's kernels.
-fn moments_as_it_lies(x: CubeTensor) -> [CubeTensor; 2] {
-    let x = CubeBackend::float_cast(x, DType::F32.into());
-    let samples = x.shape().num_elements() / x.shape()[1];
-    let by = 1.0 / samples as f64;
-    let mean = sum_by_channel::<CubeBackend>(x.clone(), by);
-    let distance = CubeBackend::float_sub(x, mean.clone());
-    let squares = CubeBackend::float_mul(distance.clone(), distance);
-    [mean, sum_by_channel::<CubeBackend>(squares, by)]
+    plain(permute(untile(tensor), &axes))
 }

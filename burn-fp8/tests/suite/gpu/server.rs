@@ -156,6 +156,7 @@ impl Machine {
             sizes: vec![shape[1] as u64, shape[0] as u64],
             pitches: vec![strides[0] as u64],
             tile: vec![tile.tile_size[1] as u32, tile.tile_size[0] as u32],
+            window: None,
             swizzle: 128,
         })
     }
