@@ -137,7 +137,11 @@ pub(super) fn decode(opcode: &str, operands: &Operands) -> Option<Load> {
     };
     let (map, coordinates) = operands.tensor(1);
     assert_eq!(Ok(coordinates.len()), rank.parse(), "{}", operands.text());
-    let offset = is_window.then(|| operands.values(3)).unwrap_or_default();
+    let offset = if is_window {
+        operands.values(3)
+    } else {
+        Vec::new()
+    };
     let spatial = if is_window { coordinates.len() - 2 } else { 0 };
     assert_eq!(offset.len(), spatial, "{}", operands.text());
     Some(Load {
@@ -307,17 +311,17 @@ fn pixels(map: &TensorMap, window: &Window, tile: &Tile) -> Vec<Vec<i64>> {
             *at += i64::from(*offset);
         }
         rows.push(row);
-        for dim in 0..=spatial {
-            if dim == spatial {
-                pixel[dim] += 1;
+        let (image, places) = pixel.split_last_mut().expect("an image's number");
+        let mut ended = true;
+        for (dim, at) in places.iter_mut().enumerate() {
+            *at += i64::from(window.steps[dim]);
+            ended = *at >= map.sizes[dim + 1] as i64 + i64::from(window.upper[dim]);
+            if !ended {
                 break;
             }
-            pixel[dim] += i64::from(window.steps[dim]);
-            if pixel[dim] < map.sizes[dim + 1] as i64 + i64::from(window.upper[dim]) {
-                break;
-            }
-            pixel[dim] = window.lower[dim].into();
+            *at = window.lower[dim].into();
         }
+        *image += i64::from(ended);
     }
     rows
 }
