@@ -11,7 +11,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) enum Elements<B: Backend> {
     /// A tensor as it is.
-    Of(Plain<B>),
+    Of(Arc<Plain<B>>),
     Centered(Arc<Centered<B>>),
     /// The square of a centered tensor.
     Squared(Arc<Centered<B>>),
@@ -21,7 +21,6 @@ pub(crate) enum Elements<B: Backend> {
 }
 
 /// A tensor, and what it is.
-#[derive(Clone)]
 pub(crate) struct Plain<B: Backend> {
     pub(super) x: LayeredFloat<B>,
     pub(super) origin: Origin,

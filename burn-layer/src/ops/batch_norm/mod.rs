@@ -87,10 +87,13 @@ pub(crate) struct BatchNorms<B: Backend> {
     /// The most elements of a tensor: kernels count them.
     pub(crate) most: usize,
     /// The mean and the variance of each channel of `[batch, channels, ..]`: `[1, channels, 1, ..]`, in f32.
-    pub(crate) moments: fn(FloatTensor<B>) -> [FloatTensor<B>; 2],
+    pub(crate) moments: fn(FloatTensor<B>) -> Pair<B>,
     /// The sums, in the same form, of the first tensor, and of its product with the second one less a number of each channel.
-    pub(crate) sums: fn([FloatTensor<B>; 2], FloatTensor<B>) -> [FloatTensor<B>; 2],
+    pub(crate) sums: fn(Pair<B>, FloatTensor<B>) -> Pair<B>,
 }
+
+/// Two tensors.
+type Pair<B> = [FloatTensor<B>; 2];
 
 /// The product of a gradient and a normalized tensor that was made last, whose sums a kernel computes with those of the gradient.
 #[derive(Default)]
@@ -127,7 +130,14 @@ pub(crate) struct Statistic<B: Backend> {
     /// used in, and running statistics, which are computed from it, would tie that to theirs.
     flat: Option<FloatTensor<B>>,
     /// If this is a mean, the variance of the same tensor, where a kernel computed both.
-    variance: Option<(Origin, FloatTensor<B>)>,
+    variance: Option<Variance<B>>,
+}
+
+/// The variance of a tensor, in the form of its mean.
+#[derive(Clone)]
+pub(crate) struct Variance<B: Backend> {
+    of: Origin,
+    along: FloatTensor<B>,
 }
 
 impl<B: BackendIr> Norm<B> {
@@ -164,11 +174,11 @@ impl<B: BackendIr> Call<B> {
         let elements = match x.norm() {
             Some(Norm::Elements(elements)) => elements.clone(),
             // Not what the program loads.
-            None if x.is_computed() || x.is_gradient() => Elements::Of(Plain {
+            None if x.is_computed() || x.is_gradient() => Elements::Of(Arc::new(Plain {
                 x: x.alone(),
                 origin: x.origin(),
                 is_gradient: x.is_gradient(),
-            }),
+            })),
             _ => return,
         };
         self.norm = Some(Arc::new(Norm::Swapped(elements)));
@@ -232,11 +242,11 @@ impl<B: BackendIr> Call<B> {
                     && (x.is_computed() || x.is_gradient()) =>
             {
                 let known = mean.variance.as_ref();
-                let known = known.filter(|(of, _)| of.as_ptr() as usize == x.identity());
+                let known = known.filter(|known| known.of.as_ptr() as usize == x.identity());
                 let centered = Elements::Centered(Arc::new(Centered {
                     x: x.alone(),
                     mean: y.clone(),
-                    variance: known.map(|(_, variance)| variance.clone()),
+                    variance: known.map(|known| known.along.clone()),
                 }));
                 Some(Arc::new(Norm::Elements(centered)))
             }
@@ -333,21 +343,16 @@ impl<B: BackendIr> Call<B> {
     }
 
     /// The mean and the variance of each channel of an input by one kernel, if there is one for it.
-    fn moments(
-        &self,
-        elements: &Elements<B>,
-    ) -> Option<(FloatTensor<B>, (Origin, FloatTensor<B>))> {
-        let Elements::Of(Plain {
-            x,
-            origin,
-            is_gradient: false,
-        }) = elements
-        else {
+    fn moments(&self, elements: &Elements<B>) -> Option<(FloatTensor<B>, Variance<B>)> {
+        let Elements::Of(input) = elements else {
             return None;
         };
-        let kernels = self.batch_norms([x])?;
-        let [mean, variance] = (kernels.moments)(x.clone().into_storage());
-        Some((mean, (origin.clone(), variance)))
+        let kernels = self
+            .batch_norms([&input.x])
+            .filter(|_| !input.is_gradient)?;
+        let [mean, along] = (kernels.moments)(input.x.clone().into_storage());
+        let of = input.origin.clone();
+        Some((mean, Variance { of, along }))
     }
 
     /// The sum by channel of a gradient that is also multiplied by a normalized tensor, or of that product, by one kernel for both.
