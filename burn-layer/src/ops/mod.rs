@@ -27,20 +27,14 @@ pub(crate) mod table;
 mod transaction;
 mod view;
 
-#[cfg(feature = "cubecl")]
-pub(crate) use batch_norm::BatchNorms;
 pub(crate) use batch_norm::LastProduct;
-#[cfg(feature = "cubecl")]
-pub(crate) use convolution::{Convolution, Convolutions, Wanted};
-pub(crate) use layer_norm::LayerNorms;
-#[cfg(feature = "cubecl")]
-pub(crate) use layer_norm::NormBackward;
 pub(crate) use product::Multiply;
 #[cfg(feature = "cubecl")]
-pub(crate) use product::product_by_kernels;
-pub(crate) use rotation::Rotations;
-#[cfg(feature = "cubecl")]
-pub(crate) use rotation::Turn;
-pub(crate) use softmax::Softmaxes;
-#[cfg(feature = "cubecl")]
-pub(crate) use softmax::{Logits, Mask, Scale, SoftmaxBackward};
+pub(crate) use {
+    batch_norm::BatchNorms,
+    convolution::{Convolution, Convolutions, Wanted},
+    layer_norm::{LayerNorms, NormBackward},
+    product::product_by_kernels,
+    rotation::{Rotations, Turn},
+    softmax::{Logits, Mask, Scale, SoftmaxBackward, Softmaxes},
+};

@@ -1,11 +1,9 @@
 //! Convolutions in 16 bits by a [library](crate::cudnn).
 
 use crate::{LayerSet, ops::product::is_shaped};
-use burn_backend::{
-    Backend, DType, Shape, TensorMetadata,
-    ops::{ConvOptions, conv::calculate_conv_output_sizes},
-    tensor::FloatTensor,
-};
+#[cfg(any(feature = "cubecl", test))]
+use burn_backend::ops::conv;
+use burn_backend::{Backend, DType, Shape, TensorMetadata, ops::ConvOptions, tensor::FloatTensor};
 
 /// Which of the three tensors of a convolution is computed from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +18,10 @@ pub(crate) enum Wanted {
 
 /// A convolution of one to three dimensions, or one of its gradients.
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    not(any(feature = "cubecl", test)),
+    expect(dead_code, reason = "a library reads it")
+)]
 pub(crate) struct Convolution {
     pub(crate) wanted: Wanted,
     /// Of all three tensors.
@@ -36,6 +38,7 @@ pub(crate) struct Convolution {
 
 impl Convolution {
     /// The shape of the tensor that is computed.
+    #[cfg(any(feature = "cubecl", test))]
     pub(crate) fn shape(&self) -> Shape {
         match self.wanted {
             Wanted::Output => self.y(),
@@ -78,10 +81,11 @@ impl Convolution {
         ConvOptions::new_with_padding(stride, padding, dilation, self.groups)
     }
 
+    #[cfg(any(feature = "cubecl", test))]
     fn y(&self) -> Shape {
         let (kernel, input) = (&self.weight[2..], &self.x[2..]);
         let (stride, padding, dilation) = (&self.stride, &self.padding, &self.dilation);
-        let sizes = calculate_conv_output_sizes(kernel, stride, padding, dilation, input);
+        let sizes = conv::calculate_conv_output_sizes(kernel, stride, padding, dilation, input);
         Shape::from([&[self.x[0], self.weight[0]][..], &sizes].concat())
     }
 }
