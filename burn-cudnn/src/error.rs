@@ -7,7 +7,7 @@ use thiserror::Error;
 pub enum ConvolutionError {
     /// The sizes are not those of a convolution, or one is 0.
     #[error(
-        "the sizes are not those of a convolution of one to three dimensions, or one is 0: see `Convolution::check`"
+        "the sizes are not those of a convolution of one to three dimensions, or one is 0: see `Convolution`"
     )]
     Sizes,
     /// An address is no multiple of [`ALIGNMENT`](crate::ALIGNMENT).
