@@ -34,6 +34,11 @@ pub enum Wanted {
     WeightGradient,
 }
 
+impl Wanted {
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) const ALL: [Self; 3] = [Self::Output, Self::InputGradient, Self::WeightGradient];
+}
+
 /// A cross-correlation, as deep learning has it, or one of its gradients. Sums are in f32.
 ///
 /// Shapes are `[images, channels, ..]` and `[outputs, channels / groups, ..]`, with one to three spatial dimensions. In memory the channels

@@ -48,11 +48,7 @@ mod tests {
     fn tensors_are_within_their_memory_and_aligned() {
         let client = CubeDevice::Cpu(CpuDevice).client();
         let mut convolution = Convolution::new(Element::BF16, &[2, 8, 6, 5], &[4, 8, 3, 2]);
-        for wanted in [
-            Wanted::Output,
-            Wanted::InputGradient,
-            Wanted::WeightGradient,
-        ] {
+        for wanted in Wanted::ALL {
             convolution.wanted = wanted;
             let sizes = convolution
                 .shapes()

@@ -4,7 +4,7 @@ use burn_backend::{DType, Shape};
 use burn_cubecl::{
     CubeDevice,
     kernel::{into_contiguous, untile},
-    ops::numeric::empty_device_contiguous_dtype,
+    ops::{numeric::empty_device_contiguous_dtype, permute},
     tensor::CubeTensor,
 };
 use cubecl::{client::Client, ir::features::Plane, prelude::*};
@@ -174,6 +174,13 @@ pub(crate) fn cubes(tasks: usize) -> CubeCount {
 /// The tensor without gaps.
 pub(crate) fn plain(tensor: CubeTensor) -> CubeTensor {
     into_contiguous(untile(tensor))
+}
+
+/// `[batch, .., channels]` without gaps, of `[batch, channels, ..]`. A convolution's output is a view of this; others are copied.
+pub(crate) fn channels_last(tensor: CubeTensor) -> CubeTensor {
+    let mut axes: Vec<usize> = (0..tensor.meta.num_dims()).collect();
+    axes[1..].rotate_left(1);
+    plain(permute(untile(tensor), &axes))
 }
 
 /// A tensor of that shape and dtype, where `like` is.

@@ -15,11 +15,7 @@ use crate::{Convolution, Element, Wanted, direct::direct};
 /// the library must be the thread's current one.
 pub(super) fn known_answers(library: &Library) -> Result<(), String> {
     for element in [Element::BF16, Element::F16] {
-        for wanted in [
-            Wanted::Output,
-            Wanted::InputGradient,
-            Wanted::WeightGradient,
-        ] {
+        for wanted in Wanted::ALL {
             let convolution = Convolution {
                 wanted,
                 stride: vec![2, 1],
@@ -40,7 +36,7 @@ fn is_known(library: &Library, convolution: &Convolution) -> Result<(), String> 
         .map(|shape| shape.iter().product::<usize>());
     let values = [whole(a, 7), whole(b, 11)];
     let expected = direct(convolution, values.each_ref().map(Vec::as_slice));
-    let plan = library.unkept_plan(convolution)?;
+    let plan = library.make_plan(convolution)?;
     let [a, b] = values.map(|values| Memory::holding(&bytes(&values, element)));
     let [a, b] = [a?, b?];
     // What is not written is NaN.
@@ -123,11 +119,7 @@ mod tests {
             assert!((-2..=2).all(|value| values.contains(&(value as f32))));
         }
         let convolution = Convolution::new(Element::BF16, &[2, 8, 5, 4], &[16, 8, 3, 3]);
-        for wanted in [
-            Wanted::Output,
-            Wanted::InputGradient,
-            Wanted::WeightGradient,
-        ] {
+        for wanted in Wanted::ALL {
             let convolution = Convolution {
                 wanted,
                 ..convolution.clone()

@@ -103,7 +103,8 @@ impl Library {
         plan.map_err(|reason| ConvolutionError::NoPlan { reason })
     }
 
-    fn make_plan(&self, convolution: &Convolution) -> Result<Plan, String> {
+    /// A plan that is not kept.
+    pub(super) fn make_plan(&self, convolution: &Convolution) -> Result<Plan, String> {
         // Plans are for the thread's current device.
         self.context.bind_to_thread().map_err(text)?;
         let handle = self.handle.lock();
@@ -170,11 +171,6 @@ impl Library {
         };
         known_answers(&library)?;
         Ok(library)
-    }
-
-    /// The plan of a convolution that is not kept.
-    pub(super) fn unkept_plan(&self, convolution: &Convolution) -> Result<Plan, String> {
-        self.make_plan(convolution)
     }
 }
 

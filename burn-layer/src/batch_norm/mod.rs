@@ -8,15 +8,13 @@
 mod fused;
 mod kernels;
 
-use burn_backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn_cubecl::{
-    Cube, CubeBackend, CubeDevice, kernel::untile, ops::permute, tensor::CubeTensor,
-};
+use burn_backend::{Backend, tensor::FloatTensor};
+use burn_cubecl::{Cube, CubeBackend, CubeDevice, tensor::CubeTensor};
 use core::any::Any;
 
 use crate::{
     ops::BatchNorms,
-    rowwise::{most, plain},
+    rowwise::{channels_last, most},
 };
 
 /// How batch normalizations are computed, if the device is one of CubeCL's.
@@ -44,17 +42,10 @@ trait NormalizesChannels: Backend {
 
 impl NormalizesChannels for CubeBackend {
     fn channel_moments(x: CubeTensor) -> [CubeTensor; 2] {
-        kernels::moments(pixels(x))
+        kernels::moments(channels_last(x))
     }
 
     fn channel_sums(tensors: [CubeTensor; 2], center: CubeTensor) -> [CubeTensor; 2] {
-        kernels::sums(tensors.map(pixels), center)
+        kernels::sums(tensors.map(channels_last), center)
     }
-}
-
-/// `[batch, .., channels]` without gaps. A convolution's output is a view of this; others are copied.
-fn pixels(tensor: CubeTensor) -> CubeTensor {
-    let mut axes: Vec<usize> = (0..tensor.shape().num_dims()).collect();
-    axes[1..].rotate_left(1);
-    plain(permute(untile(tensor), &axes))
 }

@@ -5,17 +5,15 @@ mod fused;
 mod tests;
 
 use burn_backend::{Backend, DType, TensorMetadata, tensor::FloatTensor};
-use burn_cubecl::{
-    Cube, CubeBackend, CubeDevice,
-    kernel::{into_contiguous, untile},
-    ops::permute,
-    tensor::CubeTensor,
-};
+use burn_cubecl::{Cube, CubeBackend, CubeDevice, ops::permute, tensor::CubeTensor};
 use burn_cudnn::{ALIGNMENT, Element, Library, Operands, library};
 use core::any::Any;
 use std::sync::Arc;
 
-use crate::ops::{Convolution, Convolutions, Wanted};
+use crate::{
+    ops::{Convolution, Convolutions, Wanted},
+    rowwise::channels_last,
+};
 
 /// How convolutions are computed, if the device is one of CubeCL's. Without the library, none is.
 pub(crate) fn convolves_on<B: Backend>(device: &B::Device) -> Option<Convolutions<B>> {
@@ -83,7 +81,7 @@ fn by_library(
     of: &Convolution,
 ) -> Option<CubeTensor> {
     let described = described(of)?;
-    let [a, b] = inputs.each_ref().map(channels_last);
+    let [a, b] = inputs.each_ref().map(aligned);
     let mut shape = of.shape();
     let channels = shape.as_mut_slice();
     channels[1..].rotate_left(1);
@@ -104,11 +102,9 @@ fn by_library(
     Some(channels_second(output))
 }
 
-/// `[images, .., channels]`, without gaps and aligned.
-fn channels_last(tensor: &CubeTensor) -> CubeTensor {
-    let mut axes: Vec<usize> = (0..tensor.shape().num_dims()).collect();
-    axes[1..].rotate_left(1);
-    let tensor = into_contiguous(permute(untile(tensor.clone()), &axes));
+/// With the channels last, and aligned.
+fn aligned(tensor: &CubeTensor) -> CubeTensor {
+    let tensor = channels_last(tensor.clone());
     let start = tensor.handle.offset_start.unwrap_or(0);
     match start.is_multiple_of(ALIGNMENT) {
         true => tensor,

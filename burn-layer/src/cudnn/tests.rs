@@ -22,7 +22,7 @@ fn read<B: Backend>(tensor: FloatTensor<B>) -> TensorData {
 fn laid(tensor: CubeTensor, how: usize) -> CubeTensor {
     match how {
         0 => tensor,
-        1 => channels_second(into_contiguous(channels_last(&tensor))),
+        1 => channels_second(channels_last(tensor)),
         _ => {
             let count = tensor.shape().num_elements();
             let (client, device) = (tensor.client.clone(), tensor.device.clone());

@@ -79,11 +79,7 @@ fn an_h200_has_plans() {
         ..Convolution::new(Element::BF16, &x, &w)
     });
     for convolution in resnet.into_iter().chain(others()) {
-        for wanted in [
-            Wanted::Output,
-            Wanted::InputGradient,
-            Wanted::WeightGradient,
-        ] {
+        for wanted in Wanted::ALL {
             let convolution = Convolution {
                 wanted,
                 ..convolution.clone()
